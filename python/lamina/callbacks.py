@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that the engine calls back, handed to it when the package is imported."""
 
+from typing import Any
+
 from lamina import _lamina, errors
-from lamina.calls import remote_call
 from lamina.exits import failures
-from lamina.job import codec
+from lamina.job import codec, current
 from lamina.remote import placed
 from lamina.util import call_sites
 
+
+def _run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return current.job().cut.calls.run(number, state, args, kwargs)
+
+
+def _capture_state(number: int) -> bytes:
+    return current.job().cut.calls.capture(number)
+
+
 _lamina.set_hooks(
-    run_module=remote_call.run_module,
-    capture_state=remote_call.capture_state,
+    run_module=_run_module,
+    capture_state=_capture_state,
     describe_exception=failures.describe,
     rebuild_exception=failures.rebuild,
     pack=codec.pack,

@@ -14,8 +14,8 @@ from multiprocess.steps import train_step
 from torch import nn
 
 import lamina
+from lamina.calls.remote_call import RemoteCalls
 from lamina.modules.tree import ModuleTree
-from lamina.pipeline import cut
 
 RANK = int(os.environ.get("RANK", 0))
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
@@ -364,8 +364,10 @@ def case_a_flat_chain_is_cut_once():
 def case_what_lies_together_in_a_cut_sequential_is_called_at_once():
     torch.manual_seed(4)
     plain = nn.Sequential(*itertools.chain(*([nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)] for _ in range(5))))
-    calls, original = [], cut.call_remote
-    cut.call_remote = lambda session, number, *rest: calls.append(number) or original(session, number, *rest)
+    calls, original = [], RemoteCalls.call
+    RemoteCalls.call = lambda self, session, number, *rest: (
+        calls.append(number) or original(self, session, number, *rest)
+    )
     losses, gradients, numbers = [], [], []
     for one_by_one in (False, True):
         lamina.init(partitions=2, microbatches=4, seed=3, auto_partition=False, default_partition=0)
@@ -380,7 +382,7 @@ def case_what_lies_together_in_a_cut_sequential_is_called_at_once():
         numbers.append(len(calls))
         calls.clear()
         lamina.shutdown()
-    cut.call_remote = original
+    RemoteCalls.call = original
     assert losses[0] == losses[1]
     torch.testing.assert_close(gradients[0], gradients[1])
     assert numbers == ([3 * 4, 3 * 4 * 7] if RANK == 0 else [0, 0])

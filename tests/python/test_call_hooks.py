@@ -124,4 +124,4 @@ def test_a_call_that_fails_ends_what_it_began(run):
 def test_without_hooks_a_call_costs_a_look(start):
     model = lamina.DistributedModel(Model())
     lamina.step(lambda x: model(x)["x"][0])(X)
-    assert module_call._call_hooked not in module_call._calls.values()
+    assert module_call._call_hooked not in module_call._current.calls.values()

@@ -14,7 +14,6 @@ from lamina import _lamina
 from lamina.deferred_init import delayed
 from lamina.model import shards
 from lamina.modules.runs import Run
-from lamina.modules.slots import Parts
 from lamina.modules.tree import ModuleTree, is_called
 from lamina.torch_patches import printing
 from lamina.tracing.proposal import Proposal
@@ -36,11 +35,10 @@ class PartitionedModel:
         partition: this rank's.
         session: of the job.
         runs: modules that are called at once, numbered on from the nodes.
-        parts: filled by `calls.remote_call`; for one step or more, while no parameter is replaced.
         cut: the engine's.
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
-        homes: where the trace saw attributes set, as `module_attributes.hear` takes it.
+        homes: where the trace saw attributes set, as `Homes.hear` takes it.
         writes: the state that the trace saw modules write; None where there was none.
         sharding: the engine's, with sharded_data_parallel_degree above 1.
     """
@@ -59,7 +57,6 @@ class PartitionedModel:
         self.report = report
         self.partition = cut.here
         self.runs: list[Run] = []
-        self.parts: dict[int, Parts] = {}
         self.conversions = 0
         self.writes = writes
         self.homes = [(place, name, self.owners[node]) for place, name, node in writes.attributes] if writes else []

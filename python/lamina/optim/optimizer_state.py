@@ -87,8 +87,7 @@ class OptimizerState:
                 each.__class__ = torch.nn.Parameter
         if not self._watched:
             self._watched = True
-            zero_grad.give_gradients(self._engine)
-            current.job().on_end.callback(zero_grad.remove)
+            zero_grad.give_gradients(self._engine, current.job().on_end)
 
     def follow(self) -> None:
         """Gives masters the values of parameters that have changed."""

@@ -4,6 +4,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lamina import _lamina
-from lamina.calls.remote_call import call_remote
+from lamina.calls.remote_call import RemoteCalls
 from lamina.errors import ConfigError, DesyncError, UsageError
 from lamina.integrations import hugging_face
 from lamina.job import current
@@ -29,18 +30,15 @@ from lamina.pipeline import updates
 from lamina.pipeline.before_cut import BeforeCut
 from lamina.pipeline.first_call import FirstCall
 from lamina.saved_state.state_dicts import ModelState
-from lamina.shared_state import closures
+from lamina.shared_state.watch import Watch
 from lamina.torch_patches import (
     averages,
     clipping,
     compiled,
     foreign,
     grad_scaler,
-    module_attributes,
     module_call,
     sequential,
-    swapping,
-    training_modes,
     zero_grad,
 )
 from lamina.tracing.proposal import Tracer, propose
@@ -60,6 +58,8 @@ class Cut:
         routed: whether its calls go to the owners.
         whole: whether it was brought together again, until the next step.
         slots: where its parameters and buffers are; None before the first step.
+        shared_state: watches the state of the script around it.
+        calls: those of its modules between ranks, while its calls go to the owners of several partitions.
         pipelined: whether its calls are to go to several ranks.
         resumption: a checkpoint that is to be loaded at the cut.
         waiting: partial states that came before the cut: what `ModelState.load` takes.
@@ -85,7 +85,11 @@ class Cut:
         self._waited: list[str] = []  # names of modules that are
         self.slots: Slots | None = None
         self._before: BeforeCut | None = None
-        current.job().on_end.callback(_end_routing)
+        self._compiler_is_seen = False
+        self.shared_state = Watch()
+        self.calls: RemoteCalls | None = None
+        self._routing = ExitStack()  # what ends it
+        current.job().on_end.callback(self._end_routing)
 
     @property
     def whole_everywhere(self) -> bool:
@@ -134,14 +138,12 @@ class Cut:
             job.on_end.callback(register_optimizer_step_pre_hook(plain.before_step).remove)
             job.on_end.callback(register_optimizer_step_post_hook(plain.after_step).remove)
         if job.replicas is not None or _replaces(job):
-            grad_scaler.install(_worst_of_model, holders, _complete_gradients)
+            grad_scaler.install(_worst_of_model, holders, _complete_gradients, job.on_end)
         if self.pipelined:
-            foreign.install()
-            grad_scaler.refuse()
+            foreign.install(job.on_end)
+            grad_scaler.refuse(job.on_end)
         if self.pipelined or model.sharding is not None:
-            averages.install(update_average)
-        for patch in (foreign, averages, compiled, grad_scaler):
-            job.on_end.callback(patch.remove)
+            averages.install(update_average, job.on_end)
         self._load_what_waits()
         for optimizer in job.optimizers:
             optimizer.load_what_waits()
@@ -154,8 +156,7 @@ class Cut:
         gradients go to who holds the shards."""
         job.replicas.reducer.set_sharded(model.sharding)
         job.on_end.callback(register_optimizer_step_pre_hook(_require_shards).remove)
-        zero_grad.install(shards.zero_grad, model.sharding)
-        job.on_end.callback(zero_grad.remove)
+        zero_grad.install(shards.zero_grad, model.sharding, job.on_end)
         if not self.pipelined:
             module_call.install({}, self._call_remote, hooked=self._hooked(job.session, model))
 
@@ -230,7 +231,7 @@ class Cut:
         """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
         over the pipeline."""
         bring_together(self.model)
-        _end_routing()
+        self._end_routing()
         self.whole = True
 
     def make_again(self) -> None:
@@ -258,8 +259,8 @@ class Cut:
         self.make(tracer)
         self.make_again()
         session, model = current.session(), self.model
-        if self.pipelined:
-            compiled.install()
+        if self.pipelined and not self._compiler_is_seen:
+            self._compiler_is_seen = compiled.install(current.job().on_end)
         if self.pipelined and session.config.deterministic_server:
             own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
             session.set_order(own, not self._statistics.are_all_buffers())
@@ -297,8 +298,8 @@ class Cut:
             return
         if self.slots is None:
             self.slots = Slots(self._module())
-        if self.slots.watch(session) and self.model is not None:
-            self.model.parts.clear()
+        if self.slots.watch(session) and self.calls is not None:
+            self.calls.forget_parts()
 
     def _intercept(self) -> None:
         remote, _, *others = self._interception
@@ -306,14 +307,26 @@ class Cut:
             module_call.install(*self._interception)
         if self.pipelined:
             model = self.model
-            sequential.install(runs.calls(model.runs, model.partition, compiled.outside(self._call_remote)))
-            module_attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)
-            module_attributes.hear(model.homes, by_all=True)
-            training_modes.install([*self._module().named_modules(), ("", current.job().model)])
-            in_turns = _in_turns(current.session())
-            swapping.install(self._module().modules(), in_turns)
-            owned = zip(model.tree.names, model.tree.modules, model.owners, strict=True)
-            closures.install(owned, model.partition, in_turns)
+            called = runs.calls(model.runs, model.partition, compiled.outside(self._call_remote))
+            sequential.install(called, self._routing)
+            self._routing.callback(self.shared_state.remove)
+            self.shared_state.install(
+                self._module(),
+                current.job().model,
+                list(zip(model.tree.names, model.tree.modules, model.owners, strict=True)),
+                model.partition,
+                model.elsewhere,
+                waited=self._waited,
+                homes=model.homes,
+                in_turns=_in_turns(current.session()),
+            )
+            self.calls = RemoteCalls(model, self.slots, self.shared_state)
+
+    def _end_routing(self) -> None:
+        """Calls, attributes and names are the plain model's again."""
+        module_call.remove()
+        self._routing.close()
+        self.shared_state, self.calls = Watch(), None
 
     def _load_what_waits(self) -> None:
         waited, self.waiting = self.waiting, []
@@ -328,7 +341,7 @@ class Cut:
                 "with @lamina.step",
                 code="step-outside",
             )
-        output = call_remote(current.session(), number, args, kwargs)
+        output = self.calls.call(current.session(), number, args, kwargs)
         hugging_face.collect(self.model.callee(number), args, output)
         return output
 
@@ -393,12 +406,6 @@ def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:
         for group in ("shard", "pp"):
             found = max(job.session.all_gather(group, found))
     return found
-
-
-def _end_routing() -> None:
-    """Calls, attributes and names are the plain model's again."""
-    for patch in (module_call, sequential, module_attributes, training_modes, swapping, closures):
-        patch.remove()
 
 
 def _parameter_of(tensor: torch.Tensor) -> torch.Tensor:

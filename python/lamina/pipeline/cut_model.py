@@ -39,6 +39,7 @@ class CutModel(WrappedModule):
         job = current.job()
         self._cut = Cut(self.get_module, trace_options, when_routed)
         job.model, job.cut = self, self._cut
+        self._helpers_know = False  # torch's helpers of state dicts
 
     @property
     def partitioned(self) -> bool:
@@ -169,8 +170,8 @@ class CutModel(WrappedModule):
     def _fqn_modifiers(self) -> dict[str, str]:
         """Tells torch's helpers of state dicts (`torch.distributed.checkpoint.state_dict`), whose word this is, that
         names are those of the wrapped module. They call it before anything else."""
-        if (job := current.job_if_any()) is not None and state_helpers.install(_require_whole):
-            job.on_end.callback(state_helpers.remove)
+        if (job := current.job_if_any()) is not None and not self._helpers_know:
+            self._helpers_know = state_helpers.install(_require_whole, job.on_end)
         module = self.module
         return dict.fromkeys((*module._modules, *module._parameters, *module._buffers), "module")
 

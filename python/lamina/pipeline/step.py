@@ -16,8 +16,7 @@ from lamina.pipeline.around import Around
 from lamina.pipeline.batches import Batches
 from lamina.pipeline.first_call import FirstCall
 from lamina.pipeline.output import merge
-from lamina.shared_state import closures
-from lamina.torch_patches import module_attributes, training_modes
+from lamina.shared_state.watch import Watch
 from lamina.util import call_sites, pytree
 from lamina.util.checks import require_booleans
 
@@ -112,9 +111,9 @@ class StepFunction:
             job.saves.check_before_step()
         seeds.check(job)
         first_call = job.cut.enter_step() if job.cut is not None else None
+        state = job.cut.shared_state if job.cut is not None else Watch()
         if job.pipelined:
-            closures.begin_step(self._function, owner)
-            module_attributes.begin_step(self._function)
+            state.begin_step(self._function, owner)
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
         bodies, uneven, failure = [None] * job.microbatches, "", None
         if job.leads:
@@ -131,7 +130,7 @@ class StepFunction:
         of_model = {} if job.model is None else job.model.in_step(uneven)
         run = functools.partial(job.session.run_step, len(bodies), **of_model)
         if job.pipelined:
-            result = self._run_pipelined(job, body, run, first_call, (owner, args, kwargs))
+            result = self._run_pipelined(job, state, body, run, first_call, (owner, args, kwargs))
         else:
             result = run(body=body, merge=merge)
         if job.model is not None:
@@ -139,7 +138,13 @@ class StepFunction:
         return result
 
     def _run_pipelined(
-        self, job: current.Job, run_body: Callable, run: Callable, first_call: FirstCall | None, call: tuple
+        self,
+        job: current.Job,
+        state: Watch,
+        run_body: Callable,
+        run: Callable,
+        first_call: FirstCall | None,
+        call: tuple,
     ) -> Any:
         """Runs a step over several ranks. With `first_call` the model is cut in it."""
         deterministic = job.session.config.deterministic_server
@@ -148,22 +153,22 @@ class StepFunction:
 
         def body(microbatch: int) -> Any:
             nonlocal running
-            training_modes.begin_microbatch(microbatch)
+            state.modes.begin_microbatch(microbatch)
             if deterministic:  # torch has one cache for all threads: what is in it depends on who came first
                 torch.set_autocast_cache_enabled(False)
             try:
                 output = run_body(microbatch)
-                training_modes.end_microbatch(microbatch)
+                state.modes.end_microbatch(microbatch)
             finally:
-                module_attributes.end_microbatch(microbatch)
+                state.end_microbatch(microbatch)
             running -= 1
-            return output, (self._around.changes(), training_modes.left()) if running == 0 else None
+            return output, (self._around.changes(), state.modes.left()) if running == 0 else None
 
         def merge_brought(outputs: list[tuple[Any, Any]]) -> Any:
             for _, brought in [] if job.leads else outputs:
                 if brought is not None:
                     changes, modes = brought
-                    training_modes.end_step(modes)
+                    state.modes.end_step(modes)
                     if changes:
                         self._around.apply(changes)
             return merge([output for output, _ in outputs])
@@ -173,13 +178,12 @@ class StepFunction:
         try:
             result = run(body=body, merge=merge_brought, cut=cut, call=(self.name, call_sites.where()))
         except BaseException:
-            module_attributes.end_step(failed=True)
+            state.end_step(failed=True)
             raise
         finally:
-            training_modes.end_step()
             if first_call is not None:
                 first_call.end()
-        module_attributes.end_step()
+        state.end_step()
         other_random.tell_if_drawn(drawn)
         return result
 

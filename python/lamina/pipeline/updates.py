@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that write state when they are called: no other microbatch is to come between what they read and write.
 
-See [Note: updates] in lamina/torch_patches/module_attributes.py.
+See [Note: updates] in lamina/shared_state/attributes.py.
 """
 
 from collections.abc import Iterable

@@ -13,7 +13,6 @@ beforehand (`SharedNames`).
 import threading
 import warnings
 from collections.abc import Callable, Iterable
-from types import MethodType
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -21,10 +20,9 @@ from torch.utils.hooks import RemovableHandle
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations import hugging_face
-from lamina.job import current
-from lamina.shared_state import variables
 from lamina.shared_state.contents import Content, changed_by_more_than_counting, is_generator
 from lamina.shared_state.names import Place, Places
+from lamina.shared_state.variables import ContextVariables, travels
 
 _BODY = "the step function"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -52,121 +50,119 @@ class _Watched:
         return before, after
 
 
-_places = Places()
-_watched: list[_Watched] = []
-_told: set[int] = set()  # places, by id
-_bodies: dict[tuple, Callable] = {}  # of step functions, as they are called; kept, so that ids stay theirs
-_modules: list[tuple[str, nn.Module, int]] = []
-_handles = 0  # as many hooks of whatever kind there were when those of the modules were looked at
-_looked = 0  # the same for the last look within a step
-_hung: dict[int, set[int]] = {}  # their ids, by id(module)
-_here = 0
-_in_turns = False
-
-
-def install(modules: Iterable[tuple[str, nn.Module, int]], here: int, in_turns: bool) -> None:
-    """From now on what functions share is watched in steps.
+class WatchedNames:
+    """The names that functions of the script share, watched in steps.
 
     Args:
         modules: the model's with their names, and the partition of each.
         here: this rank's.
         in_turns: whether several microbatches may be under way.
+
+    Attributes:
+        variables: the context variables among them.
     """
-    global _here, _in_turns
-    _places.by_key.clear()
-    _here, _in_turns = here, in_turns
-    _modules[:] = modules
-    for name, module, partition in _modules:
-        _places.add_module(module, partition, name or "the model")
-    _add_hooks()
-    for body in _bodies.values():
-        _places.add(body, 0, _BODY)
-    _watch()
 
+    def __init__(self, modules: Iterable[tuple[str, nn.Module, int]], here: int, in_turns: bool):
+        self.variables = ContextVariables()
+        self._modules, self._here, self._in_turns = list(modules), here, in_turns
+        self._places = Places()
+        self._watched: list[_Watched] = []
+        self._told: set[int] = set()  # places, by id
+        self._handles = 0  # as many hooks of whatever kind there were when those of the modules were looked at
+        self._looked = 0  # the same for the last look within a step
+        self._hung: dict[int, set[int]] = {}  # their ids, by id(module)
+        for name, module, partition in self._modules:
+            self._places.add_module(module, partition, name or "the model")
+        self._add_hooks()
 
-def remove() -> None:
-    """Ends `install`."""
-    for kept in (_places.by_key, _watched, _bodies, _modules, _hung, _told):
-        kept.clear()
-    variables.remove()
+    def add_body(self, body: Callable) -> None:
+        """Notes what the body of a step function uses, as it is called. The caller keeps it."""
+        self._places.add(body, 0, _BODY)
 
+    def begin_step(self) -> None:
+        """A step begins, in this thread."""
+        if self._handles != RemovableHandle.next_id:
+            self._add_hooks()
+        self.watch()
 
-def begin_step(body: Callable, owner: tuple) -> None:
-    """A step begins, whose body the rank of partition 0 runs; `owner`: the object of which it is a method, if any."""
-    key = id(body), id(owner[0]) if owner else None
-    if key not in _bodies:
-        if not _bodies:
-            current.job().on_end.callback(remove)
-        _bodies[key] = MethodType(body, owner[0]) if owner else body
-        if _modules:
-            _places.add(_bodies[key], 0, _BODY)
-    if _handles != RemovableHandle.next_id:
-        _add_hooks()
-    _watch()
+    def watch(self) -> None:
+        """From now on changes are noticed."""
+        found = list(self._places.by_key.values())
+        self.variables.begin_step(found)
+        self._watched = [
+            _Watched(place)
+            for place in found
+            if not travels(place) and (place.elsewhere(self._here) or (self._in_turns and self._is_kept(place)))
+        ]
 
+    def look(self) -> None:
+        """Called where other ranks, or another microbatch, may go on with what is here.
 
-def look() -> None:
-    """Called where other ranks, or another microbatch, may go on with what is here.
+        Errors:
+            UsageError: what functions share has changed, and not all of them see that.
+        """
+        if RemovableHandle.next_id not in (self._handles, self._looked):
+            self._look_at_hooks()
+        for watched in self._watched:
+            before, after = watched.look()
+            if before != after:
+                self._require_seen(watched, before, after)
 
-    Errors:
-        UsageError: what functions share has changed, and not all of them see that.
-    """
-    if RemovableHandle.next_id not in (_handles, _looked):
-        _look_at_hooks()
-    for watched in _watched:
-        before, after = watched.look()
-        if before != after:
-            _require_seen(watched, before, after)
-
-
-def _require_seen(watched: _Watched, before: Content, after: Content) -> None:
-    place = watched.place
-    microbatch, watched.microbatch = watched.microbatch, _lamina.microbatch()
-    if not place.tells_nothing(before, after, _here):
-        other = next(iter(place.elsewhere(_here).values()))
-        if not place.is_read():
-            _tell(place, other)
-        else:
+    def _require_seen(self, watched: _Watched, before: Content, after: Content) -> None:
+        place, here = watched.place, self._here
+        microbatch, watched.microbatch = watched.microbatch, _lamina.microbatch()
+        if not place.tells_nothing(before, after, here):
+            other = next(iter(place.elsewhere(here).values()))
+            if not place.is_read():
+                self._tell(place, other)
+            else:
+                raise UsageError(
+                    f"{place.name}, which {place.here(here)} changes on partition {here}, is used by {other} as "
+                    "well, which does not see that: they run on different ranks. Hand the value on as an argument or a "
+                    "result, or place both on one partition with set_partition",
+                    code="step-name-shared",
+                )
+        turns = self._in_turns and self._is_kept(place) and microbatch not in (-1, _lamina.microbatch())
+        turns = turns and not is_generator(place.read())  # whose numbers are anybody's
+        if turns and changed_by_more_than_counting(before, after, place.counts):
             raise UsageError(
-                f"{place.name}, which {place.here(_here)} changes on partition {_here}, is used by {other} as "
-                "well, which does not see that: they run on different ranks. Hand the value on as an argument or a "
-                "result, or place both on one partition with set_partition",
-                code="step-name-shared",
+                f"{place.name} is changed by several microbatches, which run in turns, and read by another function "
+                "than the one that changes it, or later: set active_microbatches to 1, or return the value",
+                code="step-object-shared",
             )
-    turns = _in_turns and _is_kept(place) and microbatch not in (-1, _lamina.microbatch())
-    turns = turns and not is_generator(place.read())  # whose numbers are anybody's
-    if turns and changed_by_more_than_counting(before, after, place.counts):
-        raise UsageError(
-            f"{place.name} is changed by several microbatches, which run in turns, and read by another function "
-            "than the one that changes it, or later: set active_microbatches to 1, or return the value",
-            code="step-object-shared",
-        )
 
+    def _is_kept(self, place: Place) -> bool:
+        """True where one microbatch may read here what another one has changed."""
+        return sum(self._here in users for users in place.users.values()) > 1 or place.keeps(self._here)
 
-def _is_kept(place: Place) -> bool:
-    """True where one microbatch may read here what another one has changed."""
-    return sum(_here in users for users in place.users.values()) > 1 or place.keeps(_here)
+    def _tell(self, place: Place, other: str) -> None:
+        """Warns, once, of what a function changes that runs on other ranks as well: a log, mostly, or a counter."""
+        if id(place) not in self._told:
+            self._told.add(id(place))
+            warnings.warn(
+                f"{place.name} is changed by {place.here(self._here)} on partition {self._here}, and by {other}, which "
+                "runs on another rank: each rank has its own",
+                stacklevel=2,
+            )
 
+    def _add_hooks(self) -> None:
+        self._handles = RemovableHandle.next_id
+        for name, module, partition in self._modules:
+            hooks = _hooks_of(module)
+            self._hung[id(module)] = set(hooks)
+            for hook in hooks.values():
+                self._places.add(hook, partition, f"a hook of {name or 'the model'}")
 
-def _tell(place: Place, other: str) -> None:
-    """Warns, once, of what a function changes that runs on other ranks as well: a log, mostly, or a counter."""
-    if id(place) not in _told:
-        _told.add(id(place))
-        warnings.warn(
-            f"{place.name} is changed by {place.here(_here)} on partition {_here}, and by {other}, which runs on "
-            "another rank: each rank has its own",
-            stacklevel=2,
-        )
-
-
-def _watch() -> None:
-    found = list(_places.by_key.values())
-    variables.begin_step(found)
-    _watched[:] = [
-        _Watched(place)
-        for place in found
-        if not variables.travels(place) and (place.elsewhere(_here) or (_in_turns and _is_kept(place)))
-    ]
+    def _look_at_hooks(self) -> None:
+        self._looked = RemovableHandle.next_id
+        for name, module, partition in self._modules:
+            hung = _hooks_of(module).keys() - self._hung[id(module)]
+            if hung and self._in_turns and partition == self._here:  # elsewhere `foreign` refuses it
+                raise UsageError(
+                    f"a hook was hung in a step on {name or 'the model'}, where it is called for other microbatches, "
+                    "too: hang it before the step, or set active_microbatches to 1",
+                    code="step-hook",
+                )
 
 
 class SharedNames:
@@ -181,12 +177,12 @@ class SharedNames:
         for name, module, node in modules:
             places.add_module(module, node, name or "the model")
         shared = [place for place in places.by_key.values() if len(_nodes(place)) > 1]
-        self._seen = [(place, place.look()) for place in shared if not variables.travels(place)]
+        self._seen = [(place, place.look()) for place in shared if not travels(place)]
         self._used: dict[int, list[int]] = {}  # of those, which the code of each node names
         for number, (place, _) in enumerate(self._seen):
             for node in _nodes(place):
                 self._used.setdefault(node, []).append(number)
-        self._variables = [place for place in shared if variables.travels(place)]
+        self._variables = [place for place in shared if travels(place)]
         self._frames: list[list[Content]] = []  # of the variables, when each call began that has not ended
         self._written: dict[int, Place] = {}
         self._called: set[int] = set()
@@ -228,29 +224,6 @@ class SharedNames:
 
 def _nodes(place: Place) -> set[int]:
     return {node for users in place.users.values() for node in users}
-
-
-def _add_hooks() -> None:
-    global _handles
-    _handles = RemovableHandle.next_id
-    for name, module, partition in _modules:
-        hooks = _hooks_of(module)
-        _hung[id(module)] = set(hooks)
-        for hook in hooks.values():
-            _places.add(hook, partition, f"a hook of {name or 'the model'}")
-
-
-def _look_at_hooks() -> None:
-    global _looked
-    _looked = RemovableHandle.next_id
-    for name, module, partition in _modules:
-        hung = _hooks_of(module).keys() - _hung[id(module)]
-        if hung and _in_turns and partition == _here:  # elsewhere `foreign` refuses it
-            raise UsageError(
-                f"a hook was hung in a step on {name or 'the model'}, where it is called for other microbatches, too: "
-                "hang it before the step, or set active_microbatches to 1",
-                code="step-hook",
-            )
 
 
 def _hooks_of(module: nn.Module) -> dict[int, Callable]:

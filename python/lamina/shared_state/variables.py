@@ -3,7 +3,6 @@
 another rank's module takes along those that its caller has set.
 """
 
-import base64
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,78 +15,74 @@ from lamina.shared_state.names import Place
 
 _MISSING = object()
 
-_places: dict[str, Place] = {}  # by what they are called on every rank
-_before: dict[str, Any] = {}  # their values when the step began, in the thread that entered it
 
+class ContextVariables:
+    """The context variables that functions of the script use."""
 
-def begin_step(places: Iterable[Place]) -> None:
-    """A step begins, in this thread.
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}  # by what they are called on every rank
+        self._before: dict[str, Any] = {}  # their values when the step began, in the thread that entered it
 
-    Args:
-        places: what functions of the script use.
-    """
-    _places.clear()
-    found = [(_label(place), place) for place in places if travels(place)]
-    _places.update(sorted(found, key=lambda each: each[0]))
-    _before.clear()
-    _before.update((label, place.read().get(_MISSING)) for label, place in _places.items())
+    def begin_step(self, places: Iterable[Place]) -> None:
+        """A step begins, in this thread.
 
+        Args:
+            places: what functions of the script use.
+        """
+        found = [(_label(place), place) for place in places if travels(place)]
+        self._places = dict(sorted(found, key=lambda each: each[0]))
+        self._before = {label: place.read().get(_MISSING) for label, place in self._places.items()}
 
-def remove() -> None:
-    """Forgets all of them."""
-    _places.clear()
-    _before.clear()
+    def captured(self) -> bytes:
+        """Returns what was set of them in the step in this context, as it travels; nothing where nothing was.
+
+        Errors:
+            UsageError: a value that cannot travel so.
+        """
+        found = {label: place.read().get(_MISSING) for label, place in self._places.items()}
+        told = {
+            label: value for label, value in found.items() if value is not _MISSING and value is not self._before[label]
+        }
+        if not told:
+            return b""
+        data, tensors = codec.pack(told)
+        if tensors:
+            raise UsageError(
+                f"one of the context variables {', '.join(told)} has a tensor, and a module of another rank is called: "
+                "hand tensors on as arguments",
+                code="step-context-variable",
+            )
+        return data
+
+    @contextmanager
+    def set_here(self, told: bytes, name: str) -> Iterator[None]:
+        """Inside, they have the values that `captured` gave on another rank.
+
+        Args:
+            told: as it travelled.
+            name: of the module that runs inside.
+
+        Errors:
+            UsageError: it changes one that somebody else would have seen change, too.
+        """
+        given = codec.unpack(told, []) if told else {}
+        tokens = [(variable := self._places[label].read(), variable.set(value)) for label, value in given.items()]
+        before = {label: _look(place) for label, place in self._places.items()}
+        yield
+        for label, place in self._places.items():
+            if _look(place) != before[label] and place.is_read_outside(name):
+                raise UsageError(
+                    f"the context variable {place.name} was changed by a module that was called from another rank, "
+                    "which does not see that: return the value, or place both on one partition with set_partition",
+                    code="step-context-variable",
+                )
+        for variable, set_before in reversed(tokens):
+            variable.reset(set_before)
 
 
 def travels(place: Place) -> bool:
     """True for a place that has a context variable."""
     return isinstance(place.read(), ContextVar)
-
-
-def captured() -> str:
-    """Returns what was set of them in the step in this context, as it travels; "" for nothing.
-
-    Errors:
-        UsageError: a value that cannot travel so.
-    """
-    found = {label: place.read().get(_MISSING) for label, place in _places.items()}
-    told = {label: value for label, value in found.items() if value is not _MISSING and value is not _before[label]}
-    if not told:
-        return ""
-    data, tensors = codec.pack(told)
-    if tensors:
-        raise UsageError(
-            f"one of the context variables {', '.join(told)} has a tensor, and a module of another rank is called: "
-            "hand tensors on as arguments",
-            code="step-context-variable",
-        )
-    return base64.b64encode(data).decode()
-
-
-@contextmanager
-def set_here(told: str, name: str) -> Iterator[None]:
-    """Inside, they have the values that `captured` gave on another rank.
-
-    Args:
-        told: that word.
-        name: of the module that runs inside.
-
-    Errors:
-        UsageError: it changes one that somebody else would have seen change, too.
-    """
-    given = codec.unpack(base64.b64decode(told), []) if told else {}
-    tokens = [(variable := _places[label].read(), variable.set(value)) for label, value in given.items()]
-    before = {label: _look(place) for label, place in _places.items()}
-    yield
-    for label, place in _places.items():
-        if _look(place) != before[label] and place.is_read_outside(name):
-            raise UsageError(
-                f"the context variable {place.name} was changed by a module that was called from another rank, which "
-                "does not see that: return the value, or place both on one partition with set_partition",
-                code="step-context-variable",
-            )
-    for variable, set_before in reversed(tokens):
-        variable.reset(set_before)
 
 
 def _look(place: Place) -> Content:

@@ -34,11 +34,11 @@ While a model is cut over several ranks, until `shutdown`:
 | torch.amp.GradScaler._check_scale_growth_tracker | grad_scaler | torch's own is refused over partitions |
 | torch._tensor_str._str | printing | a tensor without a value says where that is; for good |
 
-Classes of the user's modules get descriptors for attributes that are set in a step (`module_attributes`), and for
-`training` where it changes in one (`training_modes`). By torch's
-public functions `foreign` also registers hooks that are called before any optimizer's step, and when a module gets a
-parameter, buffer or submodule. `module_call` gives torch's compiler back what that has taken for torch's own call of a
-module, where it was imported while ours was in its place.
+Classes of the user's modules get descriptors for attributes that are set in a step, and for `training` where it changes
+in one: by lamina.shared_state, which hears of both from `module_attributes`. By torch's public functions `foreign` also
+registers hooks that are called before any optimizer's step, and when a module gets a parameter, buffer or submodule.
+`module_call` gives torch's compiler back what that has taken for torch's own call of a module, where it was imported
+while ours was in its place.
 
 While parameters are sharded, or something else stands for them in optimizers, until `shutdown`, also with one
 partition:

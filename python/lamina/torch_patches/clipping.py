@@ -9,6 +9,7 @@ tensors are torch's business as before.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from types import CellType
 from typing import Any
 
@@ -20,6 +21,26 @@ from lamina import _lamina
 from lamina.job import current
 
 Pair = tuple[torch.Tensor, torch.Tensor | None]
+
+_TORCHS_GROUP = clip_grad._group_tensors_by_device_and_dtype
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """The gradients of a model that is cut, or scaled.
+
+    Attributes: see `install`.
+    """
+
+    table: Callable[[], _lamina.ParameterTable]
+    parameter: Callable[[torch.Tensor], torch.Tensor]
+    shard: Callable[[torch.Tensor], torch.Tensor]
+    measured: Callable[[list[Pair], float], list[Pair]]
+    complete: Callable[[str], None]
+    originals: dict[Callable, Callable] = field(default_factory=dict)  # what torch's functions ran, by function
+
+
+_norms: _Norms | None = None  # None while every norm is local
 
 
 def install(
@@ -38,41 +59,28 @@ def install(
         measured: gives what stands for the gradients of shards, beside their parameters, in a norm of that type.
         complete: called before gradients of the model are looked at, with the name of the function that does.
     """
+    global _norms
     remove()
-    _complete.append(complete)
-    _shards.append((parameter, shard, measured))
+    _norms = _Norms(table, parameter, shard, measured, complete)
     for function, ours in _OURS.items():
         cell = _implementation(function)
-        _originals[function] = cell.cell_contents
+        _norms.originals[function] = cell.cell_contents
         cell.cell_contents = ours
     clip_grad._group_tensors_by_device_and_dtype = _group
-    _tables.append(table)
 
 
 def remove() -> None:
     """Every norm is local again."""
-    for function, original in _originals.items():
+    global _norms
+    for function, original in _norms.originals.items() if _norms is not None else ():
         _implementation(function).cell_contents = original
-    clip_grad._group_tensors_by_device_and_dtype = _torchs_group
-    _originals.clear()
-    _tables.clear()
-    _shards.clear()
-    _complete.clear()
-
-
-_originals: dict[Callable, Callable] = {}  # what torch's functions ran, by function; none when not installed
-_tables: list[Callable[[], _lamina.ParameterTable]] = []  # one at most
-_complete: list[Callable[[str], None]] = []  # the same
-_Of = Callable[[torch.Tensor], torch.Tensor]
-_shards: list[tuple[_Of, _Of, Callable[[list[Pair], float], list[Pair]]]] = []  # the same
-
-
-_torchs_group = clip_grad._group_tensors_by_device_and_dtype
+    clip_grad._group_tensors_by_device_and_dtype = _TORCHS_GROUP
+    _norms = None
 
 
 def _group(tensors: list[list[torch.Tensor]], *args: Any) -> dict:
     """torch's `clip_grad_value_` does not bear that there are no gradients; a rank may own nothing that has one."""
-    return _torchs_group(tensors, *args) if tensors[0] else {}
+    return _TORCHS_GROUP(tensors, *args) if tensors[0] else {}
 
 
 def _implementation(function: Callable) -> CellType:
@@ -83,7 +91,7 @@ def _implementation(function: Callable) -> CellType:
 
 def are_global(tensors: list[torch.Tensor]) -> bool:
     """True while a model is partitioned, and one of these is its, or there are none: this rank may have no part."""
-    return bool(_tables) and (not tensors or _tables[0]().has_any(tensors))
+    return _norms is not None and (not tensors or _norms.table().has_any(tensors))
 
 
 def _total_norm(
@@ -94,9 +102,8 @@ def _total_norm(
 ) -> torch.Tensor:
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if are_global(tensors):
-        _complete[0]("get_total_norm()")
-    _, _, measured = _shards[0]
-    pairs = measured([(tensor, tensor) for tensor in tensors], float(norm_type))
+        _norms.complete("get_total_norm()")
+    pairs = _norms.measured([(tensor, tensor) for tensor in tensors], float(norm_type))
     return _norm(pairs, norm_type, error_if_nonfinite, foreach)
 
 
@@ -104,16 +111,15 @@ def grad_norm(
     parameters: list[nn.Parameter], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
 ) -> torch.Tensor:
     """The norm of the gradients of these parameters, of this model's wherever they are."""
-    if not _tables:
+    if _norms is None:
         pairs = [(parameter, parameter.grad) for parameter in parameters]
         present = [gradient for _, gradient in pairs if gradient is not None]
         return nn.utils.get_total_norm(present, norm_type, error_if_nonfinite, foreach)
-    _, shard, measured = _shards[0]
     with torch.no_grad():
         own = _parameters(parameters)
         if are_global(own):
-            _complete[0]("the norm of gradients")
-        pairs = measured([(parameter, shard(parameter).grad) for parameter in own], float(norm_type))
+            _norms.complete("the norm of gradients")
+        pairs = _norms.measured([(parameter, _norms.shard(parameter).grad) for parameter in own], float(norm_type))
         return _norm(pairs, norm_type, error_if_nonfinite, foreach)
 
 
@@ -131,7 +137,7 @@ def _clip(
 
 
 def _clip_with_norm(parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any) -> None:
-    _originals[nn.utils.clip_grads_with_norm_](_holders(parameters), *args, **kwargs)
+    _norms.originals[nn.utils.clip_grads_with_norm_](_holders(parameters), *args, **kwargs)
 
 
 def _clip_value(
@@ -139,9 +145,9 @@ def _clip_value(
 ) -> None:
     parameters = _parameters(parameters)
     if are_global(parameters):
-        _complete[0]("clip_grad_value_()")
+        _norms.complete("clip_grad_value_()")
     holders, scale = _holders(parameters), current.job().loss_scale
-    clip = _originals[nn.utils.clip_grad_value_]
+    clip = _norms.originals[nn.utils.clip_grad_value_]
     if scale is None or not scale.is_on or not are_global(parameters):
         return clip(holders, clip_value, foreach)
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -155,14 +161,12 @@ def _clip_value(
 
 def _holders(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Lists what has the gradients of these parameters."""
-    _, shard, _ = _shards[0]
-    return [shard(each) for each in _parameters(parameters)]
+    return [_norms.shard(each) for each in _parameters(parameters)]
 
 
 def _parameters(given: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Lists the parameters that these are, or stand for."""
-    parameter_of, _, _ = _shards[0]
-    return [parameter_of(each) for each in ([given] if isinstance(given, torch.Tensor) else given)]
+    return [_norms.parameter(each) for each in ([given] if isinstance(given, torch.Tensor) else given)]
 
 
 def _loss_scale() -> float:
@@ -179,7 +183,7 @@ def _norm(
 ) -> torch.Tensor:
     """The norm of the second ones, some None; the first ones say what is the model's. A rank that has nothing to give
     takes part: on the others there may be something."""
-    plain, table = _originals[nn.utils.get_total_norm], _tables[0]()
+    plain, table = _norms.originals[nn.utils.get_total_norm], _norms.table()
     if not are_global([tensor for tensor, _ in pairs]):
         return plain([tensor for _, tensor in pairs if tensor is not None], norm_type, error_if_nonfinite, foreach)
     job = current.outside_step("the norm of a partitioned model")

@@ -8,42 +8,38 @@ compiler also holds a lock while it works, in which nobody may wait for another 
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from lamina import _lamina
 from lamina.util import pytree
+from lamina.util.settings import replace
 
-_engine = torch._C._dynamo.eval_frame
-_replaced: list[tuple[Any, str, Any]] = []
-
-
-def install() -> None:
-    """From now on compiled functions and modules are called with values. Does nothing until torch's compiler has been
-    imported, which takes seconds, and nothing again afterwards."""
-    if _replaced or "torch._dynamo.convert_frame" not in sys.modules:
-        return
-    _replace(torch._dynamo.eval_frame, "_callback_from_stance", _before_a_call)
-    _replace(torch._dynamo.convert_frame.CatchErrorsWrapper, "__call__", _before_the_lock)
+_ENGINE = torch._C._dynamo.eval_frame
 
 
-def remove() -> None:
-    """Ends `install`."""
-    while _replaced:
-        setattr(*_replaced.pop())
+def install(undo: ExitStack) -> bool:
+    """Until `undo` is closed, compiled functions and modules are called with values. Does nothing until torch's
+    compiler has been imported, which takes seconds; returns whether it was."""
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return False
+    _replace(torch._dynamo.eval_frame, "_callback_from_stance", _before_a_call, undo)
+    _replace(torch._dynamo.convert_frame.CatchErrorsWrapper, "__call__", _before_the_lock, undo)
+    return True
 
 
 def outside(function: Callable) -> Callable:
     """`function` as compiled code may call it: it is left there, and what `function` returned is waited for."""
 
     def call(*args: Any) -> Any:
-        compiling = _engine.set_eval_frame(None)
+        compiling = _ENGINE.set_eval_frame(None)
         try:
             result = function(*args)
             return result if compiling is None else _fetched(result)
         finally:
-            _engine.set_eval_frame(compiling)
+            _ENGINE.set_eval_frame(compiling)
 
     return left_alone(call)
 
@@ -52,8 +48,8 @@ def left_alone(function: Callable) -> Callable:
     """`function`, which the compiler leaves alone: compiled code ends before a call of it and begins anew after it.
     What it calls is compiled as ever."""
     function._torchdynamo_disable = True
-    action = _engine._FrameAction
-    _engine.set_code_exec_strategy(function.__code__, _engine._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    action = _ENGINE._FrameAction
+    _ENGINE.set_code_exec_strategy(function.__code__, _ENGINE._FrameExecStrategy(action.SKIP, action.DEFAULT))
     return function
 
 
@@ -78,10 +74,9 @@ def _before_the_lock(original: Callable) -> Callable:
     return compile_frame
 
 
-def _replace(where: Any, name: str, wrap: Callable) -> None:
+def _replace(where: Any, name: str, wrap: Callable, undo: ExitStack) -> None:
     original = getattr(where, name)
-    _replaced.append((where, name, original))
-    setattr(where, name, functools.wraps(original)(wrap(original)))
+    replace(undo, where, name, functools.wraps(original)(wrap(original)))
 
 
 def _fetched(tree: Any) -> Any:

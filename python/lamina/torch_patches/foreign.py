@@ -9,6 +9,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations import hugging_face
 from lamina.job import current
+from lamina.util.settings import replace
 
 _HOOKS = (
     "register_forward_pre_hook",
@@ -29,55 +31,36 @@ _HOOKS = (
     "register_backward_hook",
 )
 
-_replaced: list[tuple[Any, str, Any]] = []  # owner of an attribute, its name, what was there
-_handles: list[torch.utils.hooks.RemovableHandle] = []
-_told: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
-
-def install() -> None:
-    """From now on what is done to parts of other ranks is refused, or told."""
-    remove()
+def install(undo: ExitStack) -> None:
+    """Until `undo` is closed, what is done to parts of other ranks is refused, or told."""
     _lamina.watch_parameters(nn.Parameter)
+    undo.callback(_lamina.forget_parameters, nn.Parameter)
     for name in _HOOKS:
-        _replace(nn.Module, name, _refuse_hook)
+        _replace(nn.Module, name, _refuse_hook, undo)
     for name in ("_apply", "zero_grad", "load_state_dict"):
-        _replace(nn.Module, name, _refuse_for_parts)
+        _replace(nn.Module, name, _refuse_for_parts, undo)
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
-        _replace(nn.Parameter, name, _refuse_tensor_hook)
-    _replace(torch.optim.Optimizer, "zero_grad", _refuse_zero_grad)
-    _replace(autograd, "_engine_run_backward", _refuse_inputs)
+        _replace(nn.Parameter, name, _refuse_tensor_hook, undo)
+    _replace(torch.optim.Optimizer, "zero_grad", _refuse_zero_grad, undo)
+    _replace(autograd, "_engine_run_backward", _refuse_inputs, undo)
     for kind in ("parameter", "buffer", "module"):
         register = getattr(registrations, f"register_module_{kind}_registration_hook")
-        _handles.append(register(_refuse_registration))
-    _handles.append(optimizers.register_optimizer_step_pre_hook(_before_optimizer_step))
+        undo.callback(register(_refuse_registration).remove)
+    before_step = functools.partial(_before_optimizer_step, weakref.WeakSet())
+    undo.callback(optimizers.register_optimizer_step_pre_hook(before_step).remove)
 
 
-def remove() -> None:
-    """Everything that is torch's own again."""
-    if _replaced:
-        _lamina.forget_parameters(nn.Parameter)
-    while _replaced:
-        owner, name, had = _replaced.pop()
-        if had is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, had)
-    while _handles:
-        _handles.pop().remove()
-    _told.clear()
-
-
-def _replace(owner: Any, name: str, check: Callable) -> None:
+def _replace(owner: Any, name: str, check: Callable, undo: ExitStack) -> None:
     """Has `check(name, *args)` look at each call of a function first."""
     original = getattr(owner, name)
-    _replaced.append((owner, name, vars(owner).get(name)))
 
     @functools.wraps(original)
     def checked(*args: Any, **kwargs: Any) -> Any:
         check(name, *args, **kwargs)
         return original(*args, **kwargs)
 
-    setattr(owner, name, checked)
+    replace(undo, owner, name, checked)
 
 
 def _home_of(module: nn.Module) -> tuple[str, int] | None:
@@ -140,16 +123,18 @@ def _refuse_zero_grad(_: str, optimizer: torch.optim.Optimizer, *__: Any, **___:
         current.everywhere("optimizer.zero_grad()")
 
 
-def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _before_optimizer_step(
+    told: weakref.WeakSet[torch.optim.Optimizer], optimizer: torch.optim.Optimizer, *_: Any
+) -> None:
     """Looks at an optimizer that is no DistributedOptimizer, at its first step."""
     job = current.job_if_any()
     if job is None or any(known.optimizer is optimizer for known in job.optimizers):
         return
     if _lamina.in_step() and _of_model(optimizer):
         current.everywhere("optimizer.step()")
-    if optimizer in _told:
+    if optimizer in told:
         return
-    _told.add(optimizer)
+    told.add(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if (elsewhere := sum(map(_lamina.is_released, parameters))) > 0:
         warnings.warn(

@@ -19,17 +19,69 @@ Route = Callable[[int, tuple, dict[str, Any]], Any]
 
 Call = Callable[[nn.Module, tuple, dict[str, Any]], Any]
 
-_calls: dict[int, Call] = {}  # by id(module): what a call of it is, where that is not torch's own
-_remote: dict[int, int] = {}  # the following by id(module), too
-_anywhere: dict[int, int] = {}
-_hooked: dict[int, Callable[[bool], _lamina.HookedCall]] = {}
-_names: dict[int, str] = {}
-_in_stream: dict[int, bool] = {}
-_whole: dict[int, bool] = {}
-_given: Route | None = None  # the route as it was given
-_route: Route | None = None  # the same, as compiled code may call it
-_original = nn.Module.__call__
-_installed = False
+
+class ModuleCalls:
+    """Modules of which a call is not torch's own, and what it is.
+
+    A call of a module in `remote` is `route(number, args, kwargs)`. One of another module that is in `streams` runs in
+    a random stream of its own, if it is made in a step.
+
+    Args:
+        remote: the number of each module by id(module).
+        route: what carries the call out.
+        streams: modules. The caller keeps them, and those in `remote`, alive until `remove`.
+        anywhere: the number of each module that is called where its arguments lie, by id(module): only calls with
+            arguments that lie elsewhere are routed.
+        hooked: what begins a call of a module of this rank that has hooks, by id(module); see [Note: call hooks] in
+            lamina/model/call_hooks.h. It is told whether the call came from another rank.
+        whole: modules of this rank that write state, kept alive likewise: they have their arguments before they begin,
+            so that no other microbatch comes in between. See [Note: updates] in shared_state/attributes.py.
+        original: torch's call, or the one of somebody who had replaced that before.
+
+    Attributes:
+        calls: by id(module), what a call of it is, where that is not the original.
+        is_in_place: whether ours is called in the place of the original.
+    """
+
+    def __init__(
+        self,
+        remote: Mapping[int, int],
+        route: Route | None,
+        streams: Iterable[nn.Module],
+        anywhere: Mapping[int, int],
+        hooked: Mapping[int, Callable[[bool], _lamina.HookedCall]],
+        whole: Iterable[nn.Module],
+        original: Callable,
+    ):
+        self.remote, self.anywhere, self.hooked = dict(remote), dict(anywhere), dict(hooked)
+        self.in_stream = {id(module): True for module in streams}
+        self.whole = {id(module): True for module in whole}
+        self.names: dict[int, str] = {}
+        self.given = route
+        self.route = None if route is None else compiled.outside(route)  # as compiled code may call it
+        self.original, self.is_in_place = original, False
+        self.calls: dict[int, Call] = {}
+        self._say_calls(self.in_stream | self.whole | self.remote | self.anywhere | self.hooked)
+
+    def name_turns(self, modules: Mapping[str, nn.Module]) -> None:
+        """See the function of that name."""
+        before = list(self.names)
+        self.names = {id(module): name for name, module in modules.items() if id(module) not in self.anywhere}
+        self._say_calls([*before, *self.names])
+
+    def _say_calls(self, keys: Iterable[int]) -> None:
+        """Notes what a call of each of these modules is: by the first that it is listed in."""
+        ways = (
+            (self.remote, _call_remote),
+            (self.anywhere, _call_anywhere),
+            (self.hooked, _call_hooked),
+            (self.names, _call_named),
+            (self.whole, _call_plain),
+            (self.in_stream, _call_in_stream),
+        )
+        for key in keys:
+            self.calls.pop(key, None)
+            self.calls.update((key, call) for listed, call in reversed(ways) if key in listed)
 
 
 def install(
@@ -40,53 +92,28 @@ def install(
     hooked: Mapping[int, Callable[[bool], _lamina.HookedCall]] | None = None,
     whole: Iterable[nn.Module] = (),
 ) -> None:
-    """From now on a call of a module in `remote` is `route(number, args, kwargs)`. One of another module that is in
-    `streams` runs in a random stream of its own, if it is made in a step.
-
-    Args:
-        remote: the number of each module by id(module).
-        route: what carries the call out.
-        anywhere: the number of each module that is called where its arguments lie, by id(module): only calls with
-            arguments that lie elsewhere are routed.
-        streams: modules. The caller keeps them, and those in `remote`, alive until `remove`.
-        hooked: what begins a call of a module of this rank that has hooks, by id(module); see [Note: call hooks] in
-            lamina/model/call_hooks.h. It is told whether the call came from another rank.
-        whole: modules of this rank that write state, kept alive likewise: they have their arguments before they begin,
-            so that no other microbatch comes in between. See [Note: updates] in module_attributes.py.
-    """
-    global _given, _route, _original, _installed
-    _forget()
-    _in_stream.update((id(module), True) for module in streams)
-    _whole.update((id(module), True) for module in whole)
-    _remote.update(remote)
-    _anywhere.update(anywhere or {})
-    _hooked.update(hooked or {})
-    _say_calls(_in_stream | _whole | _remote | _anywhere | _hooked)
-    _given, _route = route, compiled.outside(route)
-    if not _installed:
-        _original = nn.Module.__call__
-    if nn.Module.__call__ is _original:  # else what somebody put around our wrapper calls it
+    """From now on calls of modules are what `ModuleCalls` says of these, and of no others."""
+    global _current
+    original = _current.original if _current.is_in_place else nn.Module.__call__
+    _current = ModuleCalls(remote, route, streams, anywhere or {}, hooked or {}, whole, original)
+    _current.is_in_place = True
+    if nn.Module.__call__ is original:  # else what somebody put around our wrapper calls it
         nn.Module.__call__ = _call
-    _installed = True
 
 
 def name_turns(modules: Mapping[str, nn.Module]) -> None:
     """From now on what these modules of this rank do, forward and backward, is recorded under their names, which takes
     a little time; under those of no others. Nothing without an `install` before."""
-    before = list(_names)
-    _names.clear()
-    _names.update((id(module), name) for name, module in modules.items() if id(module) not in _anywhere)
-    _say_calls([*before, *_names])
+    _current.name_turns(modules)
 
 
 def remove() -> None:
     """Every call is torch's again. Where somebody put a wrapper around ours, ours stays and does nothing."""
-    global _given, _route, _installed
-    _forget()
-    _given = _route = None
+    global _current
+    _current = _no_calls(_current.original)
     if nn.Module.__call__ is _call:
-        nn.Module.__call__ = _original
-    _installed = nn.Module.__call__ is not _original
+        nn.Module.__call__ = _current.original
+    _current.is_in_place = nn.Module.__call__ is not _current.original
 
 
 def tell_compiler() -> None:
@@ -94,64 +121,44 @@ def tell_compiler() -> None:
     nothing of such a call but the module's forward, and would leave out what ours do."""
     known = sys.modules.get("torch._dynamo.variables.nn_module")
     if known is not None and known.unpatched_nn_module_call is _call:
-        known.unpatched_nn_module_call = _original
+        known.unpatched_nn_module_call = _current.original
 
 
 def forget(route: Route) -> None:
     """Ends what `install` did with that route; nothing when another was installed since."""
-    if _given == route:
+    if _current.given == route:
         remove()
 
 
 def call_here(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Calls a module that this rank owns, hooks included, whatever its class adds around calls: the caller did that."""
-    return _original(module, *args, **kwargs)
+    return _current.original(module, *args, **kwargs)
 
 
 def call_served(module: nn.Module, *args: Any) -> Any:
     """Calls a module of this rank for another one, which has called several at once."""
-    return _call_hooked(module, args, {}, remote=True) if id(module) in _hooked else module(*args)
-
-
-def _forget() -> None:
-    for kept in (_calls, _remote, _anywhere, _hooked, _names, _in_stream, _whole):
-        kept.clear()
-
-
-def _say_calls(keys: Iterable[int]) -> None:
-    """Notes what a call of each of these modules is: by the first that it is listed in."""
-    ways = (
-        (_remote, _call_remote),
-        (_anywhere, _call_anywhere),
-        (_hooked, _call_hooked),
-        (_names, _call_named),
-        (_whole, _call_plain),
-        (_in_stream, _call_in_stream),
-    )
-    for key in keys:
-        _calls.pop(key, None)
-        _calls.update((key, call) for listed, call in reversed(ways) if key in listed)
+    return _call_hooked(module, args, {}, remote=True) if id(module) in _current.hooked else module(*args)
 
 
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    call = _calls.get(id(self))
-    return _original(self, *args, **kwargs) if call is None else call(self, args, kwargs)
+    call = _current.calls.get(id(self))
+    return _current.original(self, *args, **kwargs) if call is None else call(self, args, kwargs)
 
 
 def _call_remote(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    return _route(_remote[id(module)], args, kwargs)
+    return _current.route(_current.remote[id(module)], args, kwargs)
 
 
 @compiled.left_alone
 def _call_in_stream(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    return _lamina.call_in_stream(_original, module, *args, **kwargs)
+    return _lamina.call_in_stream(_current.original, module, *args, **kwargs)
 
 
 @compiled.left_alone
 def _call_hooked(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote: bool = False) -> Any:
-    call = _hooked[id(module)](remote)
+    call = _current.hooked[id(module)](remote)
     try:
-        output = (_call_named if id(module) in _names else _call_plain)(module, args, kwargs)
+        output = (_call_named if id(module) in _current.names else _call_plain)(module, args, kwargs)
     except BaseException:
         call.fail()
         raise
@@ -165,23 +172,23 @@ def _end(call: _lamina.HookedCall, output: Any) -> None:
 
 
 def _call_plain(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    if id(module) in _whole and not torch.compiler.is_compiling():  # compiled code has values in any case
+    if id(module) in _current.whole and not torch.compiler.is_compiling():  # compiled code has values in any case
         for tensor in pytree.tensors((args, kwargs)):
             _lamina.materialise(tensor)
-    if id(module) in _in_stream:
+    if id(module) in _current.in_stream:
         return _call_in_stream(module, args, kwargs)
-    return _original(module, *args, **kwargs)
+    return _current.original(module, *args, **kwargs)
 
 
 def _call_anywhere(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     if any(isinstance(each, torch.Tensor) and _lamina.is_pending(each) for each in (*args, *kwargs.values())):
-        return _route(_anywhere[id(module)], args, kwargs)
-    return _call_hooked(module, args, kwargs) if id(module) in _hooked else _call_plain(module, args, kwargs)
+        return _current.route(_current.anywhere[id(module)], args, kwargs)
+    return _call_hooked(module, args, kwargs) if id(module) in _current.hooked else _call_plain(module, args, kwargs)
 
 
 def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     key = id(module)
-    name = _names[key]
+    name = _current.names[key]
     outer = _lamina.name_turn(name)
     try:
         output = _call_plain(module, args, kwargs)
@@ -201,3 +208,10 @@ def _name_backward(output: torch.Tensor, name: str) -> None:
 
     if output.requires_grad and torch.is_grad_enabled() and not _lamina.is_pending(output):
         output.register_hook(reached)
+
+
+def _no_calls(original: Callable) -> ModuleCalls:
+    return ModuleCalls({}, None, (), {}, {}, (), original)
+
+
+_current = _no_calls(nn.Module.__call__)

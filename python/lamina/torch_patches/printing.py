@@ -7,7 +7,7 @@ import torch
 
 from lamina import _lamina
 
-_torchs_str = torch._tensor_str._str
+_TORCHS_STR = torch._tensor_str._str
 
 
 def install() -> None:
@@ -18,6 +18,6 @@ def install() -> None:
 def _str(tensor: torch.Tensor, **options: Any) -> str:
     where = "sharded, and its value is away" if _lamina.is_away(tensor) else _lamina.where_released(tensor)
     if not where:
-        return _torchs_str(tensor, **options)
+        return _TORCHS_STR(tensor, **options)
     grad = ", requires_grad=True" if tensor.requires_grad else ""
     return f"tensor(..., size={tuple(tensor.shape)}, dtype={tensor.dtype}{grad}; {where})"

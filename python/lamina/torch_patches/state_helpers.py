@@ -5,30 +5,24 @@ by then."""
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from contextlib import ExitStack
 
 import torch
 
-_originals: dict[ModuleType, Callable] = {}  # one at most
+from lamina.util.settings import replace
 
 
-def install(check: Callable[[torch.optim.Optimizer], None]) -> bool:
-    """From now on these helpers call `check(optimizer)` before anything else. Returns whether anything was done."""
+def install(check: Callable[[torch.optim.Optimizer], None], undo: ExitStack) -> bool:
+    """Until `undo` is closed, these helpers call `check(optimizer)` before anything else. Returns whether they are
+    there."""
     helpers = sys.modules.get("torch.distributed.checkpoint.state_dict")
-    if helpers is None or helpers in _originals:
+    if helpers is None:
         return False
-    _originals[helpers] = original = helpers._init_optim_state
+    original = helpers._init_optim_state
 
     def init(optimizer: torch.optim.Optimizer) -> None:
         check(optimizer)
         original(optimizer)
 
-    helpers._init_optim_state = init
+    replace(undo, helpers, "_init_optim_state", init)
     return True
-
-
-def remove() -> None:
-    """They are torch's again."""
-    for helpers, original in _originals.items():
-        helpers._init_optim_state = original
-    _originals.clear()
