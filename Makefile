@@ -105,6 +105,7 @@ lint: $(TOOLS)
 	@$(BIN)/ruff format --check
 	@$(BIN)/python scripts/check_layers.py
 	@$(BIN)/python scripts/check_python_layers.py
+	@$(BIN)/python scripts/check_globals.py
 	@$(BIN)/python scripts/check_comments.py
 	@cmake -S . -B build/lint -G Ninja -DLAMINA_TORCH=OFF -DLAMINA_TESTS=OFF -DLAMINA_BATCH=OFF -DCMAKE_BUILD_TYPE=Debug >build/lint.log \
 	  || { cat build/lint.log; exit 1; }

@@ -11,8 +11,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from lamina import _lamina
 from lamina.job import current
 
-_offloads: list[_lamina.Offload] = []  # of the job; one at most
-
 
 def around_checkpoint() -> AbstractContextManager[Any]:
     """Around a checkpoint: with `offload_activations` what it keeps goes to the host's memory. Tensors of the CPU stay
@@ -20,14 +18,7 @@ def around_checkpoint() -> AbstractContextManager[Any]:
     job = current.job_if_any()
     if job is None or not job.session.config.offload_activations:
         return nullcontext()
-    if not _offloads:
-        _offloads.append(_lamina.Offload(job.session.config.activation_loading_horizon))
-        job.on_end.callback(_offloads.clear)
-        if not torch.accelerator.is_available():
-            warnings.warn(
-                "offload_activations: activations lie in the memory of the host already, and stay there", stacklevel=2
-            )
-    offload = _offloads[0]
+    offload = job.own(_offload)
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | _lamina.KeptActivation:
         kept = offload.keep(tensor)
@@ -37,3 +28,11 @@ def around_checkpoint() -> AbstractContextManager[Any]:
         return kept if isinstance(kept, torch.Tensor) else kept.take()
 
     return saved_tensors_hooks(pack, unpack)
+
+
+def _offload() -> _lamina.Offload:
+    if not torch.accelerator.is_available():
+        warnings.warn(
+            "offload_activations: activations lie in the memory of the host already, and stay there", stacklevel=4
+        )
+    return _lamina.Offload(current.session().config.activation_loading_horizon)

@@ -4,10 +4,12 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from lamina import _lamina
 from lamina.errors import UsageError
+
+Made = TypeVar("Made")
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Job:
     loaded: bool = False
     on_end: ExitStack = field(default_factory=ExitStack)
     closers: list[Callable[[bool], bool]] = field(default_factory=list)
+    _own: dict[Callable, Any] = field(default_factory=dict)
 
     @property
     def pipelined(self) -> bool:
@@ -51,6 +54,12 @@ class Job:
     def leads(self) -> bool:
         """True where this rank runs the bodies of step functions."""
         return self.session.group_rank("pp") == 0
+
+    def own(self, make: Callable[[], Made]) -> Made:
+        """Returns what `make` gives when the job first asks for it: kept with the job, and gone with it."""
+        if make not in self._own:
+            self._own[make] = make()
+        return self._own[make]
 
     def close_rest(self, at_exit: bool = False) -> bool:
         """Closes what outlives the session. Returns whether all of it has ended."""

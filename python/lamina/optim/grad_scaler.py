@@ -79,5 +79,5 @@ def holders(optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:
     return known.holders()
 
 
-_torchs = inspect.signature(torch.amp.GradScaler).parameters
-GradScaler.__signature__ = inspect.Signature([_torchs[name] for name in _OPTIONS])
+_TORCHS = inspect.signature(torch.amp.GradScaler).parameters
+GradScaler.__signature__ = inspect.Signature([_TORCHS[name] for name in _OPTIONS])

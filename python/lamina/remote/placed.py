@@ -3,7 +3,6 @@
 
 import io
 import pickle
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +16,14 @@ from lamina.job import current
 
 _MAKER = "lamina.make"
 _GET = "__get__"  # in place of a method: the parameter itself
-_makers: weakref.WeakKeyDictionary[_lamina.Session, dict[int, tuple[int, int, int]]] = weakref.WeakKeyDictionary()
-_shared: weakref.WeakKeyDictionary[_lamina.Session, set[tuple[bool, tuple[int, int, int]]]] = (
-    weakref.WeakKeyDictionary()
-)
+
+
+class _Known:
+    """Handles of a job that this rank has seen."""
+
+    def __init__(self) -> None:
+        self.makers: dict[int, tuple[int, int, int]] = {}  # by the rank that owns each
+        self.shared: set[tuple[bool, tuple[int, int, int]]] = set()
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def share(address: tuple[int, int, int], *, is_module: bool) -> None:
     job = current.job_if_any()
     if job is None or address[0] == job.session.rank:
         return
-    shared = _shared.setdefault(job.session, set())
+    shared = job.own(_Known).shared
     if (is_module, address) not in shared:
         job.session.share_remote(is_module, address)
         shared.add((is_module, address))
@@ -183,8 +186,7 @@ def require_rank(session: _lamina.Session, rank: int, what: str) -> int:
 
 def run_on(owner: int, function: Callable[..., Any], *args: Any) -> Any:
     """Calls a function of lamina's on another rank, in its turn there. Errors: as a call of a module."""
-    session = current.session()
-    makers = _makers.setdefault(session, {})
+    session, makers = current.session(), current.job().own(_Known).makers
     if owner not in makers:
         makers[owner] = session.find(owner, _MAKER)[:3]
     try:
