@@ -15,6 +15,7 @@ LAUNCHES = {
     "multiprocess.cases_dist": 2,
     "multiprocess.cases_memory": 2,
     "multiprocess.cases_partial_model": 2,
+    "multiprocess.cases_stored": 2,
     "multiprocess.cases_timeline": 2,
     "multiprocess.cases_trainer": 2,
     "multiprocess.cases_failures": 3,
