@@ -21,7 +21,7 @@ namespace remote {
 
 Value RemoteModule::call(Value arguments) const {
   constexpr auto kWhat = "a call of a module that another rank owns";
-  return service(kWhat).call(module_.address, module_.label(), std::move(arguments), patience(kWhat, {}));
+  return service(kWhat).trainer().call(module_.address, module_.label(), std::move(arguments), patience(kWhat, {}));
 }
 
 Context::Context(CallSite site)
@@ -32,7 +32,7 @@ Context::~Context() { service_.end_context(context_); }
 void Context::backward(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& gradients,
                        bool retain_graph) {
   constexpr auto kWhat = "lamina::remote::Context::backward()";
-  service(kWhat).backward(*context_, tensors, gradients, retain_graph, patience(kWhat, site_));
+  service(kWhat).trainer().backward(*context_, tensors, gradients, retain_graph, patience(kWhat, site_));
 }
 
 RemoteModule find(const std::string& name, int owner, CallSite site) {
@@ -40,7 +40,7 @@ RemoteModule find(const std::string& name, int owner, CallSite site) {
   if (owner < 0 || owner >= size()) {
     throw base::UsageError(base::str(kWhat, ": there is no rank ", owner, "; the job has ", size()));
   }
-  return RemoteModule(service(kWhat).find(base::Rank(owner), name, patience(kWhat, site)));
+  return RemoteModule(service(kWhat).trainer().find(base::Rank(owner), name, patience(kWhat, site)));
 }
 
 void serve(CallSite site) {
@@ -62,7 +62,7 @@ DistributedOptimizer::DistributedOptimizer(const std::string& name,
                                            const std::vector<remote::RemoteParameter>& parameters, Given given,
                                            CallSite site) {
   constexpr auto kWhat = "lamina::optim::DistributedOptimizer()";
-  auto& there = service(kWhat);
+  auto& there = service(kWhat).trainer();
   std::vector<parameter_server::Address> addresses;
   for (const auto& parameter : parameters) addresses.push_back(parameter.address);
   hyper_ = there.hyper_values(name, given);
@@ -89,7 +89,7 @@ void DistributedOptimizer::set_options(const Given& given) {
 
 void DistributedOptimizer::step(remote::Context& context, CallSite site) {
   constexpr auto kWhat = "lamina::optim::DistributedOptimizer::step()";
-  service(kWhat).step(context.part(), optimizer_, patience(kWhat, site));
+  service(kWhat).trainer().step(context.part(), optimizer_, patience(kWhat, site));
 }
 
 }  // namespace optim

@@ -10,9 +10,26 @@
 #include "lamina/base/str.h"
 
 namespace lamina::parameter_server {
+namespace {
+
+thread_local const Backward* current_backward = nullptr;
+
+}  // namespace
 
 using base::Code;
 using base::UsageError;
+
+std::shared_ptr<Context>& current_context() {
+  thread_local std::shared_ptr<Context> context;
+  return context;
+}
+
+Backward::Backward(const Context& context, const base::Patience& patience)
+    : context(context), patience(patience), outer_(std::exchange(current_backward, this)) {}
+
+Backward::~Backward() { current_backward = outer_; }
+
+const Backward* Backward::current() { return current_backward; }
 
 void Context::check_open() {
   if (!ended_) return;

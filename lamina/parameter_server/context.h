@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/base/wait.h"
 #include "lamina/parameter_server/protocol.h"
 #include "lamina/remote/graph.h"
 
@@ -69,6 +70,27 @@ class Context {
   };
   std::unordered_map<const void*, Leaf> leaves_;
   std::set<base::Rank> reached_;
+};
+
+// The context that this thread is in, as a trainer or as it serves a call; nullptr for none.
+std::shared_ptr<Context>& current_context();
+
+// This thread goes backward through a context, while it lives.
+class Backward {
+ public:
+  // Both outlive it. `patience`: of the calls that it makes.
+  Backward(const Context& context, const base::Patience& patience);
+  ~Backward();
+  Backward(const Backward&) = delete;
+
+  // The innermost of this thread; nullptr for none.
+  static const Backward* current();
+
+  const Context& context;
+  const base::Patience& patience;
+
+ private:
+  const Backward* const outer_;
 };
 
 }  // namespace lamina::parameter_server

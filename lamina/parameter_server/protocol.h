@@ -72,7 +72,7 @@ RemoteModule to_remote_module(const value::Value& value);  // throws base::Forma
 //   kOptimizer  functional's name, hyper-parameters, numbers of parameters -> the optimizer's number
 //   kNorm       -                                                         -> sum of its gradients' squares
 //   kStep       norm of all gradients, hyper-parameters or None           -> None
-//   kShare      "module" or "optimizer"                                   -> None
+//   kShare      Shared                                                    -> None
 enum class Verb : std::int64_t { kFind, kCall, kBackward, kOptimizer, kNorm, kStep, kShare };
 inline constexpr std::int64_t kVerbs = 7;
 

@@ -192,7 +192,7 @@ py::object find(Session& session, int owner, const std::string& name) {
   parameter_server::RemoteModule found;
   {
     const Release release;
-    found = session.parameter_server().find(base::Rank(owner), name, session.patience());
+    found = session.parameter_server().trainer().find(base::Rank(owner), name, session.patience());
   }
   return to_object(to_value(found));
 }
@@ -201,7 +201,7 @@ py::object call(Session& session, const AddressRow& module, const std::string& l
   auto value = to_value(arguments);
   {
     const Release release;
-    value = session.parameter_server().call(to_address(module), label, std::move(value), session.patience());
+    value = session.parameter_server().trainer().call(to_address(module), label, std::move(value), session.patience());
   }
   return to_object(value);
 }
@@ -210,14 +210,14 @@ RemoteOptimizer make_optimizer(Session& session, const std::string& functional, 
                                const std::vector<AddressRow>& parameters) {
   std::vector<Address> addresses;
   for (const auto& row : parameters) addresses.push_back(to_address(row));
-  return session.parameter_server().make_optimizer(functional, hyper, addresses, session.patience());
+  return session.parameter_server().trainer().make_optimizer(functional, hyper, addresses, session.patience());
 }
 
 void backward(Session& session, Context& context, const Tensors& tensors,
               const std::vector<std::optional<at::Tensor>>& given, bool keep_graph) {
   Tensors gradients;
   for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
-  session.parameter_server().backward(context, tensors, gradients, keep_graph, session.patience());
+  session.parameter_server().trainer().backward(context, tensors, gradients, keep_graph, session.patience());
 }
 
 }  // namespace
@@ -277,11 +277,17 @@ void bind_parameter_server(py::module_& module) {
 
   py::class_<Service>(module, "ParameterServer")
       .def_property_readonly("contexts", &Service::contexts)
-      .def_property_readonly("modules", &Service::modules)
-      .def_property_readonly("optimizers", &Service::optimizers)
-      .def("add_optimizer", &Service::add_optimizer, py::arg("parameters"), py::arg("updater"))
+      .def_property_readonly("modules", [](Service& service) { return service.owned().modules(); })
+      .def_property_readonly("optimizers", [](Service& service) { return service.owned().optimizers(); })
       .def(
-          "writable", [](Service& service, std::int64_t number) { return service.parameter(number)->writable(); },
+          "add_optimizer",
+          [](Service& service, const std::vector<std::int64_t>& parameters, std::shared_ptr<Updater> updater) {
+            return service.owned().add_optimizer(parameters, std::move(updater));
+          },
+          py::arg("parameters"), py::arg("updater"))
+      .def(
+          "writable",
+          [](Service& service, std::int64_t number) { return service.owned().parameter(number)->writable(); },
           py::arg("parameter"))
       .def("begin_context", &Service::begin_context)
       .def("end_context", &Service::end_context, py::arg("context"), py::call_guard<Release>());
@@ -297,7 +303,7 @@ void bind_parameter_server(py::module_& module) {
           "share_remote",
           [](Session& session, bool module, const AddressRow& address) {
             const auto what = module ? parameter_server::Shared::kModule : parameter_server::Shared::kOptimizer;
-            session.parameter_server().share(what, to_address(address), session.patience());
+            session.parameter_server().trainer().share(what, to_address(address), session.patience());
           },
           py::arg("module"), py::arg("address"), py::call_guard<Release>())
       .def(
@@ -308,7 +314,7 @@ void bind_parameter_server(py::module_& module) {
       .def(
           "remote_step",
           [](Session& session, Context& context, const RemoteOptimizer& optimizer) {
-            session.parameter_server().step(context, optimizer, session.patience());
+            session.parameter_server().trainer().step(context, optimizer, session.patience());
           },
           py::arg("context"), py::arg("optimizer"), py::call_guard<Release>());
 }

@@ -30,7 +30,7 @@ class Failures : public testing::Test {
   std::atomic<bool> entered = false, go_on = false;
   Ranks ranks{3};
   RemoteModule net = ranks[0].place(linear("net", weight, bias));
-  RemoteOptimizer sgd = ranks[1].make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
+  RemoteOptimizer sgd = ranks[1].trainer().make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
 
   // A module that is in its call until the test goes on.
   Placed waits(const std::string& name) {
@@ -45,9 +45,9 @@ class Failures : public testing::Test {
 
   at::Tensor loss(int rank = 1) { return called(ranks[rank], net, input, ranks.patience()).sum(); }
   void backward(const InContext& in, const at::Tensor& loss, int rank = 1) {
-    ranks[rank].backward(*in.context, {loss}, {}, false, ranks.patience());
+    ranks[rank].trainer().backward(*in.context, {loss}, {}, false, ranks.patience());
   }
-  void step(Context& context, int rank = 1) { ranks[rank].step(context, sgd, ranks.patience()); }
+  void step(Context& context, int rank = 1) { ranks[rank].trainer().step(context, sgd, ranks.patience()); }
 };
 
 TEST_F(Failures, AContextIsUsedForOneUpdate) {
@@ -61,7 +61,7 @@ TEST_F(Failures, AContextIsUsedForOneUpdate) {
       AllOf(HasSubstr("context 1 of rank 1 was used for an update already"), HasSubstr("[remote-context-stepped]")));
   EXPECT_THAT(message_of<UsageError>([&] { backward(in, kept); }), HasSubstr("[remote-context-stepped]"));
   // By another optimizer of the same parameters, which only the owner knows.
-  sgd = ranks[1].make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
+  sgd = ranks[1].trainer().make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
   EXPECT_THAT(message_of<RemoteFailure>([&] { step(*in.context); }), HasSubstr("[remote-context-stepped]"));
   EXPECT_TRUE(weight.equal(after));
 }
@@ -76,7 +76,7 @@ TEST_F(Failures, AContextIsNotUsedAfterItsEndOrBeforeABackward) {
     EXPECT_THAT(message_of<UsageError>([&] { InContext inner(ranks[1]); }), HasSubstr("[remote-context-nested]"));
     ended = in.context;
   }
-  EXPECT_THAT(message_of<UsageError>([&] { ranks[1].backward(*ended, {kept}, {}, false, ranks.patience()); }),
+  EXPECT_THAT(message_of<UsageError>([&] { ranks[1].trainer().backward(*ended, {kept}, {}, false, ranks.patience()); }),
               HasSubstr("context 1 of rank 1 has ended"));
   EXPECT_THAT(message_of<UsageError>([&] { step(*ended); }), HasSubstr("[remote-context-ended]"));
 }
@@ -86,7 +86,7 @@ TEST_F(Failures, AContextOrAModuleOfAnotherJobIsRefused) {
   const auto theirs = others[0].place(linear("net", weight, bias));
   const InContext in(ranks[1]);
   backward(in, loss());
-  EXPECT_THAT(message_of<UsageError>([&] { others[1].step(*in.context, sgd, ranks.patience()); }),
+  EXPECT_THAT(message_of<UsageError>([&] { others[1].trainer().step(*in.context, sgd, ranks.patience()); }),
               AllOf(HasSubstr("context 1 of rank 1 is of another job"), HasSubstr("[remote-other-job]")));
   EXPECT_THAT(message_of<RemoteFailure>([&] { called(ranks[1], theirs, input, ranks.patience()); }),
               HasSubstr("[remote-other-job]"));
@@ -112,7 +112,7 @@ TEST_F(Failures, BadInputIsRefusedBeforeAnythingIsSent) {
   ranks.network().hold(base::Rank(1), kOwner);  // a request would wait until the test's end
   const auto refused = [&](const std::string& name, std::vector<double> hyper) {
     return message_of<UsageError>(
-        [&] { ranks[1].make_optimizer(name, hyper, addresses(net), {std::chrono::seconds(1)}); });
+        [&] { ranks[1].trainer().make_optimizer(name, hyper, addresses(net), {std::chrono::seconds(1)}); });
   };
   EXPECT_THAT(refused("SGD", {-1, 0, 0, 0, 0, 0}), HasSubstr("Invalid learning rate: -1"));
   EXPECT_THAT(refused("Sgd", kSgd), HasSubstr("no functional optimizer \"Sgd\""));
@@ -173,7 +173,7 @@ TEST_F(Failures, AModuleThatCallsAnotherOneForADeadTrainerEnds) {
   ranks.network().hold(base::Rank(1), kOwner);  // the request comes after the news
   std::thread trainer([&] {
     const InContext in(ranks[2]);
-    EXPECT_THROW(ranks[2].call(outer.address, outer.label(), input, ranks.patience()), base::Error);
+    EXPECT_THROW(ranks[2].trainer().call(outer.address, outer.label(), input, ranks.patience()), base::Error);
   });
   ASSERT_TRUE(comes_true([&] { return entered.load(); }));
   ranks.network().kill(base::Rank(2));
@@ -214,22 +214,23 @@ TEST_F(Failures, NamesAndParametersArePlacedOnce) {
               HasSubstr("\"weight\" is the result of an operation"));
   auto twice = addresses(net);
   twice.push_back(twice.front());
-  EXPECT_THAT(message_of<RemoteFailure>([&] { ranks[1].make_optimizer("SGD", kSgd, twice, ranks.patience()); }),
-              HasSubstr("one parameter twice"));
+  EXPECT_THAT(
+      message_of<RemoteFailure>([&] { ranks[1].trainer().make_optimizer("SGD", kSgd, twice, ranks.patience()); }),
+      HasSubstr("one parameter twice"));
 }
 
 TEST_F(Failures, WhatOnlyALostTrainerCouldNameGoesWithIt) {
-  const auto of_other = ranks[2].make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
-  const auto shared = ranks[1].make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
-  ranks[1].share(Shared::kOptimizer, shared.parts[0], ranks.patience());
-  EXPECT_EQ(ranks[0].optimizers(), 3);
+  const auto of_other = ranks[2].trainer().make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
+  const auto shared = ranks[1].trainer().make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
+  ranks[1].trainer().share(Shared::kOptimizer, shared.parts[0], ranks.patience());
+  EXPECT_EQ(ranks[0].owned().optimizers(), 3);
   ranks.network().kill(base::Rank(1));
-  EXPECT_TRUE(comes_true([&] { return ranks[0].optimizers() == 2; }));
-  EXPECT_EQ(ranks[0].modules(), 1);  // which its owner has placed
+  EXPECT_TRUE(comes_true([&] { return ranks[0].owned().optimizers() == 2; }));
+  EXPECT_EQ(ranks[0].owned().modules(), 1);  // which its owner has placed
   for (const auto& [optimizer, stays] : {std::pair(of_other, true), {shared, true}, {sgd, false}}) {
     const InContext in(ranks[2]);
     backward(in, loss(2), 2);
-    const auto update = [&] { ranks[2].step(*in.context, optimizer, ranks.patience()); };
+    const auto update = [&] { ranks[2].trainer().step(*in.context, optimizer, ranks.patience()); };
     if (stays) {
       EXPECT_NO_THROW(update());
     } else {

@@ -91,7 +91,7 @@ inline std::vector<Address> addresses(const RemoteModule& module) {
 
 inline at::Tensor called(Service& service, const RemoteModule& module, const at::Tensor& input,
                          const base::Patience& patience) {
-  return service.call(module.address, module.label(), input, patience).as<at::Tensor>();
+  return service.trainer().call(module.address, module.label(), input, patience).as<at::Tensor>();
 }
 
 }  // namespace lamina::parameter_server

@@ -24,14 +24,15 @@ TEST(Service, UpdatesWhatAnotherRankOwnsAsThePlainLoopWould) {
        plain_bias = bias.detach().clone().requires_grad_(true);
   ranks[0].place(linear("net", weight, bias));
 
-  const auto net = ranks[1].find(base::Rank(0), "net", ranks.patience());
-  const auto optimizer = ranks[1].make_optimizer("SGD", {0.1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
+  const auto net = ranks[1].trainer().find(base::Rank(0), "net", ranks.patience());
+  const auto optimizer =
+      ranks[1].trainer().make_optimizer("SGD", {0.1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
   for (int i = 0; i < 3; ++i) {
     const auto input = at::randn({5, 4}, at::kDouble);
     const InContext in(ranks[1]);
     const auto loss = called(ranks[1], net, input, ranks.patience()).pow(2).sum();
-    ranks[1].backward(*in.context, {loss}, {}, false, ranks.patience());
-    ranks[1].step(*in.context, optimizer, ranks.patience());
+    ranks[1].trainer().backward(*in.context, {loss}, {}, false, ranks.patience());
+    ranks[1].trainer().step(*in.context, optimizer, ranks.patience());
 
     at::linear(input, plain_weight, plain_bias).pow(2).sum().backward();
     for (auto* plain : {&plain_weight, &plain_bias}) {
@@ -51,15 +52,15 @@ TEST(Service, AddsTheGradientsOfSeveralCallsAndBackwardsOfAContext) {
   Ranks ranks(2);
   const auto weight = leaf({3, 4}), bias = leaf({3});
   ranks[0].place(linear("net", weight, bias));
-  const auto net = ranks[1].find(base::Rank(0), "net", ranks.patience());
-  const auto sgd = ranks[1].make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
+  const auto net = ranks[1].trainer().find(base::Rank(0), "net", ranks.patience());
+  const auto sgd = ranks[1].trainer().make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
   const auto before = bias.detach().clone();
   const auto input = at::randn({5, 4}, at::kDouble);
   const InContext in(ranks[1]);
   const auto twice = called(ranks[1], net, input, ranks.patience()) + called(ranks[1], net, input, ranks.patience());
-  ranks[1].backward(*in.context, {twice.sum()}, {}, true, ranks.patience());
-  ranks[1].backward(*in.context, {twice.sum()}, {}, false, ranks.patience());
-  ranks[1].step(*in.context, sgd, ranks.patience());
+  ranks[1].trainer().backward(*in.context, {twice.sum()}, {}, true, ranks.patience());
+  ranks[1].trainer().backward(*in.context, {twice.sum()}, {}, false, ranks.patience());
+  ranks[1].trainer().step(*in.context, sgd, ranks.patience());
   EXPECT_TRUE(at::allclose(bias, before - 20));
 }
 
@@ -70,7 +71,7 @@ TEST(Service, ModulesCallModulesOfOtherRanksInTheSameContext) {
   ranks[1].place(linear("inner", weight, bias));
   const auto calls = [&](int rank, int owner, const std::string& name, const at::Tensor& scale) {
     return [&ranks, rank, owner, name, scale](value::Value arguments) -> value::Value {
-      const auto next = ranks[rank].find(base::Rank(owner), name, ranks.patience());
+      const auto next = ranks[rank].trainer().find(base::Rank(owner), name, ranks.patience());
       return called(ranks[rank], next, arguments.as<at::Tensor>(), ranks.patience()) * scale;
     };
   };
@@ -79,14 +80,14 @@ TEST(Service, ModulesCallModulesOfOtherRanksInTheSameContext) {
   ranks[1].place({"outer", calls(1, 2, "middle", outer), {{"scale", outer}}});
 
   const auto input = leaf({2, 4});
-  const auto net = ranks[0].find(base::Rank(1), "outer", ranks.patience());
+  const auto net = ranks[0].trainer().find(base::Rank(1), "outer", ranks.patience());
   const auto plain = (at::linear(input, weight, bias) * middle * outer).pow(2).sum();
   const auto expected = torch::autograd::grad({plain}, {weight, bias, middle, outer, input});
   {
     const InContext in(ranks[0]);
     const auto loss = called(ranks[0], net, input, ranks.patience()).pow(2).sum();
     EXPECT_TRUE(at::allclose(loss, plain));
-    ranks[0].backward(*in.context, {loss}, {}, false, ranks.patience());
+    ranks[0].trainer().backward(*in.context, {loss}, {}, false, ranks.patience());
     const auto here = in.context->all_gradients();
     ASSERT_EQ(here.leaves.size(), 1U);
     EXPECT_TRUE(here.leaves[0].is_same(input));
@@ -98,10 +99,10 @@ TEST(Service, ModulesCallModulesOfOtherRanksInTheSameContext) {
       const auto placed = ranks[rank].place({"", [](value::Value) { return value::Value(); }, {{"", leaf}}});
       all.parameters.push_back(placed.parameters[0]);
     }
-    const auto sgd = ranks[0].make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(all), ranks.patience());
+    const auto sgd = ranks[0].trainer().make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(all), ranks.patience());
     std::vector<at::Tensor> before;
     for (const auto& [rank, leaf] : places) before.push_back(leaf.detach().clone());
-    ranks[0].step(*in.context, sgd, ranks.patience());
+    ranks[0].trainer().step(*in.context, sgd, ranks.patience());
     for (std::size_t i = 0; i < places.size(); ++i) {
       EXPECT_TRUE(at::allclose(places[i].second, before[i] - expected[i], 1e-12, 1e-12)) << i;
     }
@@ -118,7 +119,7 @@ TEST(Service, FindsWhatIsPlacedLater) {
       ranks[0].place(linear("net", weight, bias));
       return;
     }
-    EXPECT_EQ(ranks[1].find(base::Rank(0), "net", ranks.patience()).parameters.size(), 2U);
+    EXPECT_EQ(ranks[1].trainer().find(base::Rank(0), "net", ranks.patience()).parameters.size(), 2U);
   });
   EXPECT_FALSE(errors[0] || errors[1]);
 }
@@ -126,7 +127,7 @@ TEST(Service, FindsWhatIsPlacedLater) {
 TEST(Service, GivesNoHistoryOutsideContextsAndWithoutGradMode) {
   Ranks ranks(2);
   ranks[0].place(linear("net", leaf({2, 2}), leaf({2})));
-  const auto net = ranks[1].find(base::Rank(0), "net", ranks.patience());
+  const auto net = ranks[1].trainer().find(base::Rank(0), "net", ranks.patience());
   const auto input = at::ones({1, 2}, at::kDouble);
   EXPECT_FALSE(called(ranks[1], net, input, ranks.patience()).requires_grad());
   const InContext in(ranks[1]);
@@ -153,7 +154,7 @@ TEST(Service, GivesARuleThatAsksForItTheNormOfTheGradientsOnAllOwners) {
   const auto lamb = registry.find("LAMB");
   std::vector<double> hyper;
   for (const auto& field : lamb->declaration().hyper) hyper.push_back(field.preset);
-  const auto optimizer = ranks[2].make_optimizer("LAMB", hyper, addresses(all), ranks.patience());
+  const auto optimizer = ranks[2].trainer().make_optimizer("LAMB", hyper, addresses(all), ranks.patience());
   std::vector<optim::State> states(plain.size());
   optim::Threads threads(1);
   for (int i = 0; i < 3; ++i) {
@@ -161,8 +162,8 @@ TEST(Service, GivesARuleThatAsksForItTheNormOfTheGradientsOnAllOwners) {
     const InContext in(ranks[2]);
     const auto loss = called(ranks[2], parts[0], input, ranks.patience()).pow(2).sum() +
                       called(ranks[2], parts[1], input, ranks.patience()).pow(2).sum();
-    ranks[2].backward(*in.context, {loss}, {}, false, ranks.patience());
-    ranks[2].step(*in.context, optimizer, ranks.patience());
+    ranks[2].trainer().backward(*in.context, {loss}, {}, false, ranks.patience());
+    ranks[2].trainer().step(*in.context, optimizer, ranks.patience());
     const auto same =
         at::linear(input, plain[0], plain[1]).pow(2).sum() + at::linear(input, plain[2], plain[3]).pow(2).sum();
     const auto gradients = torch::autograd::grad({same}, plain);

@@ -26,8 +26,8 @@ Placed summing(const std::string& name, const at::Tensor& weight) {
 void iterate(Ranks& ranks, int rank, const RemoteModule& module, const RemoteOptimizer& optimizer) {
   const InContext in(ranks[rank]);
   const auto loss = called(ranks[rank], module, at::ones({1}), ranks.patience());
-  ranks[rank].backward(*in.context, {loss}, {}, false, ranks.patience());
-  ranks[rank].step(*in.context, optimizer, ranks.patience());
+  ranks[rank].trainer().backward(*in.context, {loss}, {}, false, ranks.patience());
+  ranks[rank].trainer().step(*in.context, optimizer, ranks.patience());
 }
 
 TEST(Trainers, UpdateOneParameterExactlyOnceForEachOfTheirSteps) {
@@ -37,8 +37,9 @@ TEST(Trainers, UpdateOneParameterExactlyOnceForEachOfTheirSteps) {
     const auto call = [weight, small](value::Value) -> value::Value { return weight.sum() + small.sum(); };
     ranks[0].place({"net", call, {{"weight", weight}, {"small", small}}});
     const auto errors = ranks.run({1, 2, 3, 4}, [&](int rank) {
-      const auto net = ranks[rank].find(kOwner, "net", ranks.patience());
-      const auto sgd = ranks[rank].make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
+      const auto net = ranks[rank].trainer().find(kOwner, "net", ranks.patience());
+      const auto sgd =
+          ranks[rank].trainer().make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
       for (int i = 0; i < 25; ++i) iterate(ranks, rank, net, sgd);
     });
     for (const auto& error : errors) EXPECT_EQ(message_of(error), "");
@@ -58,8 +59,8 @@ TEST(Trainers, StepWithHyperParametersOfTheirOwn) {
   Ranks ranks(3);
   const auto weight = ones({3});
   ranks[0].place(summing("net", weight));
-  const auto net = ranks[1].find(kOwner, "net", ranks.patience());
-  const auto made = ranks[1].make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
+  const auto net = ranks[1].trainer().find(kOwner, "net", ranks.patience());
+  const auto made = ranks[1].trainer().make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
   auto slower = made;
   slower.hyper = list({0.25, 0, 0, 0, 0, 0});
   iterate(ranks, 1, net, slower);
@@ -100,11 +101,12 @@ int most_at_once(const std::vector<at::Tensor>& weights, int together) {
     const auto& weight = weights[rank - 1];
     const auto placed = ranks[0].place(summing(base::str("net ", rank), weight));
     const auto& address = placed.parameters[0].address;
-    const auto number = ranks[0].add_optimizer({address.number}, std::make_shared<Meets>(inside, most, together));
+    const auto number =
+        ranks[0].owned().add_optimizer({address.number}, std::make_shared<Meets>(inside, most, together));
     optimizers[rank].parts = {{kOwner, address.job, number}};
   }
   const auto errors = ranks.run({1, 2}, [&](int rank) {
-    const auto net = ranks[rank].find(kOwner, base::str("net ", rank), ranks.patience());
+    const auto net = ranks[rank].trainer().find(kOwner, base::str("net ", rank), ranks.patience());
     for (int i = 0; i < 20; ++i) iterate(ranks, rank, net, optimizers[rank]);
   });
   for (const auto& error : errors) EXPECT_EQ(message_of(error), "");
@@ -124,11 +126,11 @@ TEST(Trainers, GetTheirOwnErrorsAlone) {
   ranks[0].place(summing("good", weight));
   ranks[0].place({"bad", [](value::Value) -> value::Value { throw std::runtime_error("broken here"); }, {}});
   const auto errors = ranks.run({1, 2}, [&](int rank) {
-    const auto net = ranks[rank].find(kOwner, "good", ranks.patience());
-    const auto sgd = ranks[rank].make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
+    const auto net = ranks[rank].trainer().find(kOwner, "good", ranks.patience());
+    const auto sgd = ranks[rank].trainer().make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
     for (int i = 0; i < 10; ++i) {
       if (rank == 2) {
-        const auto bad = ranks[rank].find(kOwner, "bad", ranks.patience());
+        const auto bad = ranks[rank].trainer().find(kOwner, "bad", ranks.patience());
         const InContext in(ranks[rank]);
         EXPECT_THROW(called(ranks[rank], bad, at::ones({1}), ranks.patience()), value::RemoteFailure);
       }
@@ -144,8 +146,8 @@ TEST(Trainers, MayBeThreadsOfOneRankEachInItsContext) {
   const auto weight = ones({4});
   ranks[0].place(summing("net", weight));
   const auto errors = ranks.run({1, 1, 1}, [&](int) {
-    const auto net = ranks[1].find(kOwner, "net", ranks.patience());
-    const auto sgd = ranks[1].make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
+    const auto net = ranks[1].trainer().find(kOwner, "net", ranks.patience());
+    const auto sgd = ranks[1].trainer().make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
     for (int i = 0; i < 10; ++i) iterate(ranks, 1, net, sgd);
   });
   for (const auto& error : errors) EXPECT_EQ(message_of(error), "");
@@ -158,21 +160,21 @@ TEST(Trainers, MayUpdateWhatAnotherOneIsInTheMiddleOf) {
   const auto weight = at::randn({3, 3}, at::kDouble).requires_grad_(true), bias = ones({3});
   ranks[0].place(linear("net", weight, bias));
   const auto input = at::randn({2, 3}, at::kDouble).requires_grad_(true);
-  const auto net = ranks[1].find(kOwner, "net", ranks.patience());
-  const auto sgd = ranks[1].make_optimizer("SGD", {0.1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
+  const auto net = ranks[1].trainer().find(kOwner, "net", ranks.patience());
+  const auto sgd = ranks[1].trainer().make_optimizer("SGD", {0.1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
   const auto errors = ranks.run({1}, [&](int) {
     const InContext in(ranks[1]);
     const auto loss = called(ranks[1], net, input, ranks.patience()).pow(2).sum();
     const auto others = ranks.run({2}, [&](int) {
-      const auto sgd = ranks[2].make_optimizer("SGD", {0.1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
+      const auto sgd = ranks[2].trainer().make_optimizer("SGD", {0.1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
       const InContext in(ranks[2]);
       const auto loss = called(ranks[2], net, input, ranks.patience()).sum();
-      ranks[2].backward(*in.context, {loss}, {}, false, ranks.patience());
-      ranks[2].step(*in.context, sgd, ranks.patience());
+      ranks[2].trainer().backward(*in.context, {loss}, {}, false, ranks.patience());
+      ranks[2].trainer().step(*in.context, sgd, ranks.patience());
     });
     EXPECT_EQ(message_of(others[0]), "");
-    ranks[1].backward(*in.context, {loss}, {}, false, ranks.patience());
-    ranks[1].step(*in.context, sgd, ranks.patience());
+    ranks[1].trainer().backward(*in.context, {loss}, {}, false, ranks.patience());
+    ranks[1].trainer().step(*in.context, sgd, ranks.patience());
   });
   EXPECT_EQ(message_of(errors[0]), "");
 }
