@@ -116,16 +116,7 @@ class DistributedModel(SavedModel):
         self._overlapping = overlapping_allreduce
         self._replicas: Replicas | None = None  # with `ddp`
         if job.session.config.ddp:
-            groups.of_job()
-            overlap = overlapping_allreduce and not job.session.config.deterministic_server
-            bucket_bytes = int(bucket_cap_mb * 2**20)
-            reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
-            owns = lambda name: self._cut.model.owns(name)  # noqa: E731
-            self._replicas = Replicas(job.session, job.groups, module, owns, *reduction)
-            if job.session.group_size("dp") > 1:
-                job.replicas = self._replicas
-                self._cut.see_to_updates()
-            job.on_end.callback(self._replicas.unwatch)
+            self._replicas = self._average(job, **self._cut.arguments)
         elif (replicas := job.session.group_size("dp")) > 1 and job.session.rank == 0:
             warnings.warn(
                 f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
@@ -133,6 +124,29 @@ class DistributedModel(SavedModel):
             )
         if not job.pipelined:
             self._cut.make()
+
+    def _average(
+        self,
+        job: current.Job,
+        backward_passes_per_step: int,
+        overlapping_allreduce: bool,
+        bucket_cap_mb: float,
+        broadcast_buffers: bool,
+        gradient_as_bucket_view: bool,
+        **_: bool,
+    ) -> Replicas:
+        """Has the gradients averaged over the copies of the model."""
+        groups.of_job()
+        overlap = overlapping_allreduce and not job.session.config.deterministic_server
+        bucket_bytes = int(bucket_cap_mb * 2**20)
+        reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
+        owns = lambda name: self._cut.model.owns(name)  # noqa: E731
+        replicas = Replicas(job.session, job.groups, self.module, owns, *reduction)
+        if job.session.group_size("dp") > 1:
+            job.replicas = replicas
+            self._cut.see_to_updates()
+        job.on_end.callback(replicas.unwatch)
+        return replicas
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(

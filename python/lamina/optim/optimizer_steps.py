@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The groups of an optimizer whose parameters live on several ranks, and its steps."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from lamina import _lamina
+from lamina.errors import UsageError
+from lamina.job import current, groups
+from lamina.model.partitioned import PartitionedModel
+from lamina.optim.flat_groups import FlatGroups, lie_together
+from lamina.optim.lent_optimizer import LentOptimizer
+from lamina.optim.named_state import Layout
+from lamina.torch_patches import zero_grad
+from lamina.util.checks import require_positive
+
+
+class OptimizerSteps:
+    """Makes the groups of an optimizer this rank's part of the model, and its steps those of all ranks.
+
+    Args:
+        optimizer: of the parameters of the model, all of them or those of this rank.
+        scale: what its losses are multiplied by; the job's.
+
+    Attributes:
+        parameters: knows what stands in the groups for parameters of the model.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scale: _lamina.LossScale):
+        job = current.job()
+        if job.session.config.shard_optimizer_state and job.session.group_size("rdp") > 1:
+            groups.of_job()
+        self.optimizer = optimizer
+        self._scale = scale
+        self._engine = _lamina.Optimizer(job.session, scale, len(job.optimizers), job.clips_by_default)
+        self.parameters = self._engine.parameters
+        self._lent = LentOptimizer(optimizer, self.parameter_of, self._part_of_state)
+        self._torchs = type(optimizer)
+        self._watched = False  # `.grad` of what stands for parameters in the groups
+
+    def trim(self, model: PartitionedModel) -> None:
+        """Makes the groups this rank's part of the model: see Groups in lamina/distributed_optimizer/groups.h."""
+        self.parameters.set_model(lambda: model.table, model.sharding)
+        has_new = self._engine.trim(self._lent)
+        self._give_gradients()
+        self._name_groups()
+        if has_new and (job := current.job()).replicas is not None and job.leads:
+            job.replicas.add(self._engine.beside)
+            job.cut.watch()
+
+    def _give_gradients(self) -> None:
+        """Has what stands for parameters in the groups be of a class whose `.grad` we know."""
+        stand_ins = [each for each in self._lent.members() if self.parameters.source(each) is not each]
+        if not stand_ins:
+            return
+        for each in stand_ins:
+            if type(each) is torch.Tensor:
+                each.__class__ = torch.nn.Parameter
+        if not self._watched:
+            self._watched = True
+            zero_grad.give_gradients(self._engine, current.job().on_end)
+
+    def follow(self) -> None:
+        """Gives masters the values of parameters that have changed."""
+        self._engine.follow()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's."""
+        self._torchs.add_param_group(self.optimizer, param_group)
+        job = current.job_if_any()
+        if job is not None and job.model is not None and job.model.partitioned:
+            self.trim(job.cut.model)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As torch's. Collective over the ranks of the model and its copies, whose options are compared first. With a
+        loss scale, or sharded parameters, gradients are measured, and no rank makes the step where they are not finite.
+
+        Errors:
+            UsageError: inside the step function of a pipeline; losses that were not scaled; with sharded parameters, a
+                closure; options that differ between ranks.
+        """
+        current.everywhere("optimizer.step()")
+        job = current.job_if_any()
+        if job is None or not self._is_in(job):
+            if self._engine.holds_others or self._scale.is_on:
+                self._require_job("step()", job)
+            return self._lent.step_alone(closure)
+
+        def closed() -> None:
+            with torch.enable_grad():
+                self._lent.loss = closure()
+            if job.cut is not None:
+                job.cut.watch()
+
+        if job.cut is not None and job.cut.model is not None and not self._engine.are_cut(self._lent):
+            self.trim(job.cut.model)
+        self._engine.step(self._lent, *_model_of(job), None if closure is None else closed)
+        self._tell_measured()
+        loss, self._lent.loss = self._lent.loss, None
+        return loss
+
+    def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
+        """Has the next step clip the gradients to that norm, of all of the model's on all ranks, without the loss
+        scale. Collective, as `step` is with a loss scale.
+
+        Returns:
+            The norm as it was; -1 where gradients are not finite, so that the step will be left out.
+
+        Errors:
+            UsageError: another norm than the Euclidean, inside a step function.
+        """
+        require_positive(max_norm=max_norm)
+        if norm_type != 2:
+            raise UsageError(f"clip_master_grads() knows norm_type 2, not {norm_type!r}")
+        norm = self._engine.clip(self._lent, *_model_of(self._job("clip_master_grads()")), float(max_norm))
+        self._tell_measured()
+        return norm
+
+    def holders(self) -> list[torch.Tensor]:
+        """Lists what has the gradients of this rank: parameters and shards of the model."""
+        return list(map(self.parameters.source, self._lent.members()))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; UsageError inside the step function of a pipeline."""
+        current.everywhere("optimizer.zero_grad()")
+        job = current.job_if_any()
+        model = job.model if job is not None else None
+        self._engine.zero_grad(self._lent, None if model is None else model.backwards, set_to_none)
+
+    def is_whole(self) -> bool:
+        """True where no parameter has left, and none is another tensor than the model's."""
+        return self._engine.are_whole(self._lent)
+
+    def parameter_of(self, place: torch.Tensor) -> torch.Tensor:
+        """The parameter of the model that a tensor of the groups is, or stands for."""
+        return self._engine.parameter_of(place)
+
+    def known(self) -> Layout:
+        """The groups of the whole optimizer as far as this rank knows them."""
+        return [[(name, given or None) for name, given, _, _ in group] for group in self._members()]
+
+    def _part_of_state(self, place: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> Any:
+        """The state of what is in the place of a parameter from the parameter's."""
+        return self._engine.part_of_state(self._lent, place, parameter, dict(state)) or {}
+
+    def _members(self) -> list[list[tuple[str, str, torch.Tensor, torch.Tensor | None]]]:
+        """By group, all members as far as this rank knows them: the name, the name it was given with, the parameter,
+        and what stands for it here, None where another rank updates it."""
+        return self._engine.members(self._lent)
+
+    def _here(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names what stands in the groups here."""
+        for group in self._members():
+            yield from ((name, place) for name, _, _, place in group if place is not None)
+
+    def _tell_measured(self) -> None:
+        self.optimizer.overflow, self.optimizer._global_grad_norm = self._engine.overflow, self._engine.norm
+
+    def _name_groups(self) -> None:
+        """Sets what scripts read of the groups: `fp16_groups`, the model's own parameters;
+        `fp32_partitioned_groups_flat`, per group one tensor of this rank's elements, whose parts the masters are;
+        `ds_param_shard_group`, torch's process group of the sharding group."""
+        optimizer = self.optimizer
+        optimizer.fp16_groups = [list(map(self.parameter_of, group["params"])) for group in optimizer.param_groups]
+        if current.session().config.sharded_data_parallel_degree > 1:
+            optimizer.ds_param_shard_group = groups.of_job().get("shard")
+        optimizer.fp32_partitioned_groups_flat = FlatGroups(optimizer, self.parameters)  # whole ones until the cut
+        for group in optimizer.param_groups:
+            masters = list(filter(self.parameters.is_master, group["params"]))
+            if masters and len(masters) == len(group["params"]):
+                lie_together(masters)
+
+    def _job(self, what: str) -> current.Job:
+        self._require_job(what, current.job_if_any())
+        return current.outside_step(f"optimizer.{what}")
+
+    def _require_job(self, what: str, job: current.Job | None) -> None:
+        if job is None or not self._is_in(job):
+            raise UsageError(
+                f"optimizer.{what} of a DistributedOptimizer whose job was shut down", code="step-after-shutdown"
+            )
+
+    def _is_in(self, job: current.Job) -> bool:
+        return any(known is self for known in job.optimizers)
+
+
+def _model_of(job: current.Job) -> tuple[_lamina.Backwards | None, _lamina.Reducer | None, int]:
+    """The job's model, as the engine's optimizer sees it, with all of its gradients watched."""
+    if job.model is None:
+        return None, None, 0
+    job.cut.watch()
+    return job.model.backwards, job.replicas.reducer if job.replicas is not None else None, job.model.steps
