@@ -110,17 +110,18 @@ class Report:
 
 
 def table(content: dict) -> str:
-    """A report's content as text."""
-    fixed = ("case", "figure", "unit", "median", "min", "max", "samples")
+    """A report's content as text; samples, or the smallest and the largest, may be left out."""
+    fixed = ("case", "figure", "unit", "median", "min", "max", "n", "samples")
     extra = list(dict.fromkeys(key for row in content["figures"] for key in row if key not in fixed))
     rows = [["case", "figure", "median", "min", "max", "n", *(key.replace("_", " ") for key in extra)]]
     for row in content["figures"]:
         cells = [
             row["case"],
             f"{row['figure']}, {row['unit']}",
-            *(_number(row[key]) for key in ("median", "min", "max")),
+            *(_number(row[key]) if key in row else "" for key in ("median", "min", "max")),
         ]
-        rows.append([*cells, str(len(row["samples"])), *(_number(row[key]) if key in row else "" for key in extra)])
+        count = len(row["samples"]) if "samples" in row else row.get("n", "")
+        rows.append([*cells, str(count), *(_number(row[key]) if key in row else "" for key in extra)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [content["title"]]
     for row in rows:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the benchmarks in turn, or those whose names begin with one of the words given, and prints their tables.
 
-    python benchmarks/run.py [--quick | --full] [NAME ...]
+    python benchmarks/run.py [--quick | --full] [--record] [NAME ...]
 
-Writes build/bench/<name>.json (every sample), <name>.log (what the ranks said) and summary.txt. Nothing here judges a
+Writes build/bench/<name>.json (every sample), <name>.log (what the ranks said) and summary.txt; with --record also the
+tables of docs/benchmarks.md, for which benchmarks/recorded keeps the figures. Nothing here judges a
 speed: the exit code is 1 only when a benchmark did not run to its end. Whatever ends this program, a signal too, ends
 all that it has started.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from measure import LAMINA, OUT, Options, add_effort, table
+from record import keep, write_page
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE.parent / "build" / "release" / "bin"
@@ -116,6 +118,7 @@ def run(benchmark: Benchmark, options: Options) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(each.name for each in BENCHMARKS))
+    parser.add_argument("--record", action="store_true", help="write the tables of docs/benchmarks.md")
     add_effort(parser)
     options = parser.parse_args(namespace=Options())
     chosen = [each for each in BENCHMARKS if not options.names or each.name.startswith(tuple(options.names))]
@@ -143,7 +146,11 @@ def main() -> int:
         else:
             done.append(table(json.loads((OUT / f"{benchmark.name}.json").read_text())))
             print(f"  ({benchmark.name}: {time.monotonic() - begin:.0f} s)\n", flush=True)
+            if options.record:
+                keep(benchmark.name, options.pick("--quick", "", "--full"))
     (OUT / "summary.txt").write_text("\n".join(done))
+    if options.record:
+        write_page(each.name for each in BENCHMARKS)
     return int(failures > 0)
 
 
