@@ -10,7 +10,7 @@
 #include "apps/lamina/checkpoint_command.h"
 #include "apps/lamina/say.h"
 #include "lamina/archive/store.h"
-#include "lamina/archive/tensor_reader.h"
+#include "lamina/archive/piece_reader.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/launch/options/command_line.h"

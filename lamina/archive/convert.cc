@@ -10,8 +10,8 @@
 #include <sstream>
 
 #include "lamina/archive/checksums.h"
+#include "lamina/archive/piece_reader.h"
 #include "lamina/archive/safetensors.h"
-#include "lamina/archive/tensor_reader.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 

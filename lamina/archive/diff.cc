@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "lamina/archive/floats.h"
-#include "lamina/archive/tensor_reader.h"
+#include "lamina/archive/piece_reader.h"
 #include "lamina/base/str.h"
 
 namespace lamina::archive {
@@ -79,7 +79,7 @@ void diff_about(const nlohmann::json& one, const nlohmann::json& other, std::vec
 std::vector<Difference> diff(FileSystem& files, const Found& one, const Found& other, const Progress& progress) {
   std::vector<Difference> found;
   const auto first = by_key(one.manifest), second = by_key(other.manifest);
-  TensorReader reader(files, one.folder, one.manifest), others(files, other.folder, other.manifest);
+  PieceReader reader(files, one.folder, one.manifest), others(files, other.folder, other.manifest);
   std::uint64_t all = 0, so_far = 0;
   for (const auto& [key, tensor] : first) all += second.contains(key) ? bytes_of(*tensor) : 0;
   std::vector<std::byte> part;

@@ -82,7 +82,5 @@ Manifest read_manifest(std::string_view text, Elements elements = Elements::kAll
 // A clause, "elements from 64 to 128 are in no piece" or "in two pieces"; "" where each element is in one piece. Takes
 // time for each row that a piece cuts, as CommonRuns.
 std::string pieces_problem(const SavedTensor& tensor);
-// Throws FormatError where there is one. Takes time for each row that a piece cuts: of files whose sizes are right.
-void require_each_once(const SavedTensor& tensor);
 
 }  // namespace lamina::archive

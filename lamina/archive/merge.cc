@@ -9,8 +9,8 @@
 #include "lamina/archive/extra_files.h"
 #include "lamina/archive/floats.h"
 #include "lamina/archive/fresh_folder.h"
+#include "lamina/archive/piece_reader.h"
 #include "lamina/archive/safetensors.h"
-#include "lamina/archive/tensor_reader.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
@@ -79,7 +79,7 @@ std::string name_of_file(std::size_t index, std::size_t count) {
 
 // Returns how many elements became infinite.
 template <class WasRead>
-std::uint64_t write_file(FileSystem& files, const Path& path, const std::vector<Output>& outputs, TensorReader& reader,
+std::uint64_t write_file(FileSystem& files, const Path& path, const std::vector<Output>& outputs, PieceReader& reader,
                          const WasRead& was_read) {
   std::uint64_t too_large = 0;
   std::vector<Entry> entries;
@@ -139,7 +139,7 @@ Merged merge(FileSystem& files, const Found& from, const Path& place, const Merg
     }
   }
   FreshFolder folder(files, place);
-  TensorReader reader(files, from.folder, from.manifest);
+  PieceReader reader(files, from.folder, from.manifest);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     merged.too_large += write_file(files, folder.path() / name_of_file(i, outputs.size()), outputs[i], reader,
                                    [&](std::uint64_t bytes) { progress(so_far += bytes, all); });

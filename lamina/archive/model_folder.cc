@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "lamina/archive/piece_reader.h"
 #include "lamina/archive/safetensors.h"
-#include "lamina/archive/tensor_reader.h"
 #include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -140,7 +140,7 @@ Manifest make_whole(FileSystem& files, const Path& folder, const Manifest& manif
   Manifest whole;
   std::vector<const SavedTensor*> own;  // of the next file
   std::uint64_t bytes = 0;
-  TensorReader reader(files, folder, manifest);
+  PieceReader reader(files, folder, manifest);
   const auto write_file = [&] {
     if (own.empty()) return;
     std::vector<Entry> entries;

@@ -4,7 +4,6 @@
 #include <queue>
 
 #include "lamina/archive/manifest.h"
-#include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/layout/common.h"
 
@@ -48,12 +47,6 @@ std::string pieces_problem(const SavedTensor& tensor) {
   }
   const auto all = layout::numel(tensor.shape);
   return done < all ? between(done, all) + " are in no piece" : "";
-}
-
-void require_each_once(const SavedTensor& tensor) {
-  const auto problem = pieces_problem(tensor);
-  if (problem.empty()) return;
-  throw base::FormatError(base::str(describe(tensor), ": its pieces have not each element once: ", problem));
 }
 
 }  // namespace lamina::archive

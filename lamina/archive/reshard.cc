@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "lamina/archive/extra_files.h"
+#include "lamina/archive/piece_reader.h"
 #include "lamina/archive/safetensors.h"
-#include "lamina/archive/tensor_reader.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
@@ -122,7 +122,7 @@ class Writer {
   const Found& from_;
   const Path& folder_;
   const Progress& progress_;
-  TensorReader reader_;
+  PieceReader reader_;
   Manifest manifest_;
   std::uint64_t all_ = 0, so_far_ = 0;
   std::vector<std::byte> part_;

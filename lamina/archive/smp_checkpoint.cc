@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lamina/archive/foreign_states.h"
-#include "lamina/archive/tensor_reader.h"
+#include "lamina/archive/piece_reader.h"
 #include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"

@@ -12,6 +12,8 @@
 #include "lamina/archive/model_folder.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/checkpoint/chunks.h"
+#include "lamina/checkpoint/part.h"
 #include "lamina/checkpoint/tree_json.h"
 #include "lamina/value/dtype.h"
 
@@ -19,11 +21,12 @@ namespace lamina::session {
 namespace {
 
 using archive::Kind;
-using checkpoint::Wanted;
 
 constexpr const char* kMixture =
     ": it was whole a moment before. What this job has is a mixture now: load it again, or another one, or begin anew";
 constexpr std::size_t kShown = 10;  // names in an error
+
+Kind alike(Kind kind) { return kind == Kind::kBuffer ? Kind::kParameter : kind; }
 
 archive::Manifest manifest_at(const std::filesystem::path& place, bool verify) {
   auto& files = archive::file_system();
@@ -55,21 +58,6 @@ void require_like(const archive::SavedTensor& saved, const std::string& name, co
                                      traits(saved.dtype).name, " in the checkpoint"),
                            base::Code{"checkpoint-shape"});
   }
-}
-
-// Memory for what is wanted; padding is 0.
-at::Tensor memory_for(const Wanted& wanted) {
-  const auto type = checkpoint::scalar_type(wanted.tensor->dtype);
-  const auto& region = wanted.region;
-  const bool padded = region.size > checkpoint::count(region);
-  return padded ? at::zeros({region.size}, type) : at::empty({region.size}, type);
-}
-
-// True where the bytes of the tensor are the file's.
-bool is_like(const at::Tensor& tensor, const Wanted& wanted) {
-  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
-         tensor.scalar_type() == checkpoint::scalar_type(wanted.tensor->dtype) &&
-         tensor.numel() == wanted.region.size && !tensor.is_inference();
 }
 
 // Called between two reads: ends them where this rank is interrupted or another one is lost, and says about every
@@ -118,8 +106,22 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
 }
 
 CheckpointReader::CheckpointReader(const std::filesystem::path& place, bool verify)
-    : reader_(archive::file_system(), std::filesystem::is_regular_file(place) ? place.parent_path() : place,
-              manifest_at(place, verify), verify) {}
+    : folder_(std::filesystem::is_regular_file(place) ? place.parent_path() : place),
+      manifest_(manifest_at(place, verify)),
+      reader_(archive::file_system(), folder_, manifest_, verify) {
+  for (const auto& tensor : manifest_.tensors) {
+    by_key_.emplace(Key{tensor.name, alike(tensor.kind), tensor.optimizer, tensor.state}, &tensor);
+    for (const auto& name : tensor.also) {
+      by_key_.emplace(Key{name, alike(tensor.kind), tensor.optimizer, tensor.state}, &tensor);
+    }
+  }
+}
+
+const archive::SavedTensor* CheckpointReader::find(const std::string& name, Kind kind, int optimizer,
+                                                   const std::string& state) const {
+  const auto found = by_key_.find(Key{name, alike(kind), optimizer, state});
+  return found == by_key_.end() ? nullptr : found->second;
+}
 
 value::Value CheckpointReader::about(const std::string& key, bool allow_objects) const {
   const auto& about = manifest().about;
@@ -127,8 +129,8 @@ value::Value CheckpointReader::about(const std::string& key, bool allow_objects)
   const auto tensor = [&](std::size_t number) {
     const auto name = content_name(number);
     const auto* found = find(name, Kind::kContent);
-    if (found == nullptr) throw base::FormatError(base::str(reader_.folder().string(), ": ", name, " is missing"));
-    return reader_.read(*found);
+    if (found == nullptr) throw base::FormatError(base::str(folder_.string(), ": ", name, " is missing"));
+    return all_of(*found);
   };
   return checkpoint::to_value(about[key], tensor, allow_objects);
 }
@@ -228,7 +230,7 @@ at::Tensor CheckpointReader::want_content(const std::string& name) {
 at::Tensor CheckpointReader::whole(const std::string& name) const {
   const auto* found = find(name, Kind::kParameter);
   base::internal_check(found != nullptr, "all of nothing");
-  return reader_.read(*found);
+  return all_of(*found);
 }
 
 void CheckpointReader::check_share(Session& session) const {
@@ -238,25 +240,59 @@ void CheckpointReader::check_share(Session& session) const {
 
 void CheckpointReader::read(Session& session) {
   const auto went_on = between_reads(session);
-  reader_.read(wanted_, went_on);
+  read_places(wanted_, went_on);
   wanted_.clear();
-  reader_.check(model_, went_on);
-  reader_.check(optimizers_, went_on);
+  check_places(model_, went_on);
+  check_places(optimizers_, went_on);
 }
 
 void CheckpointReader::fill_model(Session& session) { fill(std::exchange(model_, {}), session); }
 void CheckpointReader::fill_optimizers(Session& session) { fill(std::exchange(optimizers_, {}), session); }
 
-void CheckpointReader::fill(std::vector<Wanted> places, Session& session) const {
+void CheckpointReader::read_places(const std::vector<Place>& places,
+                                   const archive::PieceReader::WentOn& went_on) const {
+  std::vector<archive::Wanted> wanted;
+  for (const auto& each : places) wanted.push_back({each.tensor, each.region, checkpoint::bytes_of(each.into)});
+  reader_.read(wanted, went_on);
+}
+
+void CheckpointReader::check_places(const std::vector<Place>& places,
+                                    const archive::PieceReader::WentOn& went_on) const {
+  std::vector<archive::Wanted> wanted;
+  for (const auto& each : places) wanted.push_back({each.tensor, each.region, {}});
+  reader_.check(wanted, went_on);
+}
+
+at::Tensor CheckpointReader::all_of(const archive::SavedTensor& tensor) const {
+  auto into = at::empty(tensor.shape, checkpoint::scalar_type(tensor.dtype));
+  reader_.read(tensor, 0, checkpoint::bytes_of(into));
+  return into;
+}
+
+// Memory for what is wanted; padding is 0.
+at::Tensor CheckpointReader::memory_for(const Place& place) {
+  const auto type = checkpoint::scalar_type(place.tensor->dtype);
+  const bool padded = place.region.size > checkpoint::count(place.region);
+  return padded ? at::zeros({place.region.size}, type) : at::empty({place.region.size}, type);
+}
+
+// True where the bytes of the tensor are the file's.
+bool CheckpointReader::is_like(const at::Tensor& tensor, const Place& place) {
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
+         tensor.scalar_type() == checkpoint::scalar_type(place.tensor->dtype) && tensor.numel() == place.region.size &&
+         !tensor.is_inference();
+}
+
+void CheckpointReader::fill(std::vector<Place> places, Session& session) const {
   constexpr std::size_t kMostStagedBytes = std::size_t{64} << 20;
   const at::NoGradGuard no_grad;
   const auto went_on = between_reads(session);
-  std::vector<Wanted> reads;
+  std::vector<Place> reads;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to a place, from memory that was read into
   std::size_t staged_bytes = 0;
-  const auto read = [&] {
+  const auto read_staged = [&] {
     try {
-      reader_.read(reads, went_on);
+      read_places(reads, went_on);
     } catch (const base::FormatError& error) {
       throw base::FormatError(base::str(error.what(), kMixture), base::Code{"checkpoint-damaged"});
     } catch (const base::FileError& error) {
@@ -279,17 +315,17 @@ void CheckpointReader::fill(std::vector<Wanted> places, Session& session) const 
       staged_bytes += each.into.nbytes();
     }
     reads.push_back(each);
-    if (staged_bytes >= kMostStagedBytes) read();
+    if (staged_bytes >= kMostStagedBytes) read_staged();
   }
-  read();
+  read_staged();
 }
 
-Wanted CheckpointReader::wanted(const std::string& name, Kind kind, int optimizer, const std::string& state,
-                                layout::Region region) const {
+CheckpointReader::Place CheckpointReader::wanted(const std::string& name, Kind kind, int optimizer,
+                                                 const std::string& state, layout::Region region) const {
   const auto* found = find(name, kind, optimizer, state);
   base::internal_check(found != nullptr, "a part of nothing");
   if (found->shape != region.whole) {
-    throw base::UsageError(base::str(archive::describe(*found), " has another shape in ", reader_.folder().string()));
+    throw base::UsageError(base::str(archive::describe(*found), " has another shape in ", folder_.string()));
   }
   return {.tensor = found, .region = std::move(region), .into = {}};
 }

@@ -3,13 +3,15 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "lamina/archive/piece_reader.h"
 #include "lamina/archive/store.h"
-#include "lamina/checkpoint/piece_reader.h"
 #include "lamina/session/checkpoint_parts.h"
 #include "lamina/session/parts_to_save.h"
 #include "lamina/value/value.h"
@@ -40,14 +42,12 @@ class CheckpointReader {
   // Throws base::FormatError, or base::FileError, where the folder is no whole checkpoint.
   CheckpointReader(const std::filesystem::path& place, bool verify);
 
-  const archive::Manifest& manifest() const { return reader_.manifest(); }
+  const archive::Manifest& manifest() const { return manifest_; }
   // Gives what it tells about itself under a key; none where it does not. Throws as checkpoint::to_value() does.
   value::Value about(const std::string& key, bool allow_objects) const;
-  // nullptr where there is none.
+  // nullptr where there is none. A parameter may have been a buffer, and the other way round.
   const archive::SavedTensor* find(const std::string& name, archive::Kind kind, int optimizer = 0,
-                                   const std::string& state = "") const {
-    return reader_.find(name, kind, optimizer, state);
-  }
+                                   const std::string& state = "") const;
   // The first of a tensor's names under which its value is there; nullptr for none.
   const std::string* saved_name(const std::vector<std::string>& names) const;
 
@@ -86,21 +86,38 @@ class CheckpointReader {
   // which the ranks fill when all of them have read. What is then another one, since the file was changed meanwhile or
   // the disk failed, is found, too, and told to have left a mixture.
   //
-  // They throw as checkpoint::PieceReader does, base::PeerError where a rank is lost meanwhile, and what an interrupt
+  // They throw as archive::PieceReader does, base::PeerError where a rank is lost meanwhile, and what an interrupt
   // of the session's waits throws.
   void read(Session& session);
   void fill_model(Session& session);
   void fill_optimizers(Session& session);
 
  private:
-  // Says what is wanted of a tensor, without memory for it.
-  checkpoint::Wanted wanted(const std::string& name, archive::Kind kind, int optimizer, const std::string& state,
-                            layout::Region region) const;
-  void fill(std::vector<checkpoint::Wanted> places, Session& session) const;
+  // Elements of a saved tensor, and what they go into: contiguous memory of the host of its dtype, or a tensor of the
+  // job, of any dtype and device.
+  struct Place {
+    const archive::SavedTensor* tensor = nullptr;
+    layout::Region region;
+    at::Tensor into;
+  };
+  using Key = std::tuple<std::string, archive::Kind, int, std::string>;
 
-  checkpoint::PieceReader reader_;
-  std::vector<checkpoint::Wanted> wanted_;              // into new memory
-  std::vector<checkpoint::Wanted> model_, optimizers_;  // into tensors of the job, of any dtype and device
+  // Says what is wanted of a tensor, without memory for it.
+  Place wanted(const std::string& name, archive::Kind kind, int optimizer, const std::string& state,
+               layout::Region region) const;
+  at::Tensor all_of(const archive::SavedTensor& tensor) const;
+  static at::Tensor memory_for(const Place& place);
+  static bool is_like(const at::Tensor& tensor, const Place& place);
+  void check_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const;
+  void read_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const;
+  void fill(std::vector<Place> places, Session& session) const;
+
+  const archive::Path folder_;
+  const archive::Manifest manifest_;
+  mutable archive::PieceReader reader_;
+  std::map<Key, const archive::SavedTensor*> by_key_;
+  std::vector<Place> wanted_;              // into new memory
+  std::vector<Place> model_, optimizers_;  // into tensors of the job
 };
 
 }  // namespace lamina::session

@@ -7,7 +7,7 @@
 #include "lamina/archive/checksums.h"
 #include "lamina/archive/safetensors.h"
 #include "lamina/archive/store.h"
-#include "lamina/archive/tensor_reader.h"
+#include "lamina/archive/piece_reader.h"
 #include "tests/archive/any_manifest.h"
 
 // Random checkpoints with random elements, saved, and their tensors as whole ones.
@@ -64,7 +64,7 @@ inline Tensors save_any(FileSystem& files, const Path& folder, const std::string
 
 inline Tensors tensors_of(FileSystem& files, const Found& found) {
   Tensors tensors;
-  TensorReader reader(files, found.folder, found.manifest);
+  PieceReader reader(files, found.folder, found.manifest);
   for (const auto& tensor : found.manifest.tensors) {
     auto& bytes = tensors[describe(tensor)];
     reader.read_parts(tensor, [&](auto, auto part) { bytes.insert(bytes.end(), part.begin(), part.end()); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/checkpoint/piece_reader.h"
+#include "lamina/archive/piece_reader.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -12,8 +12,8 @@
 #include <fstream>
 #include <vector>
 
-#include "lamina/archive/tensor_reader.h"
 #include "lamina/base/error.h"
+#include "lamina/checkpoint/chunks.h"
 #include "lamina/checkpoint/rank_files.h"
 #include "lamina/layout/common.h"
 #include "tests/archive/temp_folder.h"
@@ -22,6 +22,8 @@
 namespace lamina::checkpoint {
 namespace {
 
+using archive::PieceReader;
+using archive::Wanted;
 using archive::testing::TempFolder;
 
 const auto kNothing = [](std::int64_t) {};
@@ -59,10 +61,11 @@ RC_GTEST_PROP(PieceReaderProperty, WhatOneLayoutSavedAnyOtherOneReads, ()) {
   const auto from = layout::any_layout(shape), to = layout::any_layout(shape);
   const TempFolder folder;
   std::filesystem::create_directory(folder / "a");
-  const PieceReader reader(archive::file_system(), folder / "a", saved(folder / "a", from), true);
+  const auto manifest = saved(folder / "a", from);
+  PieceReader reader(archive::file_system(), folder / "a", manifest);
   for (const auto& piece : layout::pieces(to)) {
     const auto into = at::full({piece.region.size}, -1, at::kLong);
-    const Wanted wanted{reader.find("w", archive::Kind::kParameter), piece.region, into};
+    const Wanted wanted{&manifest.tensors.front(), piece.region, bytes_of(into)};
     reader.read({&wanted, 1}, [] {});
     RC_ASSERT(at::equal(into, memory_of(piece.region)));
   }
@@ -113,17 +116,16 @@ TEST(PieceReader, ReadsNoMoreThanTheBlocksOfWhatIsWantedEachOnce) {
   const TempFolder folder;
   std::filesystem::create_directory(folder / "a");
   Counted files;
-  const PieceReader reader(files, folder / "a", saved(folder / "a", whole), true);
+  const auto manifest = saved(folder / "a", whole);
+  PieceReader reader(files, folder / "a", manifest);
+  const auto into = at::empty({1000, 100}, at::kLong);
   std::vector<Wanted> wanted;  // a thousand tensors' worth of small neighbours
-  const auto* tensor = reader.find("w", archive::Kind::kParameter);
   for (std::int64_t i = 0; i < 1000; ++i) {
     const auto region = within(layout::whole({kRows}), i * 100, (i + 1) * 100);
-    wanted.push_back({tensor, region, at::empty({100}, at::kLong)});
+    wanted.push_back({&manifest.tensors.front(), region, bytes_of(into[i])});
   }
   reader.read(wanted, [] {});
-  for (std::int64_t i = 0; i < 1000; ++i) {
-    ASSERT_TRUE(at::equal(wanted[static_cast<std::size_t>(i)].into, at::arange(i * 100, (i + 1) * 100)));
-  }
+  ASSERT_TRUE(at::equal(into, at::arange(100'000).view({1000, 100})));
   EXPECT_EQ(files.bytes, std::int64_t{1} << 20);  // 800,000 bytes behind a header
   reader.check(wanted, [] {});
   EXPECT_EQ(files.bytes, std::int64_t{2} << 20);
@@ -139,21 +141,23 @@ TEST(PieceReader, NamesFileAndTensorOfWhatIsNotAsItWasWritten) {
     file.seekp(-9, std::ios::end);
     file.put('x');
   }
-  const PieceReader reader(archive::file_system(), folder / "a", manifest, true);
+  PieceReader reader(archive::file_system(), folder / "a", manifest);
+  const auto& tensor = manifest.tensors.front();
+  std::vector<std::byte> bytes(8000);
   try {
-    reader.read(*reader.find("w", archive::Kind::kParameter));
+    reader.read(tensor, 0, bytes);
     FAIL();
   } catch (const base::FormatError& error) {
     const std::string text = error.what();
     EXPECT_NE(text.find(path.string()), std::string::npos) << text;
     EXPECT_NE(text.find("(w)"), std::string::npos) << text;
   }
-  const std::vector<Wanted> wanted{{reader.find("w", archive::Kind::kParameter), layout::whole({1000}), at::Tensor()}};
+  const std::vector<Wanted> wanted{{&tensor, layout::whole({1000}), {}}};
   EXPECT_THROW(reader.check(wanted, [] {}), base::FormatError);
   EXPECT_THROW(reader.check(archive::Share{}, [] {}), base::FormatError);
-  const PieceReader trusting(archive::file_system(), folder / "a", manifest, false);
+  PieceReader trusting(archive::file_system(), folder / "a", manifest, false);
   trusting.check(wanted, [] {});
-  EXPECT_EQ(trusting.read(*trusting.find("w", archive::Kind::kParameter)).numel(), 1000);
+  trusting.read(tensor, 0, bytes);
 }
 
 // Their sizes add up to the tensor's; half of it is in no piece.
@@ -163,12 +167,13 @@ TEST(PieceReader, RefusesPiecesThatOverlap) {
   auto manifest = saved(folder / "a", {.name = "w", .shape = {1000}, .shards = 2});
   auto& pieces = manifest.tensors.front().pieces;
   pieces[1].region = pieces[0].region;
-  const PieceReader reader(archive::file_system(), folder / "a", manifest, true);
-  const auto& tensor = *reader.find("w", archive::Kind::kParameter);
-  EXPECT_THROW(reader.read(tensor), base::FormatError);
-  archive::TensorReader other(archive::file_system(), folder / "a", manifest);
+  PieceReader reader(archive::file_system(), folder / "a", manifest);
   std::vector<std::byte> bytes(8000);
-  EXPECT_THROW(other.read(tensor, 0, bytes), base::FormatError);
+  const std::vector<Wanted> wanted{{&manifest.tensors.front(), layout::whole({1000}), bytes}};
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_THROW(reader.read(wanted, [] {}), base::FormatError);
+    EXPECT_THROW(reader.read(manifest.tensors.front(), 0, bytes), base::FormatError);
+  }
 }
 
 }  // namespace

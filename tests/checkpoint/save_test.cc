@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/checkpoint/save.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <barrier>
 #include <fstream>
 
+#include "lamina/archive/piece_reader.h"
 #include "lamina/archive/verify.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/checkpoint/chunks.h"
 #include "lamina/checkpoint/outcome.h"
-#include "lamina/checkpoint/piece_reader.h"
 #include "tests/archive/temp_folder.h"
 #include "tests/messaging/mailboxes.h"
 
@@ -57,11 +60,13 @@ std::vector<std::exception_ptr> save(Mailboxes& boxes, const std::filesystem::pa
 double value_of(const std::filesystem::path& folder, const std::string& tag) {
   const auto found = archive::Store(archive::file_system(), folder).find(tag);
   EXPECT_TRUE(archive::verify(archive::file_system(), found.folder, [](auto, auto) {}).empty());
-  const PieceReader reader(archive::file_system(), found.folder, found.manifest, true);
+  archive::PieceReader reader(archive::file_system(), found.folder, found.manifest);
   const auto value = found.manifest.about["value"].get<double>();
   for (int rank = 0; rank < kRanks; ++rank) {
-    const auto* tensor = reader.find(base::str("w", rank), archive::Kind::kParameter);
-    EXPECT_TRUE(at::equal(reader.read(*tensor), at::full({100, 3}, value + rank)));
+    const auto saved = std::ranges::find(found.manifest.tensors, base::str("w", rank), &archive::SavedTensor::name);
+    const auto read = at::empty({100, 3}, scalar_type(saved->dtype));
+    reader.read(*saved, 0, bytes_of(read));
+    EXPECT_TRUE(at::equal(read, at::full({100, 3}, value + rank)));
   }
   return value;
 }
