@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/collective/shared_memory_backend.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/ivalue_inl.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/record_function.h>
 
@@ -13,176 +11,22 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/collective/backend_arguments.h"
+#include "lamina/collective/flat.h"
+#include "lamina/collective/joint_work.h"
 #include "lamina/collective/sparse.h"
 #include "lamina/value/dtype.h"
 
 namespace lamina::collective {
 namespace {
 
-using c10d::OpType;
-using shared_memory::Buffer;
 using shared_memory::Check;
 using shared_memory::Communicator;
 using shared_memory::Reduction;
-using Tensors = std::vector<at::Tensor>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // A wait for whoever sends looks so often before it sleeps between looks.
 constexpr int kLooks = 100;
 constexpr auto kPause = std::chrono::microseconds(200);
-
-// A kind of operation, as torch knows it and as its profiler and our messages name it.
-struct Kind {
-  OpType type;
-  const char* name;
-};
-constexpr Kind kAllReduce{OpType::ALLREDUCE, "lamina:all_reduce"};
-constexpr Kind kAllReduceCoalesced{OpType::ALLREDUCE_COALESCED, "lamina:all_reduce_coalesced"};
-constexpr Kind kReduce{OpType::REDUCE, "lamina:reduce"};
-constexpr Kind kReduceScatter{OpType::REDUCE_SCATTER, "lamina:reduce_scatter"};
-constexpr Kind kReduceScatterTensor{OpType::_REDUCE_SCATTER_BASE, "lamina:reduce_scatter"};
-constexpr Kind kReduceScatterCoalesced{OpType::REDUCE_SCATTER_TENSOR_COALESCED, "lamina:reduce_scatter_coalesced"};
-constexpr Kind kBroadcast{OpType::BROADCAST, "lamina:broadcast"};
-constexpr Kind kAllGather{OpType::ALLGATHER, "lamina:all_gather"};
-constexpr Kind kAllGatherTensor{OpType::_ALLGATHER_BASE, "lamina:all_gather"};
-constexpr Kind kAllGatherCoalesced{OpType::ALLGATHER_COALESCED, "lamina:all_gather_coalesced"};
-constexpr Kind kGather{OpType::GATHER, "lamina:gather"};
-constexpr Kind kScatter{OpType::SCATTER, "lamina:scatter"};
-constexpr Kind kAllToAll{OpType::ALLTOALL, "lamina:all_to_all"};
-constexpr Kind kAllToAllTensor{OpType::ALLTOALL_BASE, "lamina:all_to_all"};
-constexpr Kind kBarrier{OpType::BARRIER, "lamina:barrier"};
-constexpr Kind kSend{OpType::SEND, "lamina:send"};
-constexpr Kind kReceive{OpType::RECV, "lamina:recv"};
-
-// True where the storage of a dense tensor holds all that its sizes reach: resize_(0) of a storage frees it.
-bool has_memory(const at::Tensor& tensor) {
-  const auto bytes =
-      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset());
-  return tensor.storage().nbytes() >= bytes;
-}
-
-// A dense contiguous tensor that stands for another one: itself where it can.
-class Flat {
- public:
-  explicit Flat(at::Tensor tensor) : tensor_(std::move(tensor)) {
-    if (!has_memory(tensor_)) throw base::UsageError("the storage of a tensor was freed before its collective ran");
-    flat_ = tensor_.resolve_conj().resolve_neg().contiguous();
-  }
-
-  Buffer buffer() const {
-    const auto dtype = value::dtype_of(flat_.scalar_type());
-    return {static_cast<std::byte*>(flat_.data_ptr()), static_cast<std::size_t>(flat_.numel()), *dtype};
-  }
-  // After an operation has written to it.
-  void put_back() const {
-    if (!flat_.is_same(tensor_)) tensor_.copy_(flat_);
-  }
-
- private:
-  at::Tensor tensor_, flat_;
-};
-
-// A list of them.
-class Flats {
- public:
-  explicit Flats(const Tensors& tensors) : each_(tensors.begin(), tensors.end()) {
-    for (const auto& one : each_) buffers_.push_back(one.buffer());
-  }
-  const std::vector<Buffer>& buffers() const { return buffers_; }
-  void put_back() const {
-    for (const auto& one : each_) one.put_back();
-  }
-
- private:
-  std::vector<Flat> each_;
-  std::vector<Buffer> buffers_;
-};
-
-// Several works as one. (torch's own, made of a future, keeps errors to itself.)
-class JointWork : public c10d::Work {
- public:
-  explicit JointWork(std::vector<WorkPtr> works) : Work(-1, OpType::COALESCED), works_(std::move(works)) {}
-
-  bool isCompleted() override {
-    return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
-  }
-  bool isSuccess() const override {
-    return std::ranges::all_of(works_, [](const auto& work) { return work->isSuccess(); });
-  }
-  // Returns, and throws the first error, when all have ended: until then tensors are written to.
-  bool wait(std::chrono::milliseconds timeout) override {
-    std::exception_ptr first;
-    for (const auto& work : works_) {
-      try {
-        work->wait(timeout);
-      } catch (...) {
-        if (!first) first = std::current_exception();
-      }
-    }
-    if (first) std::rethrow_exception(first);
-    return true;
-  }
-  void abort() override {
-    for (const auto& work : works_) work->abort();
-  }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
-        c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
-    for (const auto& work : works_) futures.push_back(work->getFuture());
-    return c10::collectAll(futures);
-  }
-
- private:
-  const std::vector<WorkPtr> works_;
-};
-
-Reduction reduction_of(Kind kind, const c10d::ReduceOp& operation) {
-  switch (operation) {
-    case c10d::ReduceOp::SUM:
-      return Reduction::kSum;
-    case c10d::ReduceOp::AVG:
-      return Reduction::kMean;
-    case c10d::ReduceOp::PRODUCT:
-      return Reduction::kProduct;
-    case c10d::ReduceOp::MIN:
-      return Reduction::kMin;
-    case c10d::ReduceOp::MAX:
-      return Reduction::kMax;
-    case c10d::ReduceOp::BAND:
-      return Reduction::kBitAnd;
-    case c10d::ReduceOp::BOR:
-      return Reduction::kBitOr;
-    case c10d::ReduceOp::BXOR:
-      return Reduction::kBitXor;
-    default:
-      throw base::UsageError(
-          base::str(kind.name, " has SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR, not this reduction"));
-  }
-}
-
-void require_dense(Kind kind, const at::Tensor& tensor) {
-  const char* what = !tensor.defined()                        ? "no tensor"
-                     : !tensor.device().is_cpu()              ? "one of another device"
-                     : tensor.layout() != at::kStrided        ? "a sparse one"
-                     : !value::dtype_of(tensor.scalar_type()) ? "one of another dtype"
-                     : !has_memory(tensor)                    ? "one whose storage was freed"
-                                                              : nullptr;
-  if (what == nullptr) return;
-  const auto given = tensor.defined() ? base::str(": ", tensor.scalar_type(), " on ", tensor.device().str()) : "";
-  throw base::UsageError(base::str(kind.name, " takes dense tensors of the CPU, not ", what, given));
-}
-
-// Checks two tensors that go into one operation.
-void require_alike(Kind kind, const at::Tensor& one, const at::Tensor& other) {
-  if (one.scalar_type() == other.scalar_type()) return;
-  throw base::UsageError(base::str(kind.name, ": tensors of ", one.scalar_type(), " and ", other.scalar_type()));
-}
-
-const at::Tensor& only(Kind kind, const Tensors& tensors) {
-  if (tensors.size() != 1) throw base::UsageError(base::str(kind.name, " takes one tensor, not ", tensors.size()));
-  require_dense(kind, tensors.front());
-  return tensors.front();
-}
 
 class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purposeful, public MemorySharing {
  public:
@@ -250,7 +94,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     const auto how = reduction_for(kReduce, only(kReduce, tensors), options.reduceOp);
-    const int root = member(kReduce, options.rootRank);
+    const int root = require_member(kReduce, options.rootRank, size_);
     return start(kReduce, tensors, options, [this, tensor = tensors.front(), how, root](const Check& check) {
       const Flat flat(tensor);
       group().reduce(flat.buffer(), how, root, check);
@@ -261,7 +105,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
     const auto mine = only(kReduceScatter, outputs);
-    const auto all = list_of(kReduceScatter, inputs, mine);
+    const auto all = list_of(kReduceScatter, inputs, mine, size_);
     const auto how = reduction_for(kReduceScatter, mine, options.reduceOp);
     return start(kReduceScatter, outputs, options, [this, mine, all, how](const Check& check) {
       const Flat flat(mine);
@@ -282,7 +126,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   // Copies.
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    const int root = member(kBroadcast, options.rootRank);
+    const int root = require_member(kBroadcast, options.rootRank, size_);
     return start(kBroadcast, tensors, options, [this, tensor = only(kBroadcast, tensors), root](const Check& check) {
       const Flat flat(tensor);
       group().broadcast(flat.buffer(), root, check);
@@ -292,7 +136,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
 
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     const auto mine = only(kAllGather, inputs);
-    const auto all = list_of(kAllGather, outputs, mine);
+    const auto all = list_of(kAllGather, outputs, mine, size_);
     return start(kAllGather, all, options,
                  [this, mine, all](const Check& check) { gather_lists({all}, {mine}, check); });
   }
@@ -307,7 +151,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       require_dense(kAllGatherCoalesced, inputs[i]);
-      require_list(kAllGatherCoalesced, lists[i], inputs[i]);
+      require_list(kAllGatherCoalesced, lists[i], inputs[i], size_);
     }
     return start(kAllGatherCoalesced, inputs, options,
                  [this, inputs, lists](const Check& check) { gather_lists(lists, inputs, check); });
@@ -324,8 +168,8 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
 
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
     const auto mine = only(kGather, inputs);
-    const int root = member(kGather, options.rootRank);
-    const auto all = root == rank_ ? list_of(kGather, outputs, mine) : Tensors();
+    const int root = require_member(kGather, options.rootRank, size_);
+    const auto all = root == rank_ ? list_of(kGather, outputs, mine, size_) : Tensors();
     return start(kGather, all, options, [this, mine, all, root](const Check& check) {
       const Flats flats(all);
       group().gather(flats.buffers(), Flat(mine).buffer(), root, check);
@@ -335,8 +179,8 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
 
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
     const auto mine = only(kScatter, outputs);
-    const int root = member(kScatter, options.rootRank);
-    const auto all = root == rank_ ? list_of(kScatter, inputs, mine) : Tensors();
+    const int root = require_member(kScatter, options.rootRank, size_);
+    const auto all = root == rank_ ? list_of(kScatter, inputs, mine, size_) : Tensors();
     return start(kScatter, outputs, options, [this, mine, all, root](const Check& check) {
       const Flat flat(mine);
       group().scatter(flat.buffer(), Flats(all).buffers(), root, check);
@@ -361,7 +205,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
 
   WorkPtr alltoall_base(at::Tensor& received, at::Tensor& sent, std::vector<std::int64_t>& received_rows,
                         std::vector<std::int64_t>& sent_rows, const c10d::AllToAllOptions& options) override {
-    const auto takes = counts_of(received, received_rows), gives = counts_of(sent, sent_rows);
+    const auto takes = counts_of(received, received_rows, size_), gives = counts_of(sent, sent_rows, size_);
     require_alike(kAllToAllTensor, received, sent);
     return start(kAllToAllTensor, {received}, options, [this, received, sent, takes, gives](const Check& check) {
       const Flat to(received), from(sent);
@@ -460,6 +304,11 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   }
 
  private:
+  void require_other(Kind kind, int index) const {
+    if (require_member(kind, index, size_) == rank_)
+      throw base::UsageError(base::str(kind.name, ": to this rank itself"));
+  }
+
   template <class Options, class Run>
   WorkPtr start(Kind kind, Tensors results, const Options& options, Run run) {
     ++started_;
@@ -600,7 +449,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
 
   WorkPtr reduce_scatter_each(Kind kind, const Tensors& outputs, const Tensors& inputs,
                               const c10d::ReduceScatterOptions& options) {
-    require_parts(kind, inputs, outputs);
+    require_parts(kind, inputs, outputs, size_);
     for (const auto& mine : outputs) reduction_for(kind, mine, options.reduceOp);
     const auto how = reduction_of(kind, options.reduceOp);
     return start(kind, outputs, options, [this, outputs, inputs, how](const Check& check) {
@@ -612,7 +461,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
 
   WorkPtr all_gather_each(Kind kind, const Tensors& outputs, const Tensors& inputs,
                           const c10d::AllgatherOptions& options) {
-    require_parts(kind, outputs, inputs);
+    require_parts(kind, outputs, inputs, size_);
     return start(kind, outputs, options, [this, outputs, inputs](const Check& check) {
       const Flats mine(inputs), all(outputs);
       group().all_gather(divided(mine, all), check);
@@ -637,78 +486,6 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     for (std::size_t i = 0; i < mine.size(); ++i) divided.push_back({from.buffers()[i], to[i].buffers()});
     group().all_gather(divided, check);
     for (const auto& flats : to) flats.put_back();
-  }
-
-  static Reduction reduction_for(Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& operation) {
-    const auto reduction = reduction_of(kind, operation);
-    if (shared_memory::reducible(*value::dtype_of(tensor.scalar_type()), reduction)) return reduction;
-    throw base::UsageError(base::str(kind.name, ": elements of ", tensor.scalar_type(), " have no such reduction"));
-  }
-
-  void require_as_many(Kind kind, std::size_t given, std::size_t expected) const {
-    if (given == expected) return;
-    throw base::UsageError(base::str(kind.name, ": ", given, " tensors in place of ", expected));
-  }
-
-  // Each of `all` has as many elements as all members' of `mine` together, of one type.
-  void require_parts(Kind kind, const Tensors& all, const Tensors& mine) const {
-    require_as_many(kind, all.size(), mine.size());
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      require_dense(kind, all[i]);
-      require_dense(kind, mine[i]);
-      require_alike(kind, all[i], mine[i]);
-      if (all[i].numel() == mine[i].numel() * size_) continue;
-      throw base::UsageError(base::str(kind.name, ": a tensor of ", all[i].numel(), " elements for ", size_,
-                                       " parts of ", mine[i].numel()));
-    }
-  }
-
-  // The only list of parts.
-  Tensors list_of(Kind kind, const std::vector<Tensors>& lists, const at::Tensor& mine) const {
-    require_as_many(kind, lists.size(), 1);
-    require_list(kind, lists.front(), mine);
-    return lists.front();
-  }
-
-  // One part per member, each as large as `mine` and of its type.
-  void require_list(Kind kind, const Tensors& parts, const at::Tensor& mine) const {
-    require_as_many(kind, parts.size(), size_);
-    for (const auto& part : parts) {
-      require_dense(kind, part);
-      require_alike(kind, part, mine);
-      if (part.numel() == mine.numel()) continue;
-      throw base::UsageError(base::str(kind.name, ": a part of ", part.numel(), " elements beside one of ",
-                                       mine.numel(), ": all are of one size"));
-    }
-  }
-
-  // Elements that go to, or come from, each member: so many rows of the tensor, as many for each where `rows` is empty.
-  std::vector<std::size_t> counts_of(const at::Tensor& tensor, const std::vector<std::int64_t>& rows) const {
-    require_dense(kAllToAllTensor, tensor);
-    const std::int64_t all = tensor.dim() == 0 ? 1 : tensor.size(0);
-    std::int64_t sum = 0;
-    bool fits = rows.empty() ? all % size_ == 0 : std::cmp_equal(rows.size(), size_);
-    for (const auto each : rows) {
-      fits = fits && each >= 0;
-      sum += each;
-    }
-    if (!fits || (!rows.empty() && sum != all)) {
-      throw base::UsageError(base::str(kAllToAllTensor.name, ": ", all, " rows cannot be parted over ", size_,
-                                       " members ", rows.empty() ? "equally" : "as the sizes say"));
-    }
-    const std::int64_t row = all == 0 ? 0 : tensor.numel() / all;
-    std::vector<std::size_t> counts(size_, static_cast<std::size_t>(all / size_ * row));
-    for (std::size_t i = 0; i < rows.size(); ++i) counts[i] = static_cast<std::size_t>(rows[i] * row);
-    return counts;
-  }
-
-  int member(Kind kind, std::int64_t index) const {
-    if (index >= 0 && index < size_) return static_cast<int>(index);
-    throw base::UsageError(base::str(kind.name, ": there is no member ", index, "; expected 0 to ", size_ - 1));
-  }
-
-  void require_other(Kind kind, int index) const {
-    if (member(kind, index) == rank_) throw base::UsageError(base::str(kind.name, ": to this rank itself"));
   }
 
   std::atomic<std::chrono::milliseconds> timeout_;

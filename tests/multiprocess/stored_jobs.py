@@ -27,7 +27,7 @@ LAYOUTS = {
     "divided": {"ddp": True, "shard_optimizer_state": True},
     "sharded": SHARDED,
 }
-# Of each sample: its layout, its precision, how it is saved.
+# By sample its layout, its precision, how it is saved.
 SAMPLES = {
     "pipeline": ("pipeline", {}, lamina.save_checkpoint),
     "divided_bf16": ("divided", {"bf16": True}, lamina.save_checkpoint),
