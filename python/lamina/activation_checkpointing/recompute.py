@@ -44,8 +44,8 @@ def recompute(
 
 def elsewhere(module: nn.Module) -> int | None:
     """The partition of a module that another rank owns, None for any other module."""
-    cut = current.job().cut if current.is_initialized() else None
-    return cut.model.elsewhere(module) if cut is not None and cut.model is not None else None
+    model = current.job().partitioned_model if current.is_initialized() else None
+    return None if model is None else model.elsewhere(module)
 
 
 def _recompute_split(

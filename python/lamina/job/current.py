@@ -46,6 +46,11 @@ class Job:
     _own: dict[Callable, Any] = field(default_factory=dict)
 
     @property
+    def partitioned_model(self) -> Any:
+        """The PartitionedModel, who owns what of the model; None before it is cut."""
+        return None if self.cut is None else self.cut.model
+
+    @property
     def pipelined(self) -> bool:
         """True where the model is cut over several ranks."""
         return self.session.group_size("pp") > 1
@@ -131,7 +136,7 @@ def everywhere(what: str) -> None:
 
 def before_cut(what: str) -> None:
     """Refuses what is to be said of a module before the model is cut over several ranks."""
-    if _job is not None and _job.pipelined and _job.model is not None and _job.model.partitioned:
+    if _job is not None and _job.pipelined and _job.partitioned_model is not None:
         raise UsageError(
             f"{what} after the model was partitioned; call it before the first step", code="model-cut-already"
         )

@@ -47,7 +47,8 @@ def _grow(storage: torch.UntypedStorage, flat: torch.Tensor, numel: int) -> bool
 def of_job() -> _lamina.Sharding | None:
     """The current job's; None where nothing is sharded."""
     job = current.job_if_any()
-    return job.cut.model.sharding if job is not None and job.cut is not None and job.cut.model is not None else None
+    model = None if job is None else job.partitioned_model
+    return None if model is None else model.sharding
 
 
 def number_of(sharding: _lamina.Sharding | None, parameter: torch.Tensor) -> int | None:

@@ -22,7 +22,7 @@ def update(original: Callable[[AveragedModel, nn.Module], None], average: Averag
     job = current.job()
     if job.cut.whole or model not in (job.model, job.model.module):
         return original(average, model)
-    cut = job.cut.model
+    cut = job.partitioned_model
     _let_go(average.module, cut)
     held = dict(named_tensors(average.module))
     foreign = [held[name] for name, _, owner in cut.tensors() if owner != cut.partition]

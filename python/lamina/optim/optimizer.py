@@ -81,8 +81,8 @@ def DistributedOptimizer(  # noqa: N802
         job.optimizers.append(state)
     elif scale.is_on:
         _shared(job, scale)
-    if job.model is not None and job.model.partitioned:
-        state.trim(job.cut.model)
+    if job.partitioned_model is not None:
+        state.trim(job.partitioned_model)
     return optimizer
 
 

@@ -88,7 +88,7 @@ class OptimizerState(OptimizerSteps):
         """
         self._nothing_waits()
         job = self._job("local_state_dict()")
-        if job.model is None or not job.model.partitioned:
+        if job.partitioned_model is None:
             raise UsageError(
                 "optimizer.local_state_dict(): nothing is local before the model is partitioned",
                 code="state-before-cut",
@@ -123,7 +123,7 @@ class OptimizerState(OptimizerSteps):
             self._load_scale(state_dict)
             return
         job = self._job("load_state_dict()")
-        if job.model is not None and job.model.partitioned:
+        if job.partitioned_model is not None:
             self._waiting = None
             self._load(state_dict, job)
             return
@@ -246,7 +246,7 @@ class OptimizerState(OptimizerSteps):
         named = named_state.without_marks(state_dict)
         if all(fitting):
             return named
-        named_state.check_names(everyone, layout, job.cut.model.home_of)
+        named_state.check_names(everyone, layout, job.partitioned_model.home_of)
         known = {name for group in layout for name, _ in group}
         own_states = named_state.of_parameters(named, known)
         states, masters = self._engine.gathered(own_states, dict(named.get(MASTERS, {})))
@@ -335,9 +335,8 @@ class OptimizerState(OptimizerSteps):
 def _cut() -> bool:
     """True where there is a model that is cut over several ranks, or sharded."""
     job = current.job_if_any()
-    if job is None or job.model is None or not job.model.partitioned:
-        return False
-    return job.pipelined or job.cut.model.sharding is not None
+    model = None if job is None else job.partitioned_model
+    return model is not None and (job.pipelined or model.sharding is not None)
 
 
 METHODS = (

@@ -70,8 +70,8 @@ class OptimizerSteps:
         """As torch's."""
         self._torchs.add_param_group(self.optimizer, param_group)
         job = current.job_if_any()
-        if job is not None and job.model is not None and job.model.partitioned:
-            self.trim(job.cut.model)
+        if job is not None and job.partitioned_model is not None:
+            self.trim(job.partitioned_model)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's. Collective over the ranks of the model and its copies, whose options are compared first. With a
@@ -94,8 +94,8 @@ class OptimizerSteps:
             if job.cut is not None:
                 job.cut.watch()
 
-        if job.cut is not None and job.cut.model is not None and not self._engine.are_cut(self._lent):
-            self.trim(job.cut.model)
+        if job.partitioned_model is not None and not self._engine.are_cut(self._lent):
+            self.trim(job.partitioned_model)
         self._engine.step(self._lent, *_model_of(job), None if closure is None else closed)
         self._tell_measured()
         loss, self._lent.loss = self._lent.loss, None

@@ -65,9 +65,8 @@ def _replace(owner: Any, name: str, check: Callable, undo: ExitStack) -> None:
 
 def _home_of(module: nn.Module) -> tuple[str, int] | None:
     """In a step: the name and partition of a module that another rank owns; None for any other."""
-    if not _lamina.in_step() or (job := current.job_if_any()) is None or job.cut is None or job.cut.model is None:
+    if not _lamina.in_step() or (job := current.job_if_any()) is None or (model := job.partitioned_model) is None:
         return None
-    model = job.cut.model
     partition = model.elsewhere(module)
     return None if partition is None else (model.tree.names[model.tree.node(module)] or "the model", partition)
 
