@@ -3,9 +3,9 @@
 //
 //     lamina run -n 2 -c call_bench SIZE...
 //
-// Rank 0 prints for each size (bytes in, and out) the median seconds of calls that are alike (seen), of calls like no
-// earlier one (new: a number among the arguments changes), and of the work itself. Calls of up to 64 KiB multiply by a
-// number; larger ones return memory as it is, so that they measure the way alone.
+// Rank 0 prints median seconds for each size (bytes in, and out) of the work itself, and of two kinds of calls. Calls
+// that are alike are "seen"; calls like no earlier one, for a number among their arguments changes, are "new". Calls of
+// up to 64 KiB multiply by a number; larger ones return memory as it is, so that they measure the way alone.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>

@@ -47,7 +47,7 @@ struct Touch {
   };
 };
 
-// Two passes: LAMB's, which writes the states in the first, and NovoGrad's, which reads the gradient alone there.
+// Two passes: LAMB writes the states in the first, and NovoGrad only reads the gradient there.
 struct TouchLamb {
   template <class T>
   struct Step {

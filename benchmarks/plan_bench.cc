@@ -3,11 +3,11 @@
 //
 //     plan_bench TREES
 //
-// Prints, of so many random trees, a line each: "tree" KIND PUBLISHED OPTIMUM SIMULATED. The first two are over the
-// default plan's step, for chains as it is predicted, for others in the simulated schedule: the steps of the published
-// plan and of the best one (0 where there are too many to try). The last is the default plan's simulated step over its
-// predicted one. Then lines "time" PARTITIONS SECONDS for a tree of 1,000 modules. Messages cost time in every second
-// tree.
+// Prints, of so many random trees, a line each: "tree" KIND PUBLISHED OPTIMUM SIMULATED. The first two are the steps of
+// the published plan and of the best one (0 where there are too many to try), over the default plan's. Steps of chains
+// are as predicted, those of others as in the simulated schedule. The last is the default plan's simulated step over
+// its predicted one. Then lines "time" PARTITIONS SECONDS for a tree of 1,000 modules. Messages cost time in every
+// second tree.
 #include <chrono>
 #include <cmath>
 #include <cstdio>

@@ -4,8 +4,9 @@
 //
 //     lamina run -n P -c schedule_bench M SCHEDULE WINDOW STEPS      (WINDOW 0: the default)
 //
-// Rank 0 prints, for each step after two that are not counted, its seconds, from rank 0's entry until its end; those of
-// the ideal (m + p - 1)(tf + tb), the operations measured alone; and those of the same schedule simulated with them.
+// Rank 0 prints three times for each step after two that are not counted. The first is from rank 0's entry until the
+// step's end. The second is the ideal (m + p - 1)(tf + tb), the operations measured alone, and the third that of the
+// simulated schedule.
 #include <cstdio>
 #include <cstdlib>
 

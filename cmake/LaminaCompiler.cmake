@@ -20,12 +20,12 @@ endif()
 # libtorch's headers take a quarter longer at -O3, and our time is spent inside libtorch.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
-# The python whose torch is used and for which the extension is built: the checkout's own, unless told otherwise.
+# The python that has torch, and for which the extension is built: the checkout's own, unless told otherwise.
 if(NOT DEFINED Python3_EXECUTABLE AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/bin/python)
   set(Python3_EXECUTABLE ${PROJECT_SOURCE_DIR}/.venv/bin/python)
 endif()
 
-# [Note: compiler cache] A result is found again from another clone of this repository: paths below the checkout are
+# [Note: compiler cache] A result is found again from another clone of this repository. Paths below the checkout are
 # hashed relative to it, the working directory not at all, and headers by content, not by time (they were just
 # unpacked). The same three kinds of sloppiness, and -fpch-preprocess, are what precompiled headers need. (CCACHE_DEPEND
 # spares a miss a tenth of its time, but then nothing is found from another clone.)

@@ -31,7 +31,7 @@ endif()
 
 # [Note: batches] Most of the time that a file takes to compile goes into reading headers. So some files of a folder are
 # compiled as one, which makes a build from nothing a third shorter; names in their unnamed namespaces differ.
-# `-DLAMINA_BATCH=OFF` compiles each alone, which is quicker for who edits one small file again and again.
+# `-DLAMINA_BATCH=OFF` compiles each alone: this is quicker while one small file is edited again and again.
 option(LAMINA_BATCH "Compile some files of a folder as one" ON)
 function(lamina_batch target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${LAMINA_BATCH} UNITY_BUILD_BATCH_SIZE 4)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says which C++ files include a folder that is not above their own in the order of lamina/CMakeLists.txt, which units
-(a header with its source) of one folder include each other in a circle, and which files take a std::hash: ranks compare
-values, and those of std::hash are each process's own."""
+"""Names the C++ files that include a folder which is not above their own in the order of lamina/CMakeLists.txt. Also
+units (a header with its source) of one folder that include each other in a circle. Files that take a std::hash are
+named, too. Ranks compare values, and those of std::hash are each process's own."""
 
 import re
 import sys

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says which modules of python/lamina import one from a package that is not below their own, and which import each
-other in a circle. Imports in functions count, and those under TYPE_CHECKING."""
+"""Names the modules of python/lamina that import one from a package that is not below their own, and those that import
+each other in a circle. Imports in functions count, and those under TYPE_CHECKING."""
 
 import ast
 import sys

@@ -62,6 +62,7 @@ found=$(.venv/bin/python -c 'from importlib.metadata import version; print(versi
 if [[ "${found%%+*}" != "$torch_version" ]]; then install_torch; fi
 say "installing what requirements.txt names"
 pip install -q --no-compile -r requirements.txt
-# Bytecode by all processors at once, where pip takes one. Where PYTHONDONTWRITEBYTECODE is set no import would leave any.
+# Bytecode by all processors at once, where pip takes one. Where PYTHONDONTWRITEBYTECODE is set, no import would leave
+# any.
 say "compiling what was installed"
 .venv/bin/python -m compileall -q -j "$(nproc)" .venv/lib >/dev/null || true

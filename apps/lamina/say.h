@@ -7,7 +7,7 @@
 #include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 
-// All that the commands print that may hold a name of somebody else's: see [Note: printable].
+// Every output of the commands that may hold a name of somebody else's: see [Note: printable].
 namespace lamina::command {
 
 // Prints one line on stdout.

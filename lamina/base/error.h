@@ -11,8 +11,8 @@
 
 #include "lamina/base/ids.h"
 
-// The errors of lamina, by culprit. The first line of a message says who, what, with whom and what to do; details
-// follow on further lines. Python sees each class under the same name (`lamina.PeerError`, ...).
+// The errors of lamina, by culprit. The first line of a message says whom it concerns, what happened and what to do;
+// details follow on further lines. Python sees each class under the same name (`lamina.PeerError`, ...).
 namespace lamina::base {
 
 // The stable name of an error that docs/errors.md tells more of than the message can: "step-mismatch". The first line

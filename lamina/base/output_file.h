@@ -7,10 +7,10 @@
 
 namespace lamina::base {
 
-// Opens a file to write, and makes it if it is missing. Others who may write to its folder can put anything in its
-// place, so what is there has to be a regular file of this process's user with no second name, and no link is followed.
-// A device or a pipe loses nothing by a write: where only this user and root may write to its folder it is opened too,
-// by a link as well.
+// Opens a file to write, and makes it if it is missing. Other users who may write to its folder can put anything in its
+// place. So a file that is there has to be a regular one of this process's user, with no second name, and no link is
+// followed. A device or a pipe loses nothing by a write: where only this user and root may write to its folder it is
+// opened too, by a link as well.
 //
 // path: the file; its folder exists.
 // flags: O_WRONLY or O_RDWR, perhaps with O_TRUNC, O_APPEND or O_EXCL.

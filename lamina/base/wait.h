@@ -72,7 +72,7 @@ class LongWait {
   bool told_;
 };
 
-// Waits until `ready()`, which is called under the lock and may throw, which ends the wait; see LongWait.
+// Waits until `ready()`. It is called under the lock, and may throw, which ends the wait; see LongWait.
 template <class Ready, class What>
 void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, const Patience& patience,
                 const Ready& ready, const What& what) {

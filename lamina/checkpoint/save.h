@@ -48,17 +48,17 @@ struct SaveRequest {
 };
 
 // [Note: saves] One save of all ranks. They make it together: they agree on the folder, which each must see, on the
-// space, and on an id. Then each writes its parts and hands in to the first rank which files these are. That one
-// commits
-// ([Note: commit]) and tells the others how it ended: well, or with the same error on all. While a rank writes it says
-// so about every second, and the first one that it waits for others; one that is lost, or silent for as long as the
-// patience, ends the save, and one that hears so stops. All of that may run in a thread of its own: these words have a
-// channel of their own, and nobody else waits for them.
+// space, and on an id. Then each writes its parts, and tells the first rank which files these are. The first rank
+// commits ([Note: commit]) and tells the others how it ended: well, or with the same error on all. About every second a
+// rank says that it still writes, and the first one that it still waits. A rank that is lost, or silent for as long as
+// the patience, ends the save, and the others stop when they are told. A save may run in a thread of its own, for its
+// messages have a channel that nothing else uses.
 //
 // Where training goes on meanwhile, ranks hear of a failure at different times, and are to throw it before the same
-// step. So once one has failed, each rank tells the first one how many steps it has begun since the save was made, and
-// begins no more until it knows which step none had begun: that is the one. Steps cost nothing otherwise. Where a rank
-// is lost, silent or gives up, there is no such step: then each throws it before its next one.
+// step. So once the save has failed, each rank tells the first one how many steps it has begun since, and begins no
+// other before the first one answers. The answer is the first step that no rank had begun: before that one all throw.
+// Steps cost nothing otherwise. Where a rank is lost, silent or gives the save up, no step can be agreed on, and each
+// rank throws before its next one.
 class Save {
  public:
   // Collective: all ranks ask for the same folder, tag and form (messaging::require_same). Throws the same error on all

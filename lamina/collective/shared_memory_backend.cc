@@ -337,7 +337,8 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     }
   }
 
-  // Each work is one operation of `exchange`, however it ends: what fails before that has begun gives it up.
+  // Each work counts as one operation of `exchange` on all members. Where it fails before that operation has begun,
+  // this member gives the operation up, so that its later ones still meet those of the others.
   template <class Run>
   WorkPtr start_on(Lane& lane, shared_memory::Exchange& exchange, Kind kind, Tensors results,
                    std::chrono::milliseconds timeout, bool here, Run run) {

@@ -44,10 +44,10 @@ using Reduce = std::function<at::Tensor(const GradientBucket&)>;
 Reduce mean_over(collective::Group& replicas, int divisor, collective::Terms terms);
 
 // [Note: buckets] Gradients travel in buckets of about `bucket_bytes`, in the order of the parameters, which is one on
-// all replicas. Each is copied once into its bucket's memory and once back: a gradient is the user's, who may keep it,
-// set it to None or give it any strides, so it lies where autograd has put it. The memory stays from one reduction to
-// the next, and buckets of one type on one device take turns in it: it is as large as the largest of them. Where
-// gradients become views of their bucket there is no copy back, and each bucket has memory of its own.
+// all replicas. Each is copied once into its bucket's memory and once back. A gradient is the user's: a program may
+// keep it, set it to None or give it any strides, so it lies where autograd has put it. The memory stays from one
+// reduction to the next, and buckets of one type on one device take turns in it: it is as large as the largest of them.
+// Where gradients become views of their bucket there is no copy back, and each bucket has memory of its own.
 class Buckets {
  public:
   explicit Buckets(std::int64_t bucket_bytes, Gradients how = Gradients::kCopied)

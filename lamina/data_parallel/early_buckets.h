@@ -17,7 +17,7 @@
 // gradients as in the pass before: calls are dynamic, so nobody knows the last one. Buckets start in one order on all
 // replicas, from the last parameters to the first, as gradients come; what has not started by the end of the pass
 // starts there. A gradient that has changed since its bucket started, because more of it came or somebody wrote to it,
-// is then reduced again, whole: so the results are those of a reduction at the end, to the bit. Until the pass ends
+// is then reduced again, whole. So the results are those of a reduction at the end, to the bit. Until the pass ends
 // each gradient stays as it is on this replica.
 namespace lamina::data_parallel {
 

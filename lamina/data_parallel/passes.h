@@ -14,20 +14,19 @@
 #include "lamina/messaging/mailbox.h"
 #include "lamina/value/failure.h"
 
-// [Note: passes] A pass is what the replicas of a model do together once: a call of a step function with a backward in
-// it or, outside of steps, an outermost backward; or what is left over of gradients before an update. Passes are
-// numbered. For each number every replica says one word to each other one: it has come to the pass and trains in it; it
-// is about to update; it has come, but has no data any more; or its step has failed, with the error. Who has come waits
-// for the words of all. A failure among them ends the pass on all, with that error, and the next word of each is about
-// the next number. So a replica whose step failed, and was caught, never meets another pass than the others, and nobody
-// waits for it.
+// [Note: passes] A pass is one thing that the replicas of a model do together. It is a call of a step function with a
+// backward in it, an outermost backward outside of steps, or the reduction of gradients that are left before an update.
+// Passes are numbered. For each number every replica says one word to each other one: it trains in the pass, is about
+// to update, has no data any more, or has failed in its step, with the error. Who has come waits for the words of all.
+// A failure among them ends the pass on all, with that error, and the next word of each is about the next number. So a
+// replica whose step failed, and was caught, never meets another pass than the others, and nobody waits for it.
 //
 // Numbers alone do not tell that a replica has left out a part of its loop: its next pass would take the place of the
 // one that it lacks. So each word has what the replica did since the pass before, its updates and the calls of the
 // model that no backward followed. Where they differ, the pass is an error of all, and nothing is averaged.
 //
 // Once all have come they compute together. A replica that fails in that (a communication hook that raises, a rank that
-// is lost) leaves the others in the middle of a collective: it says so, they leave as well, and no pass follows.
+// is lost) leaves the others in the middle of a collective. It says so, they leave as well, and no pass follows.
 namespace lamina::data_parallel {
 
 // The passes of one replica. For one thread.
@@ -90,7 +89,7 @@ class Passes {
     std::int64_t updates = 0, left_out = 0;  // since the pass before
     std::int64_t collectives = 0;            // see meet()
     std::optional<value::Failure> failure = {};
-    // All that tells of the place in its loop to which a replica has come.
+    // The place in its loop to which a replica has come.
     bool is_at(const Word& other) const {
       return says == other.says && updates == other.updates && left_out == other.left_out;
     }

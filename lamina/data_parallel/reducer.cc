@@ -26,7 +26,7 @@ std::vector<int> first_numbers(std::size_t count) {
   return numbers;
 }
 
-// Those that have run out of data.
+// Replicas that have run out of data.
 std::string missing(const std::vector<int>& everyone, const std::vector<int>& present) {
   std::vector<int> gone;
   std::ranges::set_difference(everyone, present, std::back_inserter(gone));
@@ -35,9 +35,9 @@ std::string missing(const std::vector<int>& everyone, const std::vector<int>& pr
   return names;
 }
 
-// Says that a collective which this error has ended may go on for ever. The engine's errors end one, as when the others
-// have closed the group, except those that come from another replica, or when it takes too long or would never end;
-// after these, an interrupt, or an error of a hook nobody knows.
+// Says that a collective which this error has ended may go on for ever. The engine's errors end it, as when the others
+// have closed the group. After an error of another replica, a wait that took too long or would never end, an interrupt,
+// or an error of a hook, nobody knows.
 bool may_never_end(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);

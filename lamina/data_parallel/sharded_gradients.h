@@ -18,8 +18,8 @@ class ShardedGradients {
   virtual bool has(const at::Tensor& parameter) const = 0;
   // A gradient has come to this parameter, one of them. From any thread.
   virtual void note(const at::Tensor& parameter, std::int64_t pass) = 0;
-  // Collective over the replicas, which have met: sums what has come in this pass. `ends`: the means of what came in
-  // all passes since the last time become gradients.
+  // Collective over the replicas, which have met: adds this pass's gradients to the sums. With `ends` the shards get
+  // the means of these sums as their gradients, and the sums begin anew.
   virtual void reduce(std::int64_t pass, bool ends, const base::Patience& patience) = 0;
   // A backward has ended whose gradients stay with this replica until a later pass.
   virtual void end_held_back() = 0;

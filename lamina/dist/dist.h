@@ -11,8 +11,8 @@
 #include "lamina/dist/sampler.h"
 #include "lamina/value/value.h"
 
-// torch's collectives with answers for every program, as lamina.dist is in Python: without a launcher it is a world of
-// one, in which each function does what it would there; under torchrun, `lamina run`, srun or mpirun it is that world.
+// torch's collectives for every program, as lamina.dist has them in Python. Without a launcher the world has one rank,
+// on which each function does what it would there. Under torchrun, `lamina run`, srun or mpirun the world is theirs.
 //
 //     dist::initialize_dist();
 //     dist::run_local_rank_zero_first([&] { data = download(); });

@@ -11,7 +11,7 @@
 namespace lamina::dist {
 
 // All ranks of a launched world, met at the job's store; rank 0 hosts it, where no agent does, while this lives. It
-// comes before a backend's own meeting, which cannot say who is missing.
+// comes before a backend's own meeting, which cannot tell the ranks that are missing.
 class Meeting {
  public:
   // `name` is the same on all ranks and new for each meeting. Throws base::TimeoutError, which names those that did not

@@ -8,10 +8,10 @@
 
 namespace lamina::dist {
 
-// Which samples a rank reads, in the order of Python's: torch's DistributedSampler, which repeats samples where they do
-// not divide by the ranks, or, if `exact`, lamina.dist.ExactSampler, which repeats none: batch t of all ranks together
-// is what one rank with batches as large as all theirs would read as its batch t. Has what
-// torch::data::make_data_loader asks of a sampler. Not thread-safe.
+// Chooses the samples that a rank reads, in the order of Python's samplers. By default it is torch's
+// DistributedSampler, which repeats samples where they do not divide by the ranks. If `exact`, it is
+// lamina.dist.ExactSampler, and repeats none: one rank with batches as large as all theirs together would read the same
+// ones in batch t. Has what torch::data::make_data_loader asks of a sampler. Not thread-safe.
 class Sampler {
  public:
   struct Part {

@@ -18,7 +18,8 @@ namespace lamina::distributed_optimizer {
 // Says which gradients come from losses that were not scaled and should be.
 enum class Unscaled : std::int64_t { kNone, kSome, kAll };
 
-// Tells of all gradients, measured before an update with one exchange beside that of the shards.
+// A measurement of all gradients before an update. The ranks that have the shards of one model exchange their sums,
+// then all ranks exchange one message each.
 struct Measure {
   double norm = 0;                      // of the model's, each element once
   bool overflow = false;                // of some gradient of some rank, a copy's included
@@ -26,7 +27,7 @@ struct Measure {
   Unscaled unscaled = Unscaled::kNone;  // the worst that anyone has
 };
 
-// Those who measure together, and what they know.
+// The ranks that measure together, and what this one knows.
 struct Measurers {
   const model::ParameterTable* table = nullptr;  // nullptr: no model
   sharding::Sharding* sharding = nullptr;        // nullptr where nothing is

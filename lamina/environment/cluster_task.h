@@ -25,9 +25,9 @@ struct ClusterTask {
   std::string once_per_node;  // how it is told to start one task on each machine
 };
 
-// This process among those that srun or mpirun (Open MPI, MPICH, Intel MPI, MVAPICH2) started; nothing if there is
-// only one, or none started it: a batch script and an interactive shell within an allocation are no tasks. Throws
-// ConfigError on values that contradict each other.
+// The place of this process among those that srun or mpirun (Open MPI, MPICH, Intel MPI, MVAPICH2) started. There is
+// none if it is the only one, or was not started so: a batch script and an interactive shell within an allocation are
+// no tasks. Throws ConfigError on values that contradict each other.
 std::optional<ClusterTask> cluster_task(const Environment& environment);
 
 // The machines of the Slurm allocation this process is in; 0 outside of one.

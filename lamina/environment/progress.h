@@ -7,9 +7,9 @@
 
 namespace lamina::environment {
 
-// Reports of a rank to the launcher that started it: one datagram when its session begins that other machines have a
-// part in, one when a step begins and one when it ends, one when its session is over; and one, with words behind it,
-// when the rank is about to end because of an error of another one.
+// Reports of a rank to the launcher that started it, a datagram each: when a session with ranks on other machines
+// begins, when a step begins and ends, and when the session is over. One with words behind it says that the rank is
+// about to end because of another one's error.
 struct Progress {
   std::int64_t step = 0;     // kPatience: milliseconds
   std::int32_t process = 0;  // who says it

@@ -42,7 +42,7 @@ void vary(const torch::nn::Module* module);
 
 class Router;
 
-// Where a call goes.
+// The target of a call.
 struct Place {
   Router* router;
   base::ModuleId id;
@@ -57,7 +57,7 @@ struct Place {
 class Router {
  public:
   virtual ~Router() = default;
-  // Where a call of `module` goes; nothing where it is not this router's business.
+  // Finds the target of a call of `module`; nothing where it is not this router's business.
   virtual std::optional<Place> find(const torch::nn::Module* module) = 0;
   virtual value::Value call(base::ModuleId id, std::int64_t kind, value::Value arguments) = 0;
 

@@ -16,11 +16,11 @@ namespace lamina {
 // A model spread over the ranks of its pipeline. There is one per job. What can live on another rank is what its
 // modules declare as lamina::Child; everything else lives with the module that holds it.
 //
-// With more than one partition the model is cut in the first step: world rank 0 runs the body's first call of the model
-// a few times without gradients, takes the time of each module, plans, and everybody gets its values of what it owns
-// and lets go of the rest. Until shutdown the model is then called inside of steps. With one partition it may be called
-// anywhere. With several replicas and `ddp`, gradients are their mean over the replicas when a step, or a backward
-// outside of one, returns.
+// With more than one partition the model is cut in the first step. World rank 0 runs the body's first call of the model
+// a few times without gradients, takes the time of each module, and plans. Then everybody gets the values of what it
+// owns, and lets go of the rest. Until shutdown the model is then called inside of steps. With one partition it may be
+// called anywhere. With several replicas and `ddp`, gradients are their mean over the replicas when a step, or a
+// backward outside of one, returns.
 //
 // T is a module holder or a module. Throws UsageError where there is a model already.
 template <class T>

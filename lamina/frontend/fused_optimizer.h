@@ -30,8 +30,8 @@ optim::Registry& functional_optimizers();
 // The hyper-parameters of a group.
 class FusedOptions : public torch::optim::OptimizerOptions {
  public:
-  // Those that are not given have `presets`, or the optimizer's own. Throws base::UsageError for names and values that
-  // the optimizer does not have.
+  // Options that are not given are those of `presets`, or the optimizer's own. Throws base::UsageError for names and
+  // values that the optimizer does not have.
   FusedOptions(std::shared_ptr<const optim::Functional> functional, const HyperValues& given,
                std::optional<std::vector<double>> presets = {});
 

@@ -29,7 +29,7 @@ struct JobOptimizer {
   std::vector<std::vector<distributed_optimizer::Groups::Member>> members() const {
     return engine.groups().members(lent);
   }
-  // Gives it this rank's part of a state, or what is that part already, and groups these options.
+  // Loads this rank's part of a state, or a state that is that part already, and gives the groups these options.
   void load(const distributed_optimizer::NamedState& state, bool are_parts, const std::vector<Fields>& options) {
     lent.load(engine.states().parts_of(lent, state, are_parts), options);
     engine.states().take_masters(lent, state.masters, are_parts);

@@ -25,9 +25,9 @@
 
 namespace lamina {
 
-// How a DistributedModel treats gradients. Of ddp: after how many backward passes they are averaged over the replicas
-// (until then they add up on each), about how many MiB travel at a time, whether buffers then get the values of the
-// first replica, and whether gradients travel while the backward still runs. A pass is a step in which there was a
+// How a DistributedModel treats gradients. Options of ddp. Gradients are averaged over the replicas after so many
+// backward passes, and add up on each until then. About so many MiB travel at a time. Buffers may then get the values
+// of the first replica, and gradients may travel while the backward still runs. A pass is a step in which there was a
 // backward or, outside of steps, a backward; one that fails on a replica fails on all.
 struct ModelOptions {
   bool average_grads_across_microbatches = true;
@@ -90,7 +90,7 @@ class Model : public std::enable_shared_from_this<Model> {
   // Before a call of the model, whose number it returns. Throws base::UsageError outside of steps, with more than one
   // partition, and in a thread that runs no step's body.
   std::int64_t begin_call();
-  // That call has returned; `output`: where it is one tensor.
+  // Notes that the call has returned; `output`: where it is one tensor.
   void end_call(std::int64_t call, const at::Tensor& output);
   // True where that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
   bool wants_first_call() const;

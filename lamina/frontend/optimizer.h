@@ -69,9 +69,9 @@ void set_needs(std::type_index optimizer, Needs needs);
 //     if (lamina::rank() == 0) archive.save_to("adamw.pt");
 //     torch::load(adamw, "adamw.pt");
 //
-// One that measures all parameters at once (LBFGS) is refused with more than one partition, and with shards or divided
-// states one of which it is not known what it needs of a parameter: base::UsageError. So is any use of it inside a step
-// function, whose body one rank alone runs.
+// base::UsageError comes for an optimizer that measures all parameters at once (LBFGS) with more than one partition,
+// shards or divided states. With shards or divided states it also comes for a class that has not said what it needs of
+// a parameter. Any use inside a step function is refused as well: one rank alone runs its body.
 template <class Optimizer>
 class DistributedOptimizer {
  public:
@@ -116,8 +116,8 @@ class DistributedOptimizer {
     frontend::everywhere("optimizer.save_local()");
     part_.save(archive, /*whole=*/false);
   }
-  // Takes over this rank's part of what any of these has saved, when the model is cut if it is not yet. Throws
-  // base::UsageError where it does not fit the optimizer.
+  // Loads this rank's part of a state that save(), save_local() or the plain optimizer has saved. Before the model is
+  // cut it waits for that. Throws base::UsageError where it does not fit the optimizer.
   void load(torch::serialize::InputArchive& archive) {
     checked("optimizer.load()");
     part_.load(archive);
@@ -153,8 +153,8 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
   return archive;
 }
 
-// Says what a class of the program's needs of a parameter, where ranks have parts: its elements, each updated by
-// itself, or all of it, which one of those ranks then has in a step.
+// Declares what a class of the program's needs of a parameter that ranks have in parts. It is kElements where it
+// updates each element by itself, else kWhole: then one of these ranks has all of the parameter in a step.
 template <class Optimizer>
 void register_functional_optimizer(Needs needs) {
   frontend::set_needs(typeid(Optimizer), needs);

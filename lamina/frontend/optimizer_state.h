@@ -44,7 +44,7 @@ inline value::Value state_value(const Fields& fields) {
 Fields fields_of(const torch::optim::OptimizerParamState& state);
 void give(torch::optim::OptimizerParamState& state, const Fields& fields);
 
-// The state that an optimizer itself has, its own parameters counted; the way back: it forgets what it had.
+// Reads an optimizer's own state, with numbers for its own parameters, and puts one into the place of its own.
 OptimizerState state_of(const torch::optim::Optimizer& optimizer);
 void give(torch::optim::Optimizer& optimizer, const OptimizerState& state);
 

@@ -15,9 +15,9 @@ namespace lamina {
 // step. Throws base::UsageError for what is no Child, or a negative index.
 void set_partition(const torch::nn::Module& module, int index);
 
-// Tells that the structure, shapes or dtypes of what a module returns vary from call to call by what is no argument (a
-// counter, a random choice): calls of it from other ranks, and of the modules it is in, wait for their results. Before
-// the first step. Throws base::UsageError for what is no Child.
+// Declares a module whose results vary in structure, shapes or dtypes from call to call by something that is no
+// argument, as a counter or a random choice. Calls of it from other ranks, and of the modules it is in, wait for their
+// results. Before the first step. Throws base::UsageError for what is no Child.
 void set_dynamic(const torch::nn::Module& module);
 
 // While it lives, what becomes a Child in this thread is placed on a partition, where `auto_partition` is off; else it

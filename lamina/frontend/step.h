@@ -146,12 +146,12 @@ class StepFunction {
   std::shared_ptr<frontend::Said> said_ = std::make_shared<frontend::Said>();
 };
 
-// Makes a function a step function. Calling it splits the tensors among its arguments into microbatches along axis 0
-// (whole() and along() say otherwise; the first call says what it found) and runs the function once for each, on the
-// rank of partition 0. A batch that cannot be split evenly has fewer microbatches, and a backward of it is an error.
-// The other ranks of the pipeline call it as well, and run what they own of the model; their arguments are not looked
-// at. All of them get the results, detached: a StepOutput in the place of each tensor that the function returns
-// (step_output.h). What the function, or a module on any rank, throws is thrown on every rank of the pipeline.
+// Makes a function a step function. Calling it splits the tensors among its arguments into microbatches along axis 0,
+// and says at the first call what it found; whole() and along() change that. It runs the function once for each
+// microbatch, on the rank of partition 0. A batch that cannot be split evenly has fewer microbatches, and a backward of
+// it is an error. The other ranks of the pipeline call it as well, and run what they own of the model; their arguments
+// are not looked at. All of them get the results, detached: a StepOutput in the place of each tensor that the function
+// returns (step_output.h). What the function, or a module on any rank, throws is thrown on every rank of the pipeline.
 //
 // The function runs in other threads than the caller's, one at a time. What it writes outside of itself it writes on
 // one rank only.

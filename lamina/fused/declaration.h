@@ -18,7 +18,7 @@ namespace lamina::fused {
 // counted once, and each updates its part. One that needs the whole is called where the whole is.
 enum class Needs : std::uint8_t { kElements, kNorms, kWhole };
 
-// The way in which what is measured of two parts makes that of both.
+// The operation that combines a value measured of two parts.
 enum class Combine : std::uint8_t { kSum, kMax };
 inline double combined(Combine how, double a, double b) {
   if (how == Combine::kSum) return a + b;
@@ -63,7 +63,7 @@ struct HyperField {
   const char* tuple = "";    // the option of torch's that has it: "betas" has beta1 and beta2, in their order
 };
 
-// All that is known of an optimizer before it is used.
+// The properties of an optimizer that are known before it is used.
 struct Declaration {
   const char* name;
   Needs needs = Needs::kElements;

@@ -16,7 +16,8 @@ struct Copied {
   std::size_t count = 0;
 };
 
-// Gives an element the value of its copy where that is not the element's, rounded.
+// Gives an element the value of its copy where somebody has written to the copy: where that is not the element,
+// rounded.
 void follow(std::span<const Copied> all, const Workers& workers);
 
 }  // namespace lamina::fused

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loops over memory, and operations on arrays ([Note: values]), for rules that say what happens to one element.
-// [Note: steps] A rule is a struct with a member
-// template `Step` over the type of its coefficients, which are all its members; with a constant `kStates`, and
+// [Note: steps] A rule is a struct with a member template `Step` over the type of its coefficients, which are all its
+// members; with a constant `kStates`, and
 //
 //   void operator()(T& parameter, T gradient, std::array<T, kStates>& states) const;
 //   std::array<T, n> measured(T parameter, T gradient, std::array<T, kStates>& states) const;   // if it needs norms
@@ -141,7 +141,7 @@ struct Lanes {
   }
 };
 
-// Measures as norms First and the following.
+// Measures the norms from First on.
 template <class Of, std::size_t First, Combine... Combines>
 struct Measure {
   template <class T>

@@ -24,7 +24,7 @@ extern const Rule kQhm;       // Ma and Yarats, arxiv.org/abs/1810.06801
 // Measures gradients and updates nothing.
 extern const Rule kGradientNorm;
 
-// All that are optimizers.
+// Every kind that is an optimizer.
 std::span<const Rule* const> rules();
 
 }  // namespace lamina::fused

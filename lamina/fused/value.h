@@ -82,7 +82,7 @@ class Value {
     return *this;
   }
 
-  // Takes the one first that may get the result.
+  // Begins with the operand whose memory may get the result.
   static Value commuted(Arrays::Binary operation, Value& a, Value& b) {
     const bool swaps = !a.arrays_ || (!a.is_alone() && b.arrays_ && b.is_alone());
     return std::move(swaps ? b.become(operation, a) : a.become(operation, b));

@@ -23,7 +23,7 @@ template <class Work>
 }
 #endif
 
-// Calls `work`, whose loops, and those of all that is inlined into it, are compiled once for each kind of vectors.
+// Calls `work`. Its loops, and those of functions that are inlined into it, are compiled once for each kind of vectors.
 template <class Work>
 void with_vectors(Vectors vectors, const Work& work) {
 #if defined(__x86_64__)

@@ -7,9 +7,9 @@
 
 namespace lamina::launch {
 
-// A free TCP port of the loopback address, kept free for this job. The socket stays bound and never listens: the
-// kernel then gives the port to nobody who asks for any port, yet a rank that asks for this one and sets SO_REUSEADDR,
-// as servers do (torch's store among them), gets it.
+// A free TCP port of the loopback address, kept free for this job. The socket stays bound and never listens. So the
+// kernel gives the port to nobody who asks for any port. A rank that asks for this one and sets SO_REUSEADDR, as
+// servers do (torch's store among them), gets it.
 class ReservedPort {
  public:
   // At ::1 for a `master` that is a numeric IPv6 address, and where the machine has no 127.0.0.1. Throws StartError.

@@ -14,7 +14,7 @@
 namespace lamina::launch {
 namespace {
 
-// Where links of its folder lead: the folder of the parts has to be on the same file system. A link in the file's own
+// Resolves the links of its folder: the folder of the parts has to be on the same file system. A link in the file's own
 // place is followed by nobody, for others may have put it there.
 std::string resolved(const std::string& file) {
   std::error_code failed;

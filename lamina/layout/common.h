@@ -75,7 +75,7 @@ class CommonRuns {
   std::optional<Run> so_far_;  // grows as long as blocks follow each other
 };
 
-// All of these runs at once. Two large matrices cut across each other have one for each row: rather iterate.
+// Every one of these runs at once. Two large matrices cut across each other have one for each row: rather iterate.
 std::vector<Run> common(const Region& from, const Region& to);
 
 }  // namespace lamina::layout

@@ -69,7 +69,7 @@ void append(std::vector<Stripe>& stripes, const Stripe& next) {
   stripes.push_back(next);
 }
 
-// All of a slice.
+// A whole slice.
 Region sliced(const Shape& shape, const Slicing& slicing, int slice) {
   Region region{.whole = shape, .dim = slicing.dim};
   std::int64_t begin = 0;

@@ -49,8 +49,8 @@ struct Reduction {
   friend bool operator==(const Reduction&, const Reduction&) = default;
 };
 
-// [Note: layout] A parameter or buffer and which elements of it are where. It is cut three times: the partition has all
-// of it or nothing; slicing cuts it along a dimension into slices; a slice, flattened, is cut into shards of ceil(n /
+// [Note: layout] A parameter or buffer and which elements of it are where. It is cut three times. A partition has all
+// of it or nothing. Slicing cuts it along a dimension into slices. A slice, flattened, is cut into shards of ceil(n /
 // shards) elements, the last ones padded. The result is a piece for each slice and shard: all pieces together have
 // every element exactly once. Each is held by one or more ranks of the partition, see `place`. Masters and states of
 // optimizers have layouts of their own, which may differ in their shards.
@@ -81,7 +81,7 @@ struct Piece {
   Region region;
 };
 
-// All of them, slice by slice.
+// Every region, slice by slice.
 std::vector<Piece> pieces(const ParameterLayout& layout);
 
 }  // namespace lamina::layout

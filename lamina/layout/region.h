@@ -50,7 +50,7 @@ struct Region {
   friend bool operator==(const Region&, const Region&) = default;
 };
 
-// All of a tensor, without padding.
+// A whole tensor, without padding.
 Region whole(const Shape& shape);
 
 }  // namespace lamina::layout

@@ -57,10 +57,10 @@ void begin_all(const Hooks& hooks, const ModuleCall& call, Method before, Method
 
 }  // namespace
 
-// [Note: hooked backwards] The graph of a call lies between an Exit for each output, made after all other nodes of the
-// call, and one Entry, made before them, which the Exits lead to with gradients that do not exist. A backward takes of
-// the nodes that are ready the one made last: so it comes to the Entry when all of the call's nodes have run, whether
-// or not a gradient leaves the call.
+// [Note: hooked backwards] The graph of a call lies between nodes of two kinds. An Exit for each output is made after
+// all other nodes of the call, and one Entry before them. The Exits lead to the Entry with gradients that do not exist.
+// A backward takes of the nodes that are ready the one made last: so it comes to the Entry when all of the call's nodes
+// have run, whether or not a gradient leaves the call.
 class HookedCall::Backward : public std::enable_shared_from_this<Backward> {
  public:
   Backward(Hooks hooks, ModuleCall call) : hooks_(std::move(hooks)), call_(std::move(call)) {}

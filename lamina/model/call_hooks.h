@@ -42,8 +42,8 @@ class HookedCall {
   ~HookedCall();
   HookedCall(const HookedCall&) = delete;
 
-  // The forward has returned these tensors: from now on their backward is the call's. Those that were not made in this
-  // call, such as arguments that are handed on, are let be.
+  // The forward has returned these tensors: from now on their backward is the call's. Tensors that were not made in
+  // this call, such as arguments that are handed on, are let be.
   void end(std::span<const at::Tensor> outputs);
 
  private:

@@ -12,8 +12,8 @@ namespace lamina::model {
 
 // [Note: watched gradients] A backward is noticed by the nodes in which autograd accumulates the gradients of
 // parameters. Torch makes a parameter another node when it gets values of another type, device or shape
-// (`model.float()`, `p.data = ...`), and a program may put another parameter in its place. So who watches says before
-// each forward what the parameters are then, and learns whether one had a node of which nobody heard.
+// (`model.float()`, `p.data = ...`), and a program may put another parameter in its place. So a watcher notes before
+// each forward what the parameters are then, and learns later of a node that it has not heard of.
 //
 // Hears of gradients that come to parameters. For one thread; who hears may be called from any.
 class GradientWatch {

@@ -18,9 +18,10 @@ using Measured = std::pair<at::Tensor, at::Tensor>;
 // than half precision goes.
 at::Tensor norm_of(const at::Tensor& tensor, double norm_type);
 
-// Collective over `pipeline`: the norms, of zero dimensions, of what its ranks measure of the model's parameters, each
-// counted by the rank that holds it, as often as it is given there, in the table's order: the same bits on all of them.
-// Those of what is not the model's, which are those of the first rank, come last. Empty where nobody has anything.
+// Collective over `pipeline`: the norms, of zero dimensions, of all values that its ranks have measured of the model's
+// parameters. Each value counts once, by the rank that holds it, as often as it is given there. They are added in the
+// table's order, so all ranks get the same bits. Values of tensors beside the model, which are the first rank's, come
+// last. Empty where nobody has anything.
 std::vector<at::Tensor> norms(const ParameterTable& table, std::span<const Measured> given, double norm_type,
                               std::span<const base::Rank> pipeline, messaging::Mailbox& mailbox,
                               const base::Patience& patience);

@@ -14,14 +14,14 @@
 
 namespace lamina::model {
 
-// A parameter or buffer of the model: who holds which of its elements, and the tensor that the user's code knows.
+// A parameter or buffer of the model: the holders of its elements, and the tensor that the user's code knows.
 struct Parameter {
   layout::ParameterLayout layout;
   at::Tensor tensor;
 };
 
-// All of a tensor in one partition, its gradient the mean over so many replicas. Throws base::UsageError for a dtype
-// that layouts do not know.
+// The layout of a tensor that one partition holds whole, its gradient the mean over so many replicas. Throws
+// base::UsageError for a dtype that layouts do not know.
 Parameter whole_in(base::Partition partition, std::string name, const at::Tensor& tensor, bool buffer, int replicas);
 
 // [Note: parameter table] The one place where it stands who holds what of the model. Whoever moves, reduces, updates,
@@ -34,7 +34,7 @@ class ParameterTable {
   ParameterTable(std::vector<Parameter> all, base::Partition here, int partitions);
 
   const std::vector<Parameter>& all() const { return all_; }
-  // Those with elements on this rank.
+  // The rows with elements on this rank.
   std::vector<const Parameter*> here() const;
 
   // The row of a tensor, or with a name; nullptr where there is none.

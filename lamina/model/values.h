@@ -25,16 +25,17 @@ struct ValueHooks {
   std::function<void(std::span<const Parameter>)> given = nullptr;
 };
 
-// Collective over `world`: gives every tensor here the value that it has on the first rank, and releases the others, a
-// portion of about so many bytes at a time, so that a rank never holds more than a portion of what is not its own. A
+// Collective over `world`: gives every tensor here the value that it has on the first rank, and releases the others. It
+// does so for about so many bytes at a time, so that a rank never holds more than these of what is not its own. A
 // checksum decides whether a value is sent. Returns the bytes received.
 std::int64_t give_values(const ParameterTable& table, std::span<const base::Rank> world, messaging::Mailbox& mailbox,
                          const base::Patience& patience, const ValueHooks& hooks,
                          std::size_t portion_bytes = kPortionBytes);
 
 // [Note: memory of released values] Frees the values of rows that are not here. The memory goes although views of it
-// are alive (a transposed weight that a graph has saved), which say from then on, when they are read, why: they would
-// keep it, and hold what training elsewhere has overtaken. It stays where a tensor that is here lies in it, too.
+// are alive, such as a transposed weight that a graph has saved. When such a view is read, it throws, and says why:
+// else it would keep the memory, with values that training elsewhere has overtaken. It stays where a tensor that is
+// here lies in it, too.
 void release_others(const ParameterTable& table, const std::function<std::string(const Parameter&)>& why);
 
 // A part of a state: of a model's mostly a tensor.

@@ -7,9 +7,9 @@
 
 namespace lamina::observe {
 
-// Where a rank would compute under the job's schedule, if everything took the time that it took on average in that step
-// and messages took none: kForward and kBackward events, in the clock of rank 0. Steps whose course is unknown, because
-// no module of another rank was called, have none.
+// The kForward and kBackward events of a rank under the job's schedule, in the clock of rank 0, if messages took no
+// time. Everything else takes the time that it took on average in that step. Steps whose course is unknown, because no
+// module of another rank was called, have none.
 struct PlannedEvent {
   std::int64_t rank = 0;
   Event event;

@@ -15,7 +15,7 @@ Timeline decode(std::string_view bytes);
 
 // Adds events of a rank to those that a file has, or makes it. Throws base::Error; the file is then as it was.
 void append_to_part(const Timeline& piece, const std::string& path);
-// All of them, but for what the rank was writing when it was killed. Throws base::Error when the file cannot be read,
+// Every event, but for what the rank was writing when it was killed. Throws base::Error when the file cannot be read,
 // base::FormatError.
 Timeline read_part(const std::string& path);
 
@@ -25,7 +25,7 @@ void add(Timeline& timeline, Timeline part);
 // Where ranks of one machine leave their parts: a folder, which this variable names to them.
 constexpr const char* kPartsVariable = "LAMINA_TIMELINE_PARTS";
 std::string part_in(const std::string& folder, std::int64_t rank);
-// All that is there, completed, without the files that cannot be read: each is a warning in the log.
+// Reads the parts that are there, completed. Each file that cannot be read is left out, with a warning in the log.
 Timeline read_parts(const std::string& folder);
 
 // Adds what is known when all parts are together: which rank sent what another received.

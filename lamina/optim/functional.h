@@ -18,9 +18,8 @@ using fused::Hyper;
 using fused::Norms;
 using fused::Threads;
 
-// The states of one parameter, in the order in which the optimizer declares those that are tensors and those that are
-// numbers; empty before its first step. What is not used with the hyper-parameters given, as Adam's maximum without
-// amsgrad, is undefined.
+// The states of one parameter, tensors and numbers, each in the order of the declaration; empty before its first step.
+// A state that the given hyper-parameters do not use, as Adam's maximum without amsgrad, is undefined.
 struct State {
   std::vector<at::Tensor> tensors;
   std::vector<double> numbers;
@@ -28,8 +27,8 @@ struct State {
   bool made = false;     // a step has put in some of them, since its holder set this to false
 };
 
-// One parameter in a step, or the part of it that is held here. The tensors and the state are the caller's: references
-// to tensors of Python would cost as much as all else that a step asks of them.
+// One parameter in a step, or the part of it that is held here. Tensors and state are the caller's, and pointed to: to
+// count references of Python's tensors would take as long as all other calls of a step.
 struct Update {
   const at::Tensor* parameter = nullptr;  // in float32, where the model's own are half
   const at::Tensor* gradient = nullptr;   // undefined: the parameter is left alone
@@ -58,8 +57,9 @@ class Functional {
   // Throws UsageError for hyper-parameters that it does not take. `measure` and `update` rely on it.
   virtual void check(Hyper hyper) const = 0;
 
-  // Sets the norms of what is held here, which are combined as the declaration says; first of two passes, and nothing
-  // where elements suffice. It may advance states: who skips a step, for an overflow, decides before it.
+  // The first of two passes, for optimizers that need norms: sets the norms of the part that is held here. The caller
+  // combines them over the holders as the declaration says. It may advance states, so a step that is to be left out for
+  // an overflow must not begin it.
   virtual void measure(const Step& step, std::span<Update> updates, Threads& threads) const = 0;
 
   virtual void update(const Step& step, std::span<Update> updates, Threads& threads) const = 0;

@@ -14,9 +14,9 @@ enum class Way : std::uint8_t {
   kWholeTensorsByTheRule,  // and torch's own operations for an update are not taken
 };
 
-// A rule as an optimizer of tensors: real or complex ones, whose numbers are pairs of reals, on any device. It waits
-// for a device other than the CPU when norms are measured alone, once for a list. What lies in another order than its
-// parameter, or is no dense block, goes through a dense copy.
+// A rule as an optimizer of real or complex tensors, on any device; a complex number is updated as two reals. Only to
+// measure norms does it wait for a device other than the CPU, once for a list. A gradient or state that lies in another
+// order than its parameter, or is no dense block, goes through a dense copy.
 class FusedFunctional final : public Functional {
  public:
   // `rule` outlives it.

@@ -14,7 +14,8 @@ namespace lamina::optim {
 // number of threads. Waits for other devices than the CPU once.
 std::vector<double> squared_norms(std::span<const at::Tensor> tensors, Threads& threads);
 
-// As many threads as torch would use, which a program may change: the process's own, kept until it ends.
+// The process's threads for updates, kept until it ends. There are as many as torch would use, which a program may
+// change.
 std::shared_ptr<Threads> shared_threads();
 
 // The sum of the squares of all gradients, each multiplied by the scale. The same bits with any number of threads.
@@ -26,8 +27,8 @@ struct GroupStep {
   std::vector<Update> updates;
 };
 
-// One step of an optimizer's groups: measures all, then updates. `measured` is called in between, where there are
-// others who have measured parts of the same parameters.
+// One step of an optimizer's groups: measures all, then updates. `measured` is called in between, to combine norms with
+// other ranks that hold parts of the same parameters.
 void step_groups(const Functional& functional, std::span<GroupStep> groups, Threads& threads,
                  const std::function<void()>& measured = {});
 

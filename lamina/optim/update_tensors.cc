@@ -21,7 +21,7 @@ namespace {
 using base::UsageError;
 using layout::DType;
 
-// True of a tensor that is as one which has been found to fit.
+// True where a tensor is like `fitting`, which has been checked, so that the checks need not be made again.
 bool is_as(const at::Tensor& tensor, const at::Tensor& fitting) {
   return tensor.key_set() == fitting.key_set() && tensor.dtype() == fitting.dtype() &&
          tensor.device() == fitting.device() && are_equal(tensor.sizes(), fitting.sizes());

@@ -37,18 +37,18 @@ inline std::optional<layout::DType> reals_in(at::ScalarType type) {
   }
 }
 
-// That of a tensor which can be updated.
+// The real type of a tensor that check_update() has accepted.
 inline layout::DType reals_of(const at::Tensor& tensor) { return *reals_in(tensor.scalar_type()); }
 
-// Without a call, which costs more than it compares.
+// Compares in line: a call would take longer than the comparison.
 inline bool are_equal(at::IntArrayRef a, at::IntArrayRef b) {
   bool equal = a.size() == b.size();
   for (std::size_t i = 0; equal && i < a.size(); ++i) equal = a[i] == b[i];
   return equal;
 }
 
-// True where the elements of a tensor stand in its memory as they are, each where that of `like`, of the same sizes,
-// does.
+// True where a tensor of the same sizes as `like` lies in memory in the same order, with its elements as they are:
+// neither conjugated nor negated.
 inline bool lies_like(const at::Tensor& tensor, const at::Tensor& like) {
   constexpr c10::DispatchKeySet kOtherwise{c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
                                            c10::DispatchKey::ZeroTensor};
@@ -73,11 +73,11 @@ bool torchs_numbers_are_double();
 // A tensor of the parameter's shape, with an element for each place in memory.
 c10::MaybeOwned<at::Tensor> dense_like(const at::Tensor& parameter);
 
-// Makes states. Those of small parameters lie in rows, each in a storage of its own: a step that goes through many
-// takes less time than where they lie anywhere. A row lives as long as one of them does.
+// Makes states. States of small parameters lie behind each other in rows, so that a step over many of them reads memory
+// in order. Each has a storage of its own. A row lives as long as one of them does.
 class StateMaker {
  public:
-  // Notes a parameter in the processor's memory whose states will be made.
+  // Notes that states of a parameter in the processor's memory will be made.
   void expect(const at::Tensor& like);
 
   // A tensor that lies like a parameter, with the value in all elements; in both parts of a complex number.

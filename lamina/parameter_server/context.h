@@ -36,11 +36,11 @@ class Context {
 
   // Adds to the gradients of leaves that lie here. Throws base::UsageError where one of them was updated already.
   void add(const remote::LeafGradients& found);
-  // Those of `leaves`, undefined where there is none.
+  // The gradients of `leaves`, undefined where there is none.
   Tensors gradients(std::span<const at::Tensor> leaves);
   // Takes those of `leaves` away, for an update. Throws base::UsageError, and takes none, where one was taken before.
   Tensors take(std::span<const at::Tensor> leaves);
-  // All that are here, with their leaves.
+  // The gradients that are here, with their leaves.
   remote::LeafGradients all_gradients();
 
   // Sends something in this context to a rank, which is to be told of its end.

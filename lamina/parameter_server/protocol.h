@@ -34,7 +34,7 @@ struct ContextId {
   }
 };
 
-// Where something is: `job` tells the owner's life from others that had the same rank.
+// The address of an object: `job` tells the owner's life from others that had the same rank.
 struct Address {
   base::Rank owner;
   std::int64_t job = 0;

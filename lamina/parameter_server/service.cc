@@ -2,13 +2,13 @@
 // States of a request here: received, (a call or a backward: waits for its turn,) runs, answered. A find may wait for
 // what it asks for; it has no thread meanwhile.
 //
-// Threads: receive(), end_served() and lose() run in the transport's thread, which hands over to workers; a context
-// gets its part here in that thread, so that its end, which comes later, finds it. Those that call, step or place are
-// the program's, or workers that run modules of the face.
+// Threads: receive(), end_served() and lose() run in the transport's thread, which hands over to workers. That thread
+// also makes this rank's part of a context, so that the context's end, which comes later, finds it. Threads that call,
+// step or place are the program's, or workers that run modules of the face.
 //
-// Locks: a turn (turns.h) is held while a module runs, and paused while that waits for another rank; then a context's,
-// under which a request is sent, which loopback receives at once, so mutex_ after it; or those of parameters. Nobody
-// takes a turn, or waits for another rank, with one of them.
+// Locks, in order: a turn (turns.h) is held while a module runs, and paused while it waits for another rank. Then comes
+// a context's lock, or those of parameters. A request is sent under a context's lock, and loopback receives it at once,
+// so mutex_ comes last. Nobody takes a turn, or waits for another rank, with one of them.
 #include "lamina/parameter_server/service.h"
 
 #include <ATen/Parallel.h>

@@ -10,9 +10,9 @@
 
 namespace lamina::pipeline {
 
-// [Note: first call] In the step in which the model is cut a body waits at its first call of the model, or of a part of
-// it, while the thread that entered the step traces that call and cuts the model together with the other ranks. Then it
-// goes on with a model whose calls are routed, and nothing of it is repeated. The first body that asks says what is
+// [Note: first call] In the step that cuts the model a body waits at its first call of the model, or of a part of it.
+// Meanwhile the thread that entered the step traces that call, and cuts the model together with the other ranks. Then
+// it goes on with a model whose calls are routed, and nothing of it is repeated. The first body that asks says what is
 // traced.
 class FirstCall {
  public:

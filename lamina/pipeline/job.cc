@@ -17,7 +17,7 @@ using base::Deadline;
 // raised without it.
 constexpr auto kDrain = std::chrono::seconds(30);
 
-// That time when nothing comes after: a rank was lost, the user is in a hurry, or the job is closed.
+// This limit holds when nothing comes after it: a rank was lost, the user is in a hurry, or the job is closed.
 constexpr auto kLastWords = std::chrono::seconds(1);
 
 Deadline::Clock::duration to_duration(std::chrono::duration<double> span) {
@@ -461,7 +461,8 @@ std::string Job::known_of(base::Rank lost) {
 
 void Job::lose(const base::Loss& loss) {
   if (std::ranges::find(options_.pipeline, loss.rank) == options_.pipeline.end()) return;
-  // The meaning of another follower's loss is for the leader to say: one that left may have had its end of the step.
+  // Only the leader knows what the loss of another follower means: a rank that leaves after its end of the step is no
+  // loss.
   if (!leads() && loss.rank != options_.pipeline.front()) return;
   steps_.fail_for_good(std::make_exception_ptr(base::PeerError(base::str(loss.text(), "; start the job again"), loss)));
 }

@@ -78,19 +78,19 @@ class Job {
   // Hooks around calls of its modules; see [Note: call hooks].
   model::CallHooks& call_hooks() { return call_hooks_; }
 
-  // In a deterministic job, before a step, on every rank: the parameters whose gradients this rank accumulates, and
-  // whether forwards change the model (its buffers, but those given to set_statistics()), on whichever rank. Two runs
-  // of the same steps then give the same bits: see [Note: ordered gradients]. Where forwards change the model
-  // microbatches run one after the other, as in the plain loop. In the step in which the model is cut, once more when
-  // that is known, in the thread that entered it.
+  // Has two runs of the same steps give the same bits, in a deterministic job: see [Note: ordered gradients]. Called on
+  // every rank before a step, and in the step that cuts the model once more after the cut, in the thread that entered
+  // it. `parameters`: those whose gradients this rank accumulates. `forwards_change_the_model`: on some rank a forward
+  // writes to a buffer that set_statistics() was not given. Then microbatches run one after the other, as in the plain
+  // loop.
   void set_order(remote::Tensors parameters, bool forwards_change_the_model);
 
-  // Before a step, alike on every rank of the pipeline: the model's parameters and buffers, whose requires_grad a body
-  // may set; see [Note: flags of parameters].
+  // Takes the model's parameters and buffers, before a step, alike on every rank of the pipeline: a body may set their
+  // requires_grad. See [Note: flags of parameters].
   void watch_flags(std::vector<std::string> names, remote::Tensors tensors);
 
-  // At the same times, after it: the BatchNorms of this rank that keep running statistics. Those are then the plain
-  // loop's after each step: see [Note: running statistics].
+  // Takes this rank's BatchNorms that keep running statistics, whenever set_order() is called, after it. After each
+  // step their statistics are the plain loop's: see [Note: running statistics].
   void set_statistics(std::vector<runtime::BatchNorm> modules);
 
   // Runs one step. Throws the first error that any rank met, on the other ranks as value::RemoteFailure. The job is
@@ -112,7 +112,7 @@ class Job {
   // outside a step.
   value::Value call(base::ModuleId id, value::Value arguments);
 
-  // Where the random numbers of a job with a seed are: see RootSeeds. Not inside a step.
+  // The position in the random numbers of a job with a seed: see RootSeeds. Not inside a step.
   runtime::RootSeeds& seeds() { return seeds_; }
 
   // How many backwards of other ranks' modules this one has asked for.
@@ -150,7 +150,7 @@ class Job {
   // Starts the bodies; what it returns gets the outputs.
   struct Bodies;
   std::shared_ptr<Bodies> start_bodies(remote::StepScope& step, const StepSpec& spec);
-  // Those of this rank's step bodies, and those of other ranks' modules that it has asked for.
+  // Backwards of this rank's step bodies, and of other ranks' modules that it has asked for.
   std::int64_t all_backwards() const { return backwards_ + calls_.backwards(); }
   // Says that there was a backward in the step, so far.
   bool saw_backward(const StepSpec& spec, std::int64_t backwards_before) const;

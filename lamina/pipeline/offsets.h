@@ -9,11 +9,11 @@
 namespace lamina::pipeline {
 
 // [Note: offsets] A tensor of offsets into another one (the bags of an EmbeddingBag, the sequences of a packed batch)
-// has no pieces: where its length divides by the microbatches, each would get the offsets of other rows, in silence.
+// has no pieces. Where its length divides by the microbatches, each would get the offsets of other rows, in silence.
 // Only its values tell it from one of rows: one-dimensional integers that begin with 0, do not fall, and lie in a
-// tensor of another length. Sorted numbers of classes look alike where a batch is small, so that one without a name
-// that says so counts as offsets only where it ends with the other's length, or has four different values or more and
-// does not just number the rows.
+// tensor of another length. Sorted numbers of classes look alike where a batch is small. So a tensor whose name says
+// nothing counts as offsets only where it ends with the other's length. It also does where it has four different values
+// or more, and does not just number the rows.
 
 // True where such a tensor, which is to be split, holds offsets, as far as can be told. `lengths`: of the others that
 // are to be split. `is_called_so`: its name says so.

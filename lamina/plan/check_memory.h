@@ -6,8 +6,8 @@
 
 namespace lamina::plan {
 
-// Throws base::ConfigError where a partition needs more memory than the goal allows: how much is missing, on which
-// partition, and which module on it is the largest.
+// Throws base::ConfigError where a partition needs more memory than the goal allows. It names the partition, the amount
+// that is missing, and the largest module there.
 void check_memory(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
 
 }  // namespace lamina::plan

@@ -19,8 +19,9 @@ class Groups {
   std::vector<int> parent_;
 };
 
-// Nodes that have to be owned together, directly or through a chain of others: those that share a parameter or say so,
-// and a container that is never called, unless placed by hand, with the module that reads the parameters it holds.
+// Nodes that have to be owned together, directly or through a chain of others. Nodes that share a parameter are, and
+// those that say so. A container that is never called goes with the module that reads its parameters, unless it is
+// placed by hand.
 Groups owned_together(const ModuleTree& tree);
 
 }  // namespace lamina::plan

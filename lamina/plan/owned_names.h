@@ -11,9 +11,9 @@ namespace lamina::plan {
 // A module in a message: its name in quotation marks, or "the model itself".
 std::string shown(const Node& node);
 
-// Per partition, in module order, the names that say what it owns with the fewest words: a module owned whole stands
-// for all under it, siblings numbered in a row are joined ("blocks.0-2"), and "name (itself)" is a module of whose
-// children some are elsewhere. Containers that are never called count for nothing. A root without a name is "model".
+// Per partition, in module order, the fewest names that say what it owns. A module that is owned whole stands for all
+// under it, and siblings numbered in a row are joined ("blocks.0-2"). "name (itself)" is a module that has some
+// children elsewhere. Containers that are never called count for nothing. A root without a name is "model".
 std::vector<std::vector<std::string>> owned_names(const ModuleTree& tree, const Assignment& owners, int partitions);
 
 }  // namespace lamina::plan

@@ -17,15 +17,15 @@ class Planner {
   virtual Assignment assign(const ModuleTree& tree, const Goal& goal) const = 0;
 };
 
-// Both honour placements by hand, keep what [Note: items] says together, leave the root in partition 0, number
-// partitions in the order in which a microbatch meets them, and throw base::ConfigError where placements by hand are
-// impossible.
+// Both honour placements by hand, and throw base::ConfigError where these are impossible. They keep together what
+// [Note: items] says, leave the root in partition 0, and number partitions in the order in which a microbatch meets
+// them.
 
 // The default: makes the step short and the fullest rank's memory small, as goal.memory_weight says, within
 // goal.memory_limit_bytes. The step is that of [Note: predicted step] for a chain ([Note: chain]), of other trees that
-// of the simulated schedule. It is never longer than the tree planner's, nor, of a chain with a memory_weight of 0,
-// than with fewer partitions; but where memory weighs, a chain's parts are made even in memory and time before that.
-// Throws base::ConfigError when it finds nothing that fits into memory. A tree of fewer modules than partitions leaves
+// of the simulated schedule. It is never longer than the tree planner's nor, of a chain with a memory_weight of 0, than
+// with fewer partitions. Where memory weighs, the parts of a chain are first made even in memory and time. Throws
+// base::ConfigError when it finds nothing that fits into memory. A tree of fewer modules than partitions leaves
 // partitions empty.
 std::unique_ptr<Planner> step_planner();
 

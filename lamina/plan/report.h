@@ -29,10 +29,11 @@ struct Report {
 
 Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
 
-// The report as the table that is printed at the first step: a row per partition with the modules it calls, their
-// parameters and share of the whole, time (where known) and memory, bytes that a forward sends to other partitions, and
-// names: of modules that it owns whole ("blocks.0-2" for a run of siblings), and, as "name (itself)", of those it owns
-// without all of their children. Then a line with step and bubble, and the warning. Ends with a newline.
+// The report as the table that is printed at the first step, a row per partition. A row has the partition's modules,
+// their parameters and share of the whole, time (where known) and memory, and the bytes that a forward sends to other
+// partitions. Modules that it owns whole go by name ("blocks.0-2" for a run of siblings), and those that it owns
+// without all of their children as "name (itself)". Then a line with step and bubble, and the warning. Ends with a
+// newline.
 std::string describe(const ModuleTree& tree, const Report& report);
 
 // Lists those names in one line for logs: "Partition assignments: {0: [model (itself), embedding], 1: [blocks]}".

@@ -9,7 +9,7 @@ namespace lamina::plan {
 
 using Scoring = std::function<Score(const Candidate&)>;
 
-// All of them are deterministic; the first three end when they have looked at so many candidates.
+// Every one is deterministic; the first three end when they have looked at so many candidates.
 
 // Moves and swaps single items while that makes the candidate better.
 void improve(Candidate& candidate, const Problem& problem, const Scoring& scoring, int candidates);

@@ -115,8 +115,8 @@ class StepPlan {
     return score;
   }
 
-  // The most even cut comes first, and contiguous ones before others: of equally good plans that from the earliest
-  // start is kept.
+  // The assignments from which the search starts. Of equally good results the one of the earliest start is kept, so the
+  // most even cut comes first, and contiguous ones come before others.
   std::vector<std::vector<int>> starts_of(const std::vector<int>& baseline) const {
     std::vector<std::vector<int>> result;
     for (double weight : {problem_.goal.memory_weight, 0.0, 1.0}) result.push_back(split_route(problem_, weight));
@@ -125,9 +125,9 @@ class StepPlan {
     return result;
   }
 
-  // No rank of a chain is much heavier than in the most even cut, unless messages take time. The step is no slower than
-  // the baseline's, nor than with one partition less, whatever memory weighs; where it does weigh, messages do not
-  // count in the latter: fewer bytes on each rank are worth them.
+  // Bounds for the search. Of a chain whose messages take no time, no rank is much heavier than in the most even cut.
+  // The step is no slower than the baseline's, nor than with one partition less. Where memory weighs, messages are left
+  // out of that last comparison: fewer bytes on each rank are worth them.
   Scoring scoring(const std::function<double(const Candidate&)>& step_us, const std::vector<int>& baseline,
                   const std::vector<int>& most_even,
                   double longest_us = std::numeric_limits<double>::infinity()) const {

@@ -10,9 +10,9 @@
 
 namespace lamina::remote {
 
-// [Note: bursts] An answer that says no more than that a call has ended waits for that of the next call of its
-// microbatch from the same rank, where that is ready to run: they go together, and wake that rank once. Nobody computes
-// with them; the end of a microbatch waits for them, which comes after all of its calls.
+// [Note: bursts] An answer that says only that a call has ended waits for that of the next call of its microbatch from
+// the same rank, where that one is ready to run. They go together, and wake that rank once. Nobody computes with them;
+// the end of a microbatch waits for them, which comes after all of its calls.
 class Bursts {
  public:
   void ready(const base::CallId& request);  // it will run, and be answered

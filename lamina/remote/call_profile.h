@@ -13,10 +13,10 @@
 
 namespace lamina::remote {
 
-// [Note: prediction] A call whose like was made before returns at once, with references in the place of its outputs:
-// "like" means the same module, modes, training flags and arguments but for the contents of tensors. What it is taken
-// to return is checked by the owner, so a wrong prediction is an error and never a wrong number. A module that looked
-// at data while it was watched (data_watch.h), or returned anything but tensors and None, is never predicted.
+// [Note: prediction] A call like an earlier one returns at once, with references in the place of its outputs. "Like"
+// means the same module, modes, training flags and arguments, but for the contents of tensors. What it is taken to
+// return is checked by the owner, so a wrong prediction is an error and never a wrong number. A module that looked at
+// data while it was watched (data_watch.h), or returned anything but tensors and None, is never predicted.
 //
 // A prediction was wrong: `what` ("the results of") `module` is not what it was the last time.
 [[noreturn]] void throw_unexpected(const std::string& module, const char* what);

@@ -7,8 +7,8 @@
 
 namespace lamina::remote {
 
-// Throws base::UsageError where a call of another rank would silently be something else than the module's own: inside a
-// transform of torch.func, under a dispatch mode or a function mode of Python, or with a tangent of forward-mode AD
+// Throws base::UsageError where a call of another rank would silently differ from the module's own. This is so inside a
+// transform of torch.func, under a dispatch mode or a function mode of Python, and with a tangent of forward-mode AD
 // among the arguments.
 void require_can_cross(const std::string& module, const value::Value& arguments);
 

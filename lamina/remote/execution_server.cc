@@ -138,8 +138,8 @@ void ExecutionServer::receive(StepScope& step, std::shared_ptr<Parked> parked) {
   await_inputs(step, parked);
 }
 
-// A caller that does not read what a call returns may ask for its backward before it has run; of calls that keep their
-// order each waits for the one before it: see [Note: order of calls].
+// A caller may ask for the backward of a call before that has run, where it does not read the outputs. Calls that keep
+// their order wait each for the one before it: see [Note: order of calls].
 void ExecutionServer::await_inputs(StepScope& step, const std::shared_ptr<Parked>& parked) {
   const auto& request = parked->request();
   value::for_each_leaf(parked->tree(), [&](const value::Value& leaf) {

@@ -138,11 +138,11 @@ BackwardOptions current_options() {
 // A node that takes references for gradients.
 class TakesReferences : public autograd::Node {
  public:
-  // Where the gradient that flows into it goes.
+  // The target of the gradient that flows into it.
   virtual GradientTarget target() const = 0;
 };
 
-// Where the callee's graph begins: keeps what arrives there.
+// The beginning of the callee's graph: keeps the gradients that arrive there.
 class CalleeGraph::Entry : public TakesReferences {
  public:
   std::string name() const override { return "LaminaArguments"; }

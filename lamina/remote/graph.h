@@ -18,7 +18,7 @@ namespace lamina::remote {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Where the gradient of one argument goes.
+// The target of one argument's gradient.
 struct GradientTarget {
   // kHere: to a local operation, a leaf or the user, which need its value. kRemote: into the backward of a call that
   // lives on `rank`. kCaller: out of this rank, as the gradient of what it was called with. kNowhere: nobody wants it.
@@ -59,9 +59,9 @@ class CalleeGraph {
   std::string reached() const;
 
   // Runs the backward of the outputs with `gradients`, accumulating into the parameters; returns the gradients of the
-  // arguments, which may be references where they come straight out of another call. Throws what a node throws, and
-  // base::UsageError where a watched output gets a gradient from another one, which its caller does not see, and where
-  // one that is asked for depends on what is behind the arguments alone.
+  // arguments, which may be references where they come straight out of another call. Throws what a node throws.
+  // base::UsageError comes where a watched output gets a gradient from another one, which its caller does not see. It
+  // also comes where a tensor that is asked for depends only on what is behind the arguments.
   Tensors backward(const Tensors& gradients, const BackwardOptions& options);
 
   // Runs it too, and accumulates nothing: what each leaf would get goes to `leaves`.
@@ -74,8 +74,8 @@ class CalleeGraph {
   std::unique_ptr<Holder> graph_;
 };
 
-// The caller's end: a node whose backward is `run`, given the outputs' gradients, which may be references, and where
-// the results go. `name` and `owner` are the module's.
+// The caller's end: a node whose backward is `run`. It is given the outputs' gradients, which may be references, and
+// the targets of its results. `name` and `owner` are the module's.
 class CallerGraph {
  public:
   using Backward =

@@ -23,9 +23,10 @@ struct ToldFailure {
   value::Failure failure;
 };
 
-// [Note: order of calls] A module may keep state, and gradients are added in an order: of the calls of one context to
-// one module each runs after the one before it, though their arguments arrive in any order. So do their backwards, and
-// what these calls call in turn. Here, by module and whether it is a backward: the number of the latest call.
+// [Note: order of calls] The calls that one context makes of one module run in the order in which they were made,
+// whichever arguments arrive first. A module may keep state, and sums of gradients depend on their order. The same is
+// true of their backwards, and of the calls that they make themselves. A CallOrder has the number of the latest call of
+// each module, and of the latest backward.
 using CallOrder = std::map<std::pair<base::ModuleId, bool>, std::int64_t>;
 
 // A call that returned views of its arguments, and what counts the writes to them since.
@@ -44,10 +45,10 @@ struct Issued {
   CallOrder latest;
   std::vector<ReturnedViews> views;
 
-  // The end of a context, in two parts. held(): the references that somebody keeps, other than in `results`, which
-  // nobody else holds a copy of; they are to have their values before the step ends. settle() fetches those, and waits
-  // until nothing runs any more that the context's calls have set off. It throws the first failure of a call that the
-  // context's code was told of neither by that call nor by another one that has failed for the same cause.
+  // A context ends in two parts. held() gives the references that the program still keeps outside of `results`: they
+  // are to have their values before the step ends. settle() fetches these values, then waits until all that the
+  // context's calls have set off is over. It throws the first failure that the context's code has not seen yet, by its
+  // own call or by another one of the same cause.
   using Held = std::vector<std::shared_ptr<RemoteValue>>;
   Held held(const Tensors& results) const;
   void settle(const Held& held, OutstandingCalls& outstanding, const base::Patience& patience) const;

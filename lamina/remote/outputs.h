@@ -19,7 +19,7 @@ value::List written(const Tensors& arguments, const std::vector<std::uint32_t>& 
 // References in the place of the arguments that a module hands back as they are.
 void replace_arguments(value::Value& outputs, const Tensors& arguments);
 
-// Copies in the place of outputs that the module, its arguments or its graph hold as well: the module's next call may
+// Copies in the place of outputs that the module, its arguments or its graph hold as well. The module's next call may
 // write to them, with the slot, while they are on their way without it. What has a graph of its own is left to the
 // check of its version, as autograd leaves it.
 void copy_what_others_hold(value::Value& outputs);

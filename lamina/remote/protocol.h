@@ -33,9 +33,9 @@ inline constexpr transport::Kind kValues = "values";
 inline constexpr transport::Kind kResult = "result";  // an Answer
 inline constexpr transport::Kind kError = "error";    // an Answer with a failure
 
-// [Note: deliveries] A value goes from the rank that made it to each rank that needs it, straight and under a name of
-// its own, which whoever issued the call gives it: the maker is told to send output `output` to rank `to` as `name`,
-// the reader waits for that name. A name is used once, so nobody has to be told when a value may be forgotten.
+// [Note: deliveries] A value goes straight from the rank that made it to each rank that needs it, under a name of its
+// own, which the issuer of the call gives it. The maker is told to send output `output` to rank `to` as `name`, and the
+// reader waits for that name. A name is used once, so nobody has to be told when a value may be forgotten.
 struct Delivery {
   std::int64_t output = 0;
   base::Rank to;
@@ -43,7 +43,7 @@ struct Delivery {
   friend bool operator==(const Delivery&, const Delivery&) = default;
 };
 
-// That nobody will ask for the outputs of a call any more, or that its backward will not be run.
+// Says that nobody will ask for the outputs of a call any more, or that its backward will not be run.
 struct Release {
   base::CallId call;
   bool graph = false;

@@ -43,7 +43,7 @@ class RemoteCalls : private Fetcher {
   std::int64_t backwards() const { return backwards_; }  // that were asked for, ever
 
   // Notes of owners for the face here, left in their answers, oldest first; each once. Costs a look where there is
-  // none. Those of an answer that was waited for are among them.
+  // none. The references of an answer that was waited for are among them.
   std::vector<std::string> take_notes();
 
   // A clause: what this rank waits for from `rank`, else what that has answered last; "" when nothing was asked of it.

@@ -4,7 +4,7 @@
 //   elsewhere --take()--> fetched by one thread (taking_) --> here (value_), or what came instead (error_)
 //      ^--------- the step was ended ----------'
 //
-// Threads: any context of the rank. Those that come while another one fetches wait for it, without the lock and
+// Threads: any context of the rank. Threads that come while another one fetches wait for it, without the lock and
 // without the compute slot: the other one may need that.
 //
 // Locks: mutex_; under it, so that each reader's value is asked for once, those of the calls and of what they learned,

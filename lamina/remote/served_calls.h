@@ -50,7 +50,8 @@ class ServedCalls {
 
   void add(const base::CallId& id, std::vector<Delivery> owed);
 
-  // Has `reader` told of the end of a call; says whether it will be: not where that has ended, or is not known.
+  // Has `reader` told when a call ends. False where the call has ended already or is not known: then nobody will be
+  // told.
   bool await(const base::CallId& id, const Reader& reader);
   // The forward whose backward was asked for; nullptr where it is not known.
   std::shared_ptr<Call> expect_backward(const base::CallId& forward);
@@ -58,11 +59,12 @@ class ServedCalls {
   std::shared_ptr<CalleeGraph> graph_of(Call& forward, bool keep);
   void keep_graph(const base::CallId& id, std::shared_ptr<CalleeGraph> graph);
 
-  // Gives what an earlier call has called last of each module, for the one that takes its place in the order: so their
-  // children keep the order too. Once.
+  // Hands over, once, which calls an ended call made last, by module. The call that comes after it in the order takes
+  // them, so that the calls which it makes itself run after those of the earlier one.
   CallOrder take_order(const base::CallId& id);
 
-  // A call ends. Who is to be told, and what is owed; nothing where the step is over.
+  // Notes that a call has ended. Gives the readers that are to be told and the deliveries that wait for it; nothing
+  // where the step is over.
   struct End {
     std::vector<Delivery> owed;
     std::vector<Reader> readers;
@@ -70,7 +72,8 @@ class ServedCalls {
   std::optional<End> finish(const base::CallId& id, const Results& results, std::optional<value::Failure> failure,
                             const CallOrder& order);
 
-  // Results of a call that has finished, to be delivered; nothing where it has not: then it is owed.
+  // Gives the results of a call that has finished, to be delivered now. Nothing where it still runs: then the delivery
+  // is noted, and finish() gives it.
   struct Made {
     Results results;
     std::optional<value::Failure> failure;

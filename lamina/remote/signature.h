@@ -34,7 +34,7 @@ struct OutputSpec {
   bool fetches_views = false;     // somebody writes to them, or to their arguments; not in the fingerprint
 };
 
-// That of a call's outputs, where references stand for arguments; nothing for any other kind of tree.
+// The signature of a call's outputs, where references stand for arguments; nothing for any other kind of tree.
 std::optional<OutputSpec> output_spec(const value::Value& outputs, std::string views = {});
 
 // The tree with `tensors` for its outputs.

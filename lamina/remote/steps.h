@@ -18,13 +18,14 @@
 
 namespace lamina::remote {
 
-// [Note: step identity] Every rank of a pipeline enters the same steps. The leading rank announces each as it enters
-// it, and waits for nobody; a rank that follows does nothing in a step whose announcement is not there or names another
-// function than the one it has entered. Then it refuses the step, and says so to the leading rank, whose step that
-// ends. Where the leading rank had no need of it and has left the step, its next one ends with that error.
+// [Note: step identity] Every rank of a pipeline enters the same steps. The leading rank announces each step as it
+// enters it, and waits for nobody. A rank that follows does nothing in a step before its announcement is there, nor
+// where that names another function than the one it has entered. Then it refuses the step, and says so to the leading
+// rank, whose step that ends. Where the leading rank had no need of it and has left the step, its next one ends with
+// that error.
 
-// The steps that this rank enters, one after the other, and what other ranks say and do in them: what comes before this
-// rank is in a step waits for it, what comes after it is dropped.
+// The steps that this rank enters, one after the other, and the messages of other ranks about them. A message for a
+// step that this rank has yet to enter waits for it; one for a step that is over is dropped.
 class Steps {
  public:
   explicit Steps(base::Rank rank) : rank_(rank) {}

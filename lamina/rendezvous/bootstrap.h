@@ -12,8 +12,8 @@
 namespace lamina::rendezvous {
 
 // [Note: generation] The processes of a job may join several times (init, shutdown, init). Each time has a name of its
-// own, the same on all ranks, made of the job's run id, torchrun's restart count, a counter and a random number of rank
-// 0's: it keeps what one time leaves in the store, what was signed for it, and its keys, apart from every other.
+// own, the same on all ranks. It is made of the job's run id, torchrun's restart count, a counter and a random number
+// of rank 0's. So the entries of one time in the store, its signatures and its keys are apart from every other.
 struct JoinOptions {
   base::Rank rank;
   int size = 1;
@@ -34,10 +34,10 @@ using Joined = std::vector<Connection>;  // by rank; nothing for our own
 
 // Meets the other ranks at the job's store and connects the liveness sockets. When it returns, on any rank, rank 0 has
 // let the store go and no rank uses it any more, so that a script may use the same port as if we had not.
-// Throws base::TimeoutError that names the ranks which did not join; base::ConfigError, on all ranks, when versions,
-// configurations or numbers of ranks differ, naming two ranks and the difference, and in a process whose rank another
-// one has already; also where a rank has no secret, or another one than we, and where what it says was changed on the
-// way.
+// Throws base::TimeoutError that names the ranks which did not join. base::ConfigError comes on all ranks when
+// versions, configurations or numbers of ranks differ, and names two ranks and the difference. It also comes in a
+// process whose rank another one has already, where a rank has no secret or another one than we, and where its words
+// were changed on the way.
 Joined join(const JoinOptions& options);
 
 }  // namespace lamina::rendezvous

@@ -22,7 +22,7 @@ struct Identity {
 };
 
 // The result of a handshake: a socket, whose peer has proven that it holds the secret, the keys of the two directions,
-// which nobody had before and which end with it, and what the peer told.
+// and the words of the peer. The keys are new, and end with the connection.
 struct Connection {
   Fd socket;
   Secret outgoing{}, incoming{};

@@ -46,10 +46,10 @@ std::optional<Address> listening(const std::vector<Address>& addresses) {
 }
 
 // A socket for c10d's server to listen on. Its own takes connections from everywhere and of both families. Where the
-// job meets at a loopback address, nobody else shall reach it; elsewhere its own sees an IPv4 address as an IPv6 one
-// whose name no /etc/hosts knows: it asks the name server for it, only to log it, and serves nobody until there is an
-// answer. Empty where other addresses of both families are to be listened on, or the port is taken, perhaps by a server
-// of c10d in this process, which then serves us too.
+// job meets at a loopback address, nobody else shall reach it. Elsewhere an IPv4 address may be seen as an IPv6 one
+// that no /etc/hosts knows. The store then asks the name server for its name, only to log it, and serves nobody until
+// there is an answer. Empty where other addresses of both families are to be listened on, or the port is taken, perhaps
+// by a server of c10d in this process, which then serves us too.
 Fd listener_for(const std::vector<Address>& addresses, int port) {
   std::vector<Address> own;
   if (std::ranges::all_of(addresses, &Address::loopback)) {

@@ -24,8 +24,8 @@ bool hosts_store(base::Rank rank);
 // The beginning of the names of this start of the job in a store that may outlive it, as torchrun's does.
 std::string start_of_job();
 
-// The job's key-value store, c10d's TCPStore at MASTER_ADDR:MASTER_PORT. Under torchrun the agent hosts it; else rank 0
-// does while this object lives, shared with any other user of the same port in its process, so that a script's own
+// The job's key-value store, c10d's TCPStore at MASTER_ADDR:MASTER_PORT. Under torchrun the agent hosts it. Elsewhere
+// rank 0 does while this object lives, shared with any other user of the same port in its process. So a script's own
 // torch.distributed.init_process_group works before, beside and after. No wait here is longer than the deadline, and
 // `check_interrupt` (may be empty, may throw) is called at least every 200 ms.
 class JobStore {

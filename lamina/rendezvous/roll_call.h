@@ -34,9 +34,9 @@ class RollCall {
   // where ranks know of different numbers of ranks.
   std::vector<std::string> call(const std::string& said);
 
-  // To be called when the others' words have been used: rank 0 holds the store until all have, and leaves nothing of
-  // the call in it but whose each rank is, for a second process of it that comes late. After a call that threw there is
-  // nothing to leave.
+  // To be called when the others' words have been used. Rank 0 holds the store until all have. It leaves nothing of the
+  // call there but the owner of each rank, for a second process of a rank that comes late. After a call that threw
+  // there is nothing to leave.
   void leave();
 
  private:

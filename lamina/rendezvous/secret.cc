@@ -24,9 +24,9 @@ namespace {
 
 [[noreturn]] void fail() { throw base::Error("OpenSSL cannot compute HMAC-SHA256 or SHA-256 here"); }
 
-// A function of the OpenSSL that this library is linked to, under a name that other libraries have, too: one that
-// exports BoringSSL to the whole process, as TensorFlow's does, is where the linker finds those first. Names that came
-// with OpenSSL 3 (EVP_MAC_..., ..._fetch, OSSL_...) are OpenSSL's alone.
+// A function of the OpenSSL that this library is linked to. Another library may have functions of the same name, such
+// as a TensorFlow that exports its BoringSSL to the whole process, and the linker would find those first. Names that
+// came with OpenSSL 3 (EVP_MAC_..., ..._fetch, OSSL_...) are OpenSSL's alone.
 template <class Function>
 Function* of_openssl(const char* name) {
   Dl_info library{};
@@ -37,8 +37,8 @@ Function* of_openssl(const char* name) {
   return reinterpret_cast<Function*>(found);
 }
 
-// By default OpenSSL takes itself away in an exit handler, which runs before those that were there when it was first
-// used: among them is ours, which signs to the other ranks that this one leaves.
+// By default OpenSSL takes itself away in an exit handler, before the handlers that were there when it was first used.
+// Ours is among them, and signs to the other ranks that this one leaves.
 void keep_openssl_to_the_end() {
   static const bool kept =
       of_openssl<decltype(OPENSSL_init_crypto)>("OPENSSL_init_crypto")(OPENSSL_INIT_NO_ATEXIT, nullptr) == 1;

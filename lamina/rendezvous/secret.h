@@ -14,11 +14,11 @@ struct evp_mac_ctx_st;
 
 // [Note: job secret] 32 bytes that all processes of a job share and no other process knows. The launcher passes them
 // through an inherited file descriptor. Under a launcher that passes none (torchrun), rank 0 makes them and the others
-// read them from the job's store, which anyone who reaches its port can read as well.
+// read them from the job's store. Anyone who reaches its port can read them as well.
 //
-// All that ranks believe of each other is proven by it: what they say in the store (Hello) is signed, a connection
-// begins with a challenge in both directions ([Note: handshake]), and from the secret and that challenge come the keys
-// of the connection, by which each piece of a message is signed ([Note: pieces]).
+// Everything that ranks believe of each other is proven by it. Their words in the store (Hello) are signed, and a
+// connection begins with a challenge in both directions ([Note: handshake]). The secret and that challenge give the
+// keys of the connection, by which each piece of a message is signed ([Note: pieces]).
 namespace lamina::rendezvous {
 
 using Secret = std::array<std::uint8_t, environment::kSecretBytes>;

@@ -24,14 +24,14 @@ class Address {
  public:
   // Reads what text() wrote; throws base::FormatError.
   static Address parse(const std::string& text);
-  // Where `host` may be: numeric or a name. Throws base::ConfigError when it has no address.
+  // `host` may be numeric or a name. Throws base::ConfigError when it has no address.
   static std::vector<Address> resolve(const std::string& host, int port);
   // The address of this machine from which `host` is reached, with port 0; 127.0.0.1 or ::1 for a loopback
   // host. Throws base::ConfigError when `host` cannot be resolved or reached.
   static Address local_towards(const std::string& host, int port);
 
-  // An address of this machine, with port 0, at which others may find it: that of its default route, else the first of
-  // an interface that is up; none where it has the loopback device alone.
+  // An address of this machine, with port 0, at which others may find it. It is that of the default route, else the
+  // first of an interface that is up; none where the machine has the loopback device alone.
   static std::optional<Address> outward();
 
   std::string text() const;  // "10.0.0.7 4711"

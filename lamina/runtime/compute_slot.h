@@ -41,9 +41,9 @@ class ComputeSlot {
   void acquire(schedule::Phase phase, base::Microbatch microbatch);
   void release();
 
-  // A place among those that wait, for a thread that does not run yet: places are taken in the order in which requests
-  // become ready, whichever thread is there first. When its turn comes the slot waits for that thread. The end of a
-  // place that nobody has come for gives it back.
+  // Takes a place in the queue for a thread that does not run yet. So places are in the order in which requests become
+  // ready, not in that of their threads' starts. When the place's turn comes, the slot waits for its thread. A place
+  // that is destroyed unused leaves the queue.
   class Place;
   std::shared_ptr<Place> reserve(schedule::Phase phase, base::Microbatch microbatch);
   void acquire(Place& place);  // in the thread; once
@@ -51,7 +51,7 @@ class ComputeSlot {
   // Has microbatches that have not started wait, or not; see [Note: flags of parameters].
   void hold_starts(bool hold);
 
-  // Both in one: gives the slot up and waits for it among those that wait already.
+  // Gives the slot up, and waits for it behind those that wait already.
   void queue_again(schedule::Phase phase, base::Microbatch microbatch);
 
   // In debug builds ends the process of whoever is about to wait for the slot, or for another rank, with the GIL.

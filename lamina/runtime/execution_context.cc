@@ -2,8 +2,9 @@
 // States of a context: it holds the slot, or has given it up (to wait, or for good: retired_). While it holds it,
 // what moves with the slot is its own: ProcessState, flags, statistics, ordered gradients.
 //
-// Threads: all is touched by the context's own thread alone, but place_: take_place() runs in the thread that brings
-// what it waits for, under the lock under which that wait ends, so that the waiting thread sees it.
+// Threads: all is touched by the context's own thread alone, but for place_. take_place() runs in the thread that
+// brings what the context waits for. It holds the lock under which that wait ends, so that the waiting thread sees the
+// place.
 //
 // Locks: none of its own. It takes the slot, and with it the state, before any code of a face takes the GIL. See
 // docs/thread-model.md.

@@ -26,7 +26,7 @@ class ExecutionContext {
   ~ExecutionContext();
   ExecutionContext(const ExecutionContext&) = delete;
 
-  // That of this thread, or nullptr outside any step.
+  // The context of this thread; nullptr outside any step.
   static ExecutionContext* current();
 
   // Says that the process's state is this thread's to change: in a context that has lost the slot it is another's.
@@ -119,10 +119,11 @@ class ExecutionContext {
   // Where it holds the slot, what becomes of BatchNorm's running statistics; nullptr where nothing does.
   RunningStatistics* statistics() const { return holds_ ? &step_.statistics : nullptr; }
 
-  // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs; "": a step body.
+  // The recorder of its turns, nullptr for none. `name` is the module that it runs; "": a step body.
   observe::Recorder* recorder() const { return step_.recorder(); }
   void set_name(std::string name) { name_ = std::move(name); }
-  // Names it from here on: what it did before in this turn is recorded under the name before, which it gives.
+  // Changes the name from here on, and gives the old one. The part of this turn that is over is recorded under the old
+  // name.
   std::string go_on_as(std::string name);
 
  private:

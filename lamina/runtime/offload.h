@@ -30,9 +30,9 @@ class Mover {
 // Between torch's devices and pinned memory, in a stream of its own beside computation where the device has streams.
 std::shared_ptr<Mover> make_device_mover();
 
-// [Note: offloading] What checkpoints keep for a backward, their inputs, goes to the host's memory when it is kept and
-// comes back for the backward: the latest first, so when one is taken the `horizon` ones kept before it begin to come.
-// Thread-safe.
+// [Note: offloading] The inputs that checkpoints keep for a backward go to the host's memory when they are kept and
+// come back for the backward. The latest are needed first, so when one is taken the `horizon` ones kept before it begin
+// to come. Thread-safe.
 class Offload : public std::enable_shared_from_this<Offload> {
  public:
   Offload(int horizon, std::shared_ptr<Mover> mover) : horizon_(horizon), mover_(std::move(mover)) {}

@@ -13,11 +13,11 @@ namespace lamina::runtime {
 
 // [Note: ordered gradients] Floating-point sums depend on the order of their parts, and microbatches reach a parameter
 // in an order of their own in every run. So each microbatch finds the `.grad` of the parameters empty and fills its
-// own, which moves with the compute slot as ProcessState does; at the end of the step the parts are added in the order
+// own, which moves with the compute slot as ProcessState does. At the end of the step the parts are added in the order
 // of the microbatches. What a microbatch does in itself it does in one order when none of its calls is predicted. The
 // price is one copy of the gradients per microbatch; no microbatch waits for another.
 //
-// Those of one step. Used by whoever has the compute slot, and where no microbatch computes.
+// The gradients of one step. Used by whoever has the compute slot, and where no microbatch computes.
 class OrderedGradients {
  public:
   // Takes the gradients of `parameters` aside. Again in a step whose parameters were not known: they were none.

@@ -23,7 +23,7 @@ namespace lamina::runtime {
 // A body begins with what the one before it left. Where the first one has set flags by the end of its first turn, the
 // others begin when it is over; a body that changes them later than that, for good, is an error.
 //
-// Those of one step. Used by whoever has the compute slot, and where no microbatch computes.
+// The flags of one step. Used by whoever has the compute slot, and where no microbatch computes.
 class ParameterFlags {
  public:
   // The tensors, alike on every rank of the pipeline; undefined where there is none at the moment.

@@ -10,7 +10,7 @@ namespace lamina::runtime {
 // beside a busy thread of another rank as often as not, and leaves the two there for ten milliseconds while a processor
 // stands idle. It is a place to begin at and no more: should somebody else keep that processor busy, the system moves
 // the thread, and the rank stays where it was moved to. A turn that is over in less time than the move takes warms no
-// caches and counts for nothing. Where ranks leave processors to spare no thread is moved: nothing is to be gained.
+// caches and counts for nothing. Where ranks leave processors to spare, no thread is moved: nothing is to be gained.
 //
 // Used by who has the compute slot alone.
 class Processor {

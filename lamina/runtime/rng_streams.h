@@ -10,11 +10,11 @@
 
 // [Note: RNG streams] The random numbers of a step are the same in every layout. Each microbatch has a root stream,
 // seeded by the step and by which microbatch of all replicas it is. A module that may draw random numbers, or that
-// holds one that may, runs in a stream of its own, seeded by one draw from its caller's: so what it draws does not
-// depend on where it runs, and what its caller draws afterwards does not depend on how much it drew. The draw is from
-// what the caller's stream is at the call: activation checkpointing, which sets that back, gets the same numbers again.
-// Where a caller has seeded its stream by hand and drawn nothing since, the stream of the module that it calls next is
-// that very one, and so on to the module that draws: the numbers are those of the plain program.
+// holds one that may, runs in a stream of its own, seeded by one draw from its caller's. So its numbers do not depend
+// on where it runs, and its caller's do not depend on how many it drew. The draw is from what the caller's stream is at
+// the call: activation checkpointing, which sets that back, gets the same numbers again. Where a caller has seeded its
+// stream by hand and drawn nothing since, the module that it calls next has that very stream, and so on to the module
+// that draws. So the numbers are those of the plain program.
 namespace lamina::runtime {
 
 std::uint64_t mix(std::uint64_t a, std::uint64_t b);  // to a seed that neither of them is seen in
@@ -26,7 +26,7 @@ std::uint64_t draw_seed();
 // comes what the caller has seeded its own with.
 std::uint64_t next_seed();
 
-// Seeds that the caller on another rank drew for modules that are called as one: while it lives the streams that begin
+// Seeds that the caller on another rank drew for modules that are called as one. While it lives, the streams that begin
 // in this thread take these, in their order, as if each had begun by a draw there. Not the streams within those.
 class GivenSeeds {
  public:

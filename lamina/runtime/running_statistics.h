@@ -28,9 +28,9 @@ struct BatchNorm {
 // microbatch called, `count` tells. (A class that does not count its calls is taken to make one in each microbatch.)
 //
 // No microbatch waits for another, so one that reads running statistics, in evaluation mode, does not see what earlier
-// ones of the same step fold in. Where that would differ from the plain loop it is an error.
+// ones of the same step fold in. Where that would differ from the plain loop, it is an error.
 //
-// Those of one step. Used by whoever has the compute slot, and where no microbatch computes.
+// The statistics of one step. Used by whoever has the compute slot, and where no microbatch computes.
 class RunningStatistics {
  public:
   // Takes the buffers of these modules aside.

@@ -7,8 +7,8 @@
 // A step is settled once its end is known: what its threads still meet, and who leaves, changes nothing. The first
 // error fails it, later ones are dropped.
 //
-// Threads: the one that enters the step makes it and waits; workers run what run() and serve() are given, and each
-// keeps the step alive; the transport's thread brings what other ranks set off, and losses. Any of them may fail it.
+// Threads: the one that enters the step makes it and waits. Workers run the functions of run() and serve(), and each
+// keeps the step alive. The transport's thread brings messages of other ranks, and losses. Any of them may fail it.
 //
 // Locks: mutex_, under which a thread is started (WorkerPool). cancel() is called without it. See
 // docs/thread-model.md.

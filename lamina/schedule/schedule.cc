@@ -47,11 +47,12 @@ class Simple : public Schedule {
   const int active_;
 };
 
-// [Note: two ahead] A backward goes before a new forward, so that activations are freed early, unless fewer than two
-// microbatches are ahead: while one goes to its loss and back, the rank computes the other. A rank that takes every
-// backward at once is left with forwards whose losses wait for a busy rank 0, and idles: a step over even stages is up
-// to a tenth longer then, and keeps more activations, not fewer (docs/decisions/schedule.md). What a microbatch has
-// begun here goes on before both: a forward first, which is mostly the loss, takes no time, and is waited for.
+// [Note: two ahead] A backward goes before a new forward, so that activations are freed early. Where fewer than two
+// microbatches are ahead the forward goes first: while one microbatch goes to its loss and back, the rank computes the
+// other. A rank that takes every backward at once is left with forwards that wait for the losses of a busy rank 0, and
+// idles. A step over even stages is up to a tenth longer then, and keeps more activations, not fewer
+// (docs/decisions/schedule.md). What a microbatch has begun here goes on before both: a forward first, which is mostly
+// the loss, takes no time, and is waited for.
 class Interleaved : public Schedule {
  public:
   explicit Interleaved(int active) : active_(active) {}

@@ -18,9 +18,9 @@ struct Visit {
   bool backward_only = false;  // a forward does not come here: what would be handed on goes straight to the next visit
 };
 
-// A step in simulated time. Rank 0 starts the microbatches and calls all modules of each at once; what they return goes
-// straight from each visit to the next, from the last one to rank 0, which has the loss, and backward the same way. A
-// last visit of rank 0, the loss, and the beginning of the backward there, are one piece: the step body goes on.
+// A step in simulated time. Rank 0 starts the microbatches and calls all modules of each at once. The outputs go
+// straight from each visit to the next, and from the last one to rank 0, which has the loss. Gradients go back the same
+// way. A last visit of rank 0, the loss, and the beginning of the backward there, are one piece: the step body goes on.
 struct Chain {
   std::vector<Visit> visits;  // the first is on rank 0
   int microbatches = 1;

@@ -80,11 +80,12 @@ class CheckpointReader {
   at::Tensor whole(const std::string& name) const;   // of the model, at once
 
   // [Note: two reads]
-  // Nothing that the job has may change before all ranks have found all they want to be as it was written, and memory
-  // for a second copy of it takes longer to get than the bytes take to be read twice, the second time out of the
-  // system's cache. So read() fills new memory, and compares with its checksums what goes into memory that is there,
-  // which the ranks fill when all of them have read. What is then another one, since the file was changed meanwhile or
-  // the disk failed, is found, too, and told to have left a mixture.
+  // Nothing of the job may change before every rank has found that its files are as they were written. Memory for a
+  // second copy of everything would take longer to get than to read the files twice, the second time out of the
+  // system's cache. So read() compares all that was asked for with its checksums, and fills only memory that is new.
+  // When all ranks have read, they read again and fill the memory that the job has. The second reading is compared,
+  // too: where a file has changed between the two, or the disk has failed, the error says that the job now has a
+  // mixture of both states.
   //
   // They throw as archive::PieceReader does, base::PeerError where a rank is lost meanwhile, and what an interrupt
   // of the session's waits throws.

@@ -52,7 +52,7 @@ class Session {
   // Groups for tensors; how torch's are made is for the face to say.
   collective::Groups& groups() { return *groups_; }
 
-  // Those of the job, for parts that need no more of it; they outlive no session.
+  // The job's ranks, for parts that need no more of a session, and do not outlive it.
   collective::Ranks ranks();
   std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
   base::Partition partition() const;  // the one that this rank owns
@@ -80,8 +80,9 @@ class Session {
   // Ends the session; see Transport::close. Not inside a step. Idempotent. False when a thread is still in the user's
   // code of a step that failed: then the session must never be destroyed.
   bool close(bool orderly);
-  // Closes it, but the connections stay until the process ends, so that the peers learn of its end and of nothing
-  // before it but, where it was `interrupted` (Ctrl-C), that. Afterwards the session must never be destroyed.
+  // Closes the session, but keeps its connections until the process ends: the peers take the end of the process for
+  // this rank's end. Where it was `interrupted` (Ctrl-C), they are told so at once. Afterwards the session must never
+  // be destroyed.
   bool leave(bool interrupted = false);
 
  private:

@@ -29,9 +29,9 @@ struct Named {
 // [Note: units] Values come for calls of modules. A unit is a module that has sharded parameters of its own (or in it,
 // in modules that are never called), or the whole model: their values are here from before each of its forwards until
 // after it, and again for its backward. A parameter that another module reads (a tied weight, the output projection of
-// an attention) comes when it is read, and belongs from then on to the innermost unit that was being called, too. What
-// the next units need, if they are called in the order of the last pass, comes meanwhile, or stays; where the order is
-// another one that is dropped silently.
+// an attention) comes when it is read, and belongs from then on to the innermost unit that was being called, too. Units
+// are taken to be called in the order of the last pass: the values of the next ones come ahead, while this one
+// computes, or stay. Where the order is another one, these values are dropped, and come again when they are needed.
 //
 // The values of sharded parameters on this rank: which are here, and who needs them. Thread-safe.
 class LiveValues : public value::Home, public model::CallHook {

@@ -18,12 +18,12 @@ struct Need {
   std::int64_t there = 0;      // that values take already, which go or stay
   std::int64_t available = 0;  // beside those
 
-  // With that degree.
+  // Bytes that a rank takes where groups of `degree` ranks share the sharded parameters out.
   std::int64_t bytes(int degree) const { return whole + trained + 2 * ((sharded + degree - 1) / degree); }
   bool fits(int degree) const { return bytes(degree) <= there + available; }
 };
 
-// That of this rank, of whose memory so much is available.
+// Gives this rank's need, where `available` bytes of its memory are free.
 Need need_of(const model::ParameterTable& table, std::int64_t available);
 
 // The smallest divisor of `replicas` with which all ranks fit; none where none does.

@@ -22,11 +22,11 @@ namespace lamina::sharding {
 //                               pass; one that has summed all that all have is *done*. When all are done, the pass is
 //                               over.
 //
-// Nobody has to wait inside a pass: a gradient whose parameter's last one is still being summed, or which would be too
-// much at once, is kept by its member until later. Only a member that keeps much lets the others come nearer. At the
-// end of a pass the first parameter of which a member has something left is never too much: of the members' first ones,
-// the first is then posted by all that have it, and so done, and members that have posted those of different parameters
-// never wait for each other's place.
+// Nobody has to wait inside a pass. A member keeps a gradient until later while the parameter's last one is still being
+// summed, and where it would be too much at once. Only a member that keeps much waits for the others to catch up. At
+// the end of a pass each member posts the lowest-numbered parameter that it has left, whatever room it takes. So all
+// members that have the lowest of all post that one, and it is summed: members never wait for each other with different
+// parameters.
 struct Word {
   std::int64_t pass = -1;
   std::int64_t count = 0;
@@ -37,7 +37,7 @@ struct Word {
   }
 };
 
-// Where everything lies; the same on all members.
+// Offsets of everything in the group's memory, the same on all members.
 class SharedLayout {
  public:
   // `value_bytes`: of each parameter, with its padding. `arena_bytes`: of each member.

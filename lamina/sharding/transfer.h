@@ -43,7 +43,7 @@ class Transfer {
   virtual at::Tensor shard(std::size_t parameter) = 0;
   // The whole value: valid while the result lives, and while no member changes its shard.
   virtual c10::DataPtr value(std::size_t parameter) = 0;
-  // That is likely to be asked for soon.
+  // A hint: value() of this parameter is likely to be called soon.
   virtual void expect(std::size_t /*parameter*/) {}
   // The whole value in memory of its own: one dimension of numel elements.
   virtual at::Tensor copy(std::size_t parameter) = 0;

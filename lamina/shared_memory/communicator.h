@@ -58,7 +58,7 @@ class Communicator {
   int rank() const { return neighbours_.rank(); }
   int size() const { return neighbours_.size(); }
 
-  // Those that are one behind the other: all collectives, sends to a member, receives from one.
+  // Operations that are one behind the other: all collectives, sends to a member, receives from one.
   Exchange& together() { return *together_; }
   Exchange& to(int member) { return *to_.at(member); }
   Exchange& from(int member) { return *from_.at(member); }

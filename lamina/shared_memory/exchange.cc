@@ -85,7 +85,7 @@ struct Exchange::Control {
 
   Entry& entry(std::uint64_t operation) { return entries[operation % entries.size()]; }
 
-  // That of which an operation is one; nullptr for none.
+  // The entry of which an operation is one; nullptr for none.
   const GivenUp* given_up_with(std::uint64_t operation) const {
     if (given_up_to.load(std::memory_order_acquire) <= operation) return nullptr;
     const auto with = [&](const GivenUp& one) {
@@ -217,8 +217,8 @@ void Exchange::refuse(const std::string& why) {
 }
 
 // The first cause goes from member to member as it is. Where all places for a reason are taken, none of these
-// operations ended well since, for then all had passed the ones before: so they are one behind the other, and this one
-// is added to the last. (But for operations that were skipped, which nobody looks at again.)
+// operations has ended well since, for then all members had passed the ones before. So they are one behind the other,
+// and this one is added to the last. (But for operations that were skipped, which nobody looks at again.)
 void Exchange::give_up(const std::string& why) {
   auto& own = control(rank_);
   const auto end = [](const Control::GivenUp& one) { return one.to.load(); };

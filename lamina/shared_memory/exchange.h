@@ -48,10 +48,10 @@ class Exchange {
   std::size_t chunk_bytes() const { return chunk_bytes_; }
 
   // Runs an operation: `work` stages, posts and takes. All members have begun it, with equal digests, before work()
-  // goes on after its first meet(). Throws base::DesyncError, on all members, where they differ; base::PeerError
-  // when a member has closed the group or its process has ended, after which every operation does; base::CancelledError
-  // when another member has given this operation up; what `check` throws, which gives it up for all; and
-  // base::UsageError in a child of fork(), where nothing happens to the parent's group.
+  // goes on after its first meet(). Throws base::DesyncError, on all members, where they differ. After a member has
+  // closed the group, or its process has ended, every operation throws base::PeerError. base::CancelledError comes when
+  // another member has given this operation up. An error of `check` gives it up for all. In a child of fork() it is
+  // base::UsageError, and nothing happens to the parent's group.
   void run(const Operation& operation, const Check& check, const std::function<void()>& work);
 
   // Says what the next run() is for, on all members alike: part of its operation.

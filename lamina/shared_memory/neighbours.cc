@@ -76,8 +76,8 @@ bool is_closed() { return errno == EPIPE || errno == ECONNRESET; }
 
 bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
 
-// Processes of which this is the same can reach each other's sockets; that they share memory is tried. Where the kernel
-// does not name its boot the rest has to do.
+// Processes of which this is the same can reach each other's sockets; that they share memory is tried. If the kernel
+// does not name its boot, the rest has to do.
 std::string host() {
   constexpr auto kBoot = "/proc/sys/kernel/random/boot_id";
   errno = 0;

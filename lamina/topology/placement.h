@@ -19,8 +19,8 @@ namespace lamina::topology {
 //   shard across   ranks of a shard group that have one index within, one of each machine
 enum class Axis { kPipeline, kTensor, kReplica };
 
-// The axes from the one whose neighbours are farthest apart in the world to the one whose neighbours are adjacent
-// ranks.
+// The axes in an order: along the first one neighbours are farthest apart in the world, along the last one they are
+// adjacent ranks.
 using AxisOrder = std::array<Axis, 3>;
 
 // Reads "cluster" (the same as "DPT"), "spread" ("TPD"), or the letters D (replica), P and T in any order; the

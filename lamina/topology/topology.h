@@ -15,7 +15,7 @@ namespace lamina::topology {
 // name a way to count ranks: the dp_rank of a rank is its index in its kDp group.
 enum class Group { kWorld, kMp, kDp, kPp, kTp, kRdp, kShard, kShardCopies, kShardWithin, kShardAcross, kNode };
 
-// Where a rank stands on each axis.
+// The position of a rank on each axis.
 struct Coordinates {
   int pp = 0;
   int tp = 0;
@@ -33,9 +33,9 @@ struct Cuts {
 // Which rank is where. Every rank builds the same one from the same numbers; nothing is communicated. Immutable.
 class Topology {
  public:
-  // The replicas are what remains: rdp = world_size / (pp * tp). Throws ConfigError when that is no integer, naming the
-  // numbers and what would do, for an unknown placement strategy (see `parse_placement`), when the replicas cannot be
-  // cut into groups of `cuts.shard`, and when `cuts.nodes` are not those of all ranks.
+  // The replicas are what remains: rdp = world_size / (pp * tp). Throws ConfigError when that is no integer, with the
+  // numbers and those that would do. It also comes for an unknown placement strategy (see `parse_placement`), when the
+  // replicas cannot be cut into groups of `cuts.shard`, and when `cuts.nodes` are not those of all ranks.
   Topology(int world_size, int pp, int tp, std::string_view placement_strategy = "cluster", Cuts cuts = {});
 
   // How many ranks a group has; the largest, where machines have different numbers of ranks.
@@ -64,8 +64,8 @@ class Topology {
   Cuts cuts_;
 };
 
-// The placement strategies, of all there are, under which each group of this kind is on one machine, on the machines of
-// these ranks and with these degrees; empty where it is so already, or never.
+// The placement strategies under which each group of this kind is on one machine, on the machines of these ranks and
+// with these degrees. Empty where it is so already, or never.
 std::vector<std::string> placements_on_one_machine(const Topology& topology, int world_size, Group group);
 
 // Says why the kShard group of `of` cannot work by the levels kShardWithin and kShardAcross, where member h * k + i is

@@ -13,9 +13,9 @@
 
 namespace lamina::transport {
 
-// Knows which of the other ranks' processes live, from one plain socket to each: the kernel closes it the moment a
-// process ends, however it ends, and gives up on a machine that does not answer for about ten seconds. Besides that
-// only the few notes below are sent. Not thread-safe, but note() may be called from any thread.
+// Knows the ranks whose processes live, from one plain socket to each. The kernel closes it the moment a process ends,
+// however it ends, and gives up on a machine that does not answer for about ten seconds. Besides that only the few
+// notes below are sent. Not thread-safe, but note() may be called from any thread.
 class Liveness {
  public:
   enum class Kind : std::uint8_t {

@@ -51,7 +51,7 @@ class Kind {
 constexpr base::Step kNoStep{-1};
 constexpr base::Microbatch kWholeStep{-1};
 
-// Besides its kind, what any of them has. The rest is between those who send and who handle that kind.
+// Besides its kind, what any of them has. The rest is known to the sender and the handler of that kind alone.
 struct Message {
   Kind kind;
   // The call or the step that it is about. Of others: the rank that sends it, and a number of its own.
@@ -62,11 +62,11 @@ struct Message {
 
 bool carries_tensors(const Message& message);
 
-// [Note: frame] A message travels as a head and buffers. The head is
-//   magic u32 | version u16 | zero u16 | kind, 12 letters | length of the rest u32 | the rest
-// (little endian), where the rest holds the list of the buffers (device and size in bytes of each), so that a receiver
-// makes room for them before it takes them, the call, and the fields and the tree's encoding, each with its length. It
-// says nothing of whom it comes from: that is the transport's to prove before it reads a head.
+// [Note: frame] A message travels as a head and buffers. The head is magic u32 | version u16 | zero u16 | kind, 12
+// letters | length of the rest u32 | the rest (little endian). The rest holds the list of the buffers (device and size
+// in bytes of each), so that a receiver makes room for them before it takes them. Then come the call, and the fields
+// and the tree's encoding, each with its length. It says nothing of whom it comes from: that is the transport's to
+// prove before it reads a head.
 constexpr std::uint16_t kFrameVersion = 6;  // the same on all ranks of a job
 
 struct BufferSpec {

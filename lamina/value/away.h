@@ -10,8 +10,8 @@ namespace lamina::value {
 
 // [Note: values that are away] The value of a tensor may go and come back. The tensor keeps its object, its StorageImpl
 // and its version, and so do views of it, such as the transposed weight that a graph has saved: all have their memory
-// again when it comes. While it is away the key set holds the wrapper key, whose kernels ask the Home to bring it
-// before an operation reads it; views, and whatever reads memory without an operation, throw why it is away.
+// again when it comes. While it is away the key set holds the wrapper key, whose kernels ask the Home to bring the
+// value before an operation reads it. Views, and code that reads memory without an operation, throw why it is away.
 class Home {
  public:
   virtual ~Home() = default;

@@ -9,7 +9,7 @@
 
 // A value tree as bytes and buffers, the form in which it travels.
 //
-// [Note: aliases] Tensors of one tree that share storage share it again after decoding: the buffers are the storages,
+// [Note: aliases] Tensors of one tree that share storage share it again after decoding. The buffers are the storages,
 // cut to the range that the tree's tensors cover, and each tensor is a view of a buffer. The same tensor object in two
 // places decodes to one tensor object.
 namespace lamina::value {

@@ -9,11 +9,12 @@
 
 namespace lamina::value {
 
-// [Note: large blocks] The C library keeps large memory that was freed between what is still in use, where a tensor of
-// another size finds no room: a process takes up to a third more than it uses. Memory that is given back to the system
-// and asked for again, the system zeroes page by page, which costs more than the tensor's computation. So CPU memory of
-// 1 MiB and more is here a block of its own, of the system's large pages, which cost a tenth of that, and goes back to
-// it at once, but for some that are kept for the next of the same size. Smaller memory is torch's own business.
+// [Note: large blocks] The C library keeps large memory that was freed between blocks that are still in use, where a
+// tensor of another size finds no room. So a process takes up to a third more than it uses. Memory that is given back
+// to the system and asked for again, the system zeroes page by page, which costs more than the tensor's computation. So
+// CPU memory of 1 MiB and more is here a block of its own, of the system's large pages, which cost a tenth of that. It
+// goes back to the system at once, but for some blocks that are kept for the next tensor of the same size. Smaller
+// memory is torch's own business.
 
 // The allocator that does so, for the whole process. Thread-safe, in forked children too. Never destroyed.
 c10::Allocator& large_blocks();

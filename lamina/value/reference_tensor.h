@@ -12,10 +12,9 @@
 
 // [Note: reference tensors] A reference stands for a tensor whose value is, or is still being made, somewhere else. It
 // is an ordinary at::Tensor to both faces: its shape, strides, dtype, device and requires_grad are read without
-// waiting. Whatever needs the value (an operation, its storage, printing, pickling) makes the reference become its
-// value in place: the same TensorImpl takes the value's storage, and identity, history and hooks stay; from then on it
-// is a plain tensor and costs what one costs. Only detach() and the engine's addition of two gradients leave it
-// pending.
+// waiting. An operation that needs the value, its storage, printing or pickling makes the reference become its value in
+// place: the same TensorImpl takes the value's storage, and identity, history and hooks stay. From then on it is a
+// plain tensor and costs what one costs. Only detach() and the engine's addition of two gradients leave it pending.
 namespace lamina::value {
 
 // Facts known of a tensor before its value.
@@ -32,13 +31,13 @@ TensorSpec spec_of(const at::Tensor& tensor);  // waits for nothing
 // Counts the writes to a tensor; 0 for undefined tensors, and for inference tensors, whose writes nobody counts.
 std::uint32_t version_of(const at::Tensor& tensor);
 
-// Where the value of a reference comes from. One source may stand behind several references: they become aliases.
+// The source of a reference's value. One source may stand behind several references: they become aliases.
 class Source {
  public:
   virtual ~Source() = default;
-  // The value, a dense tensor whose memory nobody else writes to; waits for it in the calling thread, which may hold
-  // Python's GIL, without grad, inference, autocast or dispatch modes. Two threads may call it at once. The same tensor
-  // each time. Throws what came instead of the value, each time.
+  // Gives the value, a dense tensor in memory that nobody else writes to. Waits for it in the calling thread, which may
+  // hold Python's GIL, without grad, inference, autocast or dispatch modes. Two threads may call it at once. The same
+  // tensor each time. Throws what came instead of the value, each time.
   virtual at::Tensor take() = 0;
 
  private:

@@ -16,7 +16,7 @@ class TensorTable {
   // Collects the distinct tensors of `tree`.
   explicit TensorTable(const Value& tree);
 
-  // Where `tensor` stands in the table.
+  // The place of `tensor` in the table.
   std::uint32_t index(const at::Tensor& tensor) const;
 
   // Writes one row per tensor and returns the buffers that the rows speak of.

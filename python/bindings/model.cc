@@ -62,8 +62,8 @@ std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote)
   return std::make_unique<BegunCall>(session.job().call_hooks().begin(base::ModuleId(module), remote));
 }
 
-// The parts of a state that ranks of this pipeline own as one, rank by rank, or in the order of the plain model's where
-// its cut is given; nothing on all but the first of them where they go `to_first`.
+// The parts of a state that ranks of this pipeline own as one. They come rank by rank, or in the order of the plain
+// model's where its cut is given. Where they go `to_first`, the other ranks get nothing.
 py::dict gather_state(Session& session, const py::dict& own, bool to_first, const model::Cut* cut) {
   std::vector<model::Named> parts;
   for (const auto& [name, part] : own) parts.emplace_back(name.cast<std::string>(), to_value(part));

@@ -267,7 +267,7 @@ class OptimizerGroup {
         gradients, [&](Slot&, const at::Tensor& gradient) { return optim::Update{.gradient = &held.hold(gradient)}; });
   }
 
-  // Returns the error of an entry that could not be made. Those of all others are, for their update is over.
+  // Returns the error of an entry that could not be made. The contexts of all others are, for their update is over.
   std::exception_ptr end() {
     std::exception_ptr error;
     for (auto& slot : slots_) {

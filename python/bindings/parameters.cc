@@ -12,9 +12,9 @@
 #include "python/bindings/hooks.h"
 
 // `.grad` and `.data` of parameters that other ranks own: None here, which looks as if there was no gradient, and what
-// nobody would ever see. And `.grad` of sharded ones, which is that of this rank's shard, and of what stands for
-// parameters in optimizers ([Note: stand-ins]), which is its part of theirs. The parameters stay of torch's class,
-// whose attributes these take the place of, at their cost.
+// nobody would ever see. Sharded parameters have the gradient of this rank's shard as `.grad`. A tensor that stands for
+// one in an optimizer ([Note: stand-ins]) has its part of that gradient. The parameters stay of torch's class, whose
+// attributes these take the place of, at their cost.
 namespace lamina::python {
 namespace {
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/benchmarks.md is what `benchmarks/run.py --record` writes of the recorded figures, and has no others. Those of the
-README are recorded, too."""
+"""docs/benchmarks.md is what `benchmarks/run.py --record` writes of the recorded figures, and has no others. Figures of
+the README are recorded, too."""
 
 import json
 import re

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A disk that fails, is slow, or is the last thing that a process sees: a library to preload, which stands between one
-// rank, or all, and the system. LAMINA_TEST_DISK="RANK HOW AFTER FOLDER": RANK is -1 for all; HOW is the number of an
-// error, which writes to files below the folder meet when this process has written AFTER bytes there, or 0: then AFTER
-// is how many KB it writes in a second, or -1: that it reads. LAMINA_TEST_KILL="RANK CALL PATTERN": the rank is killed
+// rank, or all, and the system. LAMINA_TEST_DISK="RANK HOW AFTER FOLDER". RANK is -1 for all. HOW is the number of an
+// error: writes to files below the folder meet it when this process has written AFTER bytes there. With 0, AFTER is how
+// many KB it writes in a second; with -1, how many it reads. LAMINA_TEST_KILL="RANK CALL PATTERN": the rank is killed
 // before its first call of that name for such a path.
 
 #include <dlfcn.h>

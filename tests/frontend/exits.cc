@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A C++ program on two ranks, one of which calls std::exit in the middle of its third step: rank 1 in a module that
-// rank 0 calls, or rank 0 in the body, in threads of the engine's.
+// A C++ program on two ranks, of which one calls std::exit in the middle of its third step. That is rank 1 in a module
+// that rank 0 calls, or rank 0 in the body, in threads of the engine's.
 //
 //     lamina run -n 2 -c frontend_exits (module | body) EXIT_CODE
 #include <cstdlib>

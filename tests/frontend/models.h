@@ -112,7 +112,7 @@ struct NestedImpl : torch::nn::Module {
   }
 };
 
-// A Sequential whose parts may live apart, and one of torch's, which lives in one place.
+// A Sequential with parts that may live apart, and one of torch's, which lives in one place.
 struct ChainImpl : torch::nn::Module {
   Child<Sequential> chain;
   Child<torch::nn::Sequential> whole;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Manifests, headers of safetensors files, pickles, zip archives, files of torch.save, metadata of
-// torch.distributed.checkpoint and files of smdistributed as a fuzzer makes them: with clang a libFuzzer target, else a
-// program that damages samples at random for a while: `archive_fuzz SECONDS [SEED]`. Anything but a value or a
+// Files of checkpoints as a fuzzer makes them: manifests, headers of safetensors files, pickles, zip archives, files of
+// torch.save, metadata of torch.distributed.checkpoint and files of smdistributed. With clang it is a libFuzzer target,
+// else a program that damages samples at random for a while: `archive_fuzz SECONDS [SEED]`. Anything but a value or a
 // FormatError ends it; of what is converted, also one that says that no checkpoint can be made of it.
 #include <algorithm>
 #include <chrono>

@@ -32,7 +32,7 @@ std::string with_prefix(std::string head) {
   return head;
 }
 
-// Those that the head asks for, unless that is more than a test should take.
+// The buffers that the head asks for, unless that is more than a test should take.
 std::vector<at::Tensor> buffers_of(std::string_view head) {
   std::vector<at::Tensor> buffers;
   std::int64_t bytes = 0;

@@ -14,7 +14,7 @@ VERSIONS = sorted(path.name for path in STORED.iterdir())
 
 
 def require_loaded(sample):
-    """All that was saved is there to the bit, in the layout that saved it and in every other one."""
+    """Everything that was saved is there to the bit, in the layout that saved it and in every other one."""
     own, precision, _ = SAMPLES[sample]
     for version in VERSIONS:
         expected = torch.load(STORED / version / sample / "state.pt")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// No device but the CPU is needed for the update that others get: tensors of the CPU go through it, and those of the
-// meta device, which have no memory, show that nothing looks at an element.
+// No device but the CPU is needed for the update that others get. Tensors of the CPU go through it, and so do those of
+// the meta device, which have no memory: so nothing looks at an element.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>

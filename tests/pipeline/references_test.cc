@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results of remote calls stay where they are, and go from who makes them to who reads them.
+// Results of remote calls stay where they are, and go straight from their maker to their reader.
 #include "tests/pipeline/reference_fixture.h"
 #include "tests/soak.h"
 

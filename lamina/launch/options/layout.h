@@ -10,7 +10,7 @@
 
 namespace lamina::launch {
 
-// Where the ranks of this machine stand in the job.
+// The position of this machine's ranks in the job.
 struct Layout {
   int processes = 1;  // ranks here: base_rank to base_rank + processes - 1
   int world_size = 1;

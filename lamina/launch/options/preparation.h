@@ -8,7 +8,7 @@
 
 namespace lamina::launch {
 
-// All that is known of a job before anything of it is started.
+// The knowledge of a job before anything of it is started.
 struct Preparation {
   Options options;
   Layout layout;

@@ -34,9 +34,8 @@ struct Attempt {
   Outcome run() const;
 };
 
-// Decides whether a job that failed is started again: at most `most` times, after a pause that doubles from start to
-// start, and not if it has failed in the same way twice in a row within kQuick of its start: then another start would
-// not help.
+// Decides whether a job that failed is started again, at most `most` times, after a pause that doubles from start to
+// start. Where it has failed in the same way twice in a row within kQuick of its start, another one would not help.
 class Restarts {
  public:
   using Span = std::chrono::steady_clock::duration;

@@ -58,7 +58,7 @@ bool is_there(idtype_t which, pid_t pid) {
 // Running or ended. Unlike the list, this is never wrong for a moment.
 bool any_child() { return is_there(P_ALL, 0); }
 
-// Those that are children are killed together, and their ends awaited together: each takes its time.
+// Children are killed together, and their ends awaited together: each takes its time.
 void end_between(pid_t from, pid_t to, const base::Deadline& deadline) {
   std::vector<std::pair<pid_t, base::Fd>> killed;
   for (pid_t pid = from; pid < to; ++pid) {

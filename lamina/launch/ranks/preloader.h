@@ -18,10 +18,10 @@ namespace lamina::launch {
 // [Note: preloader] A child of the guardian that runs Python, has imported the modules of --preload, and makes the
 // ranks as copies of itself. For each it forks twice and lets the process between end: the guardian adopts the rank,
 // which is then its child like any other, and dies with it. A request is an anonymous file with the rank's words and
-// environment; with it come the rank's descriptors, and one end of a link on which it says its process id when nothing
-// is left but to run the program. All of Python's part is in preload.py.
-// Before it is asked for the first rank it says that it may be forked: that it has one thread, and no open device.
-// Where it may not, or ends, ranks are started as ever.
+// environment. With it come the rank's descriptors, and one end of a link. On that link the rank says its process id
+// when it has only to run the program. All of Python's part is in preload.py. Before it is asked for the first rank it
+// says that it may be forked: that it has one thread, and no open device. Where it may not, or ends, ranks are started
+// as ever.
 class Preloader {
  public:
   // Starts it. Throws StartError.

@@ -36,8 +36,8 @@ struct RankEnd {
 // "SIGKILL"; for a real-time signal "signal 40".
 std::string signal_name(int signal);
 
-// Finds the rank that failed first, given the ends in the order in which they were noticed. [Note: first failure]
-// Peers of a dead rank end by themselves within milliseconds, with errors of their own, and may be noticed in the same
+// [Note: first failure] Finds the rank that failed first, given the ends in the order in which they were noticed. Peers
+// of a dead rank end by themselves within milliseconds, with errors of their own, and may be noticed in the same
 // wake-up or even before it. So for a short while after the first failure a rank that was killed by a signal goes
 // before one that exited. SIGABRT and SIGPIPE count as exits: they are how C++ programs end on a lost peer. A rank that
 // says itself that another one is the reason (environment::Progress::kConsequence) gives way to any that does not. And

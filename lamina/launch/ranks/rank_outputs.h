@@ -12,8 +12,8 @@
 
 namespace lamina::launch {
 
-// Where the ranks of this machine write to: the first one to where we do; each other one to the files of --stdout and
-// --stderr, and for what is not given there to a file without a name.
+// The outputs of the ranks of this machine. The first rank writes where we do. Each other one writes to the files of
+// --stdout and --stderr, or, where they are not given, to a file without a name.
 class RankOutputs {
  public:
   // Makes the files. Throws ConfigError.

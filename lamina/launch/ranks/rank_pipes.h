@@ -14,8 +14,8 @@
 
 namespace lamina::launch {
 
-// The pipes that ranks write to. All that comes goes into their logs as it is; with --tee it is also shown, line by
-// line, each behind "[rank] ", and lines of different ranks never mix. Ranks wait for us only where --tee is not read.
+// The pipes that ranks write to. Output goes into the ranks' logs as it is. With --tee it is also shown, line by line,
+// each behind "[rank] ", and lines of different ranks never mix. Ranks wait for us only where --tee is not read.
 class RankPipes {
  public:
   RankPipes(Terminal& terminal, bool tee) : terminal_(terminal), tee_(tee) {}

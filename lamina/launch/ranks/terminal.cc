@@ -39,8 +39,8 @@ void OutputQueue::flush(const base::Deadline& deadline) {
   while (waiting() && writable(fd_, deadline)) drain();
 }
 
-// Writes as much as poll promises to take without blocking, in whole lines unless one is longer: what others write
-// there comes between lines.
+// Writes at most PIPE_BUF bytes, which poll promises to take without blocking. These are whole lines, unless one line
+// is longer, so that the output of other processes comes between lines.
 void OutputQueue::drain() {
   std::size_t most = std::min<std::size_t>(waiting_.size(), PIPE_BUF);
   if (const auto end = waiting_.rfind('\n', most - 1); end != std::string::npos) most = end + 1;

@@ -29,7 +29,7 @@ static_assert(sizeof(MemoryDescriptor) == PeerMemory::kDescriptorSize);
 std::string PeerMemory::descriptor() {
   // At one place for the life of the process; a reader that finds these bytes there reads the right process.
   static const rendezvous::Secret nonce = rendezvous::random_secret();
-  // Where the Yama security module guards processes from their siblings: those with our parent may read us.
+  // Lets processes with our parent read us, where the Yama security module guards processes from their siblings.
   ::prctl(PR_SET_PTRACER, ::getppid());
   MemoryDescriptor descriptor{::getpid(), 0, reinterpret_cast<std::uint64_t>(nonce.data()), {}};
   std::copy_n(nonce.begin(), descriptor.nonce.size(), descriptor.nonce.begin());

@@ -9,9 +9,9 @@
 #include "lamina/rendezvous/handshake.h"
 #include "lamina/transport/transport.h"
 
-// The engine does not link UCX: what uses it is a shared library of its own (liblamina_ucx.so), opened when it is
-// needed and after the environment is such that UCX installs neither signal handlers nor memory hooks. This is all
-// that the two sides know of each other.
+// The engine does not link UCX. A shared library of its own uses it (liblamina_ucx.so), and is opened when it is
+// needed. By then the environment keeps UCX from installing signal handlers and memory hooks. This is all that the two
+// sides know of each other.
 namespace lamina::transport::ucx {
 
 // Knowledge of a rank about the others when all have met.
@@ -21,7 +21,7 @@ struct PeerConnections {
   std::chrono::seconds send_timeout{};
 };
 
-// Where the ranks of a job are.
+// The extent of a job, as far as networks matter.
 struct Reach {
   int size = 1;
   bool shared = true;     // all share memory: nothing is opened on a network

@@ -6,9 +6,9 @@
 
 #include "lamina/transport/ucx/ucx_transport.h"
 
-// [Note: leaving] An orderly close tells each peer how much it was sent (messages, puts and ends of puts), and waits
-// until they have arrived. A peer's transport answers at once, however much is still under way: one that does not is
-// frozen, and nobody waits for it on top of what told so. When every rank leaves at the same time, they close their
+// [Note: orderly close] An orderly close tells each peer how much it was sent (messages, puts and ends of puts), and
+// waits until they have arrived. A peer's transport answers at once, however much is still under way: one that does not
+// is frozen, and nobody waits for it on top of what told so. When every rank leaves at the same time, they close their
 // endpoints, tell each other so, and free UCX's objects. In every other case these are leaked on purpose: a peer that
 // died, or lives on, may hold memory they share.
 namespace lamina::transport::ucx {

@@ -29,7 +29,7 @@ namespace lamina::transport::ucx {
 // [Note: threads] One lock guards UCX and all that is below. A sender calls UCX itself, under the lock, and where UCX
 // needs the receiver's help (rendezvous, a full queue) waits for the progress thread. That thread alone makes progress,
 // reads the liveness sockets and delivers; it delivers without the lock, sleeps when nothing happens, and never throws.
-// Where nobody computes on this rank it looks out for a moment before it sleeps: a processor that sleeps too takes
+// While nobody computes on this rank, it looks out for a moment before it sleeps: a processor that sleeps too takes
 // longer to wake than a small message takes.
 class UcxTransport : public Transport, public Probe {
  public:

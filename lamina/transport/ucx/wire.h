@@ -15,9 +15,9 @@
 // sender.
 //
 // A header is signed with the key of its direction, which is the connection's own ([Note: handshake]), and holds its
-// message's number and the digest of the head and the addresses. So before its signature is checked nothing of a piece
-// is stored or answered; nothing of a head is decoded, and no address read, before the digest is; and what came once
-// does not count again. Only the bytes of tensors are not covered.
+// message's number and the digest of the head and the addresses. So before a piece's signature is checked, nothing of
+// it is stored or answered. Nothing of a head is decoded, and no address read, before the digest is checked. A piece
+// that comes twice counts once. Only the bytes of tensors are not covered.
 //
 // What is put ([Note: puts]) is one active message, whose header is followed by the parcel's name and meaning. The
 // receiver answers when the bytes are in their place, or with what it has posted instead.

@@ -42,8 +42,8 @@ std::string left_out(const Reach& reach) {
   return names + ",posix";
 }
 
-// True where UCX may use tcp and nothing else that has a network: a list says which transports it takes or, after "^",
-// which it does not.
+// True where UCX may use tcp, and no other transport that has a network: a list names the transports that it takes or,
+// after "^", those that it does not take.
 bool only_tcp(const std::string& wanted) {
   const bool taken = !wanted.starts_with('^');
   const std::string list = "," + wanted.substr(taken ? 0 : 1);

@@ -18,7 +18,7 @@ from lamina.model.places import only_own, without
 
 
 def update(original: Callable[[AveragedModel, nn.Module], None], average: AveragedModel, model: nn.Module) -> None:
-    """Updates an average by `original`, which is torch's own; of the job's model that of this rank's part."""
+    """Updates an average by `original`, torch's own function; for the job's model only this rank's part of it."""
     job = current.job()
     if job.cut.whole or model not in (job.model, job.model.module):
         return original(average, model)

@@ -61,7 +61,7 @@ class LentOptimizer:
         ]
 
     def trim(self, groups: Sequence[Sequence[tuple[torch.Tensor, str]]], moved: Moved) -> None:
-        """Gives groups other members for good, in place, and those that take another's place its state."""
+        """Replaces members of groups for good, in place. A member that takes another's place gets its state."""
         for group, members in zip(self._optimizer.param_groups, groups, strict=True):
             group["params"][:] = [member for member, _ in members]
             if "param_names" in group:
@@ -101,7 +101,7 @@ class LentOptimizer:
         return isinstance(self._optimizer, FunctionalOptimizer) and self._optimizer._form().norm
 
     def takes_any_gradient(self) -> bool:
-        """True where the update is the engine's, of what stands in the groups."""
+        """True where the engine updates the members of the groups."""
         is_ours = isinstance(self._optimizer, FunctionalOptimizer) and self._optimizer.is_fused()
         return is_ours and self.needs() != "whole"
 
@@ -123,7 +123,7 @@ class LentOptimizer:
         return self._step() if closure is None else self._step(closure)
 
     def see_to_states(self) -> None:
-        """Has the optimizer's states, which torch makes anew when it loads some, be found by parameters."""
+        """Has states found by parameters again: torch makes a new dictionary of them when it loads some."""
         if self._places and not isinstance(self._optimizer.state, States):
             self._optimizer.state = States(self._optimizer.state, self._places, self._part)
 

@@ -120,7 +120,7 @@ class _Steps(nn.Module):
 
 @contextlib.contextmanager
 def _with_options(form: Any, options: Mapping[str, Any] | None) -> Iterator[None]:
-    """A form has other hyper-parameters for a while: those that it has as attributes, or in a dictionary `defaults`."""
+    """Gives a form other hyper-parameters for a while, as attributes or in its dictionary `defaults`."""
     options, defaults = options or {}, getattr(form, "defaults", {})
     if unknown := [name for name in options if name not in defaults and not hasattr(form, name)]:
         raise UsageError(

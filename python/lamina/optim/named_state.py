@@ -10,7 +10,8 @@ from lamina.errors import UsageError
 from lamina.job import current
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY
 
-# Per group, the parameters of the whole optimizer: the name, and the one that it was given to the optimizer with.
+# The parameters of the whole optimizer by group, each with its name in the model and the name that a script gave it in
+# the group.
 Layout = list[list[tuple[str, str | None]]]
 
 _MEMBERS = ("params", "param_names")
@@ -100,8 +101,8 @@ def check_lengths(state_dict: Mapping[str, Any], layout: Layout) -> str:
 
 
 def check_names(everyone: Sequence[Sequence[Sequence[str]]], layout: Layout, home: Callable[[str], str]) -> None:
-    """UsageError unless the partial states of all ranks, whose groups have these names, are together of the parameters
-    in `layout`; `home` says where one lives."""
+    """Checks that the partial states of all ranks, with groups of these names, together have the parameters of
+    `layout`; UsageError where they do not. `home` says where a parameter lives."""
     for number, members in enumerate(layout):
         expected = {name for name, _ in members}
         found = set(itertools.chain.from_iterable(groups[number] for groups in everyone))

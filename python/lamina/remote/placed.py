@@ -108,7 +108,7 @@ class RemoteModule:
 
 def share(address: tuple[int, int, int], *, is_module: bool) -> None:
     """Tells the owner of a module or an optimizer, before another rank may have it, that others will name it: see
-    [Note: release] in lamina/parameter_server/service.h. Its own handles go to their maker alone."""
+    [Note: release] in lamina/parameter_server/owned.h. Its own handles go to their maker alone."""
     job = current.job_if_any()
     if job is None or address[0] == job.session.rank:
         return
