@@ -10,11 +10,13 @@
 #include "lamina/archive/model_folder.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/checkpoint/outcome.h"
+#include "lamina/messaging/outcome.h"
 
 namespace lamina::checkpoint {
 namespace {
 
+using messaging::to_error;
+using messaging::to_text;
 using value::Value;
 
 constexpr auto kToken = "seen";  // a file that shows that all ranks see one folder
@@ -107,28 +109,30 @@ void Save::agree() {
       return to_text(std::current_exception(), peers_.rank());
     }
   };
-  const auto gather = [&](Tuple word) {
-    std::vector<Tuple> words;
-    for (auto& each : peers_.mailbox.all_gather(peers_.world, std::move(word), peers_.patience)) {
-      words.push_back(each.as<Tuple>());
-      const auto& problem = words.back().items.at(0).as<std::string>();
-      if (!problem.empty()) std::rethrow_exception(to_error(problem));
-    }
-    return words;
+  // The first rank's id and place, the bytes of all, and the first problem.
+  const auto join = [](Value low, const Value& high) -> Value {
+    auto& one = low.as<Tuple>().items;
+    const auto& other = high.as<Tuple>().items;
+    if (one.at(0).as<std::string>().empty()) one[0] = other.at(0);
+    one.at(3) = one[3].as<std::int64_t>() + other.at(3).as<std::int64_t>();
+    return low;
+  };
+  const auto agreed = [&](Tuple word) {
+    const auto all = peers_.mailbox.exchange(peers_.world, "save", std::move(word), join, peers_.patience);
+    const auto& problem = all.as<Tuple>().items.at(0).as<std::string>();
+    if (!problem.empty()) std::rethrow_exception(to_error(problem));
+    return all;
   };
   std::int64_t own = 0;
   for (const auto& part : request_.parts) own += size_bytes(part);
   for (const auto& file : request_.own_files) own += file.bytes;
   const auto problem = problem_of([&] { claim(); });
-  const auto words = gather({{problem, id_, place_.string(), own}});
-  const auto& first = words.front().items;
-  id_ = first.at(1).as<std::string>();
-  place_ = first.at(2).as<std::string>();
-  std::uint64_t bytes = kSlack;
-  for (const auto& word : words) {
-    bytes += static_cast<std::uint64_t>(word.items.at(3).as<std::int64_t>());
-  }
-  gather({{problem_of([&] { look_around(bytes); })}});
+  const auto all = agreed({{problem, id_, place_.string(), own}});
+  const auto& items = all.as<Tuple>().items;
+  id_ = items.at(1).as<std::string>();
+  place_ = items.at(2).as<std::string>();
+  const auto bytes = kSlack + static_cast<std::uint64_t>(items.at(3).as<std::int64_t>());
+  agreed({{problem_of([&] { look_around(bytes); }), id_, "", std::int64_t{0}}});
 }
 
 void Save::start(Snapshot* snapshot) {

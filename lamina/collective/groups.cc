@@ -6,8 +6,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/base/str.h"
 #include "lamina/collective/hierarchical.h"
+#include "lamina/messaging/agreement.h"
 
 namespace lamina::collective {
 
@@ -45,6 +47,8 @@ Group& Groups::by_levels(topology::Group axis, topology::Group within, topology:
 GatherLimits Groups::agreed_limits(const std::vector<base::Rank>& members, const base::Patience& patience) const {
   const auto own = read_gather_limits(environment::process_environment());
   const auto word = base::str(own.scratch_bytes, " and ", own.sort_bytes);
+  const auto hash = static_cast<std::int64_t>(base::hash64(std::string_view(word)));
+  if (messaging::are_alike(*links_.mailbox, members, hash, patience)) return own;
   const auto words = links_.mailbox->all_gather(members, word, patience);
   for (std::size_t i = 0; i < words.size(); ++i) {
     const auto other = words[i].as<std::string>();
@@ -86,7 +90,7 @@ Groups::Made& Groups::made(topology::Group axis, base::Patience patience) {
     return base::Call{call.name.empty() ? base::str("the first use of ", name) : call.name, call.where,
                       base::str("make ", name)};
   };
-  links_.mailbox->all_gather(members, value::None{}, patience);
+  links_.mailbox->barrier(members, patience, "make");
   auto torchs = make_(axis);
   auto group = wrap(torchs, {name, std::move(members), rank_}, links_);
   std::lock_guard guard(mutex_);

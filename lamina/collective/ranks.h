@@ -26,7 +26,9 @@ struct Ranks {
   // The one of them that runs the bodies of step functions.
   base::Rank leader() const { return one_copy().front(); }
   bool leads() const { return leader() == own; }
-  // How many hold what this rank holds.
+  // Those that hold what this rank holds, one in each copy of the model.
+  std::vector<base::Rank> of_copies() const { return topology.members(topology::Group::kRdp, own); }
+  // How many these are.
   int copies() const { return topology.size(topology::Group::kRdp); }
 };
 

@@ -171,15 +171,17 @@ class C10dWork : public Work {
 
   void wait_for_end() {
     std::optional<messaging::MutualWaits::Scope> scope;
+    const auto absent = [this] { return links_.presence->absent(options_.group, number_); };
     auto watched = patience();
     if (links_.presence != nullptr) {
-      scope.emplace(links_.presence->waits(),
-                    messaging::MutualWaits::Wait{operation_, what(), options_.group.members,
-                                                 [this] { return options_.awaited; }, terms_.patience.call, nullptr});
+      scope.emplace(links_.presence->waits(), messaging::MutualWaits::Wait{operation_, what(), options_.group.members,
+                                                                           [this] { return options_.awaited; },
+                                                                           terms_.patience.call, nullptr, absent});
       watched = scope->watched(watched);
     }
     std::unique_lock lock(end_->mutex);
-    base::wait_until(lock, end_->changed, watched, [&] { return end_->reached_ns != 0; }, [&] { return waits_for(); });
+    base::wait_until(
+        lock, end_->changed, watched, [&] { return end_->reached_ns != 0; }, [&] { return waits_for(scope); });
   }
 
   // Also ends when a member is lost whose loss the backend does not see: one that it has no business with just now.
@@ -265,9 +267,10 @@ class C10dWork : public Work {
 
   std::string what() const { return base::str(terms_.purpose, " over ", base::name_ranks(options_.group.members)); }
 
-  std::string waits_for() const {
-    if (links_.presence == nullptr) return what();
-    return what() + base::without(links_.presence->absent(options_.group, number_));
+  std::string waits_for(const std::optional<messaging::MutualWaits::Scope>& scope) const {
+    if (!scope) return what();
+    const auto absent = links_.presence->absent(options_.group, number_);
+    return what() + base::without(absent) + messaging::beyond(scope->awaited(absent));
   }
 
   C10dWorkOptions options_;

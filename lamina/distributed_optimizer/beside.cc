@@ -8,10 +8,24 @@
 #include <string>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/base/str.h"
+#include "lamina/messaging/agreement.h"
 
 namespace lamina::distributed_optimizer {
 namespace {
+
+[[noreturn]] void tell_difference(const std::vector<value::Value>& shapes, std::span<const base::Rank> ranks) {
+  const auto& first = shapes.front().as<std::string>();
+  const auto other =
+      std::ranges::find_if(shapes, [&](const auto& one) { return one.template as<std::string>() != first; });
+  base::internal_check(other != shapes.end(), "texts of shapes that differ are alike");
+  throw base::UsageError(
+      base::str("parameters of an optimizer that are not the model's differ between ranks: rank ", ranks.front(),
+                " has [", first, "], rank ", ranks[other - shapes.begin()], " [", other->as<std::string>(),
+                "]; give every rank's optimizer the same ones, in the same order"),
+      base::Code{"optimizer-differs"});
+}
 
 // Collective over `ranks`: gives tensors the values that they have on the first of these.
 void give_values(std::span<const at::Tensor> tensors, std::span<const base::Rank> ranks, messaging::Mailbox& mailbox,
@@ -24,18 +38,11 @@ void give_values(std::span<const at::Tensor> tensors, std::span<const base::Rank
     shapes += base::str(shapes.empty() ? "" : ", ", tensor.scalar_type(), " ", tensor.sizes());
     if (mailbox.rank() == ranks.front()) values.items.emplace_back(tensor.detach());
   }
-  const auto told = mailbox.all_gather(ranks, value::List{{shapes, std::move(values)}}, patience);
-  const auto& first = told.front().as<value::List>().items;
-  for (std::size_t i = 1; i < told.size(); ++i) {
-    const auto& theirs = told[i].as<value::List>().items.at(0).as<std::string>();
-    if (theirs == first.at(0).as<std::string>()) continue;
-    throw base::UsageError(base::str("parameters of an optimizer that are not the model's differ between ranks: rank ",
-                                     ranks.front(), " has [", first.at(0).as<std::string>(), "], rank ", ranks[i], " [",
-                                     theirs, "]; give every rank's optimizer the same ones, in the same order"),
-                           base::Code{"optimizer-differs"});
-  }
+  const auto hash = static_cast<std::int64_t>(base::hash64(std::string_view(shapes)));
+  const auto led = messaging::hear_first(mailbox, ranks, hash, std::move(values), patience);
+  if (!led.are_alike) tell_difference(mailbox.all_gather(ranks, shapes, patience), ranks);
   if (mailbox.rank() == ranks.front()) return;
-  const auto& given = first.at(1).as<value::List>().items;
+  const auto& given = led.word.as<value::List>().items;
   for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].detach().copy_(given.at(i).as<at::Tensor>());
 }
 

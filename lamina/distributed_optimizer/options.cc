@@ -10,6 +10,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/hash.h"
 #include "lamina/base/str.h"
+#include "lamina/messaging/agreement.h"
 
 namespace lamina::distributed_optimizer {
 namespace {
@@ -43,10 +44,7 @@ std::vector<base::Rank> trained_with(const collective::Ranks& ranks, const confi
 }
 
 void require_alike(const std::string& options, std::span<const base::Rank> trained, const collective::Ranks& ranks) {
-  if (trained.size() < 2) return;
-  const auto own = hash_of_options(options);
-  const auto told = ranks.mailbox.all_gather(trained, own, ranks.patience());
-  if (std::ranges::all_of(told, [&](const auto& word) { return word.template as<std::int64_t>() == own; })) return;
+  if (messaging::are_alike(ranks.mailbox, trained, hash_of_options(options), ranks.patience())) return;
   tell_difference(options, trained, ranks);
 }
 

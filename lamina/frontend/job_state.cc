@@ -6,8 +6,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/checkpoint/outcome.h"
 #include "lamina/frontend/model.h"
+#include "lamina/messaging/agreement.h"
 
 namespace lamina::frontend {
 
@@ -47,20 +47,7 @@ Model& require_model(const Current& job, const char* what) {
 }
 
 void together(session::Session& session, const std::function<void()>& act) {
-  std::exception_ptr error;
-  try {
-    act();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  const std::string word = error ? checkpoint::to_text(error, session.world().rank) : "";
-  const auto words = session.mailbox().all_gather(session.members(topology::Group::kWorld), word, session.patience());
-  for (std::size_t rank = 0; rank < words.size(); ++rank) {
-    const auto& text = words[rank].as<std::string>();
-    if (text.empty()) continue;
-    const bool is_own = session.world().rank == base::Rank(static_cast<std::int64_t>(rank));
-    std::rethrow_exception(is_own ? error : checkpoint::to_error(text));
-  }
+  messaging::act_together(session.mailbox(), session.members(topology::Group::kWorld), act, session.patience());
 }
 
 }  // namespace lamina::frontend

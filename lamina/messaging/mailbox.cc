@@ -5,24 +5,21 @@
 
 #include <algorithm>
 
+#include "lamina/base/rank_list.h"
+#include "lamina/messaging/outcome.h"
+
 namespace lamina::messaging {
 namespace {
 
-// The values that members exchanged; what each had written besides says that they meant the same.
-std::vector<value::Value> without_signatures(std::span<const base::Rank> members, std::vector<value::Value> exchanged) {
-  const auto word = [&](std::size_t i, int place) {
-    return exchanged[i].as<value::Tuple>().items.at(place).as<std::string>();
-  };
-  for (std::size_t i = 1; i < members.size(); ++i) {
-    if (word(i, 0).empty() || word(0, 0).empty() || word(i, 0) == word(0, 0)) continue;
-    throw base::DesyncError(
-        base::str("rank ", members[0], " is in ", word(0, 1), " at ", word(0, 2), ", rank ", members[i], " in ",
-                  word(i, 1), " at ", word(i, 2), ": all ranks of a group make the same calls, in the same order"),
-        base::Code{"step-calls-differ"});
-  }
-  std::vector<value::Value> values;
-  for (auto& one : exchanged) values.push_back(std::move(one.as<value::Tuple>().items.at(3)));
-  return values;
+// A member that was lost leaves those who hear of it from others this long: where it has done its part, all that is
+// lacked is on its way.
+constexpr auto kOnItsWay = std::chrono::seconds(1);
+
+[[noreturn]] void throw_different(const Given::Caller& one, const Given::Caller& other) {
+  throw base::DesyncError(base::str("rank ", one.rank, " is in ", one.call.name, " at ", one.call.where, ", rank ",
+                                    other.rank, " in ", other.call.name, " at ", other.call.where,
+                                    ": all ranks of a group make the same calls, in the same order"),
+                          base::Code{"step-calls-differ"});
 }
 
 base::UsageError in_two_threads(base::Rank rank, const std::string& channel, const base::Call& call) {
@@ -35,9 +32,19 @@ base::UsageError in_two_threads(base::Rank rank, const std::string& channel, con
 
 }  // namespace
 
+// Ranks that are equally far apart are named by the first and the last one.
 std::string group_channel(const char* what, std::span<const base::Rank> members) {
   std::string name = what;
-  for (auto rank : members) name += base::str(" ", rank);
+  for (std::size_t i = 0; i < members.size();) {
+    const auto apart = [&](std::size_t at) { return members[at + 1].value - members[at].value; };
+    std::size_t last = i;
+    while (last + 1 < members.size() && apart(last) == apart(i)) ++last;
+    if (last < i + 2) last = i;
+    name += base::str(" ", members[i]);
+    if (last > i) name += base::str("-", members[last]);
+    if (last > i && apart(i) != 1) name += base::str("/", apart(i));
+    i = last + 1;
+  }
   return name;
 }
 
@@ -102,36 +109,51 @@ value::Value Mailbox::receive(base::Rank from, const std::string& channel, const
     if (const auto box = boxes_.find(key); box != boxes_.end()) return take(box);
     number = taken_[key] + 1;
   }
-  const std::vector<base::Rank> members{from};
+  const auto lacks = [&]() -> std::vector<base::Rank> {
+    std::lock_guard guard(mutex_);
+    return is_here(from, channel, 0) ? std::vector<base::Rank>() : std::vector{from};
+  };
   MutualWaits::Scope scope(waits_, {{MutualWaits::Kind::kValue, channel, number},
                                     base::str("a wait for \"", channel, "\""),
                                     {},
-                                    [&] { return lacking(members, channel, 0); },
+                                    lacks,
                                     patience.call,
                                     nullptr});
-  return await(from, channel, scope.watched(patience), scope.call());
+  return await({from, channel, 0, scope.call(), scope, nullptr}, scope.watched(patience));
 }
 
-value::Value Mailbox::await(base::Rank from, const std::string& channel, const base::Patience& patience,
-                            const base::Call& call) {
+bool Mailbox::is_here(base::Rank from, const std::string& channel, std::int64_t number) {
+  forget({from, channel}, number - 1);
+  const auto box = boxes_.find({from, channel});
+  return box != boxes_.end() && (number == 0 || box->second.front().number == number);
+}
+
+std::string Mailbox::name(const Lacked& lacked) {
+  const auto& [from, channel, number, call, scope, named] = lacked;
+  const auto awaited = scope.awaited({from});
+  if (named) return named(awaited.absent) + beyond(awaited);
+  const auto value = base::str("value on channel \"", channel, "\" from ", base::name_ranks(awaited.absent));
+  if (call.name.empty()) return value + beyond(awaited);
+  return base::str(value, " in ", call.name, call.where.empty() ? "" : " at ", call.where,
+                   exchanging_.contains(channel) ? ", which every rank of its group calls" : "", beyond(awaited));
+}
+
+void Mailbox::throw_lost(const base::Loss& loss, const Lacked& lacked) {
+  if (lacked.named) {
+    throw base::PeerError(base::str(lacked.named({}), ": ", loss.text()), loss, base::Code{"group-lost"});
+  }
+  throw base::PeerError(base::str(loss.text(), "; ", name(lacked), " will not come"), loss, base::Code{"group-lost"});
+}
+
+value::Value Mailbox::await(const Lacked& lacked, const base::Patience& patience) {
   std::unique_lock lock(mutex_);
-  const Key key{from, channel};
-  const auto what = [&] {
-    const auto value = base::str("value on channel \"", channel, "\" from rank ", from);
-    return call.name.empty() ? value
-                             : base::str(value, " in ", call.name, call.where.empty() ? "" : " at ", call.where,
-                                         exchanging_.contains(channel) ? ", which every rank of its group calls" : "");
-  };
   const auto ready = [&] {
-    if (boxes_.contains(key)) return true;
-    if (const auto lost = lost_.find(from); lost != lost_.end()) {
-      throw base::PeerError(base::str(lost->second.text(), "; ", what(), " will not come"), lost->second,
-                            base::Code{"group-lost"});
-    }
+    if (is_here(lacked.from, lacked.channel, lacked.number)) return true;
+    if (const auto found = lost_.find(lacked.from); found != lost_.end()) throw_lost(found->second.loss, lacked);
     return false;
   };
-  base::wait_until(lock, arrived_, patience, ready, what);
-  return take(boxes_.find(key));
+  base::wait_until(lock, arrived_, patience, ready, [&] { return name(lacked); });
+  return take(boxes_.find({lacked.from, lacked.channel}));
 }
 
 bool Mailbox::heard_enough(base::Rank from, const std::string& channel, const Take& take) {
@@ -150,7 +172,8 @@ void Mailbox::hear(std::vector<base::Rank> from, const std::string& channel, con
     for (const auto rank : from) {
       const auto lost = lost_.find(rank);
       if (lost == lost_.end()) continue;
-      throw base::PeerError(base::str(what({}), ": ", lost->second.text()), lost->second, base::Code{"group-lost"});
+      const auto& loss = lost->second.loss;
+      throw base::PeerError(base::str(what({}), ": ", loss.text()), loss, base::Code{"group-lost"});
     }
     return from.empty();
   };
@@ -178,63 +201,114 @@ void Mailbox::forget(const Key& key, std::int64_t until) {
   if (box->second.empty()) boxes_.erase(box);
 }
 
-std::vector<base::Rank> Mailbox::lacking(std::span<const base::Rank> members, const std::string& channel,
-                                         std::size_t taken) {
-  std::lock_guard guard(mutex_);
-  std::vector<base::Rank> ranks;
-  for (auto rank : members.subspan(taken)) {
-    if (rank != transport_.rank() && !boxes_.contains({rank, channel})) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
 std::vector<value::Value> Mailbox::all_gather(std::span<const base::Rank> members, value::Value value,
                                               const base::Patience& patience) {
-  return exchange(members, group_channel("gather", members), value, patience);
+  const auto join = [](value::Value low, value::Value high) -> value::Value {
+    auto& items = low.as<value::List>().items;
+    for (auto& item : high.as<value::List>().items) items.push_back(std::move(item));
+    return low;
+  };
+  return exchange(members, "gather", value::List{{std::move(value)}}, join, patience).as<value::List>().items;
 }
 
-void Mailbox::barrier(std::span<const base::Rank> members, const base::Patience& patience) {
-  exchange(members, group_channel("barrier", members), value::None{}, patience);
+void Mailbox::barrier(std::span<const base::Rank> members, const base::Patience& patience, const char* purpose) {
+  exchange(members, purpose, value::None{}, [](value::Value low, const value::Value&) { return low; }, patience);
 }
 
-std::vector<value::Value> Mailbox::exchange(std::span<const base::Rank> members, const std::string& channel,
-                                            const value::Value& value, const base::Patience& patience) {
-  if (members.size() == 1) return {value};
-  const auto call = patience.call ? patience.call() : base::Call();
+value::Value Mailbox::exchange(std::span<const base::Rank> members, const char* purpose, value::Value value,
+                               const Merge& merge, const base::Patience& patience, const Course& course) {
+  if (members.size() == 1) return value;
+  const auto channel = group_channel(purpose, members);
+  const auto call = patience.call && !course.is_loose ? patience.call() : base::Call();
   std::int64_t number = 0;
   {
     std::lock_guard guard(mutex_);
     if (!exchanging_.insert(channel).second) throw in_two_threads(rank(), channel, call);
     number = ++exchanges_[channel];
-    for (auto rank : members) forget({rank, channel}, number - 1);  // of one that was given up meanwhile
   }
   const auto over = c10::make_scope_exit([&] {
     std::lock_guard guard(mutex_);
     exchanging_.erase(channel);
   });
-  const auto deadline = base::Deadline::after(patience.timeout);
-  const value::Value signed_value = value::Tuple{{call.part, call.name, call.where, value}};
-  const auto word = message(channel, number, signed_value);
-  for (auto rank : members) {
-    if (rank == transport_.rank()) continue;
-    transport::carries_tensors(word) ? transport_.send(rank, word) : transport_.tell(rank, word);
-  }
-  std::vector<value::Value> values;
-  MutualWaits::Scope scope(waits_, {{MutualWaits::Kind::kExchange, channel, number},
-                                    base::str("an exchange on channel \"", channel, "\""),
-                                    {members.begin(), members.end()},
-                                    [&] { return lacking(members, channel, values.size()); },
-                                    [&] { return call; },
-                                    [&] {
-                                      std::lock_guard guard(mutex_);
-                                      for (auto rank : members) forget({rank, channel}, number);
-                                    }});
+  Given given{.value = std::move(value)};
+  if (!call.part.empty()) given.first = {rank(), call};
+  auto in_call = patience;
+  in_call.by = base::Deadline::after(patience.timeout);
+  if (!course.is_loose) in_call.call = [&] { return call; };
+  meet(members, channel, number, given, merge, in_call, call, course);
+  if (!given.error.empty()) std::rethrow_exception(to_error(given.error));
+  if (given.other) throw_different(*given.first, *given.other);
+  return std::move(given.value);
+}
+
+void Mailbox::skip(std::span<const base::Rank> members, const char* purpose) {
+  std::lock_guard guard(mutex_);
+  ++exchanges_[group_channel(purpose, members)];
+}
+
+void Mailbox::meet(std::span<const base::Rank> members, const std::string& channel, std::int64_t number, Given& given,
+                   const Merge& merge, const base::Patience& patience, const base::Call& call, const Course& course) {
+  std::optional<base::Rank> awaited;
+  const auto lacks = [&]() -> std::vector<base::Rank> {
+    std::lock_guard guard(mutex_);
+    return awaited && !is_here(*awaited, channel, number) ? std::vector{*awaited} : std::vector<base::Rank>();
+  };
+  const auto give_up = [&] {
+    std::lock_guard guard(mutex_);
+    for (const auto rank : members) forget({rank, channel}, number);
+  };
+  MutualWaits::Scope scope(waits_,
+                           {{MutualWaits::Kind::kExchange, channel, number},
+                            course.named ? course.named({}) : base::str("an exchange on channel \"", channel, "\""),
+                            {members.begin(), members.end()},
+                            lacks,
+                            patience.call,
+                            give_up});
   auto watched = scope.watched(patience);
-  watched.by = deadline;
-  for (auto rank : members) {
-    values.push_back(rank == transport_.rank() ? signed_value : await(rank, channel, watched, call));
+  watched.check_interrupt = [&, check = watched.check_interrupt] {
+    check();
+    require_members(members, {*awaited, channel, number, call, scope, course.named});
+  };
+  const auto place = static_cast<std::size_t>(std::ranges::find(members, rank()) - members.begin());
+  std::exception_ptr error;
+  for (const auto& meeting : meetings(place, members.size())) {
+    const auto with = members[meeting.with];
+    try {
+      if (meeting.gives) give(with, message(channel, number, to_value(given)));
+      if (!meeting.takes || !given.error.empty()) continue;
+      awaited = with;
+      auto taken = to_given(await({with, channel, number, call, scope, course.named}, watched));
+      const bool is_before = meeting.with < place;
+      auto& low = is_before ? taken : given;
+      auto& high = is_before ? given : taken;
+      given = meeting.ends ? std::move(taken) : messaging::merge(std::move(low), std::move(high), merge);
+    } catch (const base::DesyncError&) {  // which all members hear of
+      throw;
+    } catch (...) {
+      if (course.is_loose) throw;
+      error = std::current_exception();
+      given = {.error = to_text(error, rank())};
+    }
   }
-  return without_signatures(members, std::move(values));
+  if (error) std::rethrow_exception(error);
+}
+
+// One that is lost may have sent its own word before: who waits for that finds it, or the loss.
+void Mailbox::give(base::Rank to, const transport::Message& word) {
+  try {
+    transport::carries_tensors(word) ? transport_.send(to, word) : transport_.tell(to, word);
+  } catch (const base::PeerError&) {
+  }
+}
+
+// Ends the wait for one member where another one is lost: those between may hear of that later.
+void Mailbox::require_members(std::span<const base::Rank> members, const Lacked& lacked) {
+  std::lock_guard guard(mutex_);
+  for (const auto& [rank, lost] : lost_) {
+    if (std::ranges::find(members, rank) == members.end()) continue;
+    if (base::Deadline::Clock::now() - lost.at < kOnItsWay) continue;
+    throw_lost(lost.loss, {rank, lacked.channel, lacked.number, lacked.call, lacked.scope, lacked.named});
+  }
 }
 
 std::optional<base::Loss> Mailbox::loss(std::span<const base::Rank> members, std::chrono::milliseconds within) {
@@ -243,7 +317,7 @@ std::optional<base::Loss> Mailbox::loss(std::span<const base::Rank> members, std
   arrived_.wait_for(lock, within, [&] {
     for (auto rank : members) {
       const auto lost = lost_.find(rank);
-      if (lost != lost_.end()) loss = lost->second;
+      if (lost != lost_.end()) loss = lost->second.loss;
     }
     return loss.has_value();
   });
@@ -266,7 +340,7 @@ void Mailbox::deliver(transport::Message&& message) {
 void Mailbox::lose(const base::Loss& loss) {
   {
     std::lock_guard guard(mutex_);
-    lost_.try_emplace(loss.rank, loss);
+    lost_.try_emplace(loss.rank, Lost{loss, base::Deadline::Clock::now()});
     if (!first_loss_) first_loss_ = loss;
   }
   arrived_.notify_all();

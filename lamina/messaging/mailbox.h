@@ -15,6 +15,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/wait.h"
+#include "lamina/messaging/exchange.h"
 #include "lamina/messaging/handlers.h"
 #include "lamina/messaging/mutual_waits.h"
 #include "lamina/transport/transport.h"
@@ -23,8 +24,18 @@ namespace lamina::messaging {
 
 inline constexpr transport::Kind kObject = "object";  // a value on the channel that its fields name
 
-// The name of a group's own channel: what its members exchange there arrives in order between each two of them.
+// The name of a group's own channel: what its members exchange there arrives in order between each two of them. Short
+// also for a large group.
 std::string group_channel(const char* what, std::span<const base::Rank> members);
+
+// Names a wait in which these ranks are still to be heard.
+using Named = std::function<std::string(std::span<const base::Rank> awaited)>;
+
+// How an exchange goes.
+struct Course {
+  Named named = nullptr;  // names the wait; empty: by its channel
+  bool is_loose = false;  // members may be in different calls, and tell the others themselves of what they throw
+};
 
 // Values between ranks outside the pipeline: objects of the user, plans, parameters. Each pair of ranks has any number
 // of channels, told apart by name; within one, values arrive in the order sent. All waits here, and others of the job,
@@ -45,23 +56,28 @@ class Mailbox {
   value::Value receive(base::Rank from, const std::string& channel, const base::Patience& patience);
 
   // Hears every rank of `from`: `take` gets what comes, under this mailbox's lock, and says when that rank has said
-  // enough; what it throws ends the wait. `what` names the wait, in which these ranks are still to be heard. Throws
-  // what receive() throws.
+  // enough; what it throws ends the wait. `what` names the wait. Throws what
+  // receive() throws.
   using Take = std::function<bool(base::Rank from, value::Value value)>;
-  using Named = std::function<std::string(std::span<const base::Rank> awaited)>;
   void hear(std::vector<base::Rank> from, const std::string& channel, const base::Patience& patience, const Take& take,
             const Named& what);
 
   // Takes the value where it has come already.
   std::optional<value::Value> poll(base::Rank from, const std::string& channel);
 
-  // Every member calls with the same `members`, its own rank among them: the members' values in that order. Throws
-  // base::DesyncError, on all, where members give different parts of their calls (see base::Call), and base::UsageError
-  // in a thread beside one that exchanges with the same members: the two would have no order.
+  // Every member calls with the same `members`, its own rank among them, for the same purpose, which begins the name of
+  // a channel: makes one value of theirs; see [Note: meetings]. Throws base::DesyncError, on all, where members give
+  // different parts of their calls (see base::Call), what keeps any member from it, and base::UsageError in a thread
+  // beside one that exchanges with the same members: the two would have no order.
+  value::Value exchange(std::span<const base::Rank> members, const char* purpose, value::Value value,
+                        const Merge& merge, const base::Patience& patience, const Course& course = {});
+  // Counts one that this rank leaves out, as the others hear from it otherwise.
+  void skip(std::span<const base::Rank> members, const char* purpose);
+  // The members' values, in that order: an exchange that gives each of them to all.
   std::vector<value::Value> all_gather(std::span<const base::Rank> members, value::Value value,
                                        const base::Patience& patience);
   // Returns when every member has called.
-  void barrier(std::span<const base::Rank> members, const base::Patience& patience);
+  void barrier(std::span<const base::Rank> members, const base::Patience& patience, const char* purpose = "barrier");
 
   // Waits until one of `members` is lost, at most `within`; none when none is.
   std::optional<base::Loss> loss(std::span<const base::Rank> members, std::chrono::milliseconds within);
@@ -83,12 +99,24 @@ class Mailbox {
   transport::Message message(const std::string& channel, std::int64_t number, value::Value value) const;
   value::Value take(Boxes::iterator box);
   bool heard_enough(base::Rank from, const std::string& channel, const Take& take);
-  value::Value await(base::Rank from, const std::string& channel, const base::Patience& patience,
-                     const base::Call& call);
-  std::vector<value::Value> exchange(std::span<const base::Rank> members, const std::string& channel,
-                                     const value::Value& value, const base::Patience& patience);
-  // Those of `members` of whom nothing is here; with `taken` from the others already.
-  std::vector<base::Rank> lacking(std::span<const base::Rank> members, const std::string& channel, std::size_t taken);
+  // A value that a thread waits for: that of this number, or the next one (0).
+  struct Lacked {
+    base::Rank from;
+    const std::string& channel;
+    std::int64_t number;
+    const base::Call& call;
+    const MutualWaits::Scope& scope;
+    const Named& named;  // empty: by the channel
+  };
+  value::Value await(const Lacked& lacked, const base::Patience& patience);
+  // All of these under the lock. The second drops what came before.
+  std::string name(const Lacked& lacked);
+  bool is_here(base::Rank from, const std::string& channel, std::int64_t number);
+  [[noreturn]] void throw_lost(const base::Loss& loss, const Lacked& lacked);
+  void meet(std::span<const base::Rank> members, const std::string& channel, std::int64_t number, Given& given,
+            const Merge& merge, const base::Patience& patience, const base::Call& call, const Course& course);
+  void give(base::Rank to, const transport::Message& word);
+  void require_members(std::span<const base::Rank> members, const Lacked& lacked);
   void forget(const Key& box, std::int64_t until);  // values of exchanges; under the lock
   MutualWaits::Keeper values_kept();
   MutualWaits::Keeper exchanges_kept();
@@ -101,7 +129,11 @@ class Mailbox {
   std::map<Key, std::int64_t> sent_, taken_;       // how many values of each channel
   std::map<std::string, std::int64_t> exchanges_;  // how many of each group
   std::set<std::string> exchanging_;               // channels of groups in which a thread waits
-  std::map<base::Rank, base::Loss> lost_;
+  struct Lost {
+    base::Loss loss;
+    base::Deadline::Clock::time_point at;
+  };
+  std::map<base::Rank, Lost> lost_;
   std::optional<base::Loss> first_loss_;
 };
 

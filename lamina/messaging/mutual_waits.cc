@@ -20,7 +20,7 @@ constexpr auto kAway = std::chrono::milliseconds(400);
 // How long the others of a circle may take to give up: each looks every base::kInterruptSlice.
 constexpr auto kAllGiveUp = std::chrono::seconds(1);
 
-enum class Tag : std::int64_t { kPath, kGivenUp, kLeft };
+enum class Tag : std::int64_t { kPath, kGivenUp, kLeft, kAnswer };
 
 Value to_value(Tag tag) { return static_cast<std::int64_t>(tag); }
 
@@ -61,6 +61,24 @@ MutualWaits::Path to_path(const Value& value) {
   MutualWaits::Path path;
   for (const auto& item : value.as<List>().items) path.push_back(to_told(item));
   return path;
+}
+
+Value to_value(const std::vector<base::Rank>& ranks) {
+  List list;
+  for (const auto rank : ranks) list.items.emplace_back(rank.value);
+  return list;
+}
+
+std::vector<base::Rank> to_ranks(const Value& value) {
+  std::vector<base::Rank> ranks;
+  for (const auto& item : value.as<List>().items) ranks.emplace_back(item.as<std::int64_t>());
+  return ranks;
+}
+
+void add(std::vector<base::Rank>& ranks, const std::vector<base::Rank>& more) {
+  ranks.insert(ranks.end(), more.begin(), more.end());
+  std::ranges::sort(ranks);
+  ranks.erase(std::ranges::unique(ranks).begin(), ranks.end());
 }
 
 bool holds(const MutualWaits::Path& path, base::Rank rank) {
@@ -108,6 +126,7 @@ MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
 }
 
 MutualWaits::Scope::~Scope() {
+  waits_.withdraw_answers(*this);
   std::lock_guard guard(waits_.mutex_);
   if (waits_.current_ == this) waits_.current_ = outer_;
 }
@@ -132,6 +151,17 @@ base::Patience MutualWaits::Scope::watched(const base::Patience& patience) {
   return watched;
 }
 
+MutualWaits::Awaited MutualWaits::Scope::awaited(const std::vector<base::Rank>& lacked) const {
+  Awaited awaited;
+  for (const auto rank : lacked) {
+    const auto found = answers_.find(rank);
+    const bool waits = found != answers_.end() && !found->second.awaited.last.empty();
+    add(awaited.absent, waits && found->second.is_in_it ? found->second.awaited.absent : std::vector{rank});
+    add(awaited.last, waits ? found->second.awaited.last : std::vector{rank});
+  }
+  return awaited;
+}
+
 void MutualWaits::check(Scope& scope) {
   std::optional<Path> given_up;
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard;
@@ -140,6 +170,10 @@ void MutualWaits::check(Scope& scope) {
     std::lock_guard guard(mutex_);
     given_up = scope.given_up_;
     heard.swap(heard_);
+    for (auto& [rank, answer] : answers_) {
+      if (answer.serial == scope.serial_) scope.answers_[rank] = std::move(answer);
+    }
+    answers_.clear();
   }
   if (given_up) give_up(scope, *given_up);
   const auto lacked = scope.wait_.lacks();
@@ -149,7 +183,37 @@ void MutualWaits::check(Scope& scope) {
     std::lock_guard guard(mutex_);
     heard_.try_emplace(ends, std::move(each));  // unless a newer one has come
   }
+  answer(scope, lacked);
   if (Clock::now() - scope.since_ >= kMoment) tell(scope, lacked);
+}
+
+// Says for whom this rank waits to each one that waits for it; again where that changes.
+void MutualWaits::answer(Scope& scope, const std::vector<base::Rank>& lacked) {
+  std::map<base::Rank, Told> asking;
+  {
+    std::lock_guard guard(mutex_);
+    asking = asking_;
+  }
+  if (asking.empty()) return;
+  const auto awaited = scope.awaited(scope.wait_.absent ? scope.wait_.absent() : lacked);
+  for (const auto& [rank, told] : asking) {
+    const bool is_in_it = shared(scope.wait_.operation, told.operation);
+    // Members of a group's collective hear of each other who has come: see [Note: presence].
+    if (is_in_it ? told.operation.kind == Kind::kGroup : has_come(told)) continue;
+    auto others = awaited;
+    std::erase(others.last, rank);  // that is a circle, which paths tell of
+    const Answer answer{told.serial, is_in_it, std::move(others)};
+    auto& given = scope.given_[rank];
+    if (std::exchange(given, answer) == answer) continue;
+    send(rank, Tuple{{to_value(Tag::kAnswer), answer.serial, std::int64_t{answer.is_in_it},
+                      to_value(answer.awaited.absent), to_value(answer.awaited.last)}});
+  }
+}
+
+void MutualWaits::withdraw_answers(Scope& scope) {
+  for (const auto& [rank, given] : scope.given_) {
+    send(rank, Tuple{{to_value(Tag::kAnswer), given.serial, std::int64_t{0}, List(), List()}});
+  }
 }
 
 void MutualWaits::tell(Scope& scope, const std::vector<base::Rank>& lacked) {
@@ -249,7 +313,7 @@ MutualWaits::Told MutualWaits::story(Scope& scope, const std::vector<base::Rank>
   const auto& [name, where, part] = scope.call_;
   auto words = base::str("rank ", transport_.rank(), " waits in ", name.empty() ? scope.wait_.what : name,
                          where.empty() ? "" : " at ", where);
-  if (!lacked.empty()) words += base::str(" for ", base::name_ranks(lacked));
+  if (!lacked.empty()) words += base::str(" for ", base::name_ranks(scope.awaited(lacked).absent));
   return {transport_.rank(), scope.serial_, scope.wait_.operation, scope.attempt_, around(), std::move(words)};
 }
 
@@ -283,6 +347,9 @@ void MutualWaits::receive(const transport::Message& message) {
       Heard heard{to_path(items.at(1)), -1, {}};
       if (heard.path.empty()) return;
       std::lock_guard guard(mutex_);
+      if (heard.path.back().rank == message.call.origin) {
+        asking_.insert_or_assign(message.call.origin, heard.path.back());
+      }
       heard_[{heard.path.front().rank, heard.path.back().rank}] = std::move(heard);
       return;
     }
@@ -301,12 +368,25 @@ void MutualWaits::receive(const transport::Message& message) {
       changed_.notify_all();
       return;
     }
+    case Tag::kAnswer: {
+      std::lock_guard guard(mutex_);
+      answers_[message.call.origin] = {items.at(1).as<std::int64_t>(),
+                                       items.at(2).as<std::int64_t>() != 0,
+                                       {to_ranks(items.at(3)), to_ranks(items.at(4))}};
+      return;
+    }
     case Tag::kLeft: {
       std::lock_guard guard(mutex_);
       left_[message.call.origin] = items.at(1).as<std::string>();
       return;
     }
   }
+}
+
+std::string beyond(const MutualWaits::Awaited& awaited) {
+  if (awaited.last.empty() || awaited.last == awaited.absent) return "";
+  return base::str("; ", base::name_ranks(awaited.absent), awaited.absent.size() == 1 ? " waits" : " wait",
+                   " for what comes from ", base::name_ranks(awaited.last));
 }
 
 }  // namespace lamina::messaging

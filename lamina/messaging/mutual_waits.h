@@ -35,6 +35,10 @@ inline constexpr transport::Kind kWait = "wait";  // in what the sender waits fo
 // they have done so too, and throws. So the next operation is exact, if all go on in agreement. Members of such an
 // operation that are not in the circle give it up when they hear of it.
 //
+// A rank that is told of a wait and waits itself says in turn for whom it waits: so the one that told it, and those
+// that wait for that one, can name the rank at the end of such a chain, which has stopped or computes, and blame none
+// between.
+//
 // A step that was never announced keeps its number. So *attempts* at an operation are counted, alike on all ranks: who
 // gives one up, or hears that another rank has, is at the next. What is heard later of an earlier one ends nothing.
 class MutualWaits {
@@ -82,6 +86,23 @@ class MutualWaits {
     // Withdraws what was sent; may be empty. Called once, before anybody hears of it, by the thread that waits or, as
     // soon as one of the others says that it has given up, by the transport's, under a lock.
     std::function<void()> give_up;
+    // Names those who have not come, where `lacks` may give others as well; from the thread that waits.
+    std::function<std::vector<base::Rank>()> absent = nullptr;
+  };
+
+  // Ranks that others wait for: who has not come to an operation, and who keeps those from it in the end, which are the
+  // same ones unless these wait themselves.
+  struct Awaited {
+    std::vector<base::Rank> absent, last;
+    friend bool operator==(const Awaited&, const Awaited&) = default;
+  };
+
+  // The answer of a rank that waits itself to one that waits for it.
+  struct Answer {
+    std::int64_t serial = 0;  // of the wait that is answered
+    bool is_in_it = false;  // it has come to that operation, in which it waits for these; else it waits in another one
+    Awaited awaited;
+    friend bool operator==(const Answer&, const Answer&) = default;
   };
 
   // This thread waits so while it lives. A wait inside another one hides that.
@@ -97,6 +118,9 @@ class MutualWaits {
     base::Patience watched(const base::Patience& patience);
     // The call that waits; found out when the wait is long.
     const base::Call& call() const { return call_; }
+    // Those for whom ranks in this wait's operation wait, of `lacked`, from which this one waits; as far as it has
+    // heard.
+    Awaited awaited(const std::vector<base::Rank>& lacked) const;
 
    private:
     friend class MutualWaits;
@@ -110,7 +134,9 @@ class MutualWaits {
     std::set<base::Rank> told_;
     base::Call call_;
     bool withdrawn_ = false;
-    std::optional<Path> given_up_;  // by another rank, for this circle
+    std::optional<Path> given_up_;          // by another rank, for this circle
+    std::map<base::Rank, Answer> answers_;  // of ranks that it waits for, of their own waits
+    std::map<base::Rank, Answer> given_;    // to those that wait for this rank
   };
 
   // Says to all ranks that this one leaves, as `words` say: "called lamina.shutdown()".
@@ -128,6 +154,8 @@ class MutualWaits {
   void receive(const transport::Message& message);  // kWait, from the transport's thread
   void check(Scope& scope);
   void tell(Scope& scope, const std::vector<base::Rank>& lacked);
+  void answer(Scope& scope, const std::vector<base::Rank>& lacked);
+  void withdraw_answers(Scope& scope);
   // Finds the circle that a path proves which has come here; else passes it on.
   std::optional<Path> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
   void end_elsewhere(const Path& circle, const Told& by);     // under the lock
@@ -153,8 +181,13 @@ class MutualWaits {
   std::thread::id thread_;                                      // that `current_` is of
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;    // by the path's first and last rank
   std::map<std::pair<Kind, std::string>, Told> last_given_up_;  // the latest attempt of each key that was
+  std::map<base::Rank, Told> asking_;                           // who waits for this rank, as it said last
+  std::map<base::Rank, Answer> answers_;                        // of others, not yet taken by a scope
   std::map<base::Rank, std::int64_t> gave_up_;                  // the serial of the latest wait that a rank gave up
   std::map<base::Rank, std::string> left_;
 };
+
+// "; rank 1 waits for what comes from rank 3"; "" where those that are absent do not wait.
+std::string beyond(const MutualWaits::Awaited& awaited);
 
 }  // namespace lamina::messaging

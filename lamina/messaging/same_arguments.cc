@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "lamina/base/hash.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
+#include "lamina/messaging/agreement.h"
 
 namespace lamina::messaging {
 namespace {
@@ -34,6 +36,9 @@ std::string differing_arguments(Mailbox& mailbox, std::span<const base::Rank> me
   if (members.size() == 1) return "";
   value::Tuple own{{call}};
   for (const auto& argument : arguments) own.items.emplace_back(argument.value);
+  std::string text;
+  for (const auto& item : own.items) text += base::str(item.as<std::string>().size(), ":", item.as<std::string>());
+  if (are_alike(mailbox, members, static_cast<std::int64_t>(base::hash64(std::string_view(text))), patience)) return "";
   const auto all = mailbox.all_gather(members, std::move(own), patience);
   const auto at = [&](std::size_t place) {
     std::vector<std::string> values;

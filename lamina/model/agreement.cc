@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/model/agreement.h"
 
-#include <algorithm>
 #include <sstream>
 
 #include "lamina/base/error.h"
 #include "lamina/base/hash.h"
 #include "lamina/base/str.h"
+#include "lamina/messaging/agreement.h"
 
 namespace lamina::model {
 namespace {
@@ -41,20 +41,15 @@ std::string difference(const std::string& first, const std::string& other) {
 
 }  // namespace
 
-std::vector<Value> agree(const Statement& statement, std::span<const base::Rank> world, messaging::Mailbox& mailbox,
-                         const base::Patience& patience) {
+Value agree(const Statement& statement, std::span<const base::Rank> world, messaging::Mailbox& mailbox,
+            const base::Patience& patience) {
   const auto digest = static_cast<std::int64_t>(base::hash64(statement.description));
-  const auto said = mailbox.all_gather(world, Tuple{{digest, statement.error, statement.word}}, patience);
-  const auto part = [](const Value& of_rank, std::size_t i) -> const Value& { return of_rank.as<Tuple>().items.at(i); };
-  const auto& error = part(said.front(), 1).as<std::string>();
+  const auto led = messaging::hear_first(mailbox, world, digest, Tuple{{statement.error, statement.word}}, patience);
+  const auto& said = led.word.as<Tuple>().items;
+  const auto& error = said.at(0).as<std::string>();
   if (!error.empty()) throw base::ConfigError(error);
-  const auto first = part(said.front(), 0).as<std::int64_t>();
-  if (std::ranges::any_of(said, [&](const Value& one) { return part(one, 0).as<std::int64_t>() != first; })) {
-    throw_different(mailbox.all_gather(world, statement.description, patience), world);
-  }
-  std::vector<Value> words;
-  for (const auto& one : said) words.push_back(part(one, 2));
-  return words;
+  if (!led.are_alike) throw_different(mailbox.all_gather(world, statement.description, patience), world);
+  return said.at(1);
 }
 
 }  // namespace lamina::model

@@ -45,15 +45,9 @@ Agreed agree_on_cut(const ModuleTree& tree, const Proposal& proposal, base::Part
   Statement statement{world.size() > 1 ? tree.description() : "", proposal.error, {}};
   const Plan plan = proposal.plan.value_or(Plan());
   statement.word = Tuple{{to_list(plan.owners), to_list(plan.anywhere), plan.table, proposal.word}};
-  std::vector<Value> words;
-  std::vector<Value> first;
-  for (const auto& said : agree(statement, world, mailbox, patience)) {
-    const auto& parts = said.as<Tuple>().items;
-    if (first.empty()) first = parts;
-    words.push_back(parts.at(3));
-  }
-  return {Cut(tree, from_list(first.at(0)), from_list(first.at(1)), here), first.at(2).as<std::string>(),
-          std::move(words)};
+  const auto word = agree(statement, world, mailbox, patience);
+  const auto& parts = word.as<Tuple>().items;
+  return {Cut(tree, from_list(parts.at(0)), from_list(parts.at(1)), here), parts.at(2).as<std::string>(), parts.at(3)};
 }
 
 }  // namespace lamina::model

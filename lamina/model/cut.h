@@ -40,16 +40,16 @@ class Cut {
   std::unordered_map<std::string, Place> by_path_;
 };
 
-// The words of a rank to all others when the model is cut.
+// The words of the first rank to all others when the model is cut; of another one nothing.
 struct Proposal {
-  std::optional<Plan> plan;  // of the first rank alone
-  std::string error;         // of the plan; "" for none
-  value::Value word;         // of the face, for all ranks
+  std::optional<Plan> plan;
+  std::string error;  // of the plan; "" for none
+  value::Value word;  // of the face
 };
 struct Agreed {
   Cut cut;
-  std::string table;                // of the plan
-  std::vector<value::Value> words;  // of all ranks, in the order of the world
+  std::string table;  // of the plan
+  value::Value word;  // of the first rank
 };
 
 // Collective over `world`: the first rank's plan on every rank, once all have shown to have built its model. Throws

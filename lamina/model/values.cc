@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "lamina/base/hash.h"
+#include "lamina/messaging/agreement.h"
 #include "lamina/value/released.h"
 
 namespace lamina::model {
@@ -71,17 +72,19 @@ std::int64_t take(Rows rows, const List& wish, const Value& values) {
   return received;
 }
 
-// Collective: see give_values.
+// Collective: see give_values. Where every rank has the values already, as from one seed, that is all that is said.
 std::int64_t give(const ParameterTable& table, Rows rows, std::span<const base::Rank> world,
                   messaging::Mailbox& mailbox, const base::Patience& patience) {
   const auto first = world.front();
-  if (mailbox.rank() != first) {
-    const List wish = wanted(table, rows, mailbox.receive(first, kChannel, patience));
-    mailbox.send(first, kChannel, wish);
-    return wish.items.empty() ? 0 : take(rows, wish, mailbox.receive(first, kChannel, patience));
+  const bool is_first = mailbox.rank() == first;
+  const auto sums = messaging::hear_first(mailbox, world, 0, is_first ? checksums(rows) : Value(), patience).word;
+  const List own_wish = is_first ? List() : wanted(table, rows, sums);
+  const double lacks = own_wish.items.empty() ? 0 : 1;
+  if (messaging::largest(mailbox, world, {lacks}, patience).front() == 0) return 0;
+  if (!is_first) {
+    mailbox.send(first, kChannel, own_wish);
+    return own_wish.items.empty() ? 0 : take(rows, own_wish, mailbox.receive(first, kChannel, patience));
   }
-  const Value sums = checksums(rows);
-  for (const auto rank : world.subspan(1)) mailbox.send(rank, kChannel, sums);
   for (const auto rank : world.subspan(1)) {
     List values;
     const Value wish = mailbox.receive(rank, kChannel, patience);

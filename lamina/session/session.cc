@@ -110,11 +110,28 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
 
 Session::~Session() { close(false); }
 
-// Each rank knows its own machine.
+// Each rank knows its own machine: ranks of one that stand side by side become one line, a machine and their number.
 void Session::learn_nodes() {
-  const auto words = mailbox().all_gather(members(Group::kWorld), std::int64_t{world_.node_rank}, patience());
+  using value::List;
+  const auto node = [](const value::Value& line) { return line.as<List>().items.at(0).as<std::int64_t>(); };
+  const auto count = [](const value::Value& line) { return line.as<List>().items.at(1).as<std::int64_t>(); };
+  const auto join = [&](value::Value low, const value::Value& high) -> value::Value {
+    auto& lines = low.as<List>().items;
+    for (const auto& line : high.as<List>().items) {
+      if (node(line) == node(lines.back())) {
+        lines.back() = List{{node(line), count(lines.back()) + count(line)}};
+      } else {
+        lines.push_back(line);
+      }
+    }
+    return low;
+  };
+  const List own{{List{{std::int64_t{world_.node_rank}, std::int64_t{1}}}}};
+  const auto all = mailbox().exchange(members(Group::kWorld), "machines", own, join, patience());
   topology::Cuts cuts{.shard = config_.sharded_data_parallel_degree};
-  for (const auto& word : words) cuts.nodes.push_back(static_cast<int>(word.as<std::int64_t>()));
+  for (const auto& line : all.as<List>().items) {
+    cuts.nodes.insert(cuts.nodes.end(), static_cast<std::size_t>(count(line)), static_cast<int>(node(line)));
+  }
   topology_ = {world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
                std::move(cuts)};
 }

@@ -10,6 +10,7 @@
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/environment/memory.h"
+#include "lamina/messaging/agreement.h"
 #include "lamina/plan/format.h"
 #include "lamina/sharding/memory.h"
 
@@ -52,16 +53,18 @@ void require_memory(Session& session, const model::ParameterTable& table) {
   constexpr auto kUnknown = std::numeric_limits<std::int64_t>::max() / 2;
   const auto available = environment::available_memory();
   const auto own = sharding::need_of(table, available ? *available / session.world().local_size : kUnknown);
+  const int degree = session.config().sharded_data_parallel_degree;
+  const auto everyone = session.members(Group::kWorld);
+  const double is_misfit = own.fits(degree) ? 0 : 1;
+  if (messaging::largest(session.mailbox(), everyone, {is_misfit}, session.patience()).front() == 0) return;
   value::List word{{own.whole, own.sharded, own.trained, own.there, own.available}};
   std::vector<sharding::Need> needs;
-  for (const auto& heard : session.mailbox().all_gather(session.members(Group::kWorld), word, session.patience())) {
+  for (const auto& heard : session.mailbox().all_gather(everyone, word, session.patience())) {
     const auto& items = heard.as<value::List>().items;
     const auto number = [&items](std::size_t i) { return items.at(i).as<std::int64_t>(); };
     needs.push_back({number(0), number(1), number(2), number(3), number(4)});
   }
-  const int degree = session.config().sharded_data_parallel_degree;
   const auto misfit = std::ranges::find_if(needs, [&](const auto& need) { return !need.fits(degree); });
-  if (misfit == needs.end()) return;
   const int replicas = session.topology().size(Group::kRdp);
   const auto fitting = sharding::smallest_degree(needs, replicas);
   throw base::ConfigError(

@@ -36,9 +36,7 @@ py::tuple cut(Session& session, const model::ModuleTree& tree, const model::Plan
     return model::agree_on_cut(tree, proposal, session.partition(), session.members(Group::kWorld), session.mailbox(),
                                session.patience());
   }();
-  py::list words;
-  for (const auto& each : agreed.words) words.append(to_object(each));
-  return py::make_tuple(agreed.cut, agreed.table, words);
+  return py::make_tuple(agreed.cut, agreed.table, to_object(agreed.word));
 }
 
 std::vector<int> hooked_modules(Session& session, const std::vector<std::string>& names) {

@@ -7,7 +7,9 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "lamina/base/hash.h"
 #include "lamina/data_parallel/reducer.h"
+#include "lamina/messaging/agreement.h"
 #include "lamina/messaging/same_arguments.h"
 #include "lamina/model/cut.h"
 #include "lamina/pipeline/backwards.h"
@@ -25,9 +27,11 @@ using session::Session;
 using topology::Group;
 using Release = py::gil_scoped_release;
 
-std::vector<int> group_members(Session& session, const std::string& kind) {
+// Members of the group that this rank is in, or another one.
+std::vector<int> group_members(Session& session, const std::string& kind, std::optional<int> rank) {
+  const auto of = rank ? base::Rank(*rank) : session.world().rank;
   std::vector<int> members;
-  for (auto rank : session.members(group_of(kind))) members.push_back(static_cast<int>(rank.value));
+  for (auto rank : session.topology().members(group_of(kind), of)) members.push_back(static_cast<int>(rank.value));
   return members;
 }
 
@@ -74,6 +78,30 @@ py::list all_gather(Session& session, const std::string& kind, py::handle object
   py::list objects;
   for (const auto& one : values) objects.append(to_object(one));
   return objects;
+}
+
+std::optional<py::tuple> first_given(Session& session, const std::string& kind, py::handle object) {
+  std::optional<value::Value> own;
+  if (!object.is_none()) own = to_value(object);
+  std::optional<messaging::FirstGiven> first;
+  {
+    const Release release;
+    first =
+        messaging::first_given(session.mailbox(), session.members(group_of(kind)), std::move(own), session.patience());
+  }
+  if (!first) return std::nullopt;
+  return py::make_tuple(first->rank.value, to_object(first->value));
+}
+
+bool are_alike(Session& session, const std::string& kind, const std::string& text) {
+  const auto hash = static_cast<std::int64_t>(base::hash64(std::string_view(text)));
+  const Release release;
+  return messaging::are_alike(session.mailbox(), session.members(group_of(kind)), hash, session.patience());
+}
+
+double largest(Session& session, const std::string& kind, double number) {
+  const Release release;
+  return messaging::largest(session.mailbox(), session.members(group_of(kind)), {number}, session.patience()).front();
 }
 
 bool looks_like_offsets(const at::Tensor& tensor, const std::vector<std::int64_t>& lengths, bool is_called_so) {
@@ -329,12 +357,15 @@ void bind_session(py::module_& module) {
       .def("group_rank",
            [](Session& s, const std::string& kind) { return s.topology().index(group_of(kind), s.world().rank); })
       .def("group_size", [](Session& s, const std::string& kind) { return s.topology().size(group_of(kind)); })
-      .def("group_members", &group_members)
+      .def("group_members", &group_members, py::arg("kind"), py::arg("rank") = py::none())
       .def("translate", [](Session& s, const std::string& kind,
                            int index) { return s.topology().translate(group_of(kind), index, s.world().rank).value; })
       .def("send", &send)
       .def("receive", &receive)
       .def("all_gather", &all_gather)
+      .def("first_given", &first_given)
+      .def("are_alike", &are_alike)
+      .def("largest", &largest)
       .def("differing_arguments", &differing_arguments)
       .def("barrier", &barrier, py::call_guard<Release>())
       .def("loss", &loss, py::call_guard<Release>())

@@ -15,7 +15,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/chunks.h"
-#include "lamina/checkpoint/outcome.h"
+#include "lamina/messaging/outcome.h"
 #include "tests/archive/temp_folder.h"
 #include "tests/messaging/mailboxes.h"
 
@@ -241,6 +241,8 @@ TEST(Save, ThatARankGivesUpThrowsAtTheNextStep) {
 }
 
 TEST(Outcome, NamesTheRankThatHasMetAnErrorOnce) {
+  using messaging::to_error;
+  using messaging::to_text;
   const auto met = to_text(std::make_exception_ptr(base::UsageError("no room")), base::Rank(2));
   EXPECT_EQ(text_of(to_error(to_text(to_error(met), base::Rank(0)))), "on rank 2: no room");
 }

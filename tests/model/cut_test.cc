@@ -33,7 +33,7 @@ TEST(Cut, KnowsTheOwnerOfEveryPartOfAStateByTheBeginningOfItsName) {
   EXPECT_LT(cut.position_of("a.weight"), cut.position_of("twin.inner.bias"));
 }
 
-TEST(Cut, IsTheFirstRanksPlanOnEveryRankWithTheWordsOfAll) {
+TEST(Cut, IsTheFirstRanksPlanOnEveryRankWithItsWord) {
   messaging::Mailboxes boxes(3, 1);
   std::vector<std::string> told(3);
   const auto errors = boxes.run([&](int rank) {
@@ -41,13 +41,13 @@ TEST(Cut, IsTheFirstRanksPlanOnEveryRankWithTheWordsOfAll) {
     if (rank == 0) proposal.plan = Plan{.owners = {0, 1, 2}, .anywhere = {2}, .table = "as planned"};
     const auto agreed =
         agree_on_cut(three_modules(), proposal, base::Partition(rank), boxes.ranks(), boxes[rank], kPatience);
-    for (const auto& word : agreed.words) told[rank] += std::to_string(word.as<std::int64_t>());
-    told[rank] += " " + agreed.table + (agreed.cut.anywhere()[2] ? " anywhere " : " ");
+    told[rank] = std::to_string(agreed.word.as<std::int64_t>()) + " " + agreed.table +
+                 (agreed.cut.anywhere()[2] ? " anywhere " : " ");
     for (const char* name : {"", "a", "a.inner"}) told[rank] += agreed.cut.owns(name) ? "+" : "-";
   });
   for (const auto& error : errors) EXPECT_FALSE(error);
-  EXPECT_EQ(told, (std::vector<std::string>{"012 as planned anywhere +--", "012 as planned anywhere -+-",
-                                            "012 as planned anywhere --+"}));
+  EXPECT_EQ(told, (std::vector<std::string>{"0 as planned anywhere +--", "0 as planned anywhere -+-",
+                                            "0 as planned anywhere --+"}));
 }
 
 }  // namespace

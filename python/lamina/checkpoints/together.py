@@ -25,10 +25,9 @@ def everywhere(job: current.Job, do: Callable[[], Any], gathered: bool = False) 
         error = raised
         kind = type(raised).__name__ if isinstance(raised, Error) else ""
         problem = (kind, met_on(job.session.rank, raised))
-    words = job.session.all_gather("world", (problem, result if gathered else None))
-    for rank, (found, _) in enumerate(words):
-        if found is not None:
-            if rank == job.session.rank:
-                raise error
-            raise {"FormatError": FormatError, "FileError": FileError}.get(found[0], UsageError)(found[1])
-    return [each for _, each in words] if gathered else result
+    if first := job.session.first_given("world", problem):
+        rank, (kind, words) = first
+        if rank == job.session.rank:
+            raise error
+        raise {"FormatError": FormatError, "FileError": FileError}.get(kind, UsageError)(words)
+    return job.session.all_gather("world", result) if gathered else result

@@ -33,8 +33,8 @@ class ProcessGroups:
         self._session = session
         self._made_default = not dist.is_initialized()
         mine = {axis: tuple(session.group_members(axis)) for axis in _AXES}
-        everyone = session.all_gather("world", (self._made_default, list(mine.values())))
-        _check_default([made for made, _ in everyone])
+        if not session.are_alike("world", str(self._made_default)):
+            _check_default(session.all_gather("world", self._made_default))
         if not self._made_default and (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
             raise UsageError(
                 f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but this is "
@@ -42,7 +42,9 @@ class ProcessGroups:
                 code="group-torch-differs",
             )
         # Every rank takes part in making every group, in the same order.
-        every_group = dict.fromkeys(tuple(ranks) for _, groups in everyone for ranks in groups)
+        every_group = dict.fromkeys(
+            tuple(session.group_members(axis, rank)) for rank in range(session.size) for axis in _AXES
+        )
         timeout = timedelta(seconds=session.config.timeout_s)
         with backend.made_for(session, session.config.timeout_s), _telling_of_losses(session):
             if self._made_default:

@@ -208,8 +208,8 @@ def _give_odd_buffers(model: PartitionedModel) -> None:
     odd = [(name, buffer) for name, buffer in model.tree.root.named_buffers() if is_odd(buffer)]
     if not odd or model.session.size == 1:
         return
-    mine = [packed(buffer) for _, buffer in odd] if model.session.rank == 0 else []
-    for (name, _), value in zip(odd, model.session.all_gather("world", mine)[0], strict=True):
+    mine = [packed(buffer) for _, buffer in odd] if model.session.rank == 0 else None
+    for (name, _), value in zip(odd, model.session.first_given("world", mine)[1], strict=True):
         path, _, attribute = name.rpartition(".")
         if model.session.rank != 0:
             model.tree.root.get_submodule(path)._buffers[attribute] = unpacked(value)
@@ -217,14 +217,14 @@ def _give_odd_buffers(model: PartitionedModel) -> None:
 
 def _agree(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> PartitionedModel:
     """Returns what world rank 0 proposes. It is sure then that all ranks have the same model."""
-    constants = tree.constants() if session.size > 1 else {}
-    word = (proposal.report, proposal.writes, constants)
-    cut, table, words = session.cut(tree.filled(), proposal.plan, proposal.error, word)
-    if session.rank == 0:
-        _tell_of_constants([constants for _, _, constants in words])
-        if session.group_size("pp") > 1:
-            say(table.rstrip())
-    report, writes, _ = words[0]
+    word = (proposal.report, proposal.writes)
+    cut, table, (report, writes) = session.cut(tree.filled(), proposal.plan, proposal.error, word)
+    if session.size > 1:
+        constants = tree.constants()
+        if not session.are_alike("world", str(sorted(constants.items()))):
+            _tell_of_constants(session, session.all_gather("world", constants))
+    if session.rank == 0 and session.group_size("pp") > 1:
+        say(table.rstrip())
     return PartitionedModel(tree, cut, report, session, writes)
 
 
@@ -270,9 +270,9 @@ def _keep_dense(model: PartitionedModel) -> None:
                 module.use_nested_tensor = False
 
 
-def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
+def _tell_of_constants(session: _lamina.Session, everyone: list[dict[str, str]]) -> None:
     apart = {name for name, value in everyone[0].items() if any(other.get(name) != value for other in everyone)}
-    if apart:
+    if apart and session.rank == 0:
         tell(
             f"{', '.join(sorted(apart))}: tensors in attributes, which differ between ranks and stay so; register them "
             "as buffers, of which all get those of rank 0, or give the ranks one seed"

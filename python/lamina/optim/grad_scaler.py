@@ -55,7 +55,7 @@ class GradScaler(torch.amp.GradScaler):
             job.cut.complete("GradScaler.unscale_()")
         found = super()._unscale_grads_(types.SimpleNamespace(param_groups=[{"params": held}]), *args, **kwargs)
         here = max((each.item() for each in found.values()), default=0.0)
-        everywhere = max(job.session.all_gather("mp" if is_joining(job) else "world", here))
+        everywhere = job.session.largest("mp" if is_joining(job) else "world", here)
         return {torch.device(self._device): torch.tensor(everywhere, device=self._device)}
 
 

@@ -404,7 +404,7 @@ def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:
     job = current.job()
     if any(known.optimizer is optimizer for known in job.optimizers):
         for group in ("shard", "pp"):
-            found = max(job.session.all_gather(group, found))
+            found = job.session.largest(group, found)
     return found
 
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/checkpoint/outcome.h"
+#include "lamina/messaging/outcome.h"
 
 #include <nlohmann/json.hpp>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
-namespace lamina::checkpoint {
+namespace lamina::messaging {
 namespace {
 
 using Json = nlohmann::json;
@@ -62,4 +62,4 @@ std::exception_ptr to_error(const std::string& given) {
   return std::make_exception_ptr(base::Error(text));
 }
 
-}  // namespace lamina::checkpoint
+}  // namespace lamina::messaging

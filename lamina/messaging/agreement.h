@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+
+#include "lamina/messaging/mailbox.h"
+
+namespace lamina::messaging {
+
+// Agreement of all members of a group, each function collective over them. Messages are few and short, however many
+// the members are: see [Note: meetings].
+
+// The first member that gives something, and that; none where nobody does.
+struct FirstGiven {
+  base::Rank rank;
+  value::Value value;
+};
+std::optional<FirstGiven> first_given(Mailbox& mailbox, std::span<const base::Rank> members,
+                                      std::optional<value::Value> own, const base::Patience& patience);
+
+// True where all give the same number, as the hash of a text.
+bool are_alike(Mailbox& mailbox, std::span<const base::Rank> members, std::int64_t own, const base::Patience& patience);
+// Does so, and gives all of them a word of the first one, which alone has to have it.
+struct Led {
+  bool are_alike;
+  value::Value word;
+};
+Led hear_first(Mailbox& mailbox, std::span<const base::Rank> members, std::int64_t own, value::Value word,
+               const base::Patience& patience);
+
+// Each number as large as the largest one that a member gives in its place.
+std::vector<double> largest(Mailbox& mailbox, std::span<const base::Rank> members, std::vector<double> own,
+                            const base::Patience& patience);
+
+// Has all members act: where some fail, all throw the error of the first of these, which says on which rank it was.
+void act_together(Mailbox& mailbox, std::span<const base::Rank> members, const std::function<void()>& act,
+                  const base::Patience& patience);
+
+}  // namespace lamina::messaging
