@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/distributed_optimizer/gradients.h"
 
-#include <ATen/ops/full.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "lamina/optim/step.h"
 
 namespace lamina::distributed_optimizer {
 namespace {
 
-constexpr double kNotHere = -1;
+constexpr double kBeside = -1;  // the model, in the place of a row's number
 
-// Squares of this rank's gradients: of the model's rows, kNotHere for those of others, and of all that is not the
-// model's, which comes last.
-at::Tensor own_squares(std::span<const at::Tensor> sources, const Measurers& measurers, optim::Threads& threads) {
+// Squares of this rank's gradients: pairs of the number of a row of the model and its square, and one of all that is
+// not the model's.
+std::vector<double> own_squares(std::span<const at::Tensor> sources, const Measurers& measurers,
+                                optim::Threads& threads) {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::size_t> shards;
   auto* const sharding = measurers.sharding;
@@ -37,53 +39,72 @@ at::Tensor own_squares(std::span<const at::Tensor> sources, const Measurers& mea
     const auto summed = sharding->sum_before_update(std::move(parts));
     for (std::size_t i = 0; i < shards.size(); ++i) squares[shards[i]] = summed[i];
   }
-  const auto rows = measurers.table == nullptr ? 0 : measurers.table->all().size();
-  auto result = at::full({static_cast<std::int64_t>(rows) + 1}, kNotHere, at::kDouble);
-  auto* of_rows = result.mutable_data_ptr<double>();
-  of_rows[rows] = 0;
+  std::vector<double> pairs;
+  double beside = 0;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const auto* row = measurers.table == nullptr ? nullptr : measurers.table->find(parameters[i]);
     if (row == nullptr) {
-      of_rows[rows] += squares[i];
+      beside += squares[i];
     } else {
-      of_rows[row - measurers.table->all().data()] = squares[i];
+      pairs.insert(pairs.end(), {static_cast<double>(row - measurers.table->all().data()), squares[i]});
     }
   }
-  return result;
+  pairs.insert(pairs.end(), {kBeside, beside});
+  return pairs;
 }
 
-std::span<const double> numbers(const at::Tensor& tensor) {
-  return {tensor.const_data_ptr<double>(), static_cast<std::size_t>(tensor.numel())};
+// Adds what the ranks of one copy know: the same bits on all of them.
+Measure of_copy(std::span<const double> own, const Measurers& measurers) {
+  const auto pairs = at::empty({static_cast<std::int64_t>(own.size())}, at::kDouble);
+  std::ranges::copy(own, pairs.mutable_data_ptr<double>());
+  const value::List word{{pairs, measurers.options, static_cast<std::int64_t>(measurers.unscaled)}};
+  Measure measure;
+  std::vector<double> squares(measurers.table == nullptr ? 0 : measurers.table->all().size());
+  double beside = 0;
+  for (const auto& told : measurers.mailbox.all_gather(measurers.one_copy, word, measurers.patience)) {
+    const auto& words = told.as<value::List>().items;
+    const auto given = words.at(0).as<at::Tensor>();
+    for (const auto* each = given.const_data_ptr<double>(); each != given.const_data_ptr<double>() + given.numel();
+         each += 2) {
+      if (!std::isfinite(each[1])) measure.overflow = true;
+      if (each[0] == kBeside) {
+        beside += each[1];
+      } else if (each[0] < static_cast<double>(squares.size())) {
+        squares[static_cast<std::size_t>(each[0])] = each[1];
+      }
+    }
+    measure.are_alike = measure.are_alike && words.at(1).as<std::int64_t>() == measurers.options;
+    measure.unscaled = std::max(measure.unscaled, static_cast<Unscaled>(words.at(2).as<std::int64_t>()));
+  }
+  if (measurers.table == nullptr) beside = own.back();  // each rank has a model of its own
+  measure.norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0) + beside);
+  return measure;
+}
+
+// Adds what only ranks of other copies know.
+void hear_copies(Measure& measure, const Measurers& measurers) {
+  const auto worse = [](const value::Value& low, const value::Value& high) -> value::Value {
+    const auto number = [](const value::Value& word, std::size_t i) {
+      return word.as<value::Tuple>().items.at(i).as<std::int64_t>();
+    };
+    const auto worst = [&](std::size_t i) { return std::max(number(low, i), number(high, i)); };
+    const bool is_alike = number(low, 0) == number(high, 0);
+    return value::Tuple{{number(low, 0), is_alike ? worst(1) : 1, worst(2), worst(3)}};
+  };
+  const value::Tuple own{{measurers.options, std::int64_t{!measure.are_alike}, std::int64_t{measure.overflow},
+                          static_cast<std::int64_t>(measure.unscaled)}};
+  const auto worst = measurers.mailbox.exchange(measurers.copies, "gradients", own, worse, measurers.patience);
+  const auto said = [&](std::size_t i) { return worst.as<value::Tuple>().items.at(i).as<std::int64_t>(); };
+  measure.overflow = said(2) != 0;
+  measure.unscaled = static_cast<Unscaled>(said(3));
+  if (measurers.trains_with_copies) measure.are_alike = said(1) == 0;
 }
 
 }  // namespace
 
 Measure measure_gradients(std::span<const at::Tensor> sources, const Measurers& measurers, optim::Threads& threads) {
-  auto mine = own_squares(sources, measurers, threads);
-  const auto unscaled = static_cast<std::int64_t>(measurers.unscaled);
-  std::vector<value::Value> told{value::List{{mine, measurers.options, unscaled}}};
-  if (measurers.everyone.size() > 1) {
-    told = measurers.mailbox.all_gather(measurers.everyone, told.front(), measurers.patience);
-  }
-  Measure measure;
-  std::vector<double> squares(numbers(mine).begin(), numbers(mine).end());
-  double beside = 0;  // the model, which one rank of a copy has
-  for (std::size_t i = 0; i < told.size(); ++i) {
-    const auto& words = told[i].as<value::List>().items;
-    const auto of_rank = numbers(words.at(0).as<at::Tensor>());
-    measure.options.push_back(words.at(1).as<std::int64_t>());
-    measure.unscaled = std::max(measure.unscaled, static_cast<Unscaled>(words.at(2).as<std::int64_t>()));
-    if (std::ranges::any_of(of_rank, [](double each) { return !std::isfinite(each); })) measure.overflow = true;
-    const bool same_model = told.size() > 1 && std::ranges::count(measurers.one_copy, measurers.everyone[i]) > 0;
-    for (std::size_t row = 0; same_model && row + 1 < of_rank.size() && row + 1 < squares.size(); ++row) {
-      if (of_rank[row] != kNotHere) squares[row] = of_rank[row];
-    }
-    if (same_model) beside += of_rank.back();
-  }
-  if (measurers.table != nullptr && told.size() > 1) squares.back() = beside;
-  double sum = 0;
-  for (const double each : squares) sum += each == kNotHere ? 0 : each;
-  measure.norm = std::sqrt(sum);
+  auto measure = of_copy(own_squares(sources, measurers, threads), measurers);
+  hear_copies(measure, measurers);
   return measure;
 }
 

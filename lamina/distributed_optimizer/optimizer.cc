@@ -183,16 +183,14 @@ void Optimizer::measure(UserOptimizer& user, const ModelInUse& model) {
   const Measurers measurers{.table = parameters_.table(),
                             .sharding = parameters_.sharding(),
                             .one_copy = ranks_.one_copy(),
-                            .everyone = has_copies(model) ? ranks_.everyone() : ranks_.one_copy(),
+                            .copies = has_copies(model) ? ranks_.of_copies() : std::vector{ranks_.own},
+                            .trains_with_copies = config_.ddp,
                             .options = hash_of_options(options),
                             .unscaled = unscaled(user, model),
                             .mailbox = ranks_.mailbox,
                             .patience = ranks_.patience()};
   const auto measure = measure_gradients(sources, measurers, *optim::shared_threads());
-  for (std::size_t i = 0; i < measure.options.size(); ++i) {
-    const bool is_alike = measure.options[i] == measurers.options || !parameters_.are_cut();
-    if (!is_alike && std::ranges::count(trained, measurers.everyone[i]) > 0) tell_difference(options, trained, ranks_);
-  }
+  if (!measure.are_alike && parameters_.are_cut()) tell_difference(options, trained, ranks_);
   require_scaled(measure.unscaled);
   begun_.norm = measure.norm / scale_->value();
   begun_.overflow = scale_->is_on() && measure.overflow;
