@@ -7,6 +7,11 @@
 #include "lamina/base/rank_list.h"
 
 namespace lamina::data_parallel {
+namespace {
+
+constexpr auto kPurpose = "passes";
+
+}  // namespace
 
 Passes::Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, base::Patience patience,
                std::shared_ptr<value::Failures> failures)
@@ -14,17 +19,16 @@ Passes::Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, ba
       replicas_(std::move(replicas)),
       patience_(std::move(patience)),
       failures_(std::move(failures)),
-      channel_(messaging::group_channel("passes", replicas_)) {}
+      channel_(messaging::group_channel("passes that end", replicas_)) {}
 
 Passes::Met Passes::meet(const Coming& coming) {
   if (!broken_) listen();
   if (broken_)
     throw base::PeerError(base::str(purpose(), " was broken off before (", *broken_, "); start the job again"),
                           std::nullopt, base::Code{"replica-broken-off"});
-  const Word mine{number_, static_cast<Says>(coming.comes), updates_, coming.left_out, coming.collectives};
-  say(mine);
+  Come all;
   try {
-    hear();
+    all = exchange(come(coming));
   } catch (const value::RemoteFailure&) {
     end_pass();
     throw;
@@ -32,48 +36,32 @@ Passes::Met Passes::meet(const Coming& coming) {
     break_off(std::current_exception());
     throw;
   }
-  Met met{{}, coming.collectives};
-  std::string first, other;  // what one has done since the pass before, and one that has done something else
-  const Word* like = nullptr;
-  for (int i = 0; i < std::ssize(replicas_); ++i) {
-    const auto& word = replicas_[i] == mailbox_.rank() ? mine : words_[replicas_[i]].front();
-    met.collectives = std::max(met.collectives, word.collectives);
-    if (word.says == Says::kHasNoData) continue;
-    met.present.push_back(i);
-    met.updates = met.updates || word.says == Says::kUpdates;
-    if (like == nullptr) {
-      like = &word;
-      first = told_by(i, word);
-    } else if (other.empty() && !word.is_at(*like)) {
-      other = told_by(i, word);
-    }
-  }
   end_pass();
-  if (!coming.alike || other.empty()) return met;
-  throw base::DesyncError(
-      base::str("the replicas of the model have come to pass ", number_ - 1, " from different iterations: ", first,
-                "; ", other,
-                ". One has left out, or made once more, a backward, an update or a whole iteration: let all make the "
-                "same ones (a step function that fails on one fails on all), and call a model that is not to be "
-                "trained under torch.no_grad()"),
-      base::Code{"replica-iterations"});
-}
-
-std::string Passes::told_by(int replica, const Word& word) const {
-  return base::str("replica ", replica, " (rank ", replicas_[replica], ") ",
-                   word.says == Says::kUpdates ? "is about to update" : "has ended a backward", ", after ",
-                   word.updates, " optimizer steps and ", word.left_out,
-                   " calls of the model without a backward since the pass before");
+  if (coming.alike && !all.other.empty()) {
+    throw base::DesyncError(
+        base::str("the replicas of the model have come to pass ", number_ - 1, " from different iterations: ", all.who,
+                  all.did, "; ", all.other,
+                  ". One has left out, or made once more, a backward, an update or a whole iteration: let all make the "
+                  "same ones (a step function that fails on one fails on all), and call a model that is not to be "
+                  "trained under torch.no_grad()"),
+        base::Code{"replica-iterations"});
+  }
+  Met met{{}, all.collectives, all.updates};
+  for (int i = 0; i < std::ssize(replicas_); ++i) {
+    if (std::ranges::find(all.without_data, i) == all.without_data.end()) met.present.push_back(i);
+  }
+  return met;
 }
 
 void Passes::fail(const std::exception_ptr& error) {
-  say({.pass = number_, .says = Says::kFailed, .failure = describe(error)});
+  mailbox_.skip(replicas_, kPurpose);
+  say({.pass = number_, .failure = describe(error)});
   end_pass();
 }
 
 void Passes::break_off(const std::exception_ptr& error) {
   const auto failure = describe(error);
-  say({.pass = number_, .says = Says::kBrokeOff, .failure = failure});
+  say({.pass = number_, .breaks_off = true, .failure = failure});
   end_pass();
   note_break(failure);
 }
@@ -97,9 +85,7 @@ void Passes::end_pass() {
 // Words.
 
 void Passes::say(const Word& word) {
-  const auto told = word.failure ? value::to_value(*word.failure) : value::Value();
-  const value::Tuple items{
-      {word.pass, static_cast<std::int64_t>(word.says), word.updates, word.left_out, word.collectives, told}};
+  const value::Tuple items{{word.pass, word.breaks_off, value::to_value(word.failure)}};
   for (const auto rank : replicas_) {
     if (rank == mailbox_.rank()) continue;
     try {
@@ -111,78 +97,98 @@ void Passes::say(const Word& word) {
 
 Passes::Word Passes::to_word(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
-  if (items.size() != 6) throw base::FormatError("a replica's word of a pass without six parts");
-  const auto number = [&](std::size_t item) { return items[item].as<std::int64_t>(); };
-  if (number(1) < 0 || number(1) > static_cast<std::int64_t>(Says::kBrokeOff))
-    throw base::FormatError("a replica's word of a pass that says nothing known");
-  Word word{number(0), static_cast<Says>(number(1)), number(2), number(3), number(4)};
-  if (word.says >= Says::kFailed) word.failure = value::to_failure(items[5]);
-  return word;
+  if (items.size() != 3) throw base::FormatError("a replica's word of a pass without three parts");
+  return {items[0].as<std::int64_t>(), items[1].as<bool>(), value::to_failure(items[2])};
 }
 
-void Passes::hear() {
-  std::vector<base::Rank> awaited;
-  for (const auto rank : replicas_) {
-    if (rank != mailbox_.rank() && !has_come(rank)) awaited.push_back(rank);
-  }
-  const auto take = [this](base::Rank from, const value::Value& word) {
-    words_[from].push_back(to_word(word));
-    return has_come(from);
-  };
-  // One that has come may break off while others are awaited.
+Passes::Come Passes::come(const Coming& coming) const {
+  const auto replica = static_cast<int>(std::ranges::find(replicas_, mailbox_.rank()) - replicas_.begin());
+  if (coming.comes == Comes::kHasNoData) return {.collectives = coming.collectives, .without_data = {replica}};
+  return {.who = base::str("replica ", replica, " (rank ", mailbox_.rank(), ") "),
+          .did = base::str(coming.comes == Comes::kUpdates ? "is about to update" : "has ended a backward", ", after ",
+                           updates_, " optimizer steps and ", coming.left_out,
+                           " calls of the model without a backward since the pass before"),
+          .collectives = coming.collectives,
+          .updates = coming.comes == Comes::kUpdates};
+}
+
+// Another one may end the pass while this one waits.
+Passes::Come Passes::exchange(const Come& own) {
   auto patience = patience_;
   patience.check_interrupt = [this, interrupt = patience_.check_interrupt] {
     if (interrupt) interrupt();
-    for (const auto rank : replicas_) {
-      if (!words_[rank].empty()) listen_to(rank);
-    }
+    listen();
+    for (const auto rank : replicas_) require_unfailed(rank);
   };
-  messaging::MutualWaits::Scope scope(mailbox_.waits(), as_others_hear_of_it(awaited));
-  const auto watched = scope.watched(patience);
-  mailbox_.hear(std::move(awaited), channel_, watched, take, [this](std::span<const base::Rank> missing) {
+  try {
+    patience.check_interrupt();
+  } catch (...) {
+    mailbox_.skip(replicas_, kPurpose);
+    throw;
+  }
+  const auto named = [this](std::span<const base::Rank> missing) {
     return purpose() + base::without({missing.begin(), missing.end()});
-  });
-}
-
-// See [Note: mutual waits]: each word is a value of its channel, one for each pass.
-messaging::MutualWaits::Wait Passes::as_others_hear_of_it(std::vector<base::Rank> awaited) {
-  const auto lacks = [this, awaited = std::move(awaited)] {
-    auto lacked = awaited;
-    std::erase_if(lacked, [this](base::Rank rank) {
-      const auto& words = words_[rank];
-      return !words.empty() && words.back().pass >= number_;
-    });
-    return lacked;
   };
-  return {{messaging::MutualWaits::Kind::kValue, channel_, number_ + 1}, purpose(), {}, lacks, patience_.call, nullptr};
+  const auto merge = [](const value::Value& low, const value::Value& high) {
+    return to_value(merged(to_come(low), to_come(high)));
+  };
+  const auto all = mailbox_.exchange(replicas_, kPurpose, to_value(own), merge, patience, {named, /*is_loose=*/true});
+  return to_come(all);
 }
 
-// True when it has said its word of this pass, which is then the first one kept. Throws where that is a failure.
-bool Passes::has_come(base::Rank rank) {
-  auto& words = words_[rank];
-  require_unbroken(rank);
-  while (!words.empty() && words.front().pass < number_) words.pop_front();
-  if (words.empty()) return false;
-  if (words.front().failure) throw ended_by(rank, words.front());
-  return true;
+value::Value Passes::to_value(const Come& come) {
+  value::List without_data;
+  for (const auto replica : come.without_data) without_data.items.emplace_back(std::int64_t{replica});
+  return value::Tuple{{come.who, come.did, come.other, come.collectives, come.updates, std::move(without_data)}};
+}
+
+Passes::Come Passes::to_come(const value::Value& value) {
+  const auto& items = value.as<value::Tuple>().items;
+  if (items.size() != 6) throw base::FormatError("what replicas say of a pass without six parts");
+  const auto text = [&](std::size_t item) { return items[item].as<std::string>(); };
+  Come come{text(0), text(1), text(2), items[3].as<std::int64_t>(), items[4].as<bool>(), {}};
+  for (const auto& replica : items[5].as<value::List>().items) {
+    come.without_data.push_back(static_cast<int>(replica.as<std::int64_t>()));
+  }
+  return come;
+}
+
+Passes::Come Passes::merged(Come low, const Come& high) {
+  if (low.other.empty()) {
+    const bool differ = !low.did.empty() && !high.did.empty() && low.did != high.did;
+    low.other = differ ? high.who + high.did : high.other;
+  }
+  if (low.did.empty()) {
+    low.who = high.who;
+    low.did = high.did;
+  }
+  low.collectives = std::max(low.collectives, high.collectives);
+  low.updates = low.updates || high.updates;
+  low.without_data.insert(low.without_data.end(), high.without_data.begin(), high.without_data.end());
+  return low;
 }
 
 void Passes::listen() {
-  for (const auto rank : replicas_) listen_to(rank);
+  for (const auto rank : replicas_) {
+    while (const auto word = mailbox_.poll(rank, channel_)) words_[rank].push_back(to_word(*word));
+    require_unbroken(rank);
+  }
 }
 
-void Passes::listen_to(base::Rank rank) {
-  while (const auto word = mailbox_.poll(rank, channel_)) words_[rank].push_back(to_word(*word));
-  require_unbroken(rank);
+// Throws where its step has failed before this pass.
+void Passes::require_unfailed(base::Rank rank) {
+  auto& words = words_[rank];
+  while (!words.empty() && words.front().pass < number_) words.pop_front();
+  if (!words.empty() && words.front().pass == number_) throw ended_by(rank, words.front());
 }
 
 void Passes::require_unbroken(base::Rank rank) {
   const auto& words = words_[rank];
-  const auto broke = std::ranges::find(words, Says::kBrokeOff, &Word::says);
+  const auto broke = std::ranges::find(words, true, &Word::breaks_off);
   if (broke == words.end()) return;
   const auto word = *broke;
   words_[rank].clear();
-  note_break(*word.failure);
+  note_break(word.failure);
   throw ended_by(rank, word);
 }
 
@@ -191,7 +197,7 @@ void Passes::note_break(const value::Failure& failure) {
 }
 
 value::RemoteFailure Passes::ended_by(base::Rank rank, const Word& word) const {
-  auto failure = *word.failure;
+  auto failure = word.failure;
   const auto number = std::ranges::find(replicas_, rank) - replicas_.begin();
   failure.traceback += base::str(failure.traceback.empty() || failure.traceback.ends_with('\n') ? "" : "\n",
                                  "It ended pass ", word.pass, " of all replicas; replica ", number, " met it.");

@@ -16,10 +16,10 @@
 
 // [Note: passes] A pass is one thing that the replicas of a model do together. It is a call of a step function with a
 // backward in it, an outermost backward outside of steps, or the reduction of gradients that are left before an update.
-// Passes are numbered. For each number every replica says one word to each other one: it trains in the pass, is about
-// to update, has no data any more, or has failed in its step, with the error. Who has come waits for the words of all.
-// A failure among them ends the pass on all, with that error, and the next word of each is about the next number. So a
-// replica whose step failed, and was caught, never meets another pass than the others, and nobody waits for it.
+// Passes are numbered. For each number replicas exchange what they say: one trains in the pass, is about to update, or
+// has no data any more. One whose step has failed says so to each other one instead, with the error. That ends the pass
+// on all, and the next word of each is about the next number. So a replica whose step failed, and was caught, never
+// meets another pass than the others, and nobody waits for it.
 //
 // Numbers alone do not tell that a replica has left out a part of its loop: its next pass would take the place of the
 // one that it lacks. So each word has what the replica did since the pass before, its updates and the calls of the
@@ -82,42 +82,45 @@ class Passes {
   base::Patience patience();
 
  private:
-  enum class Says : std::int64_t { kTrains, kUpdates, kHasNoData, kFailed, kBrokeOff };
+  // The end of a pass, as the replica that causes it says to each other one.
   struct Word {
     std::int64_t pass = 0;
-    Says says = Says::kTrains;
-    std::int64_t updates = 0, left_out = 0;  // since the pass before
-    std::int64_t collectives = 0;            // see meet()
-    std::optional<value::Failure> failure = {};
-    // The place in its loop to which a replica has come.
-    bool is_at(const Word& other) const {
-      return says == other.says && updates == other.updates && left_out == other.left_out;
-    }
+    bool breaks_off = false;
+    value::Failure failure = {};
   };
   static Word to_word(const value::Value& value);
+  // All that replicas who stand side by side have come with.
+  struct Come {
+    std::string who, did;  // the first of them that has data, and all that tells of the place in its loop
+    std::string other;     // another one with what it did, which is something else; "" for none
+    std::int64_t collectives = 0;
+    bool updates = false;
+    std::vector<int> without_data = {};
+  };
+  Come come(const Coming& coming) const;
+  Come exchange(const Come& own);
+  static Come merged(Come low, const Come& high);
+  static value::Value to_value(const Come& come);
+  static Come to_come(const value::Value& value);
 
   void say(const Word& word);
-  void hear();  // the words of all on this pass
-  messaging::MutualWaits::Wait as_others_hear_of_it(std::vector<base::Rank> awaited);
   void listen();  // to what has come already
-  void listen_to(base::Rank rank);
-  bool has_come(base::Rank rank);
+  void require_unfailed(base::Rank rank);
   void require_unbroken(base::Rank rank);
   value::RemoteFailure ended_by(base::Rank rank, const Word& word) const;
   void break_off(const std::exception_ptr& error);
   void note_break(const value::Failure& failure);
   void end_pass();
-  std::string told_by(int replica, const Word& word) const;
   std::string purpose() const;
 
   messaging::Mailbox& mailbox_;
   const std::vector<base::Rank> replicas_;
   const base::Patience patience_;
   const std::shared_ptr<value::Failures> failures_;
-  const std::string channel_;
+  const std::string channel_;  // of words
   std::int64_t number_ = 0;
   std::int64_t updates_ = 0;
-  std::map<base::Rank, std::deque<Word>> words_;  // heard
+  std::map<base::Rank, std::deque<Word>> words_;  // heard, and of this pass or a later one
   std::optional<std::string> broken_;             // why no pass follows
 };
 

@@ -133,7 +133,7 @@ TEST_F(PassesTest, AWaitHasADeadlineAndNamesWhoHasNotCome) {
     if (i == 0) {
       const auto message = message_of<base::TimeoutError>([&] { passes.meet(); });
       EXPECT_TRUE(message.starts_with(
-          "averaging gradients over ranks 0-2 without ranks 1, 2, which have not come: no answer for 0 s"))
+          "averaging gradients over ranks 0-2 without rank 1, which has not come: no answer for 0 s"))
           << message;
       over.count_down();
     } else {
