@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -38,9 +39,20 @@ bool is_half(const at::Tensor& tensor) { return tensor.element_size() < 4; }
 
 constexpr double kEpsilon = 1e-6;  // torch's, of a norm that gradients are divided by
 
-double norm_of(const at::Tensor& tensor, double norm_type) {
+bool has_elements(const at::Tensor& tensor) { return tensor.defined() && tensor.numel() > 0; }
+
+// The norms of those that have elements: a device is waited for once, however many there are.
+std::vector<double> norms_of(std::span<const at::Tensor> tensors, double norm_type) {
   const at::NoGradGuard no_grad;
-  return model::norm_of(tensor, norm_type).item<double>();
+  std::vector<at::Tensor> norms;
+  for (const auto& tensor : tensors) {
+    if (!has_elements(tensor)) continue;
+    const auto norm = model::norm_of(tensor, norm_type).to(at::kDouble);
+    norms.push_back(norms.empty() ? norm : norm.to(norms.front().device()));
+  }
+  if (norms.empty()) return {};
+  const auto known = at::stack(norms).to(at::kCPU);
+  return {known.const_data_ptr<double>(), known.const_data_ptr<double>() + known.numel()};
 }
 
 }  // namespace
@@ -297,9 +309,10 @@ std::vector<double> Sharding::norms(std::span<const at::Tensor> parts, double no
   const auto count = static_cast<std::int64_t>(parts.size());
   const double of_nothing = norm_type < 0 ? std::numeric_limits<double>::infinity() : 0;
   const auto mine = at::full({count}, of_nothing, at::kDouble);
-  auto* each = mine.mutable_data_ptr<double>();
+  const auto here = norms_of(parts, norm_type);
+  std::size_t next = 0;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].defined() && parts[i].numel() > 0) each[i] = norm_of(parts[i], norm_type);
+    if (has_elements(parts[i])) mine.mutable_data_ptr<double>()[i] = here[next++];
   }
   const auto all = at::empty({parts_.group.size(), count}, mine.options());
   caught_up().all_gather(all, mine, {"taking norms", parts_.patience})->wait();
