@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 
+import told
 import torch
-from torch import nn
 from training import call_before_reductions, spread, train_step
 from victim import note, noted
 
@@ -27,23 +27,9 @@ def reaches(place):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class Passes(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        reaches("backward")
-        return gradient
-
-
-class Layer(nn.Linear):
-    step = 0
-
-    def forward(self, x):
-        reaches("forward")
-        return Passes.apply(super().forward(x))
+class Layer(told.Layer):
+    def reaches(self, place):
+        reaches(place)
 
 
 def main():

@@ -47,6 +47,17 @@ def adamw(model):
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
+def both_backwards(plain, model):
+    plain(whole()).square().mean().backward()
+    model(share()).square().mean().backward()
+
+
+def update(*optimizers):
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def same_values(model, plain):
     for name, parameter in model.local_named_parameters():
         close(lamina.get_full_parameter(parameter), plain.get_parameter(name))
@@ -232,9 +243,7 @@ def case_states_of_whole_parameters_go_on_from_any_form():
         def both(ours, step=step, plain=plain, theirs=theirs):
             plain(whole()).square().mean().backward()
             step(share())
-            for optimizer in (theirs, ours):
-                optimizer.step()
-                optimizer.zero_grad()
+            update(theirs, ours)
 
         both(ours)
         both(ours)
@@ -345,11 +354,8 @@ def case_a_plain_loop_trains_alike():
     model = lamina.DistributedModel(copy.deepcopy(plain))
     theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
     for _ in range(3):
-        plain(whole()).square().mean().backward()
-        model(share()).square().mean().backward()
-        for optimizer in (theirs, ours):
-            optimizer.step()
-            optimizer.zero_grad()
+        both_backwards(plain, model)
+        update(theirs, ours)
     same_values(model, plain)
 
 
@@ -437,9 +443,7 @@ def case_parameters_of_other_modules_come_when_they_are_read():
         plain(torch.cat([tokens(number) for number in range(4)])).square().mean().backward()
         model(tokens(lamina.dp_rank())).square().mean().backward()
         assert lamina.get_full_gradient(model.module.unused.weight) is None
-        for optimizer in (theirs, ours):
-            optimizer.step()
-            optimizer.zero_grad()
+        update(theirs, ours)
     same_values(model, plain)
     with torch.no_grad():
         close(model(tokens(9)), plain(tokens(9)))
@@ -471,9 +475,7 @@ def case_replicas_take_different_ways():
             model(x).square().mean().backward()
         else:
             model.module[:2](x).square().mean().backward()
-        for optimizer in (theirs, ours):
-            optimizer.step()
-            optimizer.zero_grad()
+        update(theirs, ours)
     same_values(model, plain)
 
 
@@ -497,9 +499,7 @@ def case_a_failed_step_leaves_the_next_exact():
             continue
         step(share(), False)
         plain(whole()).square().mean().backward()
-        for optimizer in (theirs, ours):
-            optimizer.step()
-            optimizer.zero_grad()
+        update(theirs, ours)
     same_values(model, plain)
 
 
@@ -558,9 +558,7 @@ def case_over_gloo_a_failed_step_leaves_the_next_exact():
             ours.zero_grad()
             step(share(), False)
             plain(whole()).square().mean().backward()
-            for optimizer in (theirs, ours):
-                optimizer.step()
-                optimizer.zero_grad()
+            update(theirs, ours)
             same_values(model, plain)
         lamina.shutdown()
 
@@ -578,9 +576,7 @@ def case_over_gloo_a_failed_backward_of_a_plain_loop_leaves_the_next_exact():
         model.module[3].blows = ""
         for each, x in ((plain, whole()), (model, share())):
             each(x).square().mean().backward()
-        for optimizer in (theirs, ours):
-            optimizer.step()
-            optimizer.zero_grad()
+        update(theirs, ours)
         same_values(model, plain)
 
 
@@ -749,8 +745,7 @@ def case_norms_are_those_of_the_whole_model():
     plain = network()
     model = lamina.DistributedModel(copy.deepcopy(plain))
     ours = lamina.DistributedOptimizer(sgd(model))
-    plain(whole()).square().mean().backward()
-    model(share()).square().mean().backward()
+    both_backwards(plain, model)
     gradients = [parameter.grad for parameter in model.parameters()]
     for kind in (2.0, 1.0, 3.0, float("inf"), 0, -float("inf"), -1.5):
         close(model.grad_norm(kind), model_norm(plain, kind))
@@ -838,11 +833,8 @@ def case_checkpoints_compute_again_with_whole_values():
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for _ in range(3):
-                plain(whole()).square().mean().backward()
-                model(share()).square().mean().backward()
-                for optimizer in (theirs, ours):
-                    optimizer.step()
-                    optimizer.zero_grad()
+                both_backwards(plain, model)
+                update(theirs, ours)
         same_values(model, plain)
         assert sum("stay there" in str(each.message) for each in said) == offload
         lamina.shutdown()
@@ -871,11 +863,8 @@ def case_evaluation_in_between_changes_nothing():
         if lamina.rank() == 1:
             with torch.no_grad():
                 close(model(share()), plain(share()))
-        plain(whole()).square().mean().backward()
-        model(share()).square().mean().backward()
-        for optimizer in (theirs, ours):
-            optimizer.step()
-            optimizer.zero_grad()
+        both_backwards(plain, model)
+        update(theirs, ours)
     same_values(model, plain)
 
 
@@ -938,13 +927,10 @@ def case_a_gradient_asked_for_beside_a_pass_does_not_keep_values():
         model = lamina.DistributedModel(copy.deepcopy(plain))
         theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
         for _ in range(3):
-            plain(whole()).square().mean().backward()
-            model(share()).square().mean().backward()
+            both_backwards(plain, model)
             x = share().requires_grad_()
             torch.autograd.grad(model(x).sum(), x, create_graph=True)  # what a program writes into its log
-            for optimizer in (theirs, ours):
-                optimizer.step()
-                optimizer.zero_grad()
+            update(theirs, ours)
         same_values(model, plain)
         lamina.shutdown()
 
@@ -1014,8 +1000,7 @@ def case_gradients_by_hand_are_those_of_the_shards():
             model(share()).square().mean().backward()
             for parameter in model.parameters():
                 parameter.grad = None  # also of what was summed, in a pass that ends no reduction
-            plain(whole()).square().mean().backward()
-            model(share()).square().mean().backward()
+            both_backwards(plain, model)
             for each in (model, plain):
                 for parameter in each.parameters():
                     change(parameter)

@@ -48,7 +48,12 @@ class FunctionalOptimizer(optim.Optimizer):
     """A torch optimizer with the engine's update: schedulers, groups, hooks and state dicts are torch's, and so are the
     states. `_functional` names the engine's form of it."""
 
-    _functional: str
+    _functional: str  # a class made of one of torch's goes by its own name
+
+    def __init_subclass__(cls, **arguments: Any):
+        super().__init_subclass__(**arguments)
+        if FunctionalOptimizer in cls.__bases__ and "_functional" not in vars(cls):
+            cls._functional = cls.__name__
 
     def _form(self) -> _lamina.Functional:
         return _lamina.functional(self._functional)
@@ -169,7 +174,7 @@ class FunctionalOptimizer(optim.Optimizer):
 
     def turn(self) -> AbstractContextManager[Any]:
         """Held by the thread that takes a step: others wait for it. A signal handler runs in the thread that it
-        interrupts, which must not wait for itself, nor a forked process for a thread that it has not."""
+        interrupts, and must not wait for that thread. A forked process must not wait for a thread that it lacks."""
         return self.__dict__.setdefault("_locks", {}).setdefault(os.getpid(), threading.RLock())
 
     def _known_groups(self) -> list[_lamina.OptimizerGroup]:
@@ -207,8 +212,8 @@ def _hyper_fields(form: _lamina.Functional) -> list[tuple[str, int | None, list[
 
 
 def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A bound `step` of torch's as it was before torch wrapped it, for the first optimizer made of its class, in a
-    function that calls the hooks: those of ours have called them."""
+    """Returns a bound `step` of torch's without the wrapper that calls hooks: our own step has called them. Torch adds
+    the wrapper when the first optimizer of a class is made."""
     function = step.__func__
     return (function.__wrapped__ if getattr(function, "hooked", False) else function).__get__(step.__self__)
 
@@ -220,61 +225,41 @@ def _is_recorded(group: Mapping[str, Any]) -> bool:
 class SGD(FunctionalOptimizer, optim.SGD):
     """torch's SGD."""
 
-    _functional = "SGD"
-
 
 class Adam(FunctionalOptimizer, optim.Adam):
     """torch's Adam."""
-
-    _functional = "Adam"
 
 
 class AdamW(FunctionalOptimizer, optim.AdamW):
     """torch's AdamW."""
 
-    _functional = "AdamW"
-
 
 class Adagrad(FunctionalOptimizer, optim.Adagrad):
     """torch's Adagrad."""
-
-    _functional = "Adagrad"
 
 
 class Adadelta(FunctionalOptimizer, optim.Adadelta):
     """torch's Adadelta."""
 
-    _functional = "Adadelta"
-
 
 class RMSprop(FunctionalOptimizer, optim.RMSprop):
     """torch's RMSprop."""
-
-    _functional = "RMSprop"
 
 
 class Rprop(FunctionalOptimizer, optim.Rprop):
     """torch's Rprop."""
 
-    _functional = "Rprop"
-
 
 class Adamax(FunctionalOptimizer, optim.Adamax):
     """torch's Adamax."""
-
-    _functional = "Adamax"
 
 
 class NAdam(FunctionalOptimizer, optim.NAdam):
     """torch's NAdam."""
 
-    _functional = "NAdam"
-
 
 class RAdam(FunctionalOptimizer, optim.RAdam):
     """torch's RAdam."""
-
-    _functional = "RAdam"
 
 
 Parameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
