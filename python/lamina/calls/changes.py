@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that a module on another rank has changed: what became of its copies becomes of the caller's objects.
 
-[Note: changes] Lists, dictionaries and objects reach another rank as copies. Those that the module changed come back
-with its result, and the caller's are made equal to them: the same objects as before, with other content; so it goes on
-over several ranks. Such a call is waited for. While an object is with one call, no other may change it.
+[Note: changes] Lists, dictionaries and objects reach another rank as copies. Containers that the module changed come
+back with its result, and the caller's are made equal to them: the same objects as before, with other content. This goes
+on over several ranks. Such a call is waited for. While an object is with one call, no other may change it.
 """
 
 import threading
@@ -32,7 +32,7 @@ class CallResult:
     arguments: dict[Position, Any]
 
     def packed(self) -> tuple["_Packed", list[torch.Tensor]]:
-        """As it travels: all in one, so that what is one object here is one on the other side; its tensors for
+        """A container as it travels: all in one, so that one object here is one on the other side. Its tensors go for
         themselves, so that those of the caller are known there as the caller's and do not travel."""
         data, tensors = codec.pack((self.output, self.arguments))
         return _Packed(data), tensors

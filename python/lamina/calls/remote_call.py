@@ -86,9 +86,9 @@ class RemoteCalls:
 
     def capture(self, number: int) -> bytes:
         """Returns what a call of module `number` depends on besides its arguments. First a line: who calls, what the
-        owner has not heard of the homes of attributes, and context variables. Then flags: whether it and all under it
-        are in training, one byte when they are equal, else one per module; then which of its parameters are to be
-        trained, and of which conversion of the model's dtypes they are."""
+        owner has not heard of the homes of attributes, and context variables. Then come flags: whether it and all under
+        it are in training, one byte when they are equal, else one per module. Then follow those of its parameters that
+        are to be trained, and the number of the conversion that set their dtypes."""
         is_anywhere = id(self._model.callee(number)) in self._model.anywhere  # then it is not known who will run it
         news = [] if is_anywhere else self._state.news_for(self._model.callee_owner(number))
         told = json.dumps(news).encode() if news else b"[]"

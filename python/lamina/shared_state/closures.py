@@ -3,11 +3,11 @@
 object.
 
 A dictionary that a hook fills and a step body reads, say. Each rank has its own, filled by what runs there. Which
-functions use which names can be read in their code; that one of these has changed is seen in a step. Where functions
-that run on different ranks use it, or, with several microbatches under way, several functions of one rank, that is an
-error: the others would go on with what is out of date, or another microbatch's. So are hooks that a step body hangs on
-modules, where they are not called, or for other microbatches, too. What the trace sees modules share is on one rank
-beforehand (`SharedNames`).
+functions use which names can be read in their code; that one of these has changed is seen in a step. It is an error
+where functions that run on different ranks use it, or, with several microbatches under way, several functions of one
+rank. The others would go on with a value that is out of date, or another microbatch's. Hooks that a step body hangs on
+modules are an error, too, where they are not called, or for other microbatches. What the trace sees modules share is on
+one rank beforehand (`SharedNames`).
 """
 
 import threading

@@ -83,7 +83,7 @@ def _positions(code: CodeType) -> list[tuple]:
 
 @functools.cache
 def _functions(filename: str) -> dict[tuple[str, int], list[ast.AST]]:
-    """Those of a file, by name and first line, as code objects have them."""
+    """The functions of a file, by name and first line, as code objects have them."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that is watched of a script's state while its model is cut: who drops the Watch has forgotten all of it."""
+"""Everything that is watched of a script's state while its model is cut. Without the Watch all of it is forgotten."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -86,8 +86,8 @@ class Watch:
         self._attributes = self._names = self._swapping = None
 
     def begin_step(self, body: Callable, owner: tuple) -> None:
-        """A step begins, whose body the rank of partition 0 runs; `owner`: the object of which it is a method, if
-        any."""
+        """A step begins, with a body that the rank of partition 0 runs; `owner`: the object of a body that is a
+        method."""
         key = id(body), id(owner[0]) if owner else None
         if key not in self._bodies:
             self._bodies[key] = MethodType(body, owner[0]) if owner else body
