@@ -43,13 +43,13 @@ TorchModules::TorchModules(const ModuleTree& tree) : streams_(tree.starts_rng_st
 
 std::string TorchModules::name(base::ModuleId id) const { return names_.at(id.value); }
 
-std::string TorchModules::capture_state(base::ModuleId id) {
+model::CallerState TorchModules::capture_state(base::ModuleId id) {
   std::string training;
   for (const auto& part : parts_.at(id.value)) training += part->is_training() ? 't' : 'e';
   if (training.find_first_not_of(training[0]) == std::string::npos) training.resize(1);
   training += kEndOfTraining;
   for (const auto& parameter : parameters_.at(id.value)) training += parameter.requires_grad() ? '1' : '0';
-  return training;
+  return {std::move(training), ""};
 }
 
 value::Value TorchModules::call(base::ModuleId id, const std::string& state, value::Value arguments) {

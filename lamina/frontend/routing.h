@@ -21,7 +21,7 @@ class TorchModules : public model::Modules {
   bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
   // Training flags of it and each module under it, one letter when all are alike; then, for predictions alone, which
   // parameters require gradients.
-  std::string capture_state(base::ModuleId id) override;
+  model::CallerState capture_state(base::ModuleId id) override;
   value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) override;
 
  private:

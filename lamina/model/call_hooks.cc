@@ -179,7 +179,8 @@ class HookedModules : public Modules {
 
   std::string name(base::ModuleId id) const override { return modules_->name(id); }
   bool dynamic(base::ModuleId id) const override { return modules_->dynamic(id); }
-  std::string capture_state(base::ModuleId id) override { return modules_->capture_state(id); }
+  CallerState capture_state(base::ModuleId id) override { return modules_->capture_state(id); }
+  void hear(const std::string& news) override { modules_->hear(news); }
   bool starts_rng_stream(base::ModuleId id) const override { return modules_->starts_rng_stream(id); }
   int rng_streams(base::ModuleId id) const override { return modules_->rng_streams(id); }
   value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) override {

@@ -21,7 +21,7 @@ class Functions : public Modules {
   }
 
   std::string name(base::ModuleId id) const override { return functions_.at(id.value).name; }
-  std::string capture_state(base::ModuleId) override { return ""; }
+  CallerState capture_state(base::ModuleId) override { return {}; }
   bool starts_rng_stream(base::ModuleId id) const override { return functions_.at(id.value).starts_rng_stream; }
   value::Value call(base::ModuleId id, const std::string&, value::Value arguments) override {
     return functions_.at(id.value).function(std::move(arguments));

@@ -10,6 +10,12 @@
 // this (functions.h adapts C++ functions; the Python face adapts torch.nn.Module).
 namespace lamina::model {
 
+// State of the caller's face that a call brings along, in the face's own format; "" for nothing.
+struct CallerState {
+  std::string state;  // what results depend on, whether or not the module runs under it
+  std::string news;   // for the owner's face, which hears it first; no result depends on it
+};
+
 class Modules {
  public:
   virtual ~Modules() = default;
@@ -20,9 +26,12 @@ class Modules {
   // True where what it returns must not be predicted from earlier calls.
   virtual bool dynamic(base::ModuleId) const { return false; }
 
-  // The caller's state that a call of the module should run under, in the face's own format; "" for none. Results are
-  // predicted from calls of an equal state: what they depend on is in it, whether or not call() applies it.
-  virtual std::string capture_state(base::ModuleId id) = 0;
+  // Gives what a call of the module brings along. Results are predicted from calls of an equal state, whatever the
+  // news.
+  virtual CallerState capture_state(base::ModuleId id) = 0;
+
+  // Takes the news that came with a call, before that runs.
+  virtual void hear(const std::string& /*news*/) {}
 
   // True where a call of the module runs in a random stream of its own (runtime/rng_streams.h).
   virtual bool starts_rng_stream(base::ModuleId) const { return false; }

@@ -406,7 +406,7 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
   if (owner == rank()) {
     const auto stream =
         modules_->starts_rng_stream(id) ? runtime::rng_stream_here() : std::optional<runtime::RngStream>();
-    return call_hooks_.call(*modules_, id, modules_->capture_state(id), std::move(arguments), /*remote=*/false);
+    return call_hooks_.call(*modules_, id, modules_->capture_state(id).state, std::move(arguments), /*remote=*/false);
   }
   if (runtime::ExecutionContext::current() == nullptr) {
     throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,

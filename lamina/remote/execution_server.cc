@@ -217,6 +217,7 @@ void ExecutionServer::require_flags(const Request& request, const runtime::Param
 Tensors ExecutionServer::forward(StepScope& step, ForwardRequest& request, Answer& answer) {
   base::internal_check(modules_ != nullptr, "a rank was asked to run a module before it has a model");
   const auto& state = request.state;
+  if (!request.news.empty()) modules_->hear(request.news);
   auto graph = std::make_shared<CalleeGraph>(request.arguments);
   const auto arguments = distinct_tensors(request.arguments);
   const auto before = versions(arguments);

@@ -99,6 +99,7 @@ Message to_message(ForwardRequest request) {
   Writer out(kUsualRequest);
   put(out, static_cast<const Request&>(request));
   put(out, request.state);
+  out.put_block(request.news);
   return made(kForward, request.call, out, std::move(request.arguments));
 }
 
@@ -108,6 +109,7 @@ ForwardRequest to_forward_request(Message&& message) {
   request.call = message.call;
   get(in, static_cast<Request&>(request));
   get(in, request.state);
+  request.news = in.get_block();
   in.expect_end();
   request.arguments = std::move(message.body);
   return request;

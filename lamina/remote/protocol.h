@@ -75,6 +75,7 @@ struct Request {
 // Asks to run `module` on `arguments`, of which references are tensors that others deliver.
 struct ForwardRequest : Request {
   CallState state;
+  std::string news;  // model/modules.h
   value::Value arguments;
 };
 

@@ -102,9 +102,11 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   require_can_cross(call->name, arguments);
   ForwardRequest request;
   CallState& state = request.state;
+  auto [of_face, news] = modules.capture_state(id);
+  request.news = std::move(news);
   state = {runtime::capture_modes(),
            {},
-           modules.capture_state(id),
+           std::move(of_face),
            runtime::ParameterFlags::to_bytes(runtime::ExecutionContext::current()->flags())};
   call->profile = profiles_.of(kind_of(id, to_bytes(state), arguments));
   call->ordinal = issued(*runtime::ExecutionContext::current()).counts[call->profile.get()]++;

@@ -67,7 +67,7 @@ bool carries_tensors(const Message& message);
 // in bytes of each), so that a receiver makes room for them before it takes them. Then come the call, and the fields
 // and the tree's encoding, each with its length. It says nothing of whom it comes from: that is the transport's to
 // prove before it reads a head.
-constexpr std::uint16_t kFrameVersion = 6;  // the same on all ranks of a job
+constexpr std::uint16_t kFrameVersion = 7;  // the same on all ranks of a job
 
 struct BufferSpec {
   at::Device device = at::kCPU;

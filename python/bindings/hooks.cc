@@ -87,9 +87,14 @@ class PythonModules : public model::Modules {
   bool starts_rng_stream(base::ModuleId id) const override { return own_stream_.at(id.value); }
   int rng_streams(base::ModuleId id) const override { return streams_.at(id.value); }
   bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
-  std::string capture_state(base::ModuleId id) override {
+  model::CallerState capture_state(base::ModuleId id) override {
     py::gil_scoped_acquire gil;
-    return hooks().capture_state(id.value).cast<std::string>();
+    auto [state, news] = hooks().capture_state(id.value).cast<std::pair<std::string, std::string>>();
+    return {std::move(state), std::move(news)};
+  }
+  void hear(const std::string& news) override {
+    py::gil_scoped_acquire gil;
+    hooks().hear(py::bytes(news));
   }
   value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) override {
     const auto& parts = arguments.as<value::Tuple>().items;
@@ -206,12 +211,13 @@ const Hooks& hooks() {
 void bind_hooks(py::module_& module) {
   module.def(
       "set_hooks",
-      [](py::object run_module, py::object capture_state, py::object describe_exception, py::object rebuild_exception,
-         py::object pack, py::object unpack, py::object name_call, py::object make_remote, py::object errors) {
-        delete std::exchange(installed(), new Hooks{run_module, capture_state, describe_exception, rebuild_exception,
-                                                    pack, unpack, name_call, make_remote, errors});
+      [](py::object run_module, py::object capture_state, py::object hear, py::object describe_exception,
+         py::object rebuild_exception, py::object pack, py::object unpack, py::object name_call, py::object make_remote,
+         py::object errors) {
+        delete std::exchange(installed(), new Hooks{run_module, capture_state, hear, describe_exception,
+                                                    rebuild_exception, pack, unpack, name_call, make_remote, errors});
       },
-      py::kw_only(), py::arg("run_module"), py::arg("capture_state"), py::arg("describe_exception"),
+      py::kw_only(), py::arg("run_module"), py::arg("capture_state"), py::arg("hear"), py::arg("describe_exception"),
       py::arg("rebuild_exception"), py::arg("pack"), py::arg("unpack"), py::arg("name_call"), py::arg("make_remote"),
       py::arg("errors"));
   value::set_rethrow(&raise_in_python);

@@ -14,8 +14,8 @@ namespace lamina::python {
 
 // As set_hooks() of _lamina.pyi describes them. Set once; read with the GIL held.
 struct Hooks {
-  py::object run_module, capture_state, describe_exception, rebuild_exception, pack, unpack, name_call, make_remote,
-      errors;
+  py::object run_module, capture_state, hear, describe_exception, rebuild_exception, pack, unpack, name_call,
+      make_remote, errors;
 };
 const Hooks& hooks();
 void bind_hooks(py::module_& module);

@@ -14,7 +14,8 @@ Kind = Literal["world", "mp", "dp", "pp", "tp", "rdp", "shard", "shard_copies", 
 def set_hooks(
     *,
     run_module: Callable[[int, bytes, tuple, dict], Any],
-    capture_state: Callable[[int], bytes],
+    capture_state: Callable[[int], tuple[bytes, bytes]],
+    hear: Callable[[bytes], None],
     describe_exception: Callable[[BaseException, int], tuple[str, str, str, int, bytes | None]],
     rebuild_exception: Callable[[str, str, str, int, bytes | None], BaseException],
     pack: Callable[[Any], tuple[bytes, list[torch.Tensor]]],
@@ -25,14 +26,14 @@ def set_hooks(
 ) -> None:
     """Sets what the engine calls back, once at import. All are called with the GIL held.
 
-    run_module(index, state, args, kwargs) runs a module that this rank owns. capture_state(index) gives, as bytes, the
-    state (training flags) that a call of the module should run under. describe_exception(exception, rank) gives (type,
-    message, traceback, rank, pickled or None): an exception that came from another rank keeps that rank's.
-    Its inverse is rebuild_exception. The codec of objects without an encoding of their own is pack and unpack.
-    name_call() gives the public function that the calling thread is in, the place in the user's code that called it,
-    and the line of ours that is executed. make_remote(data) serves a request of another rank to the face. In `errors`
-    are the exception classes, by the names of the C++ ones: Error, ConfigError, UsageError, DesyncError, PeerError,
-    TimeoutError, FormatError, CancelledError, InternalError.
+    run_module(index, state, args, kwargs) runs a module that this rank owns. capture_state(index) gives the state that
+    a call of the module should run under, and the news that its owner is to hear(news) before.
+    describe_exception(exception, rank) gives (type, message, traceback, rank, pickled or None): an exception that came
+    from another rank keeps that rank's. Its inverse is rebuild_exception. The codec of objects without an encoding of
+    their own is pack and unpack. name_call() gives the public function that the calling thread is in, the place in the
+    user's code that called it, and the line of ours that is executed. make_remote(data) serves a request of another
+    rank to the face. In `errors` are the exception classes, by the names of the C++ ones: Error, ConfigError,
+    UsageError, DesyncError, PeerError, TimeoutError, FormatError, CancelledError, InternalError.
     """
 
 def printable(text: bytes) -> str:

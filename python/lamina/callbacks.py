@@ -14,13 +14,18 @@ def _run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) 
     return current.job().cut.calls.run(number, state, args, kwargs)
 
 
-def _capture_state(number: int) -> bytes:
+def _capture_state(number: int) -> tuple[bytes, bytes]:
     return current.job().cut.calls.capture(number)
+
+
+def _hear(news: bytes) -> None:
+    current.job().cut.calls.hear(news)
 
 
 _lamina.set_hooks(
     run_module=_run_module,
     capture_state=_capture_state,
+    hear=_hear,
     describe_exception=failures.describe,
     rebuild_exception=failures.rebuild,
     pack=codec.pack,

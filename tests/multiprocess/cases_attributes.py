@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import lamina
+from lamina import _lamina
 from lamina.pipeline import other_random
 
 RANK = int(os.environ.get("RANK", 0))
@@ -135,6 +136,44 @@ def case_a_body_that_reads_what_a_module_of_another_rank_sets_is_told_so():
             with pytest.warns(UserWarning, match=r"experts\.seen is set on partition 1"):
                 getattr(module.experts, "seen")  # noqa: B009 -- after the step, for a log
         lamina.shutdown()
+
+
+class Marks(nn.Module):
+    """Sets an attribute in its third step, of which the rank of its child has not heard then."""
+
+    def __init__(self):
+        super().__init__()
+        self.child, self.turn = nn.Linear(6, 6), 0
+
+    def forward(self, x):
+        if self.turn == 2:
+            self.mark = True
+        y = self.child(x)
+        return y, _lamina.is_pending(y)
+
+
+def case_a_call_that_brings_news_of_attributes_is_predicted_as_any_other_one():
+    lamina.init(partitions=2, microbatches=1, auto_partition=False, default_partition=0)
+    module = Marks()
+    lamina.set_partition(module.child, 1)
+    model = lamina.DistributedModel(module)
+
+    @lamina.step
+    def step(x):
+        y, predicted = model(x)
+        model.backward(y.sum())
+        return predicted
+
+    predicted = []
+    for turn in range(3):
+        module.turn = turn
+        predicted += step(BATCH)
+    assert predicted == [False, True, True]
+    if RANK == 1:
+        with pytest.warns(UserWarning, match="mark.* is set on partition 0"):
+            getattr(module, "mark", None)
+    lamina.shutdown()
+    lamina.init(partitions=2)
 
 
 def case_what_shares_attributes_with_a_module_that_is_placed_by_hand_goes_there():

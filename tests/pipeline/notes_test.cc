@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Notes that a face leaves in an answer for the face of the caller.
+// Notes that a face leaves in an answer for the face of the caller, and news that it sends with a request.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +7,7 @@
 #include <future>
 
 #include "lamina/runtime/execution_context.h"
+#include "lamina/value/reference_tensor.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
 namespace lamina::pipeline {
@@ -74,6 +75,42 @@ TEST(Notes, ComeWithAnErrorToo) {
   const auto body = [&](base::Microbatch) { return pipeline.job(0).call(raises, at::ones({2})); };
   for (const auto& outcome : pipeline.step(1, body)) EXPECT_NE(message_of(outcome.error), "");
   EXPECT_EQ(pipeline.job(0).take_notes(), std::vector<std::string>{"before"});
+}
+
+// Functions whose caller has news each time.
+class Telling : public model::Functions {
+ public:
+  std::vector<std::string> heard;
+
+  model::CallerState capture_state(base::ModuleId) override { return {"", "news " + std::to_string(told_++)}; }
+  void hear(const std::string& news) override { heard.push_back(news); }
+
+ private:
+  int told_ = 0;
+};
+
+TEST(News, ComeWithACallThatIsPredictedFromOneThatHadOthers) {
+  Pipeline pipeline(2, "simple");
+  std::vector<std::shared_ptr<Telling>> modules;
+  base::ModuleId doubles;
+  for (int rank = 0; rank < pipeline.size(); ++rank) {
+    modules.push_back(std::make_shared<Telling>());
+    doubles = modules.back()->add("doubles", [](value::Value x) { return value::Value(x.as<at::Tensor>() * 2); });
+    pipeline.job(rank).set_model(modules.back(), {base::Rank(1)});
+  }
+  std::vector<bool> predicted;
+  const auto body = [&](base::Microbatch) {
+    for (int call = 0; call < 3; ++call) {
+      const auto y = pipeline.job(0).call(doubles, at::ones({2}));
+      predicted.push_back(value::is_pending(y.as<at::Tensor>()));
+      y.as<at::Tensor>().sum();  // its owner has heard by then
+    }
+    return value::Value();
+  };
+  for (const auto& outcome : pipeline.step(1, body)) EXPECT_EQ(message_of(outcome.error), "");
+  EXPECT_EQ(predicted, (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(modules[1]->heard, (std::vector<std::string>{"news 0", "news 1", "news 2"}));
+  EXPECT_TRUE(modules[0]->heard.empty());
 }
 
 }  // namespace

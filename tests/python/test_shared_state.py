@@ -6,6 +6,7 @@ import weakref
 
 from torch import nn
 
+from lamina.calls.remote_call import CallState
 from lamina.shared_state.watch import Watch
 
 ORIGINAL = nn.Module.__setattr__
@@ -50,3 +51,12 @@ def test_what_somebody_puts_around_settings_is_called_once_by_the_next_watch(mon
         module.other = 4
     nn.Module.__setattr__ = ORIGINAL
     assert (module.other, seen) == (4, ["other", "other"])
+
+
+def test_equal_states_of_calls_are_equal_as_they_travel():
+    flags = bytes(3)
+    one = CallState(1, flags, flags, 2, b"")  # one object in two fields
+    other = CallState(1, bytes([0, 0, 0]), b"\0\0\0", 2, b"")
+    assert one.to_bytes() == other.to_bytes()
+    assert CallState.from_bytes(one.to_bytes()) == other
+    assert one.to_bytes() != one._replace(conversion=3).to_bytes()

@@ -25,6 +25,7 @@ inline ForwardRequest forward_request() {
   ForwardRequest request;
   fill(request);
   request.state = {"modes", {1ull << 63, 7}, std::string("\0face", 5), "flags"};
+  request.news = std::string("\0news", 5);
   request.arguments = value::Tuple{{at::arange(3), "text"}};
   return request;
 }

@@ -52,6 +52,7 @@ TEST(Protocol, AForwardRequestArrivesWithEveryField) {
   const auto got = to_forward_request(Message(message));
   expect_equal(got, want);
   EXPECT_EQ(got.state, want.state);
+  EXPECT_EQ(got.news, want.news);
   EXPECT_EQ(got.arguments.as<Tuple>().items.at(1).as<std::string>(), "text");
 }
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """nn.Modules as the engine calls them: by number, under the state of the rank that called."""
 
-import base64
 import json
-from typing import Any
+import marshal
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -19,7 +19,33 @@ from lamina.shared_state.watch import Watch
 from lamina.torch_patches import module_call
 
 _UNIFORM = (b"\x00", b"\x01")
-_END = b"\x02"  # of the training flags
+
+
+class CallState(NamedTuple):
+    """All that a call of a module depends on besides its arguments, and torch's own modes.
+
+    Attributes:
+        caller: the partition that calls.
+        training: whether the module and all under it are in training: one byte when they are equal, else one for each.
+        trained: which of its parameters are to be trained.
+        conversion: of which conversion of the model's dtypes they are.
+        variables: the context variables that are set there, see `ContextVariables.captured`.
+    """
+
+    caller: int
+    training: bytes
+    trained: bytes
+    conversion: int
+    variables: bytes
+
+    def to_bytes(self) -> bytes:
+        """As it travels: equal for equal states, which is how the engine knows a call again."""
+        return marshal.dumps(tuple(self), 2)  # later versions tell how often an object is used elsewhere
+
+    @classmethod
+    def from_bytes(cls, state: bytes) -> "CallState":
+        """Reads what `to_bytes` gave on another rank."""
+        return cls(*marshal.loads(state))
 
 
 class RemoteCalls:
@@ -49,17 +75,16 @@ class RemoteCalls:
         Errors:
             UsageError: it put something into an argument that cannot be sent back. And whatever it raises.
         """
-        module, name = self._model.callee(number), self._name(number)
-        caller, variables, flags = self._hear(state)
-        self._apply_modes(number, flags)
+        module, name, told = self._model.callee(number), self._name(number), CallState.from_bytes(state)
+        self._apply_modes(number, told.training)
         check = ArgumentCheck(module, name, args, kwargs)
         try:
-            with self._state.serving(name, variables):
+            with self._state.serving(name, told.variables):
                 output = module(*args) if isinstance(module, Run) else module_call.call_here(module, args, kwargs)
             self._state.look()
         finally:
             self._hear_answers(current.session())
-            if news := self._state.news_for(caller):
+            if news := self._state.news_for(told.caller):
                 _lamina.leave_note(json.dumps(news).encode())
         changed = check.changed()
         return CallResult(output, changed).packed() if changed else output
@@ -84,18 +109,18 @@ class RemoteCalls:
                 named.code = error.code
                 raise named from None
 
-    def capture(self, number: int) -> bytes:
-        """Returns what a call of module `number` depends on besides its arguments. First a line: who calls, what the
-        owner has not heard of the homes of attributes, and context variables. Then come flags: whether it and all under
-        it are in training, one byte when they are equal, else one per module. Then follow those of its parameters that
-        are to be trained, and the number of the conversion that set their dtypes."""
+    def capture(self, number: int) -> tuple[bytes, bytes]:
+        """Returns the `CallState` of a call of module `number`, and for `hear` what its owner has not heard yet of the
+        homes of attributes: a call that brings news is as any other one."""
         is_anywhere = id(self._model.callee(number)) in self._model.anywhere  # then it is not known who will run it
         news = [] if is_anywhere else self._state.news_for(self._model.callee_owner(number))
-        told = json.dumps(news).encode() if news else b"[]"
-        variables = base64.b64encode(self._state.variables())
-        return b'[%d,%b,"%b"]\n' % (self._model.partition, told, variables) + self._flags(number)
+        return self._state_of(number).to_bytes(), json.dumps(news).encode() if news else b""
 
-    def _flags(self, number: int) -> bytes:
+    def hear(self, news: bytes) -> None:
+        """Takes news of another rank."""
+        self._state.hear(json.loads(news))
+
+    def _state_of(self, number: int) -> CallState:
         modules, parameters, elsewhere = self._parts_of(number)
         for slot, tensor in elsewhere:
             if slot.held.get(slot.key) is not tensor:
@@ -103,8 +128,9 @@ class RemoteCalls:
         training = bytes([module.training for module in modules])
         uniform = _UNIFORM[training[0]]
         trained = bytes([parameter.requires_grad for parameter in parameters])
-        conversion = b"%d" % self._model.conversions
-        return (uniform if training == uniform * len(training) else training) + _END + trained + conversion
+        if training == uniform * len(training):
+            training = uniform
+        return CallState(self._model.partition, training, trained, self._model.conversions, self._state.variables())
 
     def _parts_of(self, number: int) -> Parts:
         """Module `number` and all under it, their parameters, and the places of what other ranks own of it."""
@@ -137,23 +163,13 @@ class RemoteCalls:
         finally:
             self._hear_answers(session)
 
-    def _hear(self, state: bytes) -> tuple[int, bytes, bytes]:
-        """Takes the first line of `capture`; returns the partition that calls, the context variables that are set
-        there, and the rest."""
-        line, _, rest = state.partition(b"\n")
-        caller, news, variables = json.loads(line)
-        self._state.hear(news)
-        return caller, base64.b64decode(variables), rest
-
     def _hear_answers(self, session: _lamina.Session) -> None:
         for note in session.take_notes():
-            self._state.hear(json.loads(note))
+            self.hear(note)
 
-    def _apply_modes(self, number: int, flags: bytes) -> None:
+    def _apply_modes(self, number: int, training: bytes) -> None:
         modules = self._modules_of(number)
-        modes = flags.partition(_END)[0]
-        if len(modes) == 1:
-            modes = modes * len(modules)
-        for part, training in zip(modules, modes, strict=True):
-            if part.training != bool(training):
-                part.training = bool(training)
+        modes = training * len(modules) if len(training) == 1 else training
+        for part, mode in zip(modules, modes, strict=True):
+            if part.training != bool(mode):
+                part.training = bool(mode)
