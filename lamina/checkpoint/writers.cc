@@ -6,17 +6,6 @@
 #include <vector>
 
 namespace lamina::checkpoint {
-namespace {
-
-using topology::Group;
-
-// How many ranks have each piece of it.
-int copies(const layout::ParameterLayout& layout, const topology::Topology& topology) {
-  return topology.size(Group::kTp) * topology.size(Group::kRdp) / (layout.slices() * layout.shards);
-}
-
-}  // namespace
-
 Writers::Writers(const model::ParameterTable& table, const topology::Topology& topology) {
   std::vector<const model::Parameter*> rows;
   for (const auto& row : table.all()) {
@@ -24,13 +13,13 @@ Writers::Writers(const model::ParameterTable& table, const topology::Topology& t
     if (!row.layout.buffer) rows.push_back(&row);
   }
   const auto bytes = [](const model::Parameter* row) {
-    return layout::numel(row->layout.shape) * traits(row->layout.dtypes.forward).size_bytes;
+    return layout::numel(row->layout.shape) * traits(row->layout.dtype).size_bytes;
   };
   // The largest first, each to the copy that has the fewest bytes so far.
   std::ranges::stable_sort(rows, std::greater(), bytes);
   std::map<std::pair<base::Partition, int>, std::vector<std::int64_t>> loads;
   for (const auto* row : rows) {
-    const int count = copies(row->layout, topology);
+    const int count = layout::copies(row->layout, topology);
     auto& load = loads[{row->layout.partition, count}];
     load.resize(static_cast<std::size_t>(count));
     const auto least = std::ranges::min_element(load);

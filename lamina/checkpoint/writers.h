@@ -5,6 +5,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "lamina/layout/place.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/topology/topology.h"
 
@@ -17,8 +18,11 @@ class Writers {
  public:
   Writers(const model::ParameterTable& table, const topology::Topology& topology);
 
-  // The copy, as layout::Place counts them, that writes what belongs to this row.
-  int copy_of(std::string_view name) const { return copies_.at(name); }
+  // The copy, as layout::Place counts them, that writes what belongs to a row, of those that this layout of it has: the
+  // row's own, or that of what is updated.
+  int copy_of(const layout::ParameterLayout& layout, const topology::Topology& topology) const {
+    return copies_.at(layout.name) % layout::copies(layout, topology);
+  }
 
  private:
   std::unordered_map<std::string_view, int> copies_;

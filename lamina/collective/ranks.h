@@ -12,7 +12,7 @@
 namespace lamina::collective {
 
 // The ranks of a job as one of them sees them: who they are to it, and how it meets them. Parts of the engine that
-// need no more of a job have this. They ask for ranks by meaning, so that another axis changes these lines alone.
+// need no more of a job have this; see [Note: groups by meaning].
 struct Ranks {
   const topology::Topology& topology;  // this and the next two outlive it
   messaging::Mailbox& mailbox;
@@ -22,14 +22,15 @@ struct Ranks {
 
   std::vector<base::Rank> everyone() const { return topology.members(topology::Group::kWorld, own); }
   // Those that have one copy of the model together.
-  std::vector<base::Rank> one_copy() const { return topology.members(topology::Group::kMp, own); }
+  std::vector<base::Rank> one_copy() const { return topology.members(topology::kOneCopy, own); }
   // The one of them that runs the bodies of step functions.
   base::Rank leader() const { return one_copy().front(); }
   bool leads() const { return leader() == own; }
-  // Those that hold what this rank holds, one in each copy of the model.
-  std::vector<base::Rank> of_copies() const { return topology.members(topology::Group::kRdp, own); }
+  topology::Coordinates place() const { return topology.coordinates(own); }
+  // Those that have the same parts of the model as this rank, one in each copy of it.
+  std::vector<base::Rank> of_copies() const { return topology.members(topology::kSameParts, own); }
   // How many these are.
-  int copies() const { return topology.size(topology::Group::kRdp); }
+  int copies() const { return topology.size(topology::kSameParts); }
 };
 
 }  // namespace lamina::collective

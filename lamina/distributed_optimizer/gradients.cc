@@ -29,7 +29,7 @@ std::vector<double> own_squares(std::span<const at::Tensor> sources, const Measu
       parameters.back() = sharding->named(*number).parameter;
       shards.push_back(i);
       auto& part = gradients.back();
-      if (part.defined()) part = part.narrow(0, 0, sharding->elements(*number));  // without what pads it
+      if (part.defined()) part = part.narrow(0, 0, sharding->share(*number).count());  // without what pads it
     }
   }
   auto squares = optim::squared_norms(gradients, threads);

@@ -129,7 +129,7 @@ bool Groups::trim(UserOptimizer& user) {
 
 value::Value Groups::part_of_state(const UserOptimizer& user, const at::Tensor& local, const at::Tensor& parameter,
                                    const value::Value& state) const {
-  if (user.needs() == fused::Needs::kWhole && parameters_.part(local)) {
+  if (user.needs() == fused::Needs::kWhole && parameters_.shard(local)) {
     return parameters_.updates_whole(local) ? state : value::Value();
   }
   return of_each_like(state, parameter, [&](const at::Tensor& whole) {

@@ -7,15 +7,11 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/layout/place.h"
+#include "lamina/model/make_table.h"
 
 namespace lamina::distributed_optimizer {
 namespace {
-
-using topology::Group;
-
-bool is_half(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
 
 // Each master would undo what another one has written to the memory that their parameters have in common.
 void require_alone(const model::ParameterTable& table, const at::Tensor& parameter) {
@@ -31,38 +27,39 @@ void require_alone(const model::ParameterTable& table, const at::Tensor& paramet
 }  // namespace
 
 LocalParameters::LocalParameters(collective::Ranks ranks, const config::Config& config)
-    : ranks_(std::move(ranks)), config_(config) {
-  if (divided_over() == Group::kRdp) hold_in(ranks_.groups.get(Group::kRdp, ranks_.patience()));
+    : ranks_(std::move(ranks)),
+      divided_over_(model::updates_divided_over(ranks_.topology, config)),
+      replaces_(model::updates_masters(config) || divided_over_) {
+  if (divided_over_ == topology::kSameParts) hold_in(ranks_.groups.get(topology::kSameParts, ranks_.patience()));
 }
 
 void LocalParameters::hold_in(collective::Group& group) {
-  holders_ = std::make_unique<Holders>(group, ranks_.patience());
+  shard_ranks_ = std::make_unique<ShardRanks>(group, ranks_.patience());
 }
-
-std::optional<Group> LocalParameters::divided_over() const {
-  if (config_.sharded_data_parallel_degree > 1) return Group::kShard;
-  if (config_.shard_optimizer_state && ranks_.copies() > 1) return Group::kRdp;
-  return {};
-}
-
-bool LocalParameters::replaces() const { return config_.fp16 || config_.bf16 || divided_over().has_value(); }
 
 void LocalParameters::set_model(Table table, std::shared_ptr<sharding::Sharding> sharding) {
   are_cut_ = true;
   table_ = std::move(table);
-  if (sharding && !holders_) hold_in(sharding->group());
+  if (sharding && !shard_ranks_) hold_in(sharding->group());
   sharding_ = std::move(sharding);
 }
 
+const model::Parameter* LocalParameters::row_of(const at::Tensor& held, const model::ParameterTable& table) const {
+  const auto shard = sharding_ ? sharding_->find_shard(held) : std::nullopt;
+  return table.find(shard ? sharding_->named(*shard).parameter : held);
+}
+
 at::Tensor LocalParameters::local(const at::Tensor& held, const model::ParameterTable& table) {
-  const bool is_model_s = table.find(held) != nullptr || (sharding_ && sharding_->find_shard(held));
-  if (!is_model_s || stand_ins_.find(held)) return held;
-  const bool in_float32 = (config_.fp16 || config_.bf16) && is_half(held);
-  if (in_float32) require_alone(table, held);
-  const auto* sharer = table.sharer(held);
-  const bool divided = divides(held) && (sharer == nullptr || sharer->layout.buffer);
-  const auto [begin, end] = divided ? holders_->range(held) : std::pair<std::int64_t, std::int64_t>(0, held.numel());
-  return in_float32 || divided ? stand_ins_.take(held, begin, end, in_float32) : held;
+  const auto* row = row_of(held, table);
+  if (row == nullptr || stand_ins_.find(held) || !(row->has_master() || row->is_divided())) return held;
+  if (row->has_master()) require_alone(table, held);
+  std::optional<layout::Share> own;
+  if (row->is_divided()) {
+    const auto region = layout::held(row->update, ranks_.topology, ranks_.place());
+    base::internal_check(region.has_value(), "what is updated here is here");
+    own = {region->begin, region->end, region->size};
+  }
+  return stand_ins_.take(held, own, row->has_master());
 }
 
 const at::Tensor& LocalParameters::source(const at::Tensor& local) const {
@@ -70,17 +67,13 @@ const at::Tensor& LocalParameters::source(const at::Tensor& local) const {
   return number ? stand_ins_.of(*number) : local;
 }
 
-// Copies divide what has dimensions, which its states have, too, wherever its elements lie: that may change; but for
-// parameters that lie in one memory, which have no stand-ins. A shard is a part already.
-bool LocalParameters::divides(const at::Tensor& held) const {
-  return divided_over() == Group::kRdp && held.dim() > 0 && held.numel() > 0;
-}
-
-std::optional<Part> LocalParameters::part(const at::Tensor& local) const {
-  const auto& held = source(local);
-  if (!held.is_same(local) && divides(held)) return Part{local, held};
+std::optional<LocalShard> LocalParameters::shard(const at::Tensor& local) const {
+  const auto number = stand_ins_.find(local);
+  const auto& held = number ? stand_ins_.of(*number) : local;
+  if (const auto own = number ? stand_ins_.share(*number) : std::nullopt) return LocalShard{local, held, *own};
   const auto shard = sharding_ ? sharding_->find_shard(held) : std::nullopt;
-  return shard ? std::optional(Part{local, sharding_->named(*shard).parameter}) : std::nullopt;
+  if (!shard) return {};
+  return LocalShard{local, sharding_->named(*shard).parameter, sharding_->share(*shard)};
 }
 
 bool LocalParameters::is_master(const at::Tensor& local) const {
@@ -89,7 +82,7 @@ bool LocalParameters::is_master(const at::Tensor& local) const {
 }
 
 bool LocalParameters::is_beside(const at::Tensor& held, const model::ParameterTable& table) const {
-  return table.find(held) == nullptr && !(sharding_ && sharding_->find_shard(held)) && !stand_ins_.find(held);
+  return row_of(held, table) == nullptr && !stand_ins_.find(held);
 }
 
 at::Tensor LocalParameters::gradient(const at::Tensor& stand_in) {
@@ -103,13 +96,13 @@ void LocalParameters::set_gradient(const at::Tensor& stand_in, const at::Tensor&
 }
 
 at::Tensor LocalParameters::part_of(const at::Tensor& local, const at::Tensor& whole) const {
-  const auto is = part(local);
-  return is ? holders_->part_of(*is, whole) : whole;
+  const auto is = shard(local);
+  return is ? shard_ranks_->part_of(*is, whole) : whole;
 }
 
 at::Tensor LocalParameters::whole_of(const at::Tensor& local, const at::Tensor& value) const {
-  const auto is = part(local);
-  return is ? holders_->whole_of(*is, value) : value;
+  const auto is = shard(local);
+  return is ? shard_ranks_->whole_of(*is, value) : value;
 }
 
 // Steps.
@@ -136,14 +129,14 @@ void LocalParameters::update(const optim::Functional& functional, std::span<opti
   for (auto& group : groups) {
     for (auto& each : group.updates) {
       if (const auto number = stand_ins_.find(*each.parameter)) each.copy = stand_ins_.half_copy(*number);
-      if (const auto is = part(*each.parameter)) {
-        each.elements = holders_->elements(*is);
+      if (const auto is = shard(*each.parameter)) {
+        each.elements = is->share.count();
         parts.push_back(&each);
       }
     }
   }
   optim::step_groups(functional, groups, threads, [&] {
-    if (holders_) holders_->combine(parts, functional.declaration().norms);
+    if (shard_ranks_) shard_ranks_->combine(parts, functional.declaration().norms);
   });
 }
 
@@ -153,24 +146,24 @@ void LocalParameters::end_step(bool as_is) {
   abandon_step();
   std::vector<at::Tensor> divided;
   for (std::size_t i = 0; i < stand_ins_.size(); ++i) {
-    if (const auto& of = stand_ins_.of(i); divides(of)) divided.push_back(of);
+    if (stand_ins_.share(i)) divided.push_back(stand_ins_.of(i));
   }
-  if (!divided.empty()) holders_->gather(divided);
+  if (!divided.empty()) shard_ranks_->gather(divided);
   stand_ins_.settle();
   if (sharding_) sharding_->after_update();
 }
 
 void LocalParameters::spread_wholes(std::span<const at::Tensor> locals) {
-  if (!holders_) return;
-  if (!owners_) owners_.emplace(*holders_);
-  owners_->spread(locals, [this](const at::Tensor& local) { return part(local); });
+  if (!shard_ranks_) return;
+  if (!owners_) owners_.emplace(*shard_ranks_);
+  owners_->spread(locals, [this](const at::Tensor& local) { return shard(local); });
 }
 
 bool LocalParameters::updates_whole(const at::Tensor& local) const { return owners_ && owners_->owns(local); }
 
 std::vector<at::Tensor> LocalParameters::begin_wholes(std::span<const at::Tensor> locals) {
   if (!owners_) return {locals.begin(), locals.end()};
-  return owners_->begin(locals, [this](const at::Tensor& local) { return part(local); });
+  return owners_->begin(locals, [this](const at::Tensor& local) { return shard(local); });
 }
 
 void LocalParameters::end_wholes() {

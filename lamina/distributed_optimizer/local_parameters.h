@@ -10,8 +10,8 @@
 
 #include "lamina/collective/ranks.h"
 #include "lamina/config/config.h"
-#include "lamina/distributed_optimizer/holders.h"
 #include "lamina/distributed_optimizer/owners.h"
+#include "lamina/distributed_optimizer/shard_ranks.h"
 #include "lamina/distributed_optimizer/stand_ins.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/optim/step.h"
@@ -20,13 +20,14 @@
 namespace lamina::distributed_optimizer {
 
 // The parameters of a model as an optimizer of one rank has them in its groups. There each is itself, a shard, or a
-// stand-in for either: see [Note: parts], [Note: stand-ins]. Outside of steps of the pipeline; all ranks do the same.
+// stand-in for either: see [Note: local shards], [Note: stand-ins]. Outside of steps of the pipeline; all ranks do the
+// same.
 class LocalParameters {
  public:
   // Gives nullptr before the model is cut.
   using Table = std::function<const model::ParameterTable*()>;
 
-  // Collective over the world, the first time in a job: makes groups. The configuration outlives it.
+  // Collective over the world, the first time in a job: makes groups.
   LocalParameters(collective::Ranks ranks, const config::Config& config);
 
   // When the model is cut. No sharding: nothing is sharded.
@@ -43,20 +44,18 @@ class LocalParameters {
   // True of a parameter that is not the model's, nor stands for one: see [Note: beside the model].
   bool is_beside(const at::Tensor& held, const model::ParameterTable& table) const;
   // True where groups hold other tensors than the model's parameters, on this or on another rank.
-  bool replaces() const;
+  bool replaces() const { return replaces_; }
 
   // Says what a tensor of the groups is a part of; none for what is whole here.
-  std::optional<Part> part(const at::Tensor& local) const;
+  std::optional<LocalShard> shard(const at::Tensor& local) const;
   bool is_master(const at::Tensor& local) const;
   bool is_stand_in(const at::Tensor& local) const { return stand_ins_.find(local).has_value(); }
   // The gradient of a stand-in between steps: its part of the other's. Undefined where there is none; and one in its
   // place, or none.
   at::Tensor gradient(const at::Tensor& stand_in);
   void set_gradient(const at::Tensor& stand_in, const at::Tensor& gradient);
-  // The elements of the parameter that a part has, flattened: first, and one past the last.
-  std::pair<std::int64_t, std::int64_t> range(const Part& part) const { return holders_->range(part.parameter); }
-  // Those who hold the parts: the sharding group, or the copies of the model; none where all is whole.
-  std::optional<topology::Group> divided_over() const;
+  // Those who hold the parts; none where all is whole. See model::updates_divided_over().
+  std::optional<topology::Group> divided_over() const { return divided_over_; }
   std::vector<base::Rank> members(topology::Group group) const { return ranks_.topology.members(group, ranks_.own); }
   // This rank's part of a state like a parameter, and all of it from the parts: collective over the holders.
   at::Tensor part_of(const at::Tensor& local, const at::Tensor& whole) const;
@@ -87,12 +86,14 @@ class LocalParameters {
 
  private:
   void hold_in(collective::Group& group);
-  bool divides(const at::Tensor& held) const;
+  // The row of a parameter, or of one that is sharded.
+  const model::Parameter* row_of(const at::Tensor& held, const model::ParameterTable& table) const;
 
   const collective::Ranks ranks_;
-  const config::Config& config_;
+  const std::optional<topology::Group> divided_over_;
+  const bool replaces_;
   bool are_cut_ = false;
-  std::unique_ptr<Holders> holders_;  // none where every parameter is whole
+  std::unique_ptr<ShardRanks> shard_ranks_;  // none where every parameter is whole
   std::optional<Owners> owners_;
   Table table_ = [] { return nullptr; };
   std::shared_ptr<sharding::Sharding> sharding_;

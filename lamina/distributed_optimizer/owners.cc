@@ -8,12 +8,12 @@
 namespace lamina::distributed_optimizer {
 
 void Owners::spread(std::span<const at::Tensor> places, const PartOf& part_of) {
-  std::vector<Part> parts;
+  std::vector<LocalShard> parts;
   for (const auto& place : places) {
     if (owner_of_part_.contains(place.unsafeGetTensorImpl())) continue;
     if (auto part = part_of(place)) parts.push_back(std::move(*part));
   }
-  const auto bytes = [](const Part& part) { return part.parameter.numel() * part.own.element_size(); };
+  const auto bytes = [](const LocalShard& part) { return part.parameter.numel() * part.own.element_size(); };
   std::ranges::stable_sort(parts, std::ranges::greater(), bytes);
   for (const auto& part : parts) {
     const auto owner = std::ranges::min_element(load_);
@@ -24,7 +24,7 @@ void Owners::spread(std::span<const at::Tensor> places, const PartOf& part_of) {
 
 bool Owners::owns(const at::Tensor& place) const {
   const auto found = owner_of_part_.find(place.unsafeGetTensorImpl());
-  return found != owner_of_part_.end() && found->second == holders_.rank();
+  return found != owner_of_part_.end() && found->second == shard_ranks_.rank();
 }
 
 std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> places, const PartOf& part_of) {
@@ -39,7 +39,7 @@ std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> places, const 
     in_step[i].reset();
   }
   if (parts.empty()) return in_step;
-  present = holders_.any(std::move(present));
+  present = shard_ranks_.any(std::move(present));
   std::vector<at::Tensor> values, gradients;
   std::vector<std::size_t> of_updated;
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -52,8 +52,8 @@ std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> places, const 
     gradients.push_back(place.grad());
     of_updated.push_back(parts[i]);
   }
-  const auto whole_gradients = holders_.to_owners(updated_, gradients);
-  wholes_ = holders_.to_owners(updated_, values);
+  const auto whole_gradients = shard_ranks_.to_owners(updated_, gradients);
+  wholes_ = shard_ranks_.to_owners(updated_, values);
   for (std::size_t i = 0; i < wholes_.size(); ++i) {
     if (!wholes_[i].defined()) continue;
     wholes_[i].requires_grad_().mutable_grad() = whole_gradients[i];
@@ -63,7 +63,7 @@ std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> places, const 
 }
 
 void Owners::end() {
-  if (!updated_.empty()) holders_.from_owners(updated_, wholes_);
+  if (!updated_.empty()) shard_ranks_.from_owners(updated_, wholes_);
   forget();
 }
 

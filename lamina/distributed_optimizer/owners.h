@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lamina/distributed_optimizer/holders.h"
+#include "lamina/distributed_optimizer/shard_ranks.h"
 
 namespace lamina::distributed_optimizer {
 
@@ -20,9 +20,9 @@ namespace lamina::distributed_optimizer {
 class Owners {
  public:
   // Says what part of a parameter a member of a group is; none for one that is whole here.
-  using PartOf = std::function<std::optional<Part>(const at::Tensor& place)>;
+  using PartOf = std::function<std::optional<LocalShard>(const at::Tensor& place)>;
 
-  explicit Owners(const Holders& holders) : holders_(holders), load_(holders.size()) {}
+  explicit Owners(const ShardRanks& ranks) : shard_ranks_(ranks), load_(ranks.size()) {}
 
   // Gives those that have none an owner: the largest ones first, each to the member that has the fewest bytes. All
   // holders call it with parts of the same parameters in the same order.
@@ -39,10 +39,10 @@ class Owners {
   void forget();
 
  private:
-  const Holders& holders_;
+  const ShardRanks& shard_ranks_;
   std::vector<std::size_t> load_;  // bytes, by member
   std::unordered_map<const at::TensorImpl*, int> owner_of_part_;
-  std::vector<OwnedPart> updated_;  // in this step
+  std::vector<OwnedShard> updated_;  // in this step
   std::vector<at::Tensor> wholes_;
 };
 

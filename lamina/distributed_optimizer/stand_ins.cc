@@ -18,21 +18,21 @@ namespace lamina::distributed_optimizer {
 namespace {
 
 // Elements of a tensor, flattened: a view where they lie in that order, else a copy.
-at::Tensor flat_part(const at::Tensor& whole, std::int64_t begin, std::int64_t end) {
-  if (begin == 0 && end == whole.numel()) return whole.detach();
-  return whole.detach().reshape({-1}).narrow(0, begin, end - begin);
+at::Tensor flat_part(const at::Tensor& whole, const std::optional<layout::Share>& share) {
+  if (!share || share->count() == whole.numel()) return whole.detach();
+  return whole.detach().reshape({-1}).narrow(0, share->begin, share->count());
 }
 
 bool overlaps_itself(const at::Tensor& tensor) { return at::has_internal_overlap(tensor) == at::MemOverlap::Yes; }
 
 // Leaves one alone that no update can have changed.
-void write_part(const at::Tensor& whole, std::int64_t begin, std::int64_t end, const at::Tensor& value) {
+void write_part(const at::Tensor& whole, const std::optional<layout::Share>& share, const at::Tensor& value) {
   if (overlaps_itself(whole)) return;
-  const auto part = flat_part(whole, begin, end);
+  const auto part = flat_part(whole, share);
   part.copy_(value);
-  if (part.is_alias_of(whole) || begin == end) return;
+  if (part.is_alias_of(whole) || part.numel() == 0) return;
   auto all = whole.detach().reshape({-1});
-  all.narrow(0, begin, end - begin).copy_(part);
+  all.narrow(0, share->begin, share->count()).copy_(part);
   whole.detach().copy_(all.view(whole.sizes()));
 }
 
@@ -61,13 +61,13 @@ bool note_copied(const at::Tensor& master, const at::Tensor& half, std::vector<f
 
 }  // namespace
 
-at::Tensor StandIns::take(const at::Tensor& of, std::int64_t begin, std::int64_t end, bool in_float32) {
+at::Tensor StandIns::take(const at::Tensor& of, const std::optional<layout::Share>& share, bool in_float32) {
   const at::NoGradGuard no_grad;
-  const auto part = flat_part(of, begin, end);
+  const auto part = flat_part(of, share);
   auto own = in_float32 ? part.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous() : part;
   own.requires_grad_(of.requires_grad());
   by_stand_in_[own.unsafeGetTensorImpl()] = all_.size();
-  all_.push_back({of, own, begin, end, in_float32, version_of(of), version_of(own)});
+  all_.push_back({of, own, share, in_float32, version_of(of), version_of(own)});
   return own;
 }
 
@@ -79,8 +79,9 @@ std::optional<std::size_t> StandIns::find(const at::Tensor& stand_in) const {
 at::Tensor StandIns::half_copy(std::size_t number) const {
   const auto& one = all_.at(number);
   if (!one.master) return {};
-  auto part = flat_part(one.of, one.begin, one.end);
-  return part.is_alias_of(one.of) ? part : at::Tensor();
+  auto part = flat_part(one.of, one.share);
+  const bool is_half = part.scalar_type() != one.own.scalar_type();  // a program may have converted it since
+  return is_half && part.is_alias_of(one.of) ? part : at::Tensor();
 }
 
 at::Tensor StandIns::gradient(std::size_t number) {
@@ -89,7 +90,7 @@ at::Tensor StandIns::gradient(std::size_t number) {
   const auto& whole = one.of.grad();
   if (!whole.defined()) return {};
   const bool lies_there = !one.master && !whole.is_sparse();
-  const auto part = flat_part(whole.is_sparse() ? whole.to_dense() : whole, one.begin, one.end);
+  const auto part = flat_part(whole.is_sparse() ? whole.to_dense() : whole, one.share);
   if (lies_there && part.is_alias_of(whole)) return part;
   const bool known = one.read.defined() && one.read_of._unsafe_get_target() == whole.unsafeGetTensorImpl();
   if (known && one.whole_version == version_of(whole)) return one.read;
@@ -108,13 +109,14 @@ void StandIns::set_gradient(std::size_t number, const at::Tensor& gradient) {
   one.read.reset();
   if (!gradient.defined()) return whole.reset();
   if (!whole.defined() || gradient.sizes() != one.own.sizes()) {
+    const auto [begin, end, size] = one.share.value_or(layout::share_of(one.of.numel(), 1, 0));
     throw base::UsageError(
         base::str("a gradient of shape ", gradient.sizes(), " was set of what stands in the optimizer for ",
-                  whole.defined() ? "" : "a parameter that has no gradient, ", "elements ", one.begin, " to ", one.end,
+                  whole.defined() ? "" : "a parameter that has no gradient, ", "elements ", begin, " to ", end,
                   " of a parameter of shape ", one.of.sizes(), ": set the parameter's own gradient, parameter.grad"));
   }
   if (whole.is_sparse()) whole = whole.to_dense();
-  write_part(whole, one.begin, one.end, gradient);
+  write_part(whole, one.share, gradient);
 }
 
 void StandIns::take_gradients() {
@@ -130,7 +132,7 @@ void StandIns::take_gradients() {
           "it after the last backward before the step, or parameter.grad in its place");
     }
     if (whole.is_sparse()) whole = whole.to_dense();
-    write_part(whole, one.begin, one.end, read);
+    write_part(whole, one.share, read);
   }
 }
 
@@ -150,7 +152,7 @@ void StandIns::give_gradients(double factor, bool as_is) {
       own.reset();
       continue;
     }
-    auto part = flat_part(whole.is_sparse() ? whole.to_dense() : whole, one.begin, one.end);
+    auto part = flat_part(whole.is_sparse() ? whole.to_dense() : whole, one.share);
     if (as_is) {
       own = std::move(part);
     } else if (one.master) {
@@ -170,7 +172,7 @@ void StandIns::write_back(bool as_is) {
   for (std::size_t i = 0; i < all_.size(); ++i) {
     const auto& one = all_[i];
     const bool given = one.master ? as_is && half_copy(i).defined() : one.own.is_alias_of(one.of);
-    if (!given) write_part(one.of, one.begin, one.end, one.own);
+    if (!given) write_part(one.of, one.share, one.own);
   }
 }
 
@@ -190,7 +192,7 @@ void StandIns::follow() {
   }
   std::vector<fused::Copied> copied;
   for (auto& one : all_) {
-    const auto part = flat_part(one.of, one.begin, one.end);
+    const auto part = flat_part(one.of, one.share);
     if (!one.master) {
       if (!lies_as(one.own, part)) one.own.set_data(part);
       continue;

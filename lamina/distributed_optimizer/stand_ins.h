@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lamina/layout/region.h"
+
 namespace lamina::distributed_optimizer {
 
 // [Note: stand-ins] Where a parameter of the model is not what an optimizer is to update, a *stand-in* takes its place
@@ -25,15 +27,15 @@ namespace lamina::distributed_optimizer {
 // last step, and its parameter not, gives the parameter its value with the next update.
 class StandIns {
  public:
-  // A stand-in for elements [begin, end) of the tensor, flattened; of its shape where that is all of it. With
-  // `in_float32` a copy, else it has the tensor's memory, or where its elements are in another order there, a copy in
-  // each step.
-  at::Tensor take(const at::Tensor& of, std::int64_t begin, std::int64_t end, bool in_float32);
+  // A stand-in for a share of the tensor, flattened, or for all of it, of its shape. With `in_float32` a copy, else it
+  // has the tensor's memory, or where its elements are in another order there, a copy in each step.
+  at::Tensor take(const at::Tensor& of, const std::optional<layout::Share>& share, bool in_float32);
 
   std::size_t size() const { return all_.size(); }
   std::optional<std::size_t> find(const at::Tensor& stand_in) const;
   const at::Tensor& stand_in(std::size_t number) const { return all_.at(number).own; }
   const at::Tensor& of(std::size_t number) const { return all_.at(number).of; }
+  const std::optional<layout::Share>& share(std::size_t number) const { return all_.at(number).share; }
   bool is_master(std::size_t number) const { return all_.at(number).master; }
 
   // Where the update can give a half tensor its values in the same pass; undefined elsewhere.
@@ -60,7 +62,7 @@ class StandIns {
   using Weak = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
   struct One {
     at::Tensor of, own;
-    std::int64_t begin, end;
+    std::optional<layout::Share> share;  // none: all of it
     bool master;
     std::int64_t of_version = 0, own_version = 0;  // when they were settled
     at::Tensor read = {};                          // the copy of its gradient that a program has

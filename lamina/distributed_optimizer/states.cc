@@ -67,7 +67,7 @@ NamedState States::state(const UserOptimizer& user, Extent extent) const {
 
 void States::make_whole(const Here& here, NamedState& state, bool states_are_whole) const {
   for (const auto& member : here) {
-    if (!parameters_.part(member.local)) continue;
+    if (!parameters_.shard(member.local)) continue;
     const auto whole = [&](const at::Tensor& part) { return parameters_.whole_of(member.local, part); };
     if (const auto master = state.masters.find(member.name); master != state.masters.end()) {
       master->second = whole(master->second);

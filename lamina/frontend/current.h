@@ -31,7 +31,7 @@ struct Current {
   explicit Current(config::Config config);
   ~Current();
 
-  bool pipelined() const { return session->topology().size(topology::Group::kPp) > 1; }
+  bool pipelined() const { return session->topology().size(topology::kPartitions) > 1; }
 
   std::unique_ptr<session::Session> session;
   std::shared_ptr<Model> model;

@@ -11,14 +11,13 @@
 #include "lamina/frontend/batch_norms.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/routing.h"
+#include "lamina/model/make_table.h"
 #include "lamina/model/values.h"
 #include "lamina/session/sharding.h"
 #include "lamina/value/released.h"
 
 namespace lamina::frontend {
 namespace {
-
-using topology::Group;
 
 // Nothing where the model throws: it will do so again in the step, whose error that is.
 model::Costs traced(const ModuleTree& tree, const Example& example) {
@@ -68,7 +67,7 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   const auto& session = *job_.session;
   convert();
   backwards_.scale_by(job_.loss_scale);
-  if (const int replicas = session.topology().size(Group::kDp); replicas > 1) {
+  if (const int replicas = session.topology().size(topology::kReplicas); replicas > 1) {
     if (session.config().ddp) {
       make_reducer();
     } else if (rank() == 0) {
@@ -124,12 +123,12 @@ void Model::agree(const std::optional<Example>& example) {
       if (!scopes_count) tell_of_ignored_scopes(tree_);
       const auto kept = job_.waiting ? job_.waiting->partition : plan::KeptPartition();
       proposal.plan = model::plan_model(tree_, costs, session.config(), session.world().size,
-                                        session.topology().size(Group::kPp), kept);
+                                        session.topology().size(topology::kPartitions), kept);
     } catch (const std::exception& wrong) {
       proposal.error = wrong.what();
     }
   }
-  auto agreed = model::agree_on_cut(tree_, proposal, session.partition(), session.members(Group::kWorld),
+  auto agreed = model::agree_on_cut(tree_, proposal, session.partition(), session.members(topology::Group::kWorld),
                                     session.mailbox(), session.patience());
   cut_ = std::move(agreed.cut);
   report_ = std::move(agreed.table);
@@ -173,18 +172,10 @@ void Model::keep_order() {
 }
 
 model::ParameterTable Model::make_table() const {
-  const auto& topology = job_.session->topology();
-  std::vector<model::Parameter> rows;
-  const auto add = [&](const std::vector<Held>& all, bool buffers) {
-    for (const auto& held : all) {
-      rows.push_back(
-          model::whole_in(cut_->owner_of(held.name), held.name, held.tensor, buffers, topology.size(Group::kDp)));
-    }
-  };
-  add(tree_.parameters(), false);
-  add(tree_.buffers(), true);
-  session::mark_shards(*job_.session, rows);
-  return {std::move(rows), job_.session->partition(), topology.size(Group::kPp)};
+  std::vector<model::NamedTensor> tensors;
+  for (const auto& held : tree_.parameters()) tensors.push_back({held.name, held.tensor, /*buffer=*/false});
+  for (const auto& held : tree_.buffers()) tensors.push_back({held.name, held.tensor, /*buffer=*/true});
+  return model::make_table(job_.session->topology(), job_.session->config(), *cut_, tensors);
 }
 
 void Model::give_values() {

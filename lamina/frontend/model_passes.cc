@@ -11,19 +11,17 @@
 // News of a model for its reducer; see [Note: backward pass] in data_parallel/reducer.h.
 namespace lamina::frontend {
 
-using topology::Group;
-
 void Model::make_reducer() {
   auto& session = *job_.session;
   const auto group = [&session](const base::Patience& patience) -> collective::Group& {
-    return session.groups().get(Group::kDp, patience);
+    return session.groups().get(topology::kReplicas, patience);
   };
   reducer_ = std::make_shared<data_parallel::Reducer>(
       data_parallel::ReducerOptions{
           options_.backward_passes_per_step, static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20)),
           options_.broadcast_buffers, options_.overlapping_allreduce && !session.config().deterministic_server,
           options_.gradient_as_bucket_view ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied},
-      session.mailbox(), session.members(Group::kDp), session.patience(), std::make_shared<value::Failures>(),
+      session.mailbox(), session.members(topology::kReplicas), session.patience(), std::make_shared<value::Failures>(),
       data_parallel::Reducer::Parts{[this] { return own_parameters(); }, [this] { return own(tree_.buffers()); },
                                     group});
   session.when_closed([weak = std::weak_ptr(reducer_)] {

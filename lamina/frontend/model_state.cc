@@ -17,8 +17,6 @@
 // Operations on all of a model between steps: the norm of its gradients, and its values.
 namespace lamina::frontend {
 
-using topology::Group;
-
 at::Tensor Model::grad_norm(double norm_type, const std::source_location& site) {
   complete_gradients("grad_norm()");
   return norm_of_gradients(norm_type, patience(*job_.session, "grad_norm()", site));
@@ -33,7 +31,7 @@ at::Tensor Model::norm_of_gradients(double norm_type, const base::Patience& pati
   }
   if (sharding_) gradients = sharding_->measured(std::move(gradients), norm_type);
   const auto norms =
-      model::norms(table(), gradients, norm_type, session.members(Group::kPp), session.mailbox(), patience);
+      model::norms(table(), gradients, norm_type, session.members(topology::kOneCopy), session.mailbox(), patience);
   if (norms.empty()) return at::zeros({});
   const auto scale = job_.loss_scale.lock();
   const double factor = scale == nullptr || norm_type == 0 ? 1 : scale->value();  // order 0 counts
@@ -88,8 +86,8 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
     for (auto& [name, tensor] : state) tensor = detached(tensor);
     return state;
   }
-  const auto tensors =
-      model::gather(table(), session.members(Group::kPp), session.mailbox(), patience(session, "state_dict()", site));
+  const auto tensors = model::gather(table(), session.members(topology::kOneCopy), session.mailbox(),
+                                     patience(session, "state_dict()", site));
   std::map<const void*, at::Tensor> values;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     values[table().all()[i].tensor.unsafeGetTensorImpl()] = detached(tensors[i]);

@@ -22,6 +22,7 @@
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/job_state.h"
 #include "lamina/frontend/model.h"
+#include "lamina/model/make_table.h"
 
 namespace lamina::frontend {
 
@@ -64,8 +65,7 @@ Needs checked_needs(const torch::optim::Optimizer& optimizer) {
   const auto needs = needs_of(optimizer);
   const auto& config = job.session->config();
   const bool sharded = config.sharded_data_parallel_degree > 1;
-  const bool divided = config.shard_optimizer_state && job.session->topology().size(topology::Group::kRdp) > 1;
-  if (needs || !(sharded || divided)) return needs.value_or(Needs::kElements);
+  if (needs || !model::updates_divided_over(job.session->topology(), config)) return needs.value_or(Needs::kElements);
   const auto name = c10::demangle(typeid(optimizer).name());
   const auto* key = sharded ? "sharded_data_parallel_degree" : "shard_optimizer_state";
   const auto why =
@@ -198,7 +198,7 @@ struct OptimizerPart::Rest : JobOptimizer {
   std::vector<std::int64_t> place() const {
     const auto& session = *current().session;
     std::vector<std::int64_t> all;
-    for (const auto group : {topology::Group::kPp, engine.parameters().divided_over().value_or(topology::Group::kPp)}) {
+    for (const auto group : {topology::kOneCopy, engine.parameters().divided_over().value_or(topology::kOneCopy)}) {
       const auto members = session.members(group);
       all.push_back(std::ranges::find(members, session.world().rank) - members.begin());
       all.push_back(std::ssize(members));

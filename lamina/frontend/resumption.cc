@@ -226,8 +226,8 @@ Resumption::Planned Resumption::planned(int number, const std::shared_ptr<JobOpt
     plan.options.push_back(options_of(*optimizer->optimizer, own[i], saved[i].as<value::Dict>(), "a group"));
     for (const auto& [name, given, parameter, local] : members[i]) {
       if (!local.defined()) continue;
-      if (locals.is_master(local)) reader_->want_master(parts, locals, {number, "", name}, local);
-      const bool is_owners = optimizer->lent.needs() == fused::Needs::kWhole && locals.part(local);
+      if (locals.is_master(local)) reader_->want_master(parts, {number, "", name}, local);
+      const bool is_owners = optimizer->lent.needs() == fused::Needs::kWhole && locals.shard(local);
       if (is_owners && !locals.updates_whole(local)) continue;
       for (const auto& key : keys[name]) {
         plan.states.push_back(

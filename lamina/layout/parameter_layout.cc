@@ -92,10 +92,10 @@ Region sliced(const Shape& shape, const Slicing& slicing, int slice) {
 // A piece of a layout that was checked.
 Region piece(const ParameterLayout& layout, int slice, int shard) {
   Region region = layout.slicing ? sliced(layout.shape, *layout.slicing, slice) : whole(layout.shape);
-  const std::int64_t held = quotient_up(region.size, layout.shards);
-  region.begin = std::min(shard * held, region.end);
-  region.end = std::min(region.begin + held, region.end);
-  region.size = held;
+  const auto share = share_of(region.size, layout.shards, shard);
+  region.begin = std::min(share.begin, region.end);
+  region.end = std::min(share.end, region.end);
+  region.size = share.size;
   return region;
 }
 
@@ -109,7 +109,6 @@ void check(const ParameterLayout& layout) {
   if (layout.slicing && shape.empty()) add(problem_of(*layout.slicing, layout.shape));
   if (layout.shards < 1) add(str("sharding into ", layout.shards, "; expected at least 1"));
   if (layout.partition.value < 0) add(str("partition ", layout.partition, "; expected 0 or more"));
-  if (layout.reduction.divisor < 1) add(str("gradients divided by ", layout.reduction.divisor));
   if (!problems.empty()) throw base::ConfigError(str("the layout of ", layout.name, " is not possible:", problems));
 }
 
@@ -120,15 +119,6 @@ Region held(const ParameterLayout& layout, int slice, int shard) {
                                   layout.slices(), " slices and ", layout.shards, " shards of each"));
   }
   return piece(layout, slice, shard);
-}
-
-std::vector<Piece> pieces(const ParameterLayout& layout) {
-  check(layout);
-  std::vector<Piece> all;
-  for (int slice = 0; slice < layout.slices(); ++slice) {
-    for (int shard = 0; shard < layout.shards; ++shard) all.push_back({slice, shard, piece(layout, slice, shard)});
-  }
-  return all;
 }
 
 }  // namespace lamina::layout

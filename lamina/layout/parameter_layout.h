@@ -9,7 +9,6 @@
 #include "lamina/base/ids.h"
 #include "lamina/layout/dtype.h"
 #include "lamina/layout/region.h"
-#include "lamina/topology/topology.h"
 
 namespace lamina::layout {
 
@@ -32,26 +31,9 @@ struct Slicing {
   friend bool operator==(const Slicing&, const Slicing&) = default;
 };
 
-struct DTypes {
-  DType forward = DType::kFloat32;  // of the parameter itself
-  DType master = DType::kFloat32;   // of the copy that the optimizer updates
-  DType reduce = DType::kFloat32;   // of gradients between ranks
-
-  friend bool operator==(const DTypes&, const DTypes&) = default;
-};
-
-// How gradients become one: their sum over the group, divided. So a mean over the replicas with a sum over tensor ranks
-// is kDp with the number of replicas.
-struct Reduction {
-  topology::Group over = topology::Group::kDp;
-  int divisor = 1;
-
-  friend bool operator==(const Reduction&, const Reduction&) = default;
-};
-
 // [Note: layout] A parameter or buffer and which elements of it are where. It is cut three times. A partition has all
-// of it or nothing. Slicing cuts it along a dimension into slices. A slice, flattened, is cut into shards of ceil(n /
-// shards) elements, the last ones padded. The result is a piece for each slice and shard: all pieces together have
+// of it or nothing. Slicing cuts it along a dimension into slices. A slice, flattened, is cut into shards (`share_of`),
+// the last ones padded. The result is a piece for each slice and shard: all pieces together have
 // every element exactly once. Each is held by one or more ranks of the partition, see `place`. Masters and states of
 // optimizers have layouts of their own, which may differ in their shards.
 struct ParameterLayout {
@@ -61,8 +43,7 @@ struct ParameterLayout {
   base::Partition partition;
   std::optional<Slicing> slicing;
   int shards = 1;
-  DTypes dtypes;
-  Reduction reduction;
+  DType dtype = DType::kFloat32;
 
   int slices() const { return slicing ? slicing->degree : 1; }
 
@@ -74,14 +55,5 @@ void check(const ParameterLayout& layout);
 
 // The piece of one slice and shard. Throws UsageError when there is no such one.
 Region held(const ParameterLayout& layout, int slice, int shard);
-
-struct Piece {
-  int slice = 0;
-  int shard = 0;
-  Region region;
-};
-
-// Every region, slice by slice.
-std::vector<Piece> pieces(const ParameterLayout& layout);
 
 }  // namespace lamina::layout

@@ -48,19 +48,15 @@ std::optional<Place> place(const ParameterLayout& layout, const topology::Topolo
   return Place{at.tp / holders.tp, index % layout.shards, index / layout.shards};
 }
 
-base::Rank holder(const ParameterLayout& layout, const topology::Topology& topology, const Place& place) {
+std::optional<Region> held(const ParameterLayout& layout, const topology::Topology& topology,
+                           topology::Coordinates at) {
+  const auto here = place(layout, topology, at);
+  return here ? std::optional(held(layout, here->slice, here->shard)) : std::nullopt;
+}
+
+int copies(const ParameterLayout& layout, const topology::Topology& topology) {
   const Holders holders = holders_of_a_slice(layout, topology);
-  const int copies = holders.tp * holders.rdp / layout.shards;
-  const auto below = [](int number, int count) { return number >= 0 && number < count; };
-  if (!below(place.slice, layout.slices()) || !below(place.shard, layout.shards) || !below(place.copy, copies)) {
-    throw base::InternalError(str("there is no copy ", place.copy, " of shard ", place.shard, " of slice ", place.slice,
-                                  " of ", layout.name, ", which has ", layout.slices(), " slices, ", layout.shards,
-                                  " shards of each and ", copies, " copies of each"));
-  }
-  const int index = place.copy * layout.shards + place.shard;
-  return topology.rank({.pp = static_cast<int>(layout.partition.value),
-                        .tp = place.slice * holders.tp + index / holders.rdp,
-                        .rdp = index % holders.rdp});
+  return holders.tp * holders.rdp / layout.shards;
 }
 
 }  // namespace lamina::layout

@@ -27,15 +27,18 @@ struct Place {
 //   tp 0        shard 0  shard 1  shard 0  shard 1      copies 0 0 1 1
 //   tp 1        shard 0  shard 1  shard 0  shard 1      copies 2 2 3 3
 //
-// With 8 shards every rank has one of its own. Gradients are reduced and scattered over the ranks of one copy, `holder`
-// for each shard, and shards then reduced over their copies, `holder` for each copy.
+// With 8 shards every rank has one of its own. Gradients are reduced and scattered over the ranks of one copy, and
+// shards then reduced over their copies.
 
 // The place of the rank at these coordinates; none when the parameter is of another partition. Throws ConfigError when
 // the layout does not fit the topology (a partition, or degrees that do not divide the ranks), UsageError when there
 // is no such rank.
 std::optional<Place> place(const ParameterLayout& layout, const topology::Topology& topology, topology::Coordinates at);
 
-// The world rank at a place, and so with copy 0 the one that saves the piece. Throws as `place` does.
-base::Rank holder(const ParameterLayout& layout, const topology::Topology& topology, const Place& place);
+// The piece of the rank at these coordinates; none, and throws, as `place` does.
+std::optional<Region> held(const ParameterLayout& layout, const topology::Topology& topology, topology::Coordinates at);
+
+// How many ranks hold each piece. Throws ConfigError as `place` does.
+int copies(const ParameterLayout& layout, const topology::Topology& topology);
 
 }  // namespace lamina::layout

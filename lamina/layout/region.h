@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -15,6 +16,25 @@ inline constexpr std::int64_t kMostElements = std::int64_t{1} << 60;
 // The number of elements. Throws ConfigError for a negative size and for more than kMostElements; a size of 0 counts
 // as 1 there, since strides are products, too.
 std::int64_t numel(const Shape& shape);
+
+// A part of elements that are shared out: those from `begin` to `end`, in memory for `size`, the rest of which is
+// padding.
+struct Share {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t size = 0;
+
+  std::int64_t count() const { return end - begin; }
+  friend bool operator==(const Share&, const Share&) = default;
+};
+
+// Shares `numel` elements out: each of `members` has ceil(numel / members) that follow each other, in the order of the
+// members, and the last ones what is left, or none.
+constexpr Share share_of(std::int64_t numel, int members, int member) {
+  const auto size = numel / members + (numel % members != 0 ? 1 : 0);
+  const auto begin = std::min(size * member, numel);
+  return {begin, std::min(begin + size, numel), size};
+}
 
 // `count` positions along the dimension in which a tensor is sliced: at `begin` in the tensor, at `at` in the slice.
 struct Stripe {

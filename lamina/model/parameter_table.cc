@@ -24,24 +24,22 @@ DType dtype_of(const std::string& name, const at::Tensor& tensor) {
 }  // namespace
 
 Parameter whole_in(base::Partition partition, std::string name, const at::Tensor& tensor, bool buffer, int replicas) {
-  const DType dtype = dtype_of(name, tensor);
   layout::ParameterLayout layout;
+  layout.dtype = dtype_of(name, tensor);
   layout.name = std::move(name);
   layout.shape = tensor.sizes().vec();
   layout.buffer = buffer;
   layout.partition = partition;
-  layout.dtypes = {dtype, dtype, dtype};
-  layout.reduction.divisor = replicas;
-  return {std::move(layout), tensor};
+  return {layout, layout, {.divisor = replicas}, tensor};
 }
 
 ParameterTable::ParameterTable(std::vector<Parameter> all, base::Partition here, int partitions)
     : all_(std::move(all)), here_(here), partitions_(partitions) {
   for (std::size_t i = 0; i < all_.size(); ++i) {
-    const auto& [layout, tensor] = all_[i];
+    const auto& name = all_[i].layout.name;
     const bool is_new =
-        by_name_.emplace(layout.name, i).second && by_tensor_.emplace(tensor.unsafeGetTensorImpl(), i).second;
-    if (!is_new) throw base::InternalError(base::str(layout.name, " is in the model's table already"));
+        by_name_.emplace(name, i).second && by_tensor_.emplace(all_[i].tensor.unsafeGetTensorImpl(), i).second;
+    if (!is_new) throw base::InternalError(base::str(name, " is in the model's table already"));
   }
   std::vector<at::Tensor> tensors;
   for (const auto& row : all_) tensors.push_back(row.tensor);

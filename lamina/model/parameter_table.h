@@ -11,23 +11,38 @@
 #include <vector>
 
 #include "lamina/layout/parameter_layout.h"
+#include "lamina/topology/topology.h"
 
 namespace lamina::model {
 
-// A parameter or buffer of the model: the holders of its elements, and the tensor that the user's code knows.
-struct Parameter {
-  layout::ParameterLayout layout;
-  at::Tensor tensor;
+// How gradients become one: their sum over the group, divided. So a mean over the replicas with a sum over tensor ranks
+// is kDp with the number of replicas.
+struct Reduction {
+  topology::Group over = topology::kReplicas;
+  int divisor = 1;
 };
 
-// The layout of a tensor that one partition holds whole, its gradient the mean over so many replicas. Throws
+// A parameter or buffer of the model: who holds which of its elements, what optimizers update in its place, how its
+// gradients are reduced, and the tensor that the user's code knows.
+struct Parameter {
+  layout::ParameterLayout layout;
+  layout::ParameterLayout update;  // differs in its dtype where there are masters, in its shards where copies divide it
+  Reduction reduction;
+  at::Tensor tensor;
+
+  bool has_master() const { return update.dtype != layout.dtype; }
+  // True where each of those that hold the same elements updates a part of them.
+  bool is_divided() const { return update.shards != layout.shards; }
+};
+
+// The row of a tensor that one partition holds whole, updated as it is, its gradient their mean over replicas. Throws
 // base::UsageError for a dtype that layouts do not know.
 Parameter whole_in(base::Partition partition, std::string name, const at::Tensor& tensor, bool buffer, int replicas);
 
-// [Note: parameter table] The one place where it stands who holds what of the model. Whoever moves, reduces, updates,
-// saves or measures parameters reads it; a face makes it when the model is cut, and again where its user has put other
-// tensors in the places of some. Parameters come before buffers, each tensor once, in the model's order, which is the
-// same on all ranks.
+// [Note: parameter table] The one place where it stands who holds and who updates what of the model. Whoever moves,
+// reduces, updates, saves or measures parameters reads it; `make_table` makes it when the model is cut, and again where
+// its user has put other tensors in the places of some. Parameters come before buffers, each tensor once, in the
+// model's order, which is the same on all ranks.
 class ParameterTable {
  public:
   // `here`: this rank's partition, of so many. Throws base::UsageError where a name or a tensor is given twice.

@@ -63,9 +63,9 @@ void join_sharers(const ModuleTree& tree, const std::vector<int>& place, plan::M
 
 // Counts what a rank has of a parameter.
 std::int64_t bytes_on_a_rank(const at::Tensor& parameter, const config::Config& config) {
-  const std::int64_t degree = config.sharded_data_parallel_degree;
+  const int degree = config.sharded_data_parallel_degree;
   const bool whole = degree == 1 || !may_be_sharded(parameter, config.sdp_param_persistence_threshold);
-  const auto elements = whole ? parameter.numel() : (parameter.numel() + degree - 1) / degree;
+  const auto elements = whole ? parameter.numel() : layout::share_of(parameter.numel(), degree, 0).size;
   return elements * static_cast<std::int64_t>(parameter.element_size());
 }
 

@@ -32,16 +32,16 @@ class CheckpointParts {
   };
 
   // Finds a parameter or buffer that is here.
-  Place of_row(const model::Parameter& row) const;
+  Place of_row(const model::Parameter& row) const { return of(row.layout); }
   // Finds what stands at `place` in an optimizer's groups for the parameter of this name, a master say.
-  Place of_place(const LocalParameters& locals, const at::Tensor& place, std::string_view name) const;
+  Place of_place(const at::Tensor& place, std::string_view name) const;
   // Finds a state that belongs to it, a tensor of these sizes here.
   Place of_state(const LocalParameters& locals, const at::Tensor& place, std::string_view name,
                  at::IntArrayRef sizes) const;
 
  private:
-  bool writes(const model::Parameter& row) const;
-  bool writes(const LocalParameters& locals, bool is_part, std::string_view name) const;
+  Place of(const layout::ParameterLayout& layout) const;
+  Place of_whole(at::IntArrayRef sizes) const;  // that is not the model's
 
   const Session& session_;
   const model::ParameterTable& table_;

@@ -188,11 +188,10 @@ void CheckpointReader::want_row(const CheckpointParts& parts, const std::string&
   model_.back().into = into;
 }
 
-void CheckpointReader::want_master(const CheckpointParts& parts, const LocalParameters& locals, const StateName& of,
-                                   const at::Tensor& into) {
+void CheckpointReader::want_master(const CheckpointParts& parts, const StateName& of, const at::Tensor& into) {
   const bool has_master = find(of.parameter, Kind::kMaster, of.optimizer) != nullptr;
   if (!has_master && find(of.parameter, Kind::kParameter) == nullptr) return;
-  const auto region = parts.of_place(locals, into, of.parameter).region;
+  const auto region = parts.of_place(into, of.parameter).region;
   optimizers_.push_back(has_master ? wanted(of.parameter, Kind::kMaster, of.optimizer, "", region)
                                    : wanted(of.parameter, Kind::kParameter, 0, "", region));
   optimizers_.back().into = into;

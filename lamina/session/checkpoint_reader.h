@@ -70,8 +70,7 @@ class CheckpointReader {
                 const at::Tensor& into);
   // A master's, which fill_optimizers() puts into `into`: those of a master, or of the parameter where none was saved.
   // Nothing where neither was.
-  void want_master(const CheckpointParts& parts, const LocalParameters& locals, const StateName& of,
-                   const at::Tensor& into);
+  void want_master(const CheckpointParts& parts, const StateName& of, const at::Tensor& into);
   // A state's: in memory that read() fills, or in `held`, the tensor that is its now, if any, which fill_optimizers()
   // fills where it is alike.
   at::Tensor want_state(const CheckpointParts& parts, const LocalParameters& locals, const StateName& of,

@@ -29,7 +29,7 @@ void PartsToSave::add_state(const LocalParameters& locals, const StateName& of, 
   tensor.optimizer = of.optimizer;
   tensor.state = of.state;
   add(std::move(tensor),
-      of.state.empty() ? parts_.of_place(locals, place, of.parameter)
+      of.state.empty() ? parts_.of_place(place, of.parameter)
                        : parts_.of_state(locals, place, of.parameter, value.sizes()),
       value);
 }

@@ -45,8 +45,8 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   options.deterministic = config.deterministic_server;
   options.timeout = std::chrono::duration<double>(config.timeout_s);
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
-  options.microbatches_before = std::int64_t{topology.index(Group::kDp, rank)} * config.microbatches;
-  options.pipeline = topology.members(Group::kPp, rank);
+  options.microbatches_before = std::int64_t{topology.index(topology::kReplicas, rank)} * config.microbatches;
+  options.pipeline = topology.members(topology::kOneCopy, rank);
   options.few_processors = environment::available_cores() < 2 * world.local_size;
   options.thread_hooks = std::move(hooks.thread_hooks);
   options.failures = std::move(hooks.failures);
@@ -83,7 +83,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
                 {.shard = config_.sharded_data_parallel_degree}),
       check_interrupt_(hooks.check_interrupt),
       call_(hooks.call) {
-  config::require_available(config_, topology_.size(Group::kDp));
+  config::require_available(config_, topology_.size(topology::kReplicas));
   if (config_.sharded_data_parallel_degree > 1) value::take_memory_from_large_blocks();
   collective::read_gather_limits(environment::process_environment());  // what is wrong there is told now
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
@@ -140,14 +140,16 @@ collective::Ranks Session::ranks() {
   return {topology_, mailbox(), groups(), world_.rank, [this] { return patience(); }};
 }
 
-base::Partition Session::partition() const { return base::Partition(topology_.index(Group::kPp, world_.rank)); }
+base::Partition Session::partition() const {
+  return base::Partition(topology_.index(topology::kPartitions, world_.rank));
+}
 
 base::Rank Session::owner(base::Partition partition) const {
-  return topology_.translate(Group::kPp, static_cast<int>(partition.value), world_.rank);
+  return topology_.translate(topology::kPartitions, static_cast<int>(partition.value), world_.rank);
 }
 
 void Session::require_everywhere(const std::string& what) const {
-  if (topology_.size(Group::kPp) == 1 || !runtime::in_step()) return;
+  if (topology_.size(topology::kPartitions) == 1 || !runtime::in_step()) return;
   throw base::UsageError(base::str(what,
                                    " inside a step function: only the rank that leads runs its body; call it before or "
                                    "after the step function, on every rank"),
@@ -166,7 +168,7 @@ base::Patience Session::patience() const {
 }
 
 observe::Timeline Session::empty_timeline() const {
-  const auto leader = members(Group::kPp).front().value;
+  const auto leader = members(topology::kOneCopy).front().value;
   return {config::schedule_name(config_.schedule),
           *config_.active_microbatches,
           {{.rank = world_.rank.value, .leader = leader}}};

@@ -58,14 +58,14 @@ void require_memory(Session& session, const model::ParameterTable& table) {
   const double is_misfit = own.fits(degree) ? 0 : 1;
   if (messaging::largest(session.mailbox(), everyone, {is_misfit}, session.patience()).front() == 0) return;
   value::List word{{own.whole, own.sharded, own.trained, own.there, own.available}};
-  std::vector<sharding::Need> needs;
+  std::vector<sharding::MemoryNeed> needs;
   for (const auto& heard : session.mailbox().all_gather(everyone, word, session.patience())) {
     const auto& items = heard.as<value::List>().items;
     const auto number = [&items](std::size_t i) { return items.at(i).as<std::int64_t>(); };
     needs.push_back({number(0), number(1), number(2), number(3), number(4)});
   }
   const auto misfit = std::ranges::find_if(needs, [&](const auto& need) { return !need.fits(degree); });
-  const int replicas = session.topology().size(Group::kRdp);
+  const int replicas = session.topology().size(topology::kSameParts);
   const auto fitting = sharding::smallest_degree(needs, replicas);
   throw base::ConfigError(
       base::str("sharded_data_parallel_degree ", degree, ": parameters and gradients take ",
@@ -88,7 +88,7 @@ std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model:
   auto sharding = std::make_shared<sharding::Sharding>(
       sharding::sharded(table), modules,
       sharding::Sharding::Limits{session.config().sdp_reduce_bucket_size, session.config().sdp_max_live_parameters},
-      sharding::Parts{group, copies, session.members(Group::kPp), session.mailbox(), session.patience()});
+      sharding::Context{group, copies, session.ranks()});
   session.job().call_hooks().add(sharding->values(), sharding->values()->units());
   session.when_closed([weak = std::weak_ptr(sharding)] {
     if (const auto closing = weak.lock()) closing->close();
@@ -97,11 +97,6 @@ std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model:
 }
 
 }  // namespace
-
-void mark_shards(const Session& session, std::span<model::Parameter> rows) {
-  const auto& config = session.config();
-  sharding::mark_shards(rows, config.sharded_data_parallel_degree, config.sdp_param_persistence_threshold);
-}
 
 std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
                                                 std::span<const std::string> modules, model::ValueHooks hooks,

@@ -10,9 +10,6 @@
 
 namespace lamina::session {
 
-// Says of each of a model's rows over how many of this job's ranks it is sharded.
-void mark_shards(const Session& session, std::span<model::Parameter> rows);
-
 // Gives the ranks of a model the values that world rank 0 has, or their shards of them; collective over the world. See
 // model::give_values(). `modules`: the names of those that are called with their values. Returns the sharding; nullptr
 // where nothing is to be sharded.

@@ -23,7 +23,7 @@ namespace {
 // them on each. Gradients travel in buckets, in the order in which they come.
 class CollectiveTransfer : public Transfer {
  public:
-  CollectiveTransfer(const std::vector<Sharded>& parameters, std::int64_t bucket_elements, collective::Group& group,
+  CollectiveTransfer(const std::vector<Spec>& parameters, std::int64_t bucket_elements, collective::Group& group,
                      base::Patience patience, std::unique_ptr<SameOrder> order)
       : bucket_elements_(bucket_elements),
         group_(group),
@@ -100,8 +100,8 @@ class CollectiveTransfer : public Transfer {
   }
 
  private:
-  struct Own {
-    Sharded spec;
+  struct State {
+    Spec spec;
     at::Tensor shard;
     at::Tensor sum;
   };
@@ -182,13 +182,13 @@ class CollectiveTransfer : public Transfer {
     const auto all = zeros_for(parameters);
     std::int64_t at = 0;
     for (const auto& [parameter, gradient] : bucket_) {
-      const auto size = own_[parameter].shard.numel();
       const auto flat = gradient.reshape({-1});
-      for (std::int64_t member = 0, begin = 0; begin < flat.numel(); ++member, begin += size) {
-        const auto count = std::min(size, flat.numel() - begin);
-        all.select(0, member).narrow(0, at, count).copy_(flat.narrow(0, begin, count));
+      for (int member = 0; member < group_.size(); ++member) {
+        const auto share = own_[parameter].spec.share(group_.size(), member);
+        if (share.count() == 0) break;
+        all.select(0, member).narrow(0, at, share.count()).copy_(flat.narrow(0, share.begin, share.count()));
       }
-      at += size;
+      at += own_[parameter].shard.numel();
     }
     bucket_.clear();
     in_bucket_ = 0;
@@ -226,7 +226,7 @@ class CollectiveTransfer : public Transfer {
   std::mutex mutex_;
   const std::unique_ptr<SameOrder> order_;
   Sums sums_;
-  std::vector<Own> own_;
+  std::vector<State> own_;
   std::map<std::size_t, Begun> coming_;
   std::vector<std::pair<std::size_t, at::Tensor>> bucket_;
   std::int64_t in_bucket_ = 0;  // elements
@@ -235,7 +235,7 @@ class CollectiveTransfer : public Transfer {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Sharded>& parameters, std::int64_t bucket_elements,
+std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Spec>& parameters, std::int64_t bucket_elements,
                                                    collective::Group& group, const base::Patience& patience,
                                                    std::unique_ptr<SameOrder> order) {
   return std::make_unique<CollectiveTransfer>(parameters, bucket_elements, group, patience, std::move(order));

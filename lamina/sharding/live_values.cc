@@ -35,8 +35,8 @@ std::string why_away(const std::string& name) {
 
 }  // namespace
 
-LiveValues::LiveValues(std::vector<Named> parameters, std::span<const std::string> modules, std::int64_t most_at_once,
-                       std::shared_ptr<Transfer> transfer)
+LiveValues::LiveValues(std::vector<ShardedParameter> parameters, std::span<const std::string> modules,
+                       std::int64_t most_at_once, std::shared_ptr<Transfer> transfer)
     : transfer_(std::move(transfer)), most_at_once_(most_at_once) {
   const std::set<std::string, std::less<>> called(modules.begin(), modules.end());
   units_[""];

@@ -20,10 +20,12 @@
 
 namespace lamina::sharding {
 
-// A parameter of the model that is sharded: the user's object.
-struct Named {
+// A parameter of the model that is sharded.
+struct ShardedParameter {
   std::string name;
-  at::Tensor parameter;
+  at::Tensor parameter;      // the user's object
+  layout::Share share = {};  // this rank's elements of it
+  int replicas = 1;          // over which its gradients are averaged
 };
 
 // [Note: units] Values come for calls of modules. A unit is a module that has sharded parameters of its own (or in it,
@@ -38,7 +40,7 @@ class LiveValues : public value::Home, public model::CallHook {
  public:
   // `modules`: the names of those that are called. Nothing comes ahead of its time, or stays for a later one, where
   // more than `most_at_once` elements would be here.
-  LiveValues(std::vector<Named> parameters, std::span<const std::string> modules, std::int64_t most_at_once,
+  LiveValues(std::vector<ShardedParameter> parameters, std::span<const std::string> modules, std::int64_t most_at_once,
              std::shared_ptr<Transfer> transfer);
   ~LiveValues() override;
 
@@ -82,7 +84,7 @@ class LiveValues : public value::Home, public model::CallHook {
 
  private:
   struct Value {
-    Named named;
+    ShardedParameter named;
     std::string why;  // a use of it fails while it is away
     int holds = 0;
     std::uint32_t version = 0;  // when it came

@@ -9,8 +9,8 @@
 
 namespace lamina::sharding {
 
-Need need_of(const model::ParameterTable& table, std::int64_t available) {
-  Need need{.available = available};
+MemoryNeed need_of(const model::ParameterTable& table, std::int64_t available) {
+  MemoryNeed need{.available = available};
   for (const auto* row : table.here()) {
     const auto bytes = row->tensor.numel() * static_cast<std::int64_t>(row->tensor.element_size());
     if (value::memory_of(row->tensor) != nullptr) need.there += bytes;
@@ -24,10 +24,10 @@ Need need_of(const model::ParameterTable& table, std::int64_t available) {
   return need;
 }
 
-std::optional<int> smallest_degree(std::span<const Need> ranks, int replicas) {
+std::optional<int> smallest_degree(std::span<const MemoryNeed> ranks, int replicas) {
   for (int degree = 1; degree <= replicas; ++degree) {
     if (replicas % degree != 0) continue;
-    if (std::ranges::all_of(ranks, [degree](const Need& rank) { return rank.fits(degree); })) return degree;
+    if (std::ranges::all_of(ranks, [degree](const MemoryNeed& rank) { return rank.fits(degree); })) return degree;
   }
   return {};
 }

@@ -14,19 +14,18 @@
 #include <algorithm>
 #include <limits>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/model/overlaps.h"
+#include "lamina/layout/place.h"
 #include "lamina/sharding/same_order.h"
 
 namespace lamina::sharding {
 namespace {
 
-std::vector<Sharded> specs_of(std::span<const model::Parameter* const> parameters) {
-  std::vector<Sharded> specs;
+std::vector<Spec> specs_of(std::span<const model::Parameter* const> parameters) {
+  std::vector<Spec> specs;
   for (const auto* row : parameters) {
     const auto& tensor = row->tensor;
     specs.push_back({tensor.numel(), tensor.scalar_type(), tensor.device()});
@@ -65,41 +64,26 @@ std::vector<const model::Parameter*> sharded(const model::ParameterTable& table)
   return rows;
 }
 
-void mark_shards(std::span<model::Parameter> rows, int degree, std::int64_t threshold) {
-  std::unordered_map<const void*, int> sharers;  // of memory
-  std::vector<at::Tensor> tensors;
-  for (const auto& row : rows) {
-    ++sharers[value::memory_of(row.tensor)];
-    tensors.push_back(row.tensor);
-  }
-  std::unordered_set<const at::TensorImpl*> overlap;  // also where each has named the memory by itself, as over NumPy's
-  for (const auto& group : model::overlaps(tensors)) {
-    for (const auto number : group) overlap.insert(tensors[number].unsafeGetTensorImpl());
-  }
-  for (auto& row : rows) {
-    const auto& tensor = row.tensor;
-    const auto* memory = value::memory_of(tensor);  // none yet where the value is delayed, which is alone in its own
-    const bool alone = memory == nullptr || (sharers[memory] == 1 && !overlap.contains(tensor.unsafeGetTensorImpl()) &&
-                                             tensor.storage_offset() == 0 && memory->nbytes() == tensor.nbytes());
-    row.layout.shards = !row.layout.buffer && alone && model::may_be_sharded(tensor, threshold) ? degree : 1;
-  }
-}
-
 Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> modules,
-                   Limits limits, Parts parts)
-    : parts_(std::move(parts)) {
-  for (const auto* row : parameters) parameters_.push_back({row->layout.name, row->tensor});
+                   Limits limits, Context context)
+    : context_(std::move(context)), patience_(context_.ranks.patience()) {
+  const auto& ranks = context_.ranks;
+  for (const auto* row : parameters) {
+    const auto own = layout::held(row->layout, ranks.topology, ranks.place());
+    base::internal_check(own.has_value(), "a shard of what is here");
+    parameters_.push_back({row->layout.name, row->tensor, {own->begin, own->end, own->size}, row->reduction.divisor});
+  }
   const auto on_cpu = [](const auto* row) { return row->tensor.is_cpu(); };
   if (std::ranges::all_of(parameters, on_cpu)) {
-    const auto check_members = [&mailbox = parts_.mailbox, members = parts_.group.members()] {
+    const auto check_members = [&mailbox = ranks.mailbox, members = context_.group.members()] {
       if (const auto loss = mailbox.loss(members, {})) {
         throw base::PeerError(base::str("summing gradients: ", loss->text()), loss, base::Code{"group-lost"});
       }
     };
-    transfer_ = make_shared_transfer(specs_of(parameters), limits.gradients, parts_.group,
-                                     {"sharding the model", parts_.patience}, check_members);
+    transfer_ = make_shared_transfer(specs_of(parameters), limits.gradients, context_.group,
+                                     {"sharding the model", patience_}, check_members);
   }
-  if (!transfer_ && parts_.pipeline.size() > 1) {
+  if (!transfer_ && ranks.topology.size(topology::kPartitions) > 1) {
     throw base::UsageError(
         "sharded_data_parallel_degree with several partitions needs sharding groups whose ranks share memory (on one "
         "host, with ddp_dist_backend \"auto\"): they run microbatches in orders of their own, and collectives have "
@@ -110,8 +94,8 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
     std::vector<std::string> names;
     for (const auto& each : parameters_) names.push_back(each.name);
     transfer_ = make_collective_transfer(
-        specs_of(parameters), limits.gradients, parts_.group, parts_.patience,
-        std::make_unique<SameOrder>(parts_.mailbox, parts_.group.members(), parts_.group.rank(), std::move(names)));
+        specs_of(parameters), limits.gradients, context_.group, patience_,
+        std::make_unique<SameOrder>(ranks.mailbox, context_.group.members(), context_.group.rank(), std::move(names)));
   }
   for (std::size_t i = 0; i < size(); ++i) by_shard_[shard(i).unsafeGetTensorImpl()] = i;
   values_ = std::make_shared<LiveValues>(parameters_, modules, limits.live, transfer_);
@@ -166,13 +150,16 @@ void Sharding::close() {
   transfer_.reset();
 }
 
+const layout::Share& Sharding::share(std::size_t parameter) const {
+  transfer();
+  return named(parameter).share;
+}
+
 at::Tensor Sharding::part_of(std::size_t parameter, const at::Tensor& whole) {
   const at::NoGradGuard no_grad;
-  const auto shard = transfer().shard(parameter);
-  const auto begin = std::min(shard.numel() * parts_.group.rank(), whole.numel());
-  const auto valid = std::min(shard.numel(), whole.numel() - begin);
-  auto part = at::zeros({shard.numel()}, whole.options());
-  part.narrow(0, 0, valid).copy_(whole.detach().reshape({-1}).narrow(0, begin, valid));
+  const auto& own = share(parameter);
+  auto part = at::zeros({own.size}, whole.options());
+  part.narrow(0, 0, own.count()).copy_(whole.detach().reshape({-1}).narrow(0, own.begin, own.count()));
   return part;
 }
 
@@ -191,8 +178,9 @@ void Sharding::note(const at::Tensor& parameter, std::int64_t pass) {
   if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
   // Members read its memory, in which its elements have to be.
   gradient = gradient._is_zerotensor() ? gradient.clone() : gradient.resolve_neg();
-  if (is_half(gradient)) gradient = gradient.div(parts_.replicas());
-  transfer().give(*find(parameter), gradient.contiguous(), pass);
+  const auto number = *find(parameter);
+  if (is_half(gradient)) gradient = gradient.div(named(number).replicas);
+  transfer().give(number, gradient.contiguous(), pass);
 }
 
 void Sharding::reduce(std::int64_t pass, bool ends, const base::Patience& patience) {
@@ -202,11 +190,11 @@ void Sharding::reduce(std::int64_t pass, bool ends, const base::Patience& patien
   if (!ends) return;
   std::vector<at::Tensor> sums;
   for (std::size_t i = 0; i < size(); ++i) sums.push_back(transfer().take_sum(i));
-  if (parts_.copies != nullptr) sum_over_copies(sums, patience);
+  if (context_.copies != nullptr) sum_over_copies(sums, patience);
   for (std::size_t i = 0; i < size(); ++i) {
     if (!sums[i].defined()) continue;
     auto& gradient = shard(i).mutable_grad();
-    if (!is_half(sums[i])) sums[i].div_(parts_.replicas());
+    if (!is_half(sums[i])) sums[i].div_(named(i).replicas);
     if (gradient.defined()) {
       gradient.add_(sums[i]);
     } else {
@@ -221,12 +209,12 @@ void Sharding::sum_over_copies(std::vector<at::Tensor>& sums, const base::Patien
   auto present = at::zeros({static_cast<std::int64_t>(size())}, at::kByte);
   auto* flags = present.mutable_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < size(); ++i) flags[i] = sums[i].defined() ? 1 : 0;
-  parts_.copies->all_reduce(present, collective::Reduction::kMax, terms)->wait();
+  context_.copies->all_reduce(present, collective::Reduction::kMax, terms)->wait();
   std::vector<collective::Started> started;
   for (std::size_t i = 0; i < size(); ++i) {
     if (flags[i] == 0) continue;
     if (!sums[i].defined()) sums[i] = at::zeros_like(shard(i));
-    started.push_back(parts_.copies->all_reduce(sums[i], collective::Reduction::kSum, terms));
+    started.push_back(context_.copies->all_reduce(sums[i], collective::Reduction::kSum, terms));
   }
   for (auto& one : started) one->wait();
 }
@@ -270,7 +258,7 @@ std::vector<double> Sharding::sum_before_update(std::vector<double> numbers) {
   values_->before_update();
   const auto size = static_cast<std::int64_t>(numbers.size());
   const auto tensor = at::from_blob(numbers.data(), {size}, at::kDouble).clone();
-  caught_up().all_reduce(tensor, collective::Reduction::kSum, {"measuring gradients", parts_.patience})->wait();
+  caught_up().all_reduce(tensor, collective::Reduction::kSum, {"measuring gradients", patience_})->wait();
   const auto* sums = tensor.const_data_ptr<double>();
   return {sums, sums + numbers.size()};
 }
@@ -290,7 +278,7 @@ std::vector<model::Measured> Sharding::measured(std::vector<model::Measured> pai
       continue;  // a whole value is measured as it is
     parameter = named(*number).parameter;
     places.push_back(i);
-    parts.push_back(part.defined() ? part.detach().reshape({-1}).narrow(0, 0, elements(*number)) : part);
+    parts.push_back(part.defined() ? part.detach().reshape({-1}).narrow(0, 0, share(*number).count()) : part);
   }
   if (places.empty()) return pairs;
   const auto of_all = norms(parts, norm_type);
@@ -314,34 +302,28 @@ std::vector<double> Sharding::norms(std::span<const at::Tensor> parts, double no
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (has_elements(parts[i])) mine.mutable_data_ptr<double>()[i] = here[next++];
   }
-  const auto all = at::empty({parts_.group.size(), count}, mine.options());
-  caught_up().all_gather(all, mine, {"taking norms", parts_.patience})->wait();
+  const auto all = at::empty({context_.group.size(), count}, mine.options());
+  caught_up().all_gather(all, mine, {"taking norms", patience_})->wait();
   // Each is of order 0 the number of elements that are not 0.
   const auto norms = norm_type == 0 ? all.sum(0) : at::linalg_vector_norm(all, norm_type, at::IntArrayRef{0});
   const auto* begin = norms.const_data_ptr<double>();
   return {begin, begin + count};
 }
 
-std::int64_t Sharding::elements(std::size_t parameter) const {
-  const auto whole = named(parameter).parameter.numel();
-  const auto shard = transfer().shard(parameter).numel();
-  return std::clamp(whole - shard * parts_.group.rank(), std::int64_t{0}, shard);
-}
-
 at::Tensor Sharding::gather(std::size_t parameter, const at::Tensor& part) {
   const at::NoGradGuard no_grad;
   const auto& whole = named(parameter).parameter;
-  auto all = at::empty({part.numel() * parts_.group.size()}, part.options());
-  const collective::Terms terms{"gathering shards", parts_.patience};
+  auto all = at::empty({part.numel() * context_.group.size()}, part.options());
+  const collective::Terms terms{"gathering shards", patience_};
   caught_up().all_gather(all, part.detach().contiguous(), terms)->wait();
   return all.narrow(0, 0, whole.numel()).reshape(whole.sizes());
 }
 
 collective::Group& Sharding::caught_up() {
   transfer().catch_up();
-  return parts_.group;
+  return context_.group;
 }
 
-void Sharding::meet(const char* purpose) { caught_up().barrier({purpose, parts_.patience})->wait(); }
+void Sharding::meet(const char* purpose) { caught_up().barrier({purpose, patience_})->wait(); }
 
 }  // namespace lamina::sharding

@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lamina/collective/ranks.h"
 #include "lamina/data_parallel/sharded_gradients.h"
-#include "lamina/messaging/mailbox.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/sharding/live_values.h"
@@ -20,19 +20,11 @@ namespace lamina::sharding {
 // Parameters of a table that are sharded, of those here: the table's rows say of each over how many ranks.
 std::vector<const model::Parameter*> sharded(const model::ParameterTable& table);
 
-// Says of each of a model's rows over how many ranks it is sharded: `degree`, but not buffers, and parameters that may
-// not be sharded or share their memory.
-void mark_shards(std::span<model::Parameter> rows, int degree, std::int64_t threshold);
-
-// A job's parts that it works with; they outlive it.
-struct Parts {
+// The ranks that a sharding works with; they outlive it.
+struct Context {
   collective::Group& group;   // the sharding group
   collective::Group* copies;  // of this rank's shards; nullptr where there is one
-  std::vector<base::Rank> pipeline;
-  messaging::Mailbox& mailbox;
-  base::Patience patience;
-
-  std::int64_t replicas() const { return group.size() * (copies != nullptr ? copies->size() : 1); }
+  collective::Ranks ranks;
 };
 
 // Sharded data parallelism on one rank: the parameters that it has a shard of. See [Note: shards], [Note: units]. All
@@ -46,7 +38,7 @@ class Sharding : public data_parallel::ShardedGradients {
   // Collective. `modules`: the names of those that are called. Throws base::UsageError in a pipeline, where
   // microbatches have no order, for a group without memory in common.
   Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> modules, Limits limits,
-           Parts parts);
+           Context context);
 
   // Takes this rank's shards of the values that these parameters have here now, which go.
   void take(std::span<const model::Parameter> rows);
@@ -56,10 +48,10 @@ class Sharding : public data_parallel::ShardedGradients {
   // more.
   void close();
 
-  collective::Group& group() const { return parts_.group; }  // of those who have the shards
+  collective::Group& group() const { return context_.group; }  // of those who have the shards
   const std::shared_ptr<LiveValues>& values() const { return values_; }
   std::size_t size() const { return parameters_.size(); }
-  const Named& named(std::size_t parameter) const { return parameters_.at(parameter); }
+  const ShardedParameter& named(std::size_t parameter) const { return parameters_.at(parameter); }
   std::optional<std::size_t> find(const at::Tensor& parameter) const { return values_->find(parameter); }
   std::optional<std::size_t> find_shard(const at::Tensor& shard) const;  // whose it is
   // The tensor that an optimizer updates in the place of the parameter, with the gradient of this shard.
@@ -87,8 +79,8 @@ class Sharding : public data_parallel::ShardedGradients {
   // those that are sharded this member's part; there the parameter, and a tensor of one element, the norm of all of it,
   // stand in the result.
   std::vector<model::Measured> measured(std::vector<model::Measured> pairs, double norm_type);
-  // Elements of this member's shard that are the parameter's: the others pad it.
-  std::int64_t elements(std::size_t parameter) const;
+  // The elements of the parameter that this member's shard has; what else it has pads it.
+  const layout::Share& share(std::size_t parameter) const;
   // Collective over the sharding group: all members' parts, which are as large as shards, as one tensor of the
   // parameter's shape.
   at::Tensor gather(std::size_t parameter, const at::Tensor& part);
@@ -105,8 +97,9 @@ class Sharding : public data_parallel::ShardedGradients {
   void meet(const char* purpose);
   void sum_over_copies(std::vector<at::Tensor>& sums, const base::Patience& patience);
 
-  const Parts parts_;
-  std::vector<Named> parameters_;
+  const Context context_;
+  const base::Patience patience_;
+  std::vector<ShardedParameter> parameters_;
   std::shared_ptr<Transfer> transfer_;
   std::shared_ptr<LiveValues> values_;
   std::unordered_map<const at::TensorImpl*, std::size_t> by_shard_;

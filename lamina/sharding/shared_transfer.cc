@@ -53,7 +53,7 @@ class Poll {
 class SharedTransfer : public Transfer {
  public:
   // `arena_bytes`: as many as all gradients take together; each has a place of its own behind them.
-  SharedTransfer(const std::vector<Sharded>& parameters, SharedLayout layout, std::size_t arena_bytes,
+  SharedTransfer(const std::vector<Spec>& parameters, SharedLayout layout, std::size_t arena_bytes,
                  std::size_t bytes_at_once, Segment segment, const collective::Group& group,
                  std::function<void()> check_members)
       : check_members_(std::move(check_members)),
@@ -66,7 +66,7 @@ class SharedTransfer : public Transfer {
         arena_(arena_bytes),
         bytes_at_once_(bytes_at_once) {
     for (const auto& each : parameters) {
-      Own own{.spec = each, .size_of = c10::elementSize(each.dtype), .own_place = arena_bytes};
+      State own{.spec = each, .size_of = c10::elementSize(each.dtype), .own_place = arena_bytes};
       own.shard_numel = each.shard_numel(members_);
       arena_bytes += Pieces::size(each.bytes());
       own_.push_back(std::move(own));
@@ -134,8 +134,8 @@ class SharedTransfer : public Transfer {
   }
 
  private:
-  struct Own {
-    Sharded spec;
+  struct State {
+    Spec spec;
     std::size_t size_of = 0;
     std::size_t own_place = 0;  // for a gradient that no gap in the arena is large enough for
     std::int64_t shard_numel = 0;
@@ -264,19 +264,19 @@ class SharedTransfer : public Transfer {
   void sum_next(std::size_t parameter) {
     auto& own = own_[parameter];
     const auto k = ++own.summed;
-    const auto begin = std::min(own.shard_numel * member_, own.spec.numel);
-    const auto valid = std::min(own.shard_numel, own.spec.numel - begin);
+    const auto share = own.spec.share(members_, member_);
+    const auto valid = share.count();
     std::vector<const std::byte*> sources;
     if (own.sum.defined()) {
       sources.push_back(static_cast<const std::byte*>(own.sum.const_data_ptr()));
     } else {
       own.sum = sums_.take(parameter);
-      own.sum.narrow(0, valid, own.shard_numel - valid).zero_();
+      own.sum.narrow(0, valid, share.size - valid).zero_();
     }
     for (int other = 0; other < members_; ++other) {
       if (count(layout_.posted(parameter, other)) < k) continue;
       const auto place = word(layout_.place(parameter, other)).load(std::memory_order_relaxed);
-      sources.push_back(at(layout_.arena(other) + place) + static_cast<std::size_t>(begin) * own.size_of);
+      sources.push_back(at(layout_.arena(other) + place) + static_cast<std::size_t>(share.begin) * own.size_of);
     }
     shared_memory::reduce(*value::dtype_of(own.spec.dtype), shared_memory::Reduction::kSum,
                           static_cast<std::byte*>(own.sum.mutable_data_ptr()), sources,
@@ -340,7 +340,7 @@ class SharedTransfer : public Transfer {
   const SharedLayout layout_;
   const std::vector<base::Rank> ranks_;
   const int member_, members_;
-  std::vector<Own> own_;
+  std::vector<State> own_;
   std::mutex mutex_;
   Sums sums_;
   Pieces arena_;
@@ -353,7 +353,7 @@ class SharedTransfer : public Transfer {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Sharded>& parameters, std::int64_t gradients_at_once,
+std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Spec>& parameters, std::int64_t gradients_at_once,
                                                collective::Group& group, const collective::Terms& terms,
                                                std::function<void()> check_members) {
   std::vector<std::size_t> value_bytes;

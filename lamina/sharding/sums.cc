@@ -23,7 +23,7 @@ struct Piece {
 
 }  // namespace
 
-Sums::Sums(std::span<const Sharded> parameters, int members) : memory_(parameters.size()) {
+Sums::Sums(std::span<const Spec> parameters, int members) : memory_(parameters.size()) {
   std::map<std::tuple<at::DeviceType, at::DeviceIndex, at::ScalarType>, Piece> pieces;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& each = parameters[i];

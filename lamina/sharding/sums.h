@@ -16,7 +16,7 @@ namespace lamina::sharding {
 // gives its pages when they are first written to.
 class Sums {
  public:
-  Sums(std::span<const Sharded> parameters, int members);
+  Sums(std::span<const Spec> parameters, int members);
 
   // A tensor like this member's shard, with any values. It has the memory of the last one, or of its own as long as
   // somebody still has that one.

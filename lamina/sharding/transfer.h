@@ -11,21 +11,23 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/collective/group.h"
+#include "lamina/layout/region.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::sharding {
 
 class SameOrder;
 
-// [Note: shards] The members of a sharding group share out the elements of a parameter: flattened, member i has those
-// from i * ceil(numel / members) on, as many, the last ones padded with zeros. For a computation the whole value comes,
+// [Note: shards] The members of a sharding group share out the elements of a parameter: flattened, each has a
+// layout::Share of them, padded with zeros. For a computation the whole value comes,
 // and goes again; gradients are summed over the members, and each keeps the sum of its own shard.
-struct Sharded {
+struct Spec {
   std::int64_t numel = 0;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
 
-  std::int64_t shard_numel(int members) const { return (numel + members - 1) / members; }
+  layout::Share share(int members, int member) const { return layout::share_of(numel, members, member); }
+  std::int64_t shard_numel(int members) const { return share(members, 0).size; }
   std::size_t bytes() const { return static_cast<std::size_t>(numel) * c10::elementSize(dtype); }
 };
 
@@ -39,7 +41,7 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
 
-  // This member's shard: one dimension of ceil(numel / members) elements, the same tensor each time.
+  // This member's shard: one dimension of its share's size, the same tensor each time.
   virtual at::Tensor shard(std::size_t parameter) = 0;
   // The whole value: valid while the result lives, and while no member changes its shard.
   virtual c10::DataPtr value(std::size_t parameter) = 0;
@@ -63,14 +65,14 @@ class Transfer {
 // Over collectives of the group, for which every member calls value(), expect(), copy() and give() in one order, and
 // reduces what it has given; `order` sees to that, where there is one. `bucket_elements`: how many elements of
 // gradients travel at a time, at most.
-std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Sharded>& parameters, std::int64_t bucket_elements,
+std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Spec>& parameters, std::int64_t bucket_elements,
                                                    collective::Group& group, const base::Patience& patience,
                                                    std::unique_ptr<SameOrder> order);
 
 // Over memory that the members have in common; nullptr where the group has none, on all members. Collective.
 // `gradients_at_once`: how many elements of this member's gradients may lie there, but always one parameter's.
 // `check_members` throws when one is lost, which memory does not tell.
-std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Sharded>& parameters, std::int64_t gradients_at_once,
+std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Spec>& parameters, std::int64_t gradients_at_once,
                                                collective::Group& group, const collective::Terms& terms,
                                                std::function<void()> check_members = {});
 

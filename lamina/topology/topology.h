@@ -15,6 +15,13 @@ namespace lamina::topology {
 // name a way to count ranks: the dp_rank of a rank is its index in its kDp group.
 enum class Group { kWorld, kMp, kDp, kPp, kTp, kRdp, kShard, kShardCopies, kShardWithin, kShardAcross, kNode };
 
+// [Note: groups by meaning] Who asks for ranks by what they do together names one of these: it is said here alone which
+// axes that spans.
+inline constexpr Group kOneCopy = Group::kMp;     // have one copy of the model together
+inline constexpr Group kPartitions = Group::kPp;  // have one partition of a copy each
+inline constexpr Group kReplicas = Group::kDp;    // read batches of their own, and average their gradients
+inline constexpr Group kSameParts = Group::kRdp;  // have the same parts of the model, in copies of it
+
 // The position of a rank on each axis.
 struct Coordinates {
   int pp = 0;

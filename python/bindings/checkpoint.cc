@@ -133,8 +133,7 @@ void bind_checkpoint(py::module_& module) {
       .def("best_source", &CheckpointReader::best_source, py::arg("name"), py::arg("dtype"))
       .def("want_row", &CheckpointReader::want_row, py::arg("parts"), py::arg("name"), py::arg("kind"),
            py::arg("optimizer"), py::arg("into"))
-      .def("want_master", &CheckpointReader::want_master, py::arg("parts"), py::arg("locals"), py::arg("of"),
-           py::arg("into"))
+      .def("want_master", &CheckpointReader::want_master, py::arg("parts"), py::arg("of"), py::arg("into"))
       .def("want_state", &CheckpointReader::want_state, py::arg("parts"), py::arg("locals"), py::arg("of"),
            py::arg("place"), py::arg("held").none(true))
       .def("want_content", &CheckpointReader::want_content, py::arg("name"))

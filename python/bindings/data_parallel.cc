@@ -14,7 +14,6 @@ namespace {
 using data_parallel::NamedTensor;
 using data_parallel::Reducer;
 using session::Session;
-using topology::Group;
 using Release = py::gil_scoped_release;
 using Acquire = py::gil_scoped_acquire;
 
@@ -43,7 +42,7 @@ Reducer::Tensors tensors(const py::function& named) {
 // The job's group of the replicas.
 Reducer::Replicas replicas(const std::shared_ptr<Session>& session) {
   return [session](const base::Patience& patience) -> collective::Group& {
-    return session->groups().get(Group::kDp, patience);
+    return session->groups().get(topology::kReplicas, patience);
   };
 }
 
@@ -53,8 +52,8 @@ std::unique_ptr<Reducer> make(const std::shared_ptr<Session>& session, int passe
   const data_parallel::ReducerOptions options{
       passes_per_reduction, bucket_bytes, broadcast_buffers, overlap,
       gradients_are_views ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied};
-  return std::make_unique<Reducer>(options, session->mailbox(), session->members(Group::kDp), session->patience(),
-                                   face_hooks().failures,
+  return std::make_unique<Reducer>(options, session->mailbox(), session->members(topology::kReplicas),
+                                   session->patience(), face_hooks().failures,
                                    Reducer::Parts{tensors(parameters), tensors(buffers), replicas(session)});
 }
 

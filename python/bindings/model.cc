@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "lamina/model/cut.h"
+#include "lamina/model/make_table.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/session/sharding.h"
@@ -24,7 +25,7 @@ using Release = py::gil_scoped_release;
 model::Plan plan_model(const Session& session, const model::ModuleTree& tree, const py::object& measures,
                        const plan::KeptPartition& kept) {
   return model::plan_model(tree, to_costs(measures), session.config(), session.world().size,
-                           session.topology().size(Group::kPp), kept);
+                           session.topology().size(topology::kPartitions), kept);
 }
 
 py::tuple cut(Session& session, const model::ModuleTree& tree, const model::Plan* plan, const std::string& error,
@@ -67,8 +68,8 @@ py::dict gather_state(Session& session, const py::dict& own, bool to_first, cons
   for (const auto& [name, part] : own) parts.emplace_back(name.cast<std::string>(), to_value(part));
   {
     const Release release;
-    parts =
-        model::gather(std::move(parts), to_first, session.members(Group::kPp), session.mailbox(), session.patience());
+    parts = model::gather(std::move(parts), to_first, session.members(topology::kOneCopy), session.mailbox(),
+                          session.patience());
     if (cut != nullptr) {
       std::ranges::stable_sort(parts, {}, [&](const model::Named& each) { return cut->position_of(each.first); });
     }
@@ -78,17 +79,13 @@ py::dict gather_state(Session& session, const py::dict& own, bool to_first, cons
   return state;
 }
 
-// (name, tensor, is a buffer, partition)
-using Row = std::tuple<std::string, at::Tensor, bool, int>;
+// (name, tensor, is a buffer)
+using Row = std::tuple<std::string, at::Tensor, bool>;
 
-ParameterTable make_table(Session& session, const std::vector<Row>& rows) {
-  const auto& topology = session.topology();
-  std::vector<model::Parameter> all;
-  for (const auto& [name, tensor, buffer, partition] : rows) {
-    all.push_back(model::whole_in(base::Partition(partition), name, tensor, buffer, topology.size(Group::kDp)));
-  }
-  session::mark_shards(session, all);
-  return {std::move(all), session.partition(), topology.size(Group::kPp)};
+ParameterTable make_table(Session& session, const model::Cut& cut, const std::vector<Row>& rows) {
+  std::vector<model::NamedTensor> tensors;
+  for (const auto& [name, tensor, buffer] : rows) tensors.push_back({name, tensor, buffer});
+  return model::make_table(session.topology(), session.config(), cut, tensors);
 }
 
 // The text of an error of using a tensor on this rank whose value is in `partition`.
@@ -130,11 +127,13 @@ std::vector<at::Tensor> norms(Session& session, const ParameterTable& table,
   std::vector<model::Measured> measured;
   for (const auto& [of, tensor] : given) measured.emplace_back(of, tensor.value_or(at::Tensor()));
   const Release release;
-  return model::norms(table, measured, norm_type, session.members(Group::kPp), session.mailbox(), session.patience());
+  return model::norms(table, measured, norm_type, session.members(topology::kOneCopy), session.mailbox(),
+                      session.patience());
 }
 
 }  // namespace
 
+// The axes first, by which groups are named; then their meanings: see [Note: groups by meaning].
 constexpr std::pair<std::string_view, Group> kGroups[] = {{"world", Group::kWorld},
                                                           {"mp", Group::kMp},
                                                           {"dp", Group::kDp},
@@ -145,7 +144,11 @@ constexpr std::pair<std::string_view, Group> kGroups[] = {{"world", Group::kWorl
                                                           {"shard_copies", Group::kShardCopies},
                                                           {"shard_within", Group::kShardWithin},
                                                           {"shard_across", Group::kShardAcross},
-                                                          {"node", Group::kNode}};
+                                                          {"node", Group::kNode},
+                                                          {"one_copy", topology::kOneCopy},
+                                                          {"partitions", topology::kPartitions},
+                                                          {"replicas", topology::kReplicas},
+                                                          {"same_parts", topology::kSameParts}};
 
 Group group_of(const std::string& kind) {
   for (const auto& [name, group] : kGroups) {
@@ -175,7 +178,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
           py::arg("name"))
       .def("owns", &model::Cut::owns, py::arg("name"));
   py::class_<ParameterTable>(module, "ParameterTable")
-      .def(py::init(&make_table), py::arg("session"), py::arg("rows"))
+      .def(py::init(&make_table), py::arg("session"), py::arg("cut"), py::arg("rows"))
       .def("is_here", py::overload_cast<const at::Tensor&>(&ParameterTable::is_here, py::const_), py::arg("tensor"))
       .def(
           "has_any",
@@ -188,11 +191,28 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
           "reduced_over",
           [](const ParameterTable& table, const at::Tensor& parameter) -> std::optional<std::string> {
             const auto* row = table.find(parameter);
-            return row == nullptr ? std::nullopt : std::optional(kind_of(row->layout.reduction.over));
+            return row == nullptr ? std::nullopt : std::optional(kind_of(row->reduction.over));
           },
           py::arg("parameter"))
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
-  kind.def("hooked_modules", &hooked_modules, py::arg("names"))
+  kind.def_property_readonly("updates_divided_over",
+                             [](const Session& session) -> std::optional<std::string> {
+                               const auto over = model::updates_divided_over(session.topology(), session.config());
+                               return over ? std::optional(kind_of(*over)) : std::nullopt;
+                             })
+      .def_property_readonly("updates_masters",
+                             [](const Session& session) { return model::updates_masters(session.config()); })
+      .def(
+          "share_of",
+          [](const Session& session, std::int64_t numel) {
+            const auto& topology = session.topology();
+            const auto own = layout::share_of(numel, topology.size(Group::kShard),
+                                              topology.index(Group::kShard, session.world().rank));
+            return std::tuple(own.begin, own.end, own.size);
+          },
+          py::arg("numel"))
+      .def_property_readonly("leads", [](Session& session) { return session.job().leads(); })
+      .def("hooked_modules", &hooked_modules, py::arg("names"))
       .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"), py::call_guard<Release>())
       .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"))
       .def("cut", &cut, py::arg("tree"), py::arg("plan"), py::arg("error"), py::arg("word"))

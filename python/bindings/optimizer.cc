@@ -292,7 +292,7 @@ void bind_local_parameters(py::module_& module) {
                              })
       .def(
           "is_part",
-          [](const LocalParameters& locals, const at::Tensor& local) { return locals.part(local).has_value(); },
+          [](const LocalParameters& locals, const at::Tensor& local) { return locals.shard(local).has_value(); },
           py::arg("local"))
       .def("updates_whole", &LocalParameters::updates_whole, py::arg("local"));
 }

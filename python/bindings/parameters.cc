@@ -112,7 +112,7 @@ PyObject* get_gradient_of_stand_in(LocalParameters& parameters, const at::Tensor
   if (!gradient.defined()) return none;
   Py_DECREF(none);
   PyObject* found = THPVariable_Wrap(gradient);
-  if (told_of_shards || !parameters.part(own)) return found;
+  if (told_of_shards || !parameters.shard(own)) return found;
   return tell(
       found, told_of_shards,
       "the gradient of a part of a parameter was read, which stands in the optimizer's groups: other ranks have "

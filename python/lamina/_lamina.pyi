@@ -9,7 +9,9 @@ from typing import Any, Literal, Protocol, overload
 import torch
 from torch.distributed import Backend, ProcessGroup, Store
 
-Kind = Literal["world", "mp", "dp", "pp", "tp", "rdp", "shard", "shard_copies", "shard_within", "shard_across", "node"]
+# The axes, and groups by their meaning: see [Note: axes] and [Note: groups by meaning].
+Axis = Literal["world", "mp", "dp", "pp", "tp", "rdp", "shard", "shard_copies", "shard_within", "shard_across", "node"]
+Kind = Axis | Literal["one_copy", "partitions", "replicas", "same_parts"]
 
 def set_hooks(
     *,
@@ -200,6 +202,17 @@ class Session:
         """World ranks of this rank's group of that kind."""
     def translate(self, kind: Kind, index: int) -> int:
         """World rank of member `index` of this rank's group of that kind."""
+    @property
+    def leads(self) -> bool:
+        """True where this rank runs the bodies of step functions."""
+    @property
+    def updates_masters(self) -> bool:
+        """True where optimizers update masters in the place of parameters of half precision."""
+    @property
+    def updates_divided_over(self) -> str | None:
+        """The group whose ranks share out what an optimizer updates of a parameter; None where each updates all."""
+    def share_of(self, numel: int) -> tuple[int, int, int]:
+        """This rank's share of so many elements in its sharding group: (begin, end, size); see layout::Share."""
     @property
     def stuck(self) -> bool:
         """A collective of a group was left that may never end; also true afterwards."""
@@ -428,8 +441,8 @@ class Cut:
 class ParameterTable:
     """The table of who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h."""
 
-    def __init__(self, session: Session, rows: Sequence[tuple[str, torch.Tensor, bool, int]]) -> None:
-        """A row for each tensor: its name, it, whether it is a buffer, its partition. Parameters come first."""
+    def __init__(self, session: Session, cut: Cut, rows: Sequence[tuple[str, torch.Tensor, bool]]) -> None:
+        """A row for each tensor: its name, it, whether it is a buffer. Parameters come first."""
     def is_here(self, tensor: torch.Tensor) -> bool:
         """True where this rank has elements of a tensor; for one that is not the model's, too."""
     def has_any(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -962,7 +975,7 @@ class CheckpointReader:
     def want_row(self, parts: CheckpointParts, name: str, kind: SavedKind, optimizer: int, into: torch.Tensor) -> None:
         """Has `fill_model` put this rank's elements of a parameter or buffer, of its master with that kind, into a
         tensor."""
-    def want_master(self, parts: CheckpointParts, locals: LocalParameters, of: StateName, into: torch.Tensor) -> None:
+    def want_master(self, parts: CheckpointParts, of: StateName, into: torch.Tensor) -> None:
         """Has `fill_optimizers` put a master's elements into a tensor."""
     def want_state(
         self,

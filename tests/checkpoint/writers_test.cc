@@ -32,7 +32,7 @@ std::map<std::int64_t, std::int64_t> written(const model::ParameterTable& table,
     elements[rank] = 0;
     for (const auto& row : table.all()) {
       const auto place = layout::place(row.layout, topology, topology.coordinates(base::Rank(rank)));
-      if (!place || place->copy != writers.copy_of(row.layout.name)) continue;
+      if (!place || place->copy != writers.copy_of(row.layout, topology)) continue;
       const auto region = layout::held(row.layout, place->slice, place->shard);
       elements[rank] += region.end - region.begin;
     }

@@ -8,6 +8,7 @@
 
 #include "lamina/layout/common.h"
 #include "lamina/layout/parameter_layout.h"
+#include "tests/layout/pieces.h"
 
 // Random layouts, and the elements of their pieces by the definition, one by one.
 namespace lamina::layout {

@@ -6,6 +6,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/layout/parameter_layout.h"
+#include "tests/layout/pieces.h"
 
 namespace lamina::layout {
 namespace {

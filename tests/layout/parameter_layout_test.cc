@@ -92,13 +92,20 @@ TEST(ParameterLayout, SlicingIntoOneIsNoSlicing) {
   EXPECT_EQ(held(sliced(shape, {.dim = 1, .sections = {{2}, {4}}}), 0, 0), whole(shape));
 }
 
+TEST(ShareOf, EachMemberHasAsManyAndTheLastOnesWhatIsLeft) {
+  EXPECT_EQ(share_of(7, 3, 0), (Share{0, 3, 3}));
+  EXPECT_EQ(share_of(7, 3, 2), (Share{6, 7, 3}));
+  EXPECT_EQ(share_of(2, 4, 3), (Share{2, 2, 1}));
+  EXPECT_EQ(share_of(0, 2, 1), (Share{0, 0, 0}));
+  EXPECT_EQ(share_of(5, 1, 0), (Share{0, 5, 5}));
+}
+
 TEST(ParameterLayout, SizesThatDoNotFitAreErrorsThatSayWhich) {
   expect_not_possible({.name = "w", .shape = {3, -1}}, "a dimension of size -1");
   expect_not_possible({.name = "w", .shape = {kHuge, 3}}, "more than 2^60 elements");
   expect_not_possible({.name = "w", .shape = {kHuge, kHuge, 0}}, "more than 2^60 elements");
   expect_not_possible({.name = "w", .shape = {3}, .shards = 0}, "sharding into 0");
   expect_not_possible({.name = "w", .shape = {3}, .partition = base::Partition(-1)}, "partition -1");
-  expect_not_possible({.name = "w", .shape = {3}, .reduction = {.divisor = 0}}, "gradients divided by 0");
 }
 
 TEST(ParameterLayout, SlicingsThatDoNotFitAreErrorsThatSayWhy) {
@@ -117,10 +124,9 @@ TEST(ParameterLayout, SlicingsThatDoNotFitAreErrorsThatSayWhy) {
 }
 
 TEST(ParameterLayout, AllThatIsWrongIsSaidAtOnce) {
-  const ParameterLayout layout{.name = "w", .shape = {-3}, .shards = 0, .reduction = {.divisor = -2}};
+  const ParameterLayout layout{.name = "w", .shape = {-3}, .shards = 0};
   expect_not_possible(layout, "size -3");
   expect_not_possible(layout, "sharding into 0");
-  expect_not_possible(layout, "divided by -2");
 }
 
 TEST(ParameterLayout, APieceThatThereIsNotIsAnError) {

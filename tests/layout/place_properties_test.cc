@@ -61,7 +61,8 @@ RC_GTEST_PROP(PlaceProperty, EveryRankOfThePartitionHasAPlaceAndNoOtherRank, ())
   for (int rank = 0; rank < topology.size(Group::kWorld); ++rank) {
     const auto here = place_of(layout, topology, rank);
     RC_ASSERT(here.has_value() == (topology.coordinates(Rank(rank)).pp == layout.partition.value));
-    if (here) RC_ASSERT(holder(layout, topology, *here) == Rank(rank));
+    if (here)
+      RC_ASSERT(held(layout, topology, topology.coordinates(Rank(rank))) == held(layout, here->slice, here->shard));
   }
 }
 
@@ -73,6 +74,7 @@ RC_GTEST_PROP(PlaceProperty, EveryPieceHasAsManyCopies, ()) {
     if (const auto here = place_of(layout, topology, rank)) copies[{here->slice, here->shard}].insert(here->copy);
   }
   RC_ASSERT(copies.size() == pieces(layout).size());
+  RC_ASSERT(std::cmp_equal(copies.begin()->second.size(), layout::copies(layout, topology)));
   for (const auto& [piece, numbers] : copies) RC_ASSERT(numbers == copies.begin()->second);
 }
 

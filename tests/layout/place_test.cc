@@ -10,7 +10,6 @@ namespace lamina::layout {
 namespace {
 
 using base::ConfigError;
-using base::InternalError;
 using base::UsageError;
 using topology::Topology;
 
@@ -46,15 +45,12 @@ TEST(Place, DegreesThatDoNotFitTheRanksAreErrors) {
   EXPECT_THROW(place(layout, topology, {}), ConfigError);
   EXPECT_THROW(place(sliced(4), topology, {}), ConfigError);
   EXPECT_THROW(place(sliced(2, 4), topology, {}), ConfigError);
-  EXPECT_THROW(holder(sliced(2, 0), topology, {}), ConfigError);
+  EXPECT_THROW(copies(sliced(2, 0), topology), ConfigError);
 }
 
-TEST(Place, RanksAndCopiesThatThereAreNotAreErrors) {
+TEST(Place, ARankThatThereIsNotIsAnError) {
   const Topology topology(8, 2, 2);
   EXPECT_THROW(place(sliced(2), topology, {.pp = 2}), UsageError);
-  EXPECT_THROW(holder(sliced(2, 2), topology, {.copy = 1}), InternalError);
-  EXPECT_THROW(holder(sliced(2, 2), topology, {.shard = 2}), InternalError);
-  EXPECT_THROW(holder(sliced(2, 2), topology, {.slice = -1}), InternalError);
 }
 
 }  // namespace

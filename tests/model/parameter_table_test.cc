@@ -39,7 +39,7 @@ TEST(ParameterTable, HasALayoutForEachRow) {
   const layout::ParameterLayout& b = table.all()[1].layout;
   EXPECT_EQ(b.shape, (layout::Shape{2, 3}));
   EXPECT_TRUE(b.buffer);
-  EXPECT_EQ(b.dtypes.forward, layout::DType::kFloat32);
+  EXPECT_EQ(b.dtype, layout::DType::kFloat32);
   EXPECT_NO_THROW(layout::check(b));
 }
 

@@ -8,6 +8,7 @@ from torch import nn
 import lamina
 from lamina import _lamina
 from lamina.job import current
+from lamina.modules.tree import ModuleTree
 from lamina.optim.lent_optimizer import LentOptimizer
 
 OPTIMIZERS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad]
@@ -19,8 +20,9 @@ def layers():
 
 def trim(optimizer, module, owners):
     """Makes it one of the part of partition 0, where layers have these owners."""
-    rows = [(name, tensor, False, owners[int(name[0])]) for name, tensor in module.named_parameters()]
-    table = _lamina.ParameterTable(current.session(), rows)
+    rows = [(name, tensor, False) for name, tensor in module.named_parameters()]
+    cut = _lamina.Cut(ModuleTree(module).filled(), [0, *owners], [], 0)
+    table = _lamina.ParameterTable(current.session(), cut, rows)
     engine = _lamina.Optimizer(current.session(), _lamina.LossScale(1.0), 0, False)
     engine.parameters.set_model(lambda: table, None)
     engine.trim(LentOptimizer(optimizer, None, None))

@@ -44,7 +44,7 @@ class LiveValuesTest : public ::testing::Test {
  protected:
   // `rows` of three elements each.
   void make(std::int64_t most_at_once = 1000, std::int64_t rows = 2) {
-    std::vector<Named> named;
+    std::vector<ShardedParameter> named;
     std::vector<at::Tensor> values;
     for (const auto* name : {"a.weight", "b.weight", "b.inner.weight", "c.weight"}) {
       parameters.push_back(at::full({rows, 3}, static_cast<double>(named.size() + 1)).set_requires_grad(true));

@@ -8,14 +8,14 @@ namespace lamina::sharding {
 namespace {
 
 TEST(Memory, OfShardsIsDividedByTheDegree) {
-  const Need need{.whole = 100, .sharded = 90, .trained = 60};
+  const MemoryNeed need{.whole = 100, .sharded = 90, .trained = 60};
   EXPECT_EQ(need.bytes(1), 100 + 60 + 2 * 90);
   EXPECT_EQ(need.bytes(4), 100 + 60 + 2 * 23);
 }
 
 TEST(Memory, TheSmallestDegreeDividesTheReplicasAndFitsOnAllRanks) {
-  const Need small{.sharded = 100, .available = 100}, smaller{.sharded = 100, .available = 60};
-  const auto degree = [](std::vector<Need> needs, int replicas) { return smallest_degree(needs, replicas); };
+  const MemoryNeed small{.sharded = 100, .available = 100}, smaller{.sharded = 100, .available = 60};
+  const auto degree = [](std::vector<MemoryNeed> needs, int replicas) { return smallest_degree(needs, replicas); };
   EXPECT_EQ(degree({small}, 4), 2);
   EXPECT_EQ(degree({small, smaller}, 8), 4);
   EXPECT_EQ(degree({small, smaller}, 6), 6);
@@ -23,7 +23,7 @@ TEST(Memory, TheSmallestDegreeDividesTheReplicasAndFitsOnAllRanks) {
 }
 
 TEST(Memory, ThatValuesTakeAlreadyCountsAsThere) {
-  const Need need{.sharded = 100, .there = 100, .available = 100};
+  const MemoryNeed need{.sharded = 100, .there = 100, .available = 100};
   EXPECT_TRUE(need.fits(1));
 }
 

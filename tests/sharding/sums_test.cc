@@ -8,7 +8,7 @@ namespace lamina::sharding {
 namespace {
 
 TEST(Sums, HaveTheSizeAndTypeOfShardsAndLieApart) {
-  const std::vector<Sharded> parameters{{7, at::kFloat}, {4, at::kDouble}, {1000, at::kFloat}, {3, at::kBFloat16}};
+  const std::vector<Spec> parameters{{7, at::kFloat}, {4, at::kDouble}, {1000, at::kFloat}, {3, at::kBFloat16}};
   Sums sums(parameters, 2);
   std::vector<at::Tensor> taken;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -22,7 +22,7 @@ TEST(Sums, HaveTheSizeAndTypeOfShardsAndLieApart) {
 }
 
 TEST(Sums, TakeTheMemoryOfOneThatIsGoneAndLeaveOneThatIsKept) {
-  Sums sums(std::vector<Sharded>{{64, at::kFloat}}, 2);
+  Sums sums(std::vector<Spec>{{64, at::kFloat}}, 2);
   auto first = sums.take(0);
   const auto* memory = first.const_data_ptr();
   first.reset();
@@ -37,7 +37,7 @@ TEST(Sums, TakeTheMemoryOfOneThatIsGoneAndLeaveOneThatIsKept) {
 TEST(Sums, OutliveWhatTheyCameFrom) {
   at::Tensor sum;
   {
-    Sums sums(std::vector<Sharded>{{1 << 20, at::kFloat}}, 2);
+    Sums sums(std::vector<Spec>{{1 << 20, at::kFloat}}, 2);
     sum = sums.take(0).fill_(3);
   }
   EXPECT_TRUE(sum.eq(3).all().item<bool>());

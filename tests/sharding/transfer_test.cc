@@ -20,7 +20,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::unique_ptr<Transfer> make(Over over, const std::vector<Sharded>& parameters, std::int64_t gradients_at_once,
+std::unique_ptr<Transfer> make(Over over, const std::vector<Spec>& parameters, std::int64_t gradients_at_once,
                                collective::Group& group, base::Patience patience = {30s}) {
   auto made = over == Over::kSharedMemory
                   ? make_shared_transfer(parameters, gradients_at_once, group, {"sharding", patience})
@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(Each, AnyTransfer,
 TEST_P(AnyTransfer, TheWholeValueIsMadeOfTheShards) {
   const auto [over, size] = GetParam();
   together(size, over, [over, size](collective::Group& group) {
-    std::vector<Sharded> parameters;
+    std::vector<Spec> parameters;
     for (const std::int64_t numel : {1, 2, 3, 7, 12, 1000}) {
       parameters.push_back({numel, numel % 2 == 0 ? at::kFloat : at::kBFloat16});
     }
@@ -68,7 +68,7 @@ TEST_P(AnyTransfer, SumsAreThoseOfAllGradients) {
   const auto [over, size] = GetParam();
   for (const std::int64_t at_once : {1, 13, 1000}) {
     together(size, over, [over, size, at_once](collective::Group& group) {
-      const std::vector<Sharded> parameters{{5}, {12}, {1}};
+      const std::vector<Spec> parameters{{5}, {12}, {1}};
       const auto transfer = make(over, parameters, at_once, group);
       for (int pass = 0; pass < 3; ++pass) {
         for (int times = 0; times < 2; ++times) {
@@ -102,7 +102,7 @@ TEST(SharedTransfer, NeedsNoOrder) {
       std::mutex mutex;
       std::vector<std::vector<double>> expected(kPasses, std::vector<double>(kParameters, -1));  // -1: none
       together(size, Over::kSharedMemory, [&](collective::Group& group) {
-        std::vector<Sharded> parameters;
+        std::vector<Spec> parameters;
         for (int i = 0; i < kParameters; ++i) parameters.push_back({1 + 9 * i, at::kDouble});
         const auto transfer = make(Over::kSharedMemory, parameters, at_once, group);
         std::mt19937 random(static_cast<unsigned>(size * 1000 + at_once + group.rank()));
@@ -168,7 +168,7 @@ TEST(SharedTransfer, AMemberThatIsFarAheadLetsTheOthersComeNearer) {
   std::array<std::atomic<int>, 2> given{};
   int most_ahead = 0;
   together(2, Over::kSharedMemory, [&](collective::Group& group) {
-    const auto transfer = make(Over::kSharedMemory, std::vector<Sharded>(kParameters, {kNumel}), 1 << 30, group);
+    const auto transfer = make(Over::kSharedMemory, std::vector<Spec>(kParameters, {kNumel}), 1 << 30, group);
     for (int i = 0; i < kParameters; ++i) {
       if (group.rank() == 1) std::this_thread::sleep_for(2ms);
       transfer->give(i, at::ones({kNumel}), 0);
@@ -185,7 +185,7 @@ TEST(SharedTransfer, MembersThatWaitForEachOtherGoOn) {
   constexpr int kParameters = 80;
   constexpr std::int64_t kNumel = 1 << 20;
   together(2, Over::kSharedMemory, [&](collective::Group& group) {
-    const auto transfer = make(Over::kSharedMemory, std::vector<Sharded>(kParameters, {kNumel}), 1 << 30, group);
+    const auto transfer = make(Over::kSharedMemory, std::vector<Spec>(kParameters, {kNumel}), 1 << 30, group);
     for (int i = 0; i < kParameters; ++i) {
       transfer->give(group.rank() == 0 ? i : kParameters - 1 - i, at::ones({kNumel}), 0);
     }

@@ -379,7 +379,7 @@ class Resumption:
         for name, place, state, is_master in optimizer.own():
             if is_master:
                 of = _lamina.StateName(number, "", name)
-                self.reader.want_master(parts, optimizer.parameters, of, place)
+                self.reader.want_master(parts, of, place)
             if name in saved and optimizer.has_state_of(place):
                 plan.states[name] = {
                     key: self._want_state(parts, optimizer, _lamina.StateName(number, key, name), place, state.get(key))

@@ -52,7 +52,7 @@ class Replicas:
     ):
         self._module = module
         self._owns = owns
-        self._partitions = session.group_size("pp")
+        self._partitions = session.group_size("partitions")
         self.accumulates = passes > 1
         self._beside: list[torch.Tensor] = []
         me = weakref.ref(self)  # Python does not see through the engine: a circle would never be collected

@@ -96,7 +96,7 @@ def readers() -> int:
 def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     if current.is_initialized():
         session = current.session()
-        size, own = session.group_size("dp"), session.group_rank("dp")
+        size, own = session.group_size("replicas"), session.group_rank("replicas")
     else:
         size, own = ranks.get_world_size(), ranks.get_global_rank()
     return size if num_replicas is None else num_replicas, own if rank is None else rank

@@ -53,12 +53,12 @@ class Job:
     @property
     def pipelined(self) -> bool:
         """True where the model is cut over several ranks."""
-        return self.session.group_size("pp") > 1
+        return self.session.group_size("partitions") > 1
 
     @property
     def leads(self) -> bool:
         """True where this rank runs the bodies of step functions."""
-        return self.session.group_rank("pp") == 0
+        return self.session.leads
 
     def own(self, make: Callable[[], Made]) -> Made:
         """Returns what `make` gives when the job first asks for it: kept with the job, and gone with it."""

@@ -88,7 +88,7 @@ class PartitionedModel:
     def home_of(self, name: str) -> str:
         """Where what has that name lives, for messages; see `owner_of`."""
         partition = self.owner_of(name)
-        return f"partition {partition} on rank {self.session.translate('pp', partition)}"
+        return f"partition {partition} on rank {self.session.translate('partitions', partition)}"
 
     def gathered(self, own: dict[str, Any], to_first: bool = False) -> dict[str, Any]:
         """The owners' parts of a state dict as one, in the order that the plain model's has; with `to_first` nothing on
@@ -102,7 +102,7 @@ class PartitionedModel:
 
     def own_parameters(self) -> list[torch.Tensor]:
         """This rank's, as they are now, in no certain order."""
-        if self.session.group_size("pp") > 1:
+        if self.session.group_size("partitions") > 1:
             return [parameter for name, parameter in self.tree.root.named_parameters() if self.owns(name)]
         found: list[torch.Tensor | None] = []
         left, seen = [self.tree.root], set()
@@ -143,8 +143,8 @@ class PartitionedModel:
         rows = self._rows()
         tabled = [(name, id(tensor)) for name, tensor, _ in rows]  # which the table keeps
         if self._table is None or tabled != self._tabled:
-            given = [(name, tensor, not isinstance(tensor, nn.Parameter), owner) for name, tensor, owner in rows]
-            self._table = _lamina.ParameterTable(self.session, given)
+            given = [(name, tensor, not isinstance(tensor, nn.Parameter)) for name, tensor, _ in rows]
+            self._table = _lamina.ParameterTable(self.session, self.cut, given)
             self._tabled = tabled
         return self._table
 
@@ -223,7 +223,7 @@ def _agree(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> Pa
         constants = tree.constants()
         if not session.are_alike("world", str(sorted(constants.items()))):
             _tell_of_constants(session, session.all_gather("world", constants))
-    if session.rank == 0 and session.group_size("pp") > 1:
+    if session.rank == 0 and session.group_size("partitions") > 1:
         say(table.rstrip())
     return PartitionedModel(tree, cut, report, session, writes)
 

@@ -18,15 +18,15 @@ def name(sharding: _lamina.Sharding | None, own: Iterable[torch.Tensor], session
     whole here the shard is a part of its memory; a copy of it where that is not contiguous."""
     for parameter in own:
         number = number_of(sharding, parameter)
-        shard = _part_of_whole(parameter, *place(session)) if number is None else sharding.shard(number)
+        shard = _part_of_whole(parameter, session) if number is None else sharding.shard(number)
         shard.ds_numel = shard.numel()
         parameter.ds_tensor, parameter.ds_shape, parameter.ds_numel = shard, parameter.shape, parameter.numel()
 
 
-def _part_of_whole(parameter: nn.Parameter, rank: int, count: int) -> torch.Tensor:
-    """Returns one of `count` parts of a parameter's memory, which grows where it does not divide by them: it stays the
+def _part_of_whole(parameter: nn.Parameter, session: _lamina.Session) -> torch.Tensor:
+    """Returns this rank's share of a parameter's memory, which grows where it does not divide by them: it stays the
     same one, for other tensors may lie in it. What has no room to grow has a shorter last part."""
-    size = -(-parameter.numel() // count)
+    (_, _, size), (rank, count) = session.share_of(parameter.numel()), place(session)
     flat, storage = parameter.detach().reshape(-1), parameter.untyped_storage()
     if flat.data_ptr() == parameter.data_ptr() and _grow(storage, flat, size * count):
         flat = flat.as_strided((size * count,), (1,))

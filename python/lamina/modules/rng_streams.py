@@ -30,7 +30,7 @@ _DRAW = (
 def agree(mine: list[bool], session: _lamina.Session) -> list[bool]:
     """For each node, whether its calls run in a stream of their own, as the rank of partition 0 says: hooks may have
     been hung on some ranks only. Collective over the pipeline."""
-    return session.all_gather("pp", mine)[0] if session.group_size("pp") > 1 else mine
+    return session.all_gather("one_copy", mine)[0] if session.group_size("one_copy") > 1 else mine
 
 
 def may_draw(module: nn.Module) -> bool:

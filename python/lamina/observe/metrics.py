@@ -141,7 +141,7 @@ class Metrics:
         ranks = self._session.all_gather("world", _means(self._lines[1:] or self._lines))
         if self._session.rank != 0:
             return ""
-        text = _summary(ranks, replicas=self._session.group_size("dp"))
+        text = _summary(ranks, replicas=self._session.group_size("replicas"))
         print(text, flush=True)
         return text
 

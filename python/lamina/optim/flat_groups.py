@@ -7,7 +7,6 @@ import torch
 
 from lamina import _lamina
 from lamina.job import current
-from lamina.model import shards
 
 
 def lie_together(tensors: list[torch.Tensor]) -> None:
@@ -55,9 +54,8 @@ class FlatGroups(Sequence):
             return own
         if holder is place and holder.ds_tensor.untyped_storage().data_ptr() == own.untyped_storage().data_ptr():
             return holder.ds_tensor.detach()
-        rank, count = shards.place(current.session())
-        size = -(-holder.ds_numel // count)
-        part = own.reshape(-1)[rank * size : (rank + 1) * size]
+        begin, end, size = current.session().share_of(holder.ds_numel)
+        part = own.reshape(-1)[begin:end]
         return torch.nn.functional.pad(part, (0, size - part.numel()))
 
 

@@ -190,7 +190,7 @@ class FunctionalOptimizer(optim.Optimizer):
         squares = _lamina.squared_gradient_norm(groups, factor, gradients)
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         if gradients is None and clipping.are_global(own):
-            squares = sum(current.outside_step("optimizer.step()").session.all_gather("pp", squares))
+            squares = sum(current.outside_step("optimizer.step()").session.all_gather("one_copy", squares))
         return math.sqrt(squares)
 
     def _group(self, place: int) -> _lamina.OptimizerGroup:

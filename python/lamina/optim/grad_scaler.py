@@ -55,7 +55,7 @@ class GradScaler(torch.amp.GradScaler):
             job.cut.complete("GradScaler.unscale_()")
         found = super()._unscale_grads_(types.SimpleNamespace(param_groups=[{"params": held}]), *args, **kwargs)
         here = max((each.item() for each in found.values()), default=0.0)
-        everywhere = job.session.largest("mp" if is_joining(job) else "world", here)
+        everywhere = job.session.largest("one_copy" if is_joining(job) else "world", here)
         return {torch.device(self._device): torch.tensor(everywhere, device=self._device)}
 
 
@@ -69,10 +69,9 @@ def holders(optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:
     known = next((each for each in job.optimizers if each.optimizer is optimizer), None) if job else None
     if known is None:
         return None
-    config = job.session.config
-    if config.fp16 or config.bf16:
+    if job.session.updates_masters:
         raise UsageError(
-            f"GradScaler with {'fp16' if config.fp16 else 'bf16'}: DistributedOptimizer(optimizer, "
+            f"GradScaler with {'fp16' if job.session.config.fp16 else 'bf16'}: DistributedOptimizer(optimizer, "
             "dynamic_loss_scale=True) scales losses there; leave the GradScaler out",
             code="optimizer-loss-scale",
         )

@@ -103,7 +103,7 @@ def _require_known(optimizer: torch.optim.Optimizer, job: current.Job) -> None:
         return
     if config.sharded_data_parallel_degree > 1:
         raise UsageError(f"{kind} with sharded_data_parallel_degree: {why}", code="shard-optimizer")
-    if config.shard_optimizer_state and job.session.group_size("rdp") > 1:
+    if job.session.updates_divided_over is not None:
         raise UsageError(f"{kind} with shard_optimizer_state: {why}", code="optimizer-divided")
 
 

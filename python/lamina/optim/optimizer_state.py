@@ -68,11 +68,12 @@ class OptimizerState(OptimizerSteps):
         if self.is_whole() and not _cut():
             return seeds.with_steps(self._torchs.state_dict(self.optimizer) | self._scales())
         session = self._job("state_dict()").session
-        require_same(session, "pp", "optimizer.state_dict()", code="state-arguments", gather_to_rank0=gather_to_rank0)
+        arguments = {"gather_to_rank0": gather_to_rank0}
+        require_same(session, "one_copy", "optimizer.state_dict()", code="state-arguments", **arguments)
         require_booleans(gather_to_rank0=gather_to_rank0)
         layout = self.layout()
         named = self._named("first" if gather_to_rank0 else "whole")
-        if gather_to_rank0 and session.group_rank("pp") > 0:
+        if gather_to_rank0 and session.group_rank("one_copy") > 0:
             return {}
         return seeds.with_steps(named_state.by_number(named, layout))
 
@@ -93,7 +94,7 @@ class OptimizerState(OptimizerSteps):
                 "optimizer.local_state_dict(): nothing is local before the model is partitioned",
                 code="state-before-cut",
             )
-        place = (job.session.group_rank("pp"), job.session.group_size("pp"))
+        place = (job.session.group_rank("partitions"), job.session.group_size("partitions"))
         named = self._named("here" if gather_if_shard else "part")
         parts = self._parts(job.session)
         marks = {PARTIAL: True, SAVED_BY: place} | ({named_state.PARTS: parts} if parts and not gather_if_shard else {})
@@ -182,12 +183,11 @@ class OptimizerState(OptimizerSteps):
     def layout(self) -> Layout:
         """The groups of the whole optimizer; collective over the pipeline. Groups that each rank made of its own
         parameters have the order of the model."""
-        return named_state.agreed(current.session().all_gather("pp", self.known()))
+        return named_state.agreed(current.session().all_gather("one_copy", self.known()))
 
     def has_precision(self) -> bool:
         """True where half precision adds masters, or a loss scale: on all ranks alike."""
-        config = current.job().session.config
-        return config.fp16 or config.bf16 or self._scale.is_on
+        return current.job().session.updates_masters or self._scale.is_on
 
     def load_precision(self, state: Mapping[str, Any]) -> None:
         """Loads of a partial state masters and the loss scale alone, into a model that is partitioned."""
@@ -234,7 +234,7 @@ class OptimizerState(OptimizerSteps):
         own = [{name for name, _, _, place in group if place is not None} for group in self._members()]
         names = [list(group["params"]) for group in state_dict["param_groups"]] if partial else []
         mine = (partial, self._problem(state_dict, job, layout), own == list(map(set, names)), names)
-        partials, problems, fitting, everyone = zip(*job.session.all_gather("pp", mine), strict=True)
+        partials, problems, fitting, everyone = zip(*job.session.all_gather("one_copy", mine), strict=True)
         if any(problems):
             raise UsageError(
                 f"optimizer.load_state_dict(): {next(problem for problem in problems if problem)}",

@@ -54,19 +54,19 @@ class BeforeCut:
         Errors:
             UsageError: on all of them, what cannot be brought there.
         """
-        leads = session.group_rank("pp") == 0
+        leads = session.leads
         changes = _Changes()
         if leads:
             try:
                 changes = self._changes()
             except _CannotTravelError as error:
                 changes = _Changes(refused=error.args)
-        changes = session.all_gather("pp", changes if leads else None)[0]
+        changes = session.all_gather("one_copy", changes if leads else None)[0]
         if changes.refused:
             raise _refused(*changes.refused)
         if changes.packed or changes.written:
             missing = "" if leads else self._apply(changes)
-            if missing := next(filter(None, session.all_gather("pp", missing)), ""):
+            if missing := next(filter(None, session.all_gather("one_copy", missing)), ""):
                 raise _refused(missing, ", one of which does not have it")
 
     def finish(self, elsewhere: Any, in_turns: bool) -> None:

@@ -395,15 +395,14 @@ def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 def _replaces(job: current.Job) -> bool:
     """True where something may stand for parameters in the groups of optimizers."""
-    config = job.session.config
-    return config.fp16 or config.bf16 or config.shard_optimizer_state
+    return job.session.updates_masters or job.session.config.shard_optimizer_state
 
 
 def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:
     """The largest that any rank of the model's copy has found in its part of the gradients of this optimizer."""
     job = current.job()
     if any(known.optimizer is optimizer for known in job.optimizers):
-        for group in ("shard", "pp"):
+        for group in ("shard", "one_copy"):
             found = job.session.largest(group, found)
     return found
 

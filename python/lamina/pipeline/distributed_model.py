@@ -117,7 +117,7 @@ class DistributedModel(SavedModel):
         self._replicas: Replicas | None = None  # with `ddp`
         if job.session.config.ddp:
             self._replicas = self._average(job, **self._cut.arguments)
-        elif (replicas := job.session.group_size("dp")) > 1 and job.session.rank == 0:
+        elif (replicas := job.session.group_size("replicas")) > 1 and job.session.rank == 0:
             warnings.warn(
                 f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
                 stacklevel=2,
@@ -142,7 +142,7 @@ class DistributedModel(SavedModel):
         reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
         owns = lambda name: self._cut.model.owns(name)  # noqa: E731
         replicas = Replicas(job.session, job.groups, self.module, owns, *reduction)
-        if job.session.group_size("dp") > 1:
+        if job.session.group_size("replicas") > 1:
             job.replicas = replicas
             self._cut.see_to_updates()
         job.on_end.callback(replicas.unwatch)

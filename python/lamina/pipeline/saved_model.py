@@ -49,7 +49,7 @@ class SavedModel(CutModel):
                 )
             return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         session = self._own_job("state_dict()").session
-        require_same(session, "pp", "model.state_dict()", code="state-arguments", gather_to_rank0=gather_to_rank0)
+        require_same(session, "one_copy", "model.state_dict()", code="state-arguments", gather_to_rank0=gather_to_rank0)
         require_booleans(gather_to_rank0=gather_to_rank0)
         state = self._cut.state().whole(gather_to_rank0)
         if destination is None and not prefix:
@@ -99,7 +99,7 @@ class SavedModel(CutModel):
         if not self._cut.whole_everywhere:
             session = self._own_job("load_state_dict()").session
             flags = {"strict": strict, "assign": assign, "same_partition_load": same_partition_load}
-            require_same(session, "pp", "model.load_state_dict()", code="state-arguments", **flags)
+            require_same(session, "one_copy", "model.load_state_dict()", code="state-arguments", **flags)
             if assign:
                 raise UsageError(
                     "load_state_dict(assign=True) is not possible once the model is partitioned", code="state-assign"

@@ -45,7 +45,7 @@ def save(
     """
     session = current.outside_step("save()").session
     path = _checked(f, "save")
-    if not partial and session.group_rank("mp") != 0:
+    if not partial and session.group_rank("one_copy") != 0:
         return
     path = _name(session, path, v3) if partial else path
     try:

@@ -92,7 +92,7 @@ class ModelState:
             failure = error
         text = "" if failure is None else f"{type(failure).__name__}: {failure}"
         reads_all = any(isinstance(value, torch.Tensor) and value.is_meta for value in own.values())
-        found = self._session.all_gather("pp", (text, reads_all))
+        found = self._session.all_gather("one_copy", (text, reads_all))
         if failure is not None:
             raise failure
         if error := next((text for text, _ in found if text), ""):
@@ -127,7 +127,7 @@ class ModelState:
         }
 
     def _place(self) -> tuple[int, int]:
-        return self._partitioned.partition, self._session.group_size("pp")
+        return self._partitioned.partition, self._session.group_size("partitions")
 
     def _own(self) -> OrderedDict[str, Any]:
         with own_and_shapes(self._partitioned), shards.gathered_parameters(self._module.parameters()):
@@ -157,7 +157,7 @@ class ModelState:
         given, own = _copy(state_dict, leave=(PARTIAL,)), self._own().keys()
         foreign = saved_elsewhere(state_dict, self._session)
         mine = (is_partial(state_dict), foreign, given.keys() == own, self._difference(given, own, state_dict))
-        partial, origins, fits, differences = zip(*self._session.all_gather("pp", mine), strict=True)
+        partial, origins, fits, differences = zip(*self._session.all_gather("one_copy", mine), strict=True)
         if any(origins):
             raise UsageError(next(text for text in origins if text), code="state-other-ranks")
         if not any(partial):
@@ -206,7 +206,7 @@ class ModelState:
         """torch's answer for the whole model: missing is what its owner misses and was not `given` otherwise,
         unexpected what no rank takes."""
         found = ([name for name in found[0] if name not in given], *found[1:])
-        missing, unexpected, errors = zip(*self._session.all_gather("pp", found), strict=True)
+        missing, unexpected, errors = zip(*self._session.all_gather("one_copy", found), strict=True)
         if any(errors):
             raise UsageError(next(error for error in errors if error))
         missing = list(dict.fromkeys(itertools.chain(*missing)))
@@ -237,7 +237,7 @@ def require_one_kind(partial: Sequence[bool], what: str) -> None:
 
 def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> str:
     """Says what is wrong with a partial dictionary of a model of more or fewer partitions; "" when nothing is."""
-    saved, partitions = _saved_by(state_dict), session.group_size("pp")
+    saved, partitions = _saved_by(state_dict), session.group_size("partitions")
     if saved is None:
         return ""
     shard, degree = saved[2:] or (0, 1)
@@ -251,8 +251,8 @@ def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> 
         return ""
     return (
         f"this partial state dict was saved by {_nth(*saved[:2])}, and this rank has "
-        f"{_nth(session.group_rank('pp'), partitions)}: a state is carried over to another number of partitions whole, "
-        "by state_dict()"
+        f"{_nth(session.group_rank('partitions'), partitions)}: a state is carried over to another number of "
+        "partitions whole, by state_dict()"
     )
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/distributed_optimizer/holders.h"
+#include "lamina/distributed_optimizer/shard_ranks.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
@@ -20,12 +20,7 @@ bool are_alike(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-std::pair<std::int64_t, std::int64_t> Holders::range(const at::Tensor& parameter) const {
-  const auto begin = std::min(parameter.numel(), group_.rank() * share(parameter));
-  return {begin, std::min(parameter.numel(), begin + share(parameter))};
-}
-
-void Holders::gather(std::span<const at::Tensor> parameters) {
+void ShardRanks::gather(std::span<const at::Tensor> parameters) {
   while (!parameters.empty()) {
     std::size_t count = 0;
     std::int64_t bytes = 0;
@@ -37,7 +32,7 @@ void Holders::gather(std::span<const at::Tensor> parameters) {
   }
 }
 
-at::Tensor Holders::scratch(std::size_t number, std::int64_t length, const at::TensorOptions& options) {
+at::Tensor ShardRanks::scratch(std::size_t number, std::int64_t length, const at::TensorOptions& options) {
   auto& memory = scratch_.at(number);
   const auto bytes = length * static_cast<std::int64_t>(options.dtype().itemsize());
   if (!memory.defined() || memory.numel() < bytes || memory.device() != options.device()) {
@@ -46,17 +41,17 @@ at::Tensor Holders::scratch(std::size_t number, std::int64_t length, const at::T
   return memory.narrow(0, 0, bytes).view(c10::typeMetaToScalarType(options.dtype()));
 }
 
-void Holders::gather_portion(std::span<const at::Tensor> parameters) {
+void ShardRanks::gather_portion(std::span<const at::Tensor> parameters) {
   const at::NoGradGuard no_grad;
   std::int64_t length = 0;
-  for (const auto& parameter : parameters) length += share(parameter);
+  for (const auto& parameter : parameters) length += share(parameter, rank()).size;
   const auto options = parameters[0].options().requires_grad(false);
   const auto mine = scratch(0, length, options);
   std::int64_t at = 0;
   for (const auto& parameter : parameters) {
-    const auto [begin, end] = range(parameter);
-    mine.narrow(0, at, end - begin).copy_(parameter.detach().reshape({-1}).narrow(0, begin, end - begin));
-    at += share(parameter);
+    const auto own = share(parameter, rank());
+    mine.narrow(0, at, own.count()).copy_(parameter.detach().reshape({-1}).narrow(0, own.begin, own.count()));
+    at += own.size;
   }
   const auto all = scratch(1, length * group_.size(), options);
   group_.all_gather(all, mine, {"gathering updated parameters", patience_})->wait();
@@ -66,32 +61,26 @@ void Holders::gather_portion(std::span<const at::Tensor> parameters) {
     const bool updated = at::has_internal_overlap(parameter) != at::MemOverlap::Yes;
     const auto flat = parameter.detach().reshape({-1});  // a copy where its elements are in another order
     for (int member = 0; updated && member < group_.size(); ++member) {
-      const auto begin = std::min(parameter.numel(), member * share(parameter));
-      const auto count = std::min(parameter.numel() - begin, share(parameter));
-      if (member != group_.rank()) flat.narrow(0, begin, count).copy_(all.narrow(0, member * length + at, count));
+      const auto [begin, end, size] = share(parameter, member);
+      if (member != rank()) flat.narrow(0, begin, end - begin).copy_(all.narrow(0, member * length + at, end - begin));
     }
     if (updated && !flat.is_alias_of(parameter)) parameter.detach().copy_(flat.view(parameter.sizes()));
-    at += share(parameter);
+    at += share(parameter, rank()).size;
   }
 }
 
-std::int64_t Holders::elements(const Part& part) const {
-  const auto [begin, end] = range(part.parameter);
-  return end - begin;
-}
-
-at::Tensor Holders::part_of(const Part& part, const at::Tensor& whole) const {
+at::Tensor ShardRanks::part_of(const LocalShard& part, const at::Tensor& whole) const {
   const at::NoGradGuard no_grad;
-  const auto [begin, end] = range(part.parameter);
+  const auto count = part.share.count();
   auto own = at::zeros({part.own.numel()}, whole.options().requires_grad(false));
-  own.narrow(0, 0, end - begin).copy_(whole.detach().reshape({-1}).narrow(0, begin, end - begin));
+  own.narrow(0, 0, count).copy_(whole.detach().reshape({-1}).narrow(0, part.share.begin, count));
   return own;
 }
 
-at::Tensor Holders::whole_of(const Part& part, const at::Tensor& value) const {
+at::Tensor ShardRanks::whole_of(const LocalShard& part, const at::Tensor& value) const {
   const at::NoGradGuard no_grad;
   const auto options = value.options().requires_grad(false);
-  const auto mine = at::zeros({share(part.parameter)}, options);
+  const auto mine = at::zeros({part.share.size}, options);
   mine.narrow(0, 0, value.numel()).copy_(value.detach().reshape({-1}));
   const auto all = at::empty({mine.numel() * group_.size()}, options);
   group_.all_gather(all, mine, {"gathering states of an optimizer", patience_})->wait();
@@ -100,7 +89,7 @@ at::Tensor Holders::whole_of(const Part& part, const at::Tensor& value) const {
 
 // Exchanges what all members have, and not a reduction: it knows sums and largest values at once, and what is no
 // number stays none.
-void Holders::combine(std::span<optim::Update* const> parts, std::span<const fused::Combine> how) const {
+void ShardRanks::combine(std::span<optim::Update* const> parts, std::span<const fused::Combine> how) const {
   if (parts.empty() || how.empty()) return;
   const auto columns = static_cast<std::int64_t>(how.size());
   auto mine = at::empty({std::ssize(parts) * columns}, at::kDouble);
@@ -119,7 +108,7 @@ void Holders::combine(std::span<optim::Update* const> parts, std::span<const fus
   }
 }
 
-std::vector<std::uint8_t> Holders::any(std::vector<std::uint8_t> given) const {
+std::vector<std::uint8_t> ShardRanks::any(std::vector<std::uint8_t> given) const {
   auto flags = at::empty({std::ssize(given)}, at::kByte);
   std::ranges::copy(given, flags.mutable_data_ptr<std::uint8_t>());
   group_.all_reduce(flags, collective::Reduction::kMax, {"telling which parameters have gradients", patience_})->wait();
@@ -129,7 +118,7 @@ std::vector<std::uint8_t> Holders::any(std::vector<std::uint8_t> given) const {
 
 // Owners.
 
-struct Holders::Parcel {
+struct ShardRanks::Parcel {
   at::TensorOptions options;
   std::vector<std::size_t> places;  // in the list
   std::vector<std::int64_t> sizes;  // of a share
@@ -138,7 +127,7 @@ struct Holders::Parcel {
   std::int64_t numel() const { return std::accumulate(rows.begin(), rows.end(), std::int64_t{0}); }
 };
 
-std::vector<Holders::Parcel> Holders::parcels_of(std::span<const OwnedPart> parts) const {
+std::vector<ShardRanks::Parcel> ShardRanks::parcels_of(std::span<const OwnedShard> parts) const {
   std::vector<std::size_t> by_owner(parts.size());
   std::iota(by_owner.begin(), by_owner.end(), 0);
   std::ranges::stable_sort(by_owner, {}, [&](std::size_t place) { return parts[place].owner; });
@@ -153,13 +142,14 @@ std::vector<Holders::Parcel> Holders::parcels_of(std::span<const OwnedPart> part
       found = parcels.insert(found, {options, {}, {}, std::vector<std::int64_t>(group_.size())});
     }
     found->places.push_back(place);
-    found->sizes.push_back(share(part.parameter));
+    found->sizes.push_back(part.share.size);
     found->rows[owner] += found->sizes.back();
   }
   return parcels;
 }
 
-std::vector<at::Tensor> Holders::to_owners(std::span<const OwnedPart> parts, std::span<const at::Tensor> values) const {
+std::vector<at::Tensor> ShardRanks::to_owners(std::span<const OwnedShard> parts,
+                                              std::span<const at::Tensor> values) const {
   const at::NoGradGuard no_grad;
   const int members = group_.size(), self = group_.rank();
   std::vector<at::Tensor> wholes(parts.size());
@@ -192,7 +182,7 @@ std::vector<at::Tensor> Holders::to_owners(std::span<const OwnedPart> parts, std
   return wholes;
 }
 
-void Holders::from_owners(std::span<const OwnedPart> parts, std::span<const at::Tensor> wholes) const {
+void ShardRanks::from_owners(std::span<const OwnedShard> parts, std::span<const at::Tensor> wholes) const {
   const at::NoGradGuard no_grad;
   const int members = group_.size(), self = group_.rank();
   for (const auto& parcel : parcels_of(parts)) {
