@@ -12,8 +12,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/routing.h"
 #include "lamina/model/make_table.h"
-#include "lamina/model/values.h"
-#include "lamina/session/sharding.h"
+#include "lamina/session/model_life.h"
 #include "lamina/value/released.h"
 
 namespace lamina::frontend {
@@ -111,42 +110,79 @@ plan::KeptPartition Model::partition() const {
 
 // Cutting.
 
-void Model::agree(const std::optional<Example>& example) {
-  auto& session = *job_.session;
-  const bool scopes_count = !session.config().auto_partition;
-  tree_ = ModuleTree(tree_.root(), scopes_count);  // what was said of its modules by now counts
-  model::Proposal proposal;
-  if (session.world().rank == base::Rank(0)) {
+// Lends this face to the cut of its model: see [Note: life of a model].
+class Model::Life : public session::ModelFace {
+ public:
+  Life(Model& model, const std::optional<Example>& example) : model_(model), job_(model.job_), example_(example) {}
+
+  model::Proposal propose() override {
+    auto& session = *job_.session;
+    const bool scopes_count = !session.config().auto_partition;
+    model_.tree_ = ModuleTree(model_.tree_.root(), scopes_count);  // what was said of its modules by now counts
+    if (session.world().rank != base::Rank(0)) return {};
+    model::Proposal proposal;
     try {
       model::Costs costs;
-      if (example) costs = traced(tree_, *example);
-      if (!scopes_count) tell_of_ignored_scopes(tree_);
+      if (example_) costs = traced(model_.tree_, *example_);
+      if (!scopes_count) tell_of_ignored_scopes(model_.tree_);
       const auto kept = job_.waiting ? job_.waiting->partition : plan::KeptPartition();
-      proposal.plan = model::plan_model(tree_, costs, session.config(), session.world().size,
+      proposal.plan = model::plan_model(model_.tree_, costs, session.config(), session.world().size,
                                         session.topology().size(topology::kPartitions), kept);
     } catch (const std::exception& wrong) {
       proposal.error = wrong.what();
     }
+    return proposal;
   }
-  auto agreed = model::agree_on_cut(tree_, proposal, session.partition(), session.members(topology::Group::kWorld),
-                                    session.mailbox(), session.patience());
-  cut_ = std::move(agreed.cut);
-  report_ = std::move(agreed.table);
-  if (session.world().rank == base::Rank(0) && job_.pipelined()) std::fputs(base::printable(report_).c_str(), stderr);
-}
+  const model::ModuleTree& tree() const override { return model_.tree_; }
+  void take_cut(const model::Agreed& agreed) override {
+    model_.cut_ = agreed.cut;
+    model_.report_ = agreed.table;
+    const bool tells = job_.session->world().rank == base::Rank(0) && job_.pipelined();
+    if (tells) std::fputs(base::printable(model_.report_).c_str(), stderr);
+    model_.table_ = model_.make_table();
+  }
+  const model::ParameterTable& table() override { return model_.table(); }
+  model::ValueHooks value_hooks() override {
+    const auto why = [&session = *job_.session](const model::Parameter& row) {
+      const auto partition = row.layout.partition;
+      return base::str(row.layout.name, " lives in partition ", partition, " on rank ", session.owner(partition),
+                       "; it was used on rank ", session.world().rank,
+                       ": call its module as a lamina::Child, or place its user in the same partition with "
+                       "set_partition. What concerns all parameters, such as an average or a penalty, is done between "
+                       "steps: local_parameters() has those that are here, state_dict() all values on every rank");
+    };
+    return {nullptr, why};
+  }
+  void take_values(std::shared_ptr<sharding::Sharding> sharding) override {
+    model_.sharding_ = std::move(sharding);
+    if (model_.sharding_ && model_.reducer_) model_.reducer_->set_sharded(model_.sharding_);
+  }
+  void trim_optimizers() override {
+    for (const auto& weak : job_.callbacks) {
+      if (const auto callback = weak.lock()) (*callback)();
+    }
+  }
+  void watch() override { model_.watch(); }
+  void route() override {
+    model_.routing_ = std::make_shared<Routing>(model_.tree_, *model_.cut_, *job_.session);
+    set_router(model_.routing_.get());
+  }
+  void load() override {
+    if (const auto waiting = std::exchange(job_.waiting, std::nullopt)) waiting->load();
+  }
+  void settle() override {
+    if (job_.pipelined()) model_.keep_order();
+  }
+
+ private:
+  Model& model_;
+  Current& job_;
+  const std::optional<Example>& example_;
+};
 
 void Model::cut(const std::optional<Example>& example) {
-  agree(example);
-  table_ = make_table();
-  give_values();
-  for (const auto& weak : job_.callbacks) {
-    if (const auto callback = weak.lock()) (*callback)();
-  }
-  watch();
-  routing_ = std::make_shared<Routing>(tree_, *cut_, *job_.session);
-  set_router(routing_.get());
-  if (const auto waiting = std::exchange(job_.waiting, std::nullopt)) waiting->load();
-  if (job_.pipelined()) keep_order();  // of the buffers' values that are there now
+  Life life(*this, example);
+  session::begin_life(*job_.session, life);
 }
 
 void Model::keep_order() {
@@ -176,22 +212,6 @@ model::ParameterTable Model::make_table() const {
   for (const auto& held : tree_.parameters()) tensors.push_back({held.name, held.tensor, /*buffer=*/false});
   for (const auto& held : tree_.buffers()) tensors.push_back({held.name, held.tensor, /*buffer=*/true});
   return model::make_table(job_.session->topology(), job_.session->config(), *cut_, tensors);
-}
-
-void Model::give_values() {
-  auto& session = *job_.session;
-  const auto why = [&session](const model::Parameter& row) {
-    const auto partition = row.layout.partition;
-    return base::str(row.layout.name, " lives in partition ", partition, " on rank ", session.owner(partition),
-                     "; it was used on rank ", session.world().rank,
-                     ": call its module as a lamina::Child, or place its user in the same partition with "
-                     "set_partition. What concerns all parameters, such as an average or a penalty, is done between "
-                     "steps: local_parameters() has those that are here, state_dict() all values on every rank");
-  };
-  std::vector<std::string> modules;
-  for (const auto& node : tree_.nodes()) modules.push_back(node.name);
-  sharding_ = session::give_values(session, table(), modules, {nullptr, why});
-  if (sharding_ && reducer_) reducer_->set_sharded(sharding_);
 }
 
 }  // namespace lamina::frontend

@@ -116,13 +116,12 @@ class Model : public std::enable_shared_from_this<Model> {
 
  private:
   void convert();
+  class Life;
   void cut(const std::optional<Example>& example);
   void keep_order();
-  void agree(const std::optional<Example>& example);
   pipeline::StepResult run_pipelined(pipeline::StepSpec spec);
   pipeline::StepResult run_first(pipeline::StepSpec spec);
   model::ParameterTable make_table() const;
-  void give_values();
 
   // Replicas: see [Note: backward pass].
   void make_reducer();

@@ -15,6 +15,6 @@ namespace lamina::session {
 // where nothing is to be sharded.
 std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
                                                 std::span<const std::string> modules, model::ValueHooks hooks,
-                                                std::size_t portion_bytes = model::kPortionBytes);
+                                                std::size_t portion_bytes);
 
 }  // namespace lamina::session

@@ -9,7 +9,7 @@
 #include "lamina/model/make_table.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
-#include "lamina/session/sharding.h"
+#include "lamina/session/model_life.h"
 #include "lamina/value/released.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/plan.h"
@@ -20,24 +20,13 @@ namespace {
 using model::ParameterTable;
 using session::Session;
 using topology::Group;
+using Acquire = py::gil_scoped_acquire;
 using Release = py::gil_scoped_release;
 
 model::Plan plan_model(const Session& session, const model::ModuleTree& tree, const py::object& measures,
                        const plan::KeptPartition& kept) {
   return model::plan_model(tree, to_costs(measures), session.config(), session.world().size,
                            session.topology().size(topology::kPartitions), kept);
-}
-
-py::tuple cut(Session& session, const model::ModuleTree& tree, const model::Plan* plan, const std::string& error,
-              const py::object& word) {
-  model::Proposal proposal{std::nullopt, error, to_value(word)};
-  if (plan != nullptr) proposal.plan = *plan;
-  const auto agreed = [&] {
-    const Release release;
-    return model::agree_on_cut(tree, proposal, session.partition(), session.members(Group::kWorld), session.mailbox(),
-                               session.patience());
-  }();
-  return py::make_tuple(agreed.cut, agreed.table, to_object(agreed.word));
 }
 
 std::vector<int> hooked_modules(Session& session, const std::vector<std::string>& names) {
@@ -103,17 +92,72 @@ auto why_released(const Session& session) {
       [&session](const model::Parameter& row) { return why_released(session, row.layout.name, row.layout.partition); };
 }
 
-std::shared_ptr<sharding::Sharding> give_values(Session& session, const ParameterTable& table,
-                                                const std::vector<std::string>& modules, const py::object& make,
-                                                std::size_t portion_bytes) {
-  const auto made = [&make](std::span<const model::Parameter> rows) {
-    const py::gil_scoped_acquire gil;
-    py::list tensors;
-    for (const auto& row : rows) tensors.append(py::cast(row.tensor));
-    make(tensors);
-  };
+// Python's face of a model: Life in python/lamina/pipeline/life.py.
+class PythonModel : public session::ModelFace {
+ public:
+  // They outlive it.
+  PythonModel(const Session& session, py::handle lent) : session_(session), lent_(lent) {}
+
+  model::Proposal propose() override {
+    const Acquire acquire;
+    py::object plan, word;
+    model::Proposal proposal;
+    std::tie(tree_, plan, proposal.error, word) =
+        lent_.attr("propose")().cast<std::tuple<py::object, py::object, std::string, py::object>>();
+    proposal.word = to_value(word);
+    if (!plan.is_none()) proposal.plan = plan.cast<const model::Plan&>();
+    return proposal;
+  }
+  const model::ModuleTree& tree() const override {
+    const Acquire acquire;
+    return tree_.cast<const model::ModuleTree&>();
+  }
+  void take_cut(const model::Agreed& agreed) override {
+    const Acquire acquire;
+    lent_.attr("take_cut")(agreed.cut, agreed.table, to_object(agreed.word));
+  }
+  const ParameterTable& table() override {
+    const Acquire acquire;
+    return *lent_.attr("table").cast<const ParameterTable*>();
+  }
+  model::ValueHooks value_hooks() override {
+    const auto make = [this](std::span<const model::Parameter> rows) {
+      const Acquire acquire;
+      py::list tensors;
+      for (const auto& row : rows) tensors.append(py::cast(row.tensor));
+      lent_.attr("make_values")(tensors);
+    };
+    return {make, why_released(session_)};
+  }
+  std::size_t portion_bytes() const override {
+    const Acquire acquire;
+    return lent_.attr("portion_bytes").cast<std::size_t>();
+  }
+  void take_values(std::shared_ptr<sharding::Sharding> sharding) override {
+    const Acquire acquire;
+    lent_.attr("take_values")(std::move(sharding));
+  }
+  void trim_optimizers() override { call("trim_optimizers"); }
+  void watch() override { call("watch"); }
+  void route() override { call("route"); }
+  void load() override { call("load"); }
+  void settle() override { call("settle"); }
+
+ private:
+  void call(const char* method) {
+    const Acquire acquire;
+    lent_.attr(method)();
+  }
+
+  const Session& session_;
+  py::handle lent_;
+  py::object tree_;
+};
+
+void begin_life(Session& session, const py::object& lent) {
+  PythonModel face(session, lent);
   const Release release;
-  return session::give_values(session, table, modules, {made, why_released(session)}, portion_bytes);
+  session::begin_life(session, face);
 }
 
 void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition,
@@ -215,10 +259,8 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def("hooked_modules", &hooked_modules, py::arg("names"))
       .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"), py::call_guard<Release>())
       .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"))
-      .def("cut", &cut, py::arg("tree"), py::arg("plan"), py::arg("error"), py::arg("word"))
+      .def("begin_life", &begin_life, py::arg("face"))
       .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none())
-      .def("give_values", &give_values, py::arg("table"), py::arg("modules"), py::arg("make"),
-           py::arg("portion_bytes") = model::kPortionBytes)
       .def(
           "release_others",
           [](Session& session, const ParameterTable& table) { model::release_others(table, why_released(session)); },

@@ -259,25 +259,15 @@ class Session:
     def plan(self, tree: ModuleTree, measures: Sequence[Any] | None, kept: dict[str, int]) -> Plan:
         """Says who is to own what, as the configuration asks, given what a trace has measured of each node; or as it
         was, where `kept` has the partition of each module."""
-    def cut(self, tree: ModuleTree, plan: Plan | None, error: str, word: object) -> tuple[Cut, str, list[Any]]:
-        """Collective over the world: the plan of world rank 0 on all ranks, as it is printed, and the words of all.
-        ConfigError with the error of world rank 0, if it has one; UsageError where a rank has another model, which
-        names the first line of the description that differs."""
+    def begin_life(self, face: object) -> None:
+        """Cuts a model; collective over the world. `face` lends what Python does: see ModelFace in
+        lamina/session/model_life.h, and Life in lamina/pipeline/life.py. ConfigError with the error of world rank 0, if
+        it has one; UsageError where a rank has another model, which names the first line of the description that
+        differs."""
     def gather_state(self, own: dict[str, Any], to_first: bool = False, cut: Cut | None = None) -> dict[str, Any]:
         """Collective over the pipeline: what its ranks own of a state as one, on each, or else on the first alone and
         nothing on the others. It is in the order of the ranks, the later one's where two have a name, or in the plain
         model's with its cut."""
-    def give_values(
-        self,
-        table: ParameterTable,
-        modules: Sequence[str],
-        make: Callable[[list[torch.Tensor]], None],
-        portion_bytes: int = ...,
-    ) -> Sharding | None:
-        """Collective over the world: gives each tensor here the value that it has on world rank 0, or this rank's shard
-        of it, and releases the others. Only differing values are sent, about so many bytes at a time. `modules` are the
-        names of those that are called; `make` is called with the tensors of each portion before their values are read.
-        Returns the sharding, where there is one."""
     def release_others(self, table: ParameterTable) -> None:
         """Frees the values that are not this rank's, also where views of them are alive."""
     def release(self, tensor: torch.Tensor, name: str, partition: int, like: torch.Tensor | None = None) -> None:

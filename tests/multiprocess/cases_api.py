@@ -509,7 +509,7 @@ def late():
 
 def case_api_delayed_parameters_get_the_values_of_rank_0():
     before, tape.SMALL_BYTES = tape.SMALL_BYTES, 0
-    portion, partitioned._PORTION_BYTES = partitioned._PORTION_BYTES, 200  # several
+    portion, partitioned.PORTION_BYTES = partitioned.PORTION_BYTES, 200  # several
     try:
         lamina.init(partitions=2, microbatches=1, timeout_s=30)
         module, expected = late()
@@ -531,4 +531,4 @@ def case_api_delayed_parameters_get_the_values_of_rank_0():
         lamina.step(lambda x: model(x))(X)
         assert not any(value.any() for name, value in model.state_dict().items() if "norm" not in name)
     finally:
-        tape.SMALL_BYTES, partitioned._PORTION_BYTES = before, portion
+        tape.SMALL_BYTES, partitioned.PORTION_BYTES = before, portion

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The moment when a model is cut: who owns what, everybody's values, and what each rank lets go."""
+"""A model that is cut: who owns what, everybody's values, and what each rank lets go."""
 
 import io
 import itertools
@@ -16,13 +16,12 @@ from lamina.model import shards
 from lamina.modules.runs import Run
 from lamina.modules.tree import ModuleTree, is_called
 from lamina.torch_patches import printing
-from lamina.tracing.proposal import Proposal
 from lamina.tracing.state import Writes
 from lamina.util.told import say, tell
 
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
 
-_PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
+PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
 
 class PartitionedModel:
@@ -166,32 +165,45 @@ class PartitionedModel:
         return {id(module): node for node, module in enumerate(modules) if self.elsewhere(module) is not None}
 
 
-def partition(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> PartitionedModel:
-    """Cuts a model as world rank 0 proposes; collective over the world. Afterwards every rank has the values that world
-    rank 0 had, of what it owns, and nothing of the rest.
+def as_agreed(
+    tree: ModuleTree, session: _lamina.Session, cut: _lamina.Cut, plan: str, word: tuple[dict[str, Any], Writes | None]
+) -> PartitionedModel:
+    """The model as all ranks cut it; collective over the world. Its tensors are laid out as they travel; values are
+    still to come.
 
-    Errors:
-        ConfigError: placements by hand that cannot be. UsageError: the ranks built different models.
+    Args:
+        plan: as it is printed.
+        word: the report, and the state that modules write, of world rank 0.
     """
-    model = _agree(tree, session, proposal)
+    if session.size > 1:
+        constants = tree.constants()
+        if not session.are_alike("world", str(sorted(constants.items()))):
+            _tell_of_constants(session, session.all_gather("world", constants))
+    if session.rank == 0 and session.group_size("partitions") > 1:
+        say(plan.rstrip())
+    model = PartitionedModel(tree, cut, word[0], session, word[1])
     _keep_dense(model)
     printing.install()
     _lay_out(tree.root)
-    table = model.table
-
-    def make(tensors: list[torch.Tensor]) -> None:
-        # World rank 0 has the values that count, if only for the moment.
-        needed = [session.rank == 0 or table.is_here(tensor) for tensor in tensors]
-        delayed.initialise(itertools.compress(tensors, needed))
-        for tensor in tensors:
-            delayed.forget(tensor)
-
-    model.sharding = session.give_values(table, tree.names, make, _PORTION_BYTES)
-    _give_odd_buffers(model)
-    if session.group_size("shard") > 1:
-        own = [tensor for _, tensor, owner in model.tensors() if owner == model.partition]
-        shards.name(model.sharding, [each for each in own if isinstance(each, nn.Parameter)], session)
     return model
+
+
+def make_values(model: PartitionedModel, tensors: list[torch.Tensor]) -> None:
+    """Makes delayed values of these tensors: of what is here, and on world rank 0, which has those that count, of all,
+    if only for the moment."""
+    needed = [model.session.rank == 0 or model.table.is_here(tensor) for tensor in tensors]
+    delayed.initialise(itertools.compress(tensors, needed))
+    for tensor in tensors:
+        delayed.forget(tensor)
+
+
+def take_values(model: PartitionedModel, sharding: _lamina.Sharding | None) -> None:
+    """The values of all that has a row are here, or gone: sees to the others; collective over the world."""
+    model.sharding = sharding
+    _give_odd_buffers(model)
+    if model.session.group_size("shard") > 1:
+        own = [tensor for _, tensor, owner in model.tensors() if owner == model.partition]
+        shards.name(sharding, [each for each in own if isinstance(each, nn.Parameter)], model.session)
 
 
 def _lay_out(root: nn.Module) -> None:
@@ -213,19 +225,6 @@ def _give_odd_buffers(model: PartitionedModel) -> None:
         path, _, attribute = name.rpartition(".")
         if model.session.rank != 0:
             model.tree.root.get_submodule(path)._buffers[attribute] = unpacked(value)
-
-
-def _agree(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> PartitionedModel:
-    """Returns what world rank 0 proposes. It is sure then that all ranks have the same model."""
-    word = (proposal.report, proposal.writes)
-    cut, table, (report, writes) = session.cut(tree.filled(), proposal.plan, proposal.error, word)
-    if session.size > 1:
-        constants = tree.constants()
-        if not session.are_alike("world", str(sorted(constants.items()))):
-            _tell_of_constants(session, session.all_gather("world", constants))
-    if session.rank == 0 and session.group_size("partitions") > 1:
-        say(table.rstrip())
-    return PartitionedModel(tree, cut, report, session, writes)
 
 
 def let_go(model: PartitionedModel) -> None:

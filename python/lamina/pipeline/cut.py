@@ -9,39 +9,31 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lamina import _lamina
 from lamina.calls.remote_call import RemoteCalls
 from lamina.errors import ConfigError, DesyncError, UsageError
 from lamina.integrations import hugging_face
 from lamina.job import current
-from lamina.job.arguments import require_same
 from lamina.model import shards
-from lamina.model.partitioned import PartitionedModel, bring_together, let_go, partition
+from lamina.model.partitioned import PartitionedModel, bring_together, let_go
 from lamina.model.statistics import Statistics
 from lamina.modules import rng_streams, runs
 from lamina.modules.slots import Slots
-from lamina.modules.tree import ModuleTree
-from lamina.optim.averages import update as update_average
-from lamina.optim.grad_scaler import holders
-from lamina.optim.options import PlainOptimizers
 from lamina.pipeline import updates
 from lamina.pipeline.before_cut import BeforeCut
 from lamina.pipeline.first_call import FirstCall
+from lamina.pipeline.life import Life, replaces
 from lamina.saved_state.state_dicts import ModelState
 from lamina.shared_state.watch import Watch
 from lamina.torch_patches import (
-    averages,
     clipping,
     compiled,
-    foreign,
-    grad_scaler,
     module_call,
     sequential,
-    zero_grad,
 )
-from lamina.tracing.proposal import Tracer, propose
+from lamina.tracing.proposal import Tracer
 from lamina.tracing.trace import TraceOptions
 
 
@@ -64,6 +56,8 @@ class Cut:
         resumption: a checkpoint that is to be loaded at the cut.
         waiting: partial states that came before the cut: what `ModelState.load` takes.
         arguments: of the DistributedModel, which are to be the same on all ranks.
+        statistics: of the model's BatchNorms; None before it is cut.
+        module: says which model is wrapped.
     """
 
     def __init__(
@@ -78,10 +72,12 @@ class Cut:
         self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
         self.resumption: Any = None
         self.arguments: dict[str, Any] = {}
-        self._module = module
+        self.statistics: Statistics | None = None
+        self.module = module
         self.pipelined = current.job().pipelined
         self._trace_options = trace_options
         self._when_routed = when_routed
+        self._announced = False  # that it is cut
         self._waited: list[str] = []  # names of modules that are
         self.slots: Slots | None = None
         self._before: BeforeCut | None = None
@@ -104,9 +100,9 @@ class Cut:
         self._watch_flags(job.session)
         config = job.session.config
         traced = self.pipelined and self.model is None and config.auto_partition and not config.skip_tracing
-        self._before = BeforeCut(self._module()) if traced else None
+        self._before = BeforeCut(self.module()) if traced else None
         if traced and job.leads:
-            return FirstCall(job.session, self._module(), self._trace_options, self._make_and_route, self._before)
+            return FirstCall(job.session, self.module(), self._trace_options, self._make_and_route, self._before)
         try:
             self._make_and_route(None)
         except (ConfigError, UsageError) as error:
@@ -118,53 +114,15 @@ class Cut:
 
     def make(self, tracer: Tracer | None = None) -> None:
         """Cuts the model, the first time, with what the tracer finds; collective over the world."""
-        if self.model is not None:
-            return
-        job = current.job()
-        require_same(job.session, "world", "DistributedModel()", code="model-ranks-differ", **self.arguments)
-        tree = ModuleTree(self._module())
-        kept = self.resumption.partition if self.resumption is not None else {}
-        model = partition(tree, job.session, propose(tree, job.session, tracer, kept))
-        for optimizer in job.optimizers:
-            optimizer.trim(model)
-        self.model = model
-        if model.sharding is not None:
-            self._use_shards(job, model)
-        self._statistics = Statistics(self._module(), model)
-        self.watch()
-        self.see_to_norms()
-        if job.session.size > 1:
-            plain = PlainOptimizers(job)
-            job.on_end.callback(register_optimizer_step_pre_hook(plain.before_step).remove)
-            job.on_end.callback(register_optimizer_step_post_hook(plain.after_step).remove)
-        if job.replicas is not None or _replaces(job):
-            grad_scaler.install(_worst_of_model, holders, _complete_gradients, job.on_end)
-        if self.pipelined:
-            foreign.install(job.on_end)
-            grad_scaler.refuse(job.on_end)
-        if self.pipelined or model.sharding is not None:
-            averages.install(update_average, job.on_end)
-        self._load_what_waits()
-        for optimizer in job.optimizers:
-            optimizer.load_what_waits()
-        if self.resumption is not None:
-            resumption, self.resumption = self.resumption, None
-            resumption.load()
+        if self.model is None:
+            current.session().begin_life(Life(self, tracer))
 
-    def _use_shards(self, job: current.Job, model: PartitionedModel) -> None:
-        """Has the values of sharded parameters come for calls of their modules, also outside of steps, and their
-        gradients go to who holds the shards."""
-        job.replicas.reducer.set_sharded(model.sharding)
-        job.on_end.callback(register_optimizer_step_pre_hook(_require_shards).remove)
-        zero_grad.install(shards.zero_grad, model.sharding, job.on_end)
-        if not self.pipelined:
-            module_call.install({}, self._call_remote, hooked=self._hooked(job.session, model))
-
-    def _hooked(self, session: _lamina.Session, model: PartitionedModel) -> dict[int, Callable[[bool], Any]]:
+    def hooked(self) -> dict[int, Callable[[bool], Any]]:
         """Functions that begin a call of each module that has hooks, by id(module)."""
+        session, tree = current.session(), self.model.tree
         return {
-            id(model.tree.modules[node]): functools.partial(session.begin_call, node)
-            for node in session.hooked_modules(model.tree.names)
+            id(tree.modules[node]): functools.partial(session.begin_call, node)
+            for node in session.hooked_modules(tree.names)
         }
 
     def see_to_norms(self) -> None:
@@ -173,7 +131,7 @@ class Cut:
         job = current.job()
         scaled = job.loss_scale is not None and job.loss_scale.is_on
         accumulates = job.replicas is not None and job.replicas.accumulates
-        if self.model is not None and (scaled or _replaces(job) or accumulates or not self.model.whole_everywhere):
+        if self.model is not None and (scaled or replaces(job) or accumulates or not self.model.whole_everywhere):
             clipping.install(lambda: self.model.table, _parameter_of, shards.holder, shards.measured, self.complete)
             job.on_end.callback(clipping.remove)
 
@@ -258,21 +216,32 @@ class Cut:
             before.bring(current.session())
         self.make(tracer)
         self.make_again()
-        session, model = current.session(), self.model
         if self.pipelined and not self._compiler_is_seen:
             self._compiler_is_seen = compiled.install(current.job().on_end)
-        if self.pipelined and session.config.deterministic_server:
-            own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
-            session.set_order(own, not self._statistics.are_all_buffers())
-        if not self.routed:
-            self._route(session, model)
+        if not self.routed:  # one partition, whose first step this is
+            self.route()
+        if not self._announced:
+            self._announced = True
+            self._when_routed()
+        self.settle()
         module_call.tell_compiler()
-        if self.pipelined:  # after hooks, which may load a state
-            session.set_statistics(self._statistics.rows())
         if before is not None:
-            before.finish(model.elsewhere, _in_turns(session))
+            before.finish(self.model.elsewhere, _in_turns(current.session()))
 
-    def _route(self, session: _lamina.Session, model: PartitionedModel) -> None:
+    def settle(self) -> None:
+        """Has gradients, and running statistics, be those of the plain loop in a step that begins: those are taken
+        aside as they are now."""
+        if not self.pipelined:
+            return
+        session = current.session()
+        if session.config.deterministic_server:
+            own = [parameter for name, parameter in self.module().named_parameters() if self.model.owns(name)]
+            session.set_order(own, not self.statistics.are_all_buffers())
+        session.set_statistics(self.statistics.rows())
+
+    def route(self) -> None:
+        """Has calls of modules go to their owners."""
+        session, model = current.session(), self.model
         filled = model.tree.filled()
         own_stream = rng_streams.agree([id(each) in filled.starting_stream for each in model.tree.modules], session)
         if self.pipelined:
@@ -284,20 +253,18 @@ class Cut:
             self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
         whole = updates.whole(model) if self.pipelined else []
-        hooked = self._hooked(session, model)
-        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere, hooked, whole)
+        self._interception = (model.remote(), self.call_remote, streamed, model.anywhere, self.hooked(), whole)
         self._intercept()
         self.routed = True
         if _lamina.records_events(session):
             self.name_turns()
-        self._when_routed()
 
     def _watch_flags(self, session: _lamina.Session) -> None:
         """Which tensors are the model's in this step: others may have taken their places since the last one."""
         if not self.pipelined:
             return
         if self.slots is None:
-            self.slots = Slots(self._module())
+            self.slots = Slots(self.module())
         if self.slots.watch(session) and self.calls is not None:
             self.calls.forget_parts()
 
@@ -307,11 +274,11 @@ class Cut:
             module_call.install(*self._interception)
         if self.pipelined:
             model = self.model
-            called = runs.calls(model.runs, model.partition, compiled.outside(self._call_remote))
+            called = runs.calls(model.runs, model.partition, compiled.outside(self.call_remote))
             sequential.install(called, self._routing)
             self._routing.callback(self.shared_state.remove)
             self.shared_state.install(
-                self._module(),
+                self.module(),
                 current.job().model,
                 list(zip(model.tree.names, model.tree.modules, model.owners, strict=True)),
                 model.partition,
@@ -328,12 +295,7 @@ class Cut:
         self._routing.close()
         self.shared_state, self.calls = Watch(), None
 
-    def _load_what_waits(self) -> None:
-        waited, self.waiting = self.waiting, []
-        for arguments in waited:
-            self.state().load(*arguments)
-
-    def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not current.in_step():
             name = self.model.callee_name(number)
             raise UsageError(
@@ -366,45 +328,6 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     closed = job.cut.before_update(closure)
     return None if closure is None else ((optimizer,), {**kwargs, "closure": closed})
-
-
-def _complete_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Before gradients are unscaled: an optimizer of the model has them averaged."""
-    job = current.job()
-    own = set(map(id, job.cut.model.own_parameters())) if job.cut.model is not None else set()
-    is_known = any(known.optimizer is optimizer for known in job.optimizers)
-    if is_known or any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
-        job.cut.complete("GradScaler.unscale_()")
-
-
-def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before a step: the shards of parameters that came in since take their places in a DistributedOptimizer; any
-    other one is to have no sharded parameters."""
-    if not shards.are_among(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
-        return
-    job = current.job()
-    known = next((known for known in job.optimizers if known.optimizer is optimizer), None)
-    if known is None:
-        raise UsageError(
-            "optimizer.step() of an optimizer with sharded parameters, which have no gradients of their own: make it "
-            "lamina.DistributedOptimizer(optimizer), which updates their shards",
-            code="shard-plain-optimizer",
-        )
-    known.trim(job.cut.model)
-
-
-def _replaces(job: current.Job) -> bool:
-    """True where something may stand for parameters in the groups of optimizers."""
-    return job.session.updates_masters or job.session.config.shard_optimizer_state
-
-
-def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:
-    """The largest that any rank of the model's copy has found in its part of the gradients of this optimizer."""
-    job = current.job()
-    if any(known.optimizer is optimizer for known in job.optimizers):
-        for group in ("shard", "one_copy"):
-            found = job.session.largest(group, found)
-    return found
 
 
 def _parameter_of(tensor: torch.Tensor) -> torch.Tensor:
