@@ -7,11 +7,11 @@
 
 namespace lamina::distributed_optimizer {
 
-void Owners::spread(std::span<const at::Tensor> places, const PartOf& part_of) {
+void Owners::spread(std::span<const at::Tensor> locals, const PartOf& part_of) {
   std::vector<LocalShard> parts;
-  for (const auto& place : places) {
-    if (owner_of_part_.contains(place.unsafeGetTensorImpl())) continue;
-    if (auto part = part_of(place)) parts.push_back(std::move(*part));
+  for (const auto& local : locals) {
+    if (owner_of_part_.contains(local.unsafeGetTensorImpl())) continue;
+    if (auto part = part_of(local)) parts.push_back(std::move(*part));
   }
   const auto bytes = [](const LocalShard& part) { return part.parameter.numel() * part.own.element_size(); };
   std::ranges::stable_sort(parts, std::ranges::greater(), bytes);
@@ -22,20 +22,20 @@ void Owners::spread(std::span<const at::Tensor> places, const PartOf& part_of) {
   }
 }
 
-bool Owners::owns(const at::Tensor& place) const {
-  const auto found = owner_of_part_.find(place.unsafeGetTensorImpl());
+bool Owners::owns(const at::Tensor& local) const {
+  const auto found = owner_of_part_.find(local.unsafeGetTensorImpl());
   return found != owner_of_part_.end() && found->second == shard_ranks_.rank();
 }
 
-std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> places, const PartOf& part_of) {
+std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> locals, const PartOf& part_of) {
   forget();
-  std::vector<at::Tensor> in_step(places.begin(), places.end());
+  std::vector<at::Tensor> in_step(locals.begin(), locals.end());
   std::vector<std::size_t> parts;
   std::vector<std::uint8_t> present;
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    if (!owner_of_part_.contains(places[i].unsafeGetTensorImpl())) continue;
+  for (std::size_t i = 0; i < locals.size(); ++i) {
+    if (!owner_of_part_.contains(locals[i].unsafeGetTensorImpl())) continue;
     parts.push_back(i);
-    present.push_back(places[i].grad().defined() ? 1 : 0);
+    present.push_back(locals[i].grad().defined() ? 1 : 0);
     in_step[i].reset();
   }
   if (parts.empty()) return in_step;
@@ -44,12 +44,12 @@ std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> places, const 
   std::vector<std::size_t> of_updated;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (present[i] == 0) continue;
-    const auto& place = places[parts[i]];
-    const auto part = part_of(place);
+    const auto& local = locals[parts[i]];
+    const auto part = part_of(local);
     base::internal_check(part.has_value(), "what has an owner is a part");
-    updated_.push_back({*part, owner_of_part_.at(place.unsafeGetTensorImpl())});
-    values.push_back(place);
-    gradients.push_back(place.grad());
+    updated_.push_back({*part, owner_of_part_.at(local.unsafeGetTensorImpl())});
+    values.push_back(local);
+    gradients.push_back(local.grad());
     of_updated.push_back(parts[i]);
   }
   const auto whole_gradients = shard_ranks_.to_owners(updated_, gradients);

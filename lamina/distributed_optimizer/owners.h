@@ -20,19 +20,19 @@ namespace lamina::distributed_optimizer {
 class Owners {
  public:
   // Says what part of a parameter a member of a group is; none for one that is whole here.
-  using PartOf = std::function<std::optional<LocalShard>(const at::Tensor& place)>;
+  using PartOf = std::function<std::optional<LocalShard>(const at::Tensor& local)>;
 
   explicit Owners(const ShardRanks& ranks) : shard_ranks_(ranks), load_(ranks.size()) {}
 
   // Gives those that have none an owner: the largest ones first, each to the member that has the fewest bytes. All
   // holders call it with parts of the same parameters in the same order.
-  void spread(std::span<const at::Tensor> places, const PartOf& part_of);
+  void spread(std::span<const at::Tensor> locals, const PartOf& part_of);
   // True where this rank updates all of a parameter whose part it is; of others, too, false.
-  bool owns(const at::Tensor& place) const;
+  bool owns(const at::Tensor& local) const;
 
-  // Collective over the holders. For each place what the groups have in a step: the whole with its gradient, or nothing
-  // where another rank updates it, or no part has a gradient; a place that is no part itself.
-  std::vector<at::Tensor> begin(std::span<const at::Tensor> places, const PartOf& part_of);
+  // Collective over the holders. For each of these what the groups have in a step: the whole with its gradient, or
+  // nothing where another rank updates it, or no part has a gradient; one that is no part is itself.
+  std::vector<at::Tensor> begin(std::span<const at::Tensor> locals, const PartOf& part_of);
   // Collective over the holders: all parts get the values of the wholes.
   void end();
   // After a step that failed.

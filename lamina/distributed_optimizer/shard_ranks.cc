@@ -120,9 +120,9 @@ std::vector<std::uint8_t> ShardRanks::any(std::vector<std::uint8_t> given) const
 
 struct ShardRanks::Parcel {
   at::TensorOptions options;
-  std::vector<std::size_t> places;  // in the list
-  std::vector<std::int64_t> sizes;  // of a share
-  std::vector<std::int64_t> rows;   // elements for each owner
+  std::vector<std::size_t> numbers;  // in the list
+  std::vector<std::int64_t> sizes;   // of a share
+  std::vector<std::int64_t> rows;    // elements for each owner
 
   std::int64_t numel() const { return std::accumulate(rows.begin(), rows.end(), std::int64_t{0}); }
 };
@@ -130,10 +130,10 @@ struct ShardRanks::Parcel {
 std::vector<ShardRanks::Parcel> ShardRanks::parcels_of(std::span<const OwnedShard> parts) const {
   std::vector<std::size_t> by_owner(parts.size());
   std::iota(by_owner.begin(), by_owner.end(), 0);
-  std::ranges::stable_sort(by_owner, {}, [&](std::size_t place) { return parts[place].owner; });
+  std::ranges::stable_sort(by_owner, {}, [&](std::size_t number) { return parts[number].owner; });
   std::vector<Parcel> parcels;
-  for (const auto place : by_owner) {
-    const auto& [part, owner] = parts[place];
+  for (const auto number : by_owner) {
+    const auto& [part, owner] = parts[number];
     auto found = std::ranges::find_if(parcels, [&own = part.own](const Parcel& parcel) {
       return parcel.options.dtype() == own.dtype() && parcel.options.device() == own.device();
     });
@@ -141,7 +141,7 @@ std::vector<ShardRanks::Parcel> ShardRanks::parcels_of(std::span<const OwnedShar
       const auto options = at::TensorOptions(part.own.dtype()).device(part.own.device());
       found = parcels.insert(found, {options, {}, {}, std::vector<std::int64_t>(group_.size())});
     }
-    found->places.push_back(place);
+    found->numbers.push_back(number);
     found->sizes.push_back(part.share.size);
     found->rows[owner] += found->sizes.back();
   }
@@ -156,8 +156,8 @@ std::vector<at::Tensor> ShardRanks::to_owners(std::span<const OwnedShard> parts,
   for (const auto& parcel : parcels_of(parts)) {
     auto sent = at::zeros({parcel.numel()}, parcel.options);
     std::int64_t begin = 0;
-    for (std::size_t i = 0; i < parcel.places.size(); begin += parcel.sizes[i++]) {
-      const auto& value = values[parcel.places[i]];
+    for (std::size_t i = 0; i < parcel.numbers.size(); begin += parcel.sizes[i++]) {
+      const auto& value = values[parcel.numbers[i]];
       if (value.defined()) sent.narrow(0, begin, value.numel()).copy_(value.detach().reshape({-1}));
     }
     const auto own = parcel.rows[self];
@@ -168,14 +168,14 @@ std::vector<at::Tensor> ShardRanks::to_owners(std::span<const OwnedShard> parts,
                     {.received = from_each, .sent = parcel.rows})
         ->wait();
     begin = 0;
-    for (std::size_t i = 0; i < parcel.places.size(); ++i) {
-      const auto& [part, owner] = parts[parcel.places[i]];
+    for (std::size_t i = 0; i < parcel.numbers.size(); ++i) {
+      const auto& [part, owner] = parts[parcel.numbers[i]];
       if (owner != self) continue;
-      wholes[parcel.places[i]] = received.view({members, own})
-                                     .narrow(1, begin, parcel.sizes[i])
-                                     .reshape({-1})
-                                     .narrow(0, 0, part.parameter.numel())
-                                     .reshape(part.parameter.sizes());
+      wholes[parcel.numbers[i]] = received.view({members, own})
+                                      .narrow(1, begin, parcel.sizes[i])
+                                      .reshape({-1})
+                                      .narrow(0, 0, part.parameter.numel())
+                                      .reshape(part.parameter.sizes());
       begin += parcel.sizes[i];
     }
   }
@@ -189,11 +189,11 @@ void ShardRanks::from_owners(std::span<const OwnedShard> parts, std::span<const 
     const auto own = parcel.rows[self];
     auto sent = at::zeros({members * own}, parcel.options);
     std::int64_t begin = 0;
-    for (std::size_t i = 0; i < parcel.places.size(); ++i) {
-      const auto place = parcel.places[i];
-      if (parts[place].owner != self) continue;
+    for (std::size_t i = 0; i < parcel.numbers.size(); ++i) {
+      const auto number = parcel.numbers[i];
+      if (parts[number].owner != self) continue;
       auto padded = at::zeros({members * parcel.sizes[i]}, parcel.options);
-      padded.narrow(0, 0, wholes[place].numel()).copy_(wholes[place].detach().reshape({-1}));
+      padded.narrow(0, 0, wholes[number].numel()).copy_(wholes[number].detach().reshape({-1}));
       sent.view({members, own}).narrow(1, begin, parcel.sizes[i]).copy_(padded.view({members, parcel.sizes[i]}));
       begin += parcel.sizes[i];
     }
@@ -204,8 +204,8 @@ void ShardRanks::from_owners(std::span<const OwnedShard> parts, std::span<const 
                     {.received = parcel.rows, .sent = to_each})
         ->wait();
     begin = 0;
-    for (std::size_t i = 0; i < parcel.places.size(); begin += parcel.sizes[i++]) {
-      auto part = parts[parcel.places[i]].part.own.detach().view({-1});
+    for (std::size_t i = 0; i < parcel.numbers.size(); begin += parcel.sizes[i++]) {
+      auto part = parts[parcel.numbers[i]].part.own.detach().view({-1});
       part.copy_(received.narrow(0, begin, part.numel()));
     }
   }

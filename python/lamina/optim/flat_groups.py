@@ -37,24 +37,24 @@ class FlatGroups(Sequence):
         job = current.job_if_any()
         if job is not None and any(known.parameters is self._parameters for known in job.optimizers):
             self._parameters.follow()  # a job that has ended has given its shards back
-        places = [self._part(place) for place in self._groups[group]["params"]]
-        if not places:
+        parts = [self._part(local) for local in self._groups[group]["params"]]
+        if not parts:
             return torch.zeros(0)
-        at, first = 0, places[0]
-        for place in places:
-            together = place.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            if not (together and place.is_contiguous() and place.storage_offset() == first.storage_offset() + at):
-                return _at_least_float32(torch.cat([place.reshape(-1) for place in places]))
-            at += place.numel()
+        at, first = 0, parts[0]
+        for part in parts:
+            together = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            if not (together and part.is_contiguous() and part.storage_offset() == first.storage_offset() + at):
+                return _at_least_float32(torch.cat([part.reshape(-1) for part in parts]))
+            at += part.numel()
         return _at_least_float32(first.as_strided((at,), (1,), first.storage_offset()))
 
-    def _part(self, place: torch.Tensor) -> torch.Tensor:
-        own, holder = place.detach(), self._parameters.source(place)
-        if not hasattr(holder, "ds_tensor"):  # a shard, or nothing is sharded
+    def _part(self, local: torch.Tensor) -> torch.Tensor:
+        own, source = local.detach(), self._parameters.source(local)
+        if not hasattr(source, "ds_tensor"):  # a shard, or nothing is sharded
             return own
-        if holder is place and holder.ds_tensor.untyped_storage().data_ptr() == own.untyped_storage().data_ptr():
-            return holder.ds_tensor.detach()
-        begin, end, size = current.session().share_of(holder.ds_numel)
+        if source is local and source.ds_tensor.untyped_storage().data_ptr() == own.untyped_storage().data_ptr():
+            return source.ds_tensor.detach()
+        begin, end, size = current.session().share_of(source.ds_numel)
         part = own.reshape(-1)[begin:end]
         return torch.nn.functional.pad(part, (0, size - part.numel()))
 

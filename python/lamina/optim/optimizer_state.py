@@ -162,8 +162,8 @@ class OptimizerState(OptimizerSteps):
         that is a master."""
         self._nothing_waits()
         self.follow()
-        for name, place in self._here():
-            yield name, place, self._lent.state_of(place) or {}, self.parameters.is_master(place)
+        for name, local in self._here():
+            yield name, local, self._lent.state_of(local) or {}, self.parameters.is_master(local)
 
     def described(self, known: list[Layout]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The options of each group with the names of its parameters, and what else the optimizer's state dict has;
@@ -175,10 +175,10 @@ class OptimizerState(OptimizerSteps):
         ]
         return groups, {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
 
-    def has_state_of(self, place: torch.Tensor) -> bool:
+    def has_state_of(self, local: torch.Tensor) -> bool:
         """False where another rank updates all of a parameter, a part of which stands here."""
-        is_others = self._lent.needs() == "whole" and self.parameters.is_part(place)
-        return not is_others or self.parameters.updates_whole(place)
+        is_others = self._lent.needs() == "whole" and self.parameters.is_part(local)
+        return not is_others or self.parameters.updates_whole(local)
 
     def layout(self) -> Layout:
         """The groups of the whole optimizer; collective over the pipeline. Groups that each rank made of its own
@@ -217,7 +217,7 @@ class OptimizerState(OptimizerSteps):
         members = self._members()
         names = {name for group in members for name, *_ in group}
         parts = self._engine.parts_of(self._lent, named_state.of_parameters(named, names), are_parts)
-        own = [[(name, given) for name, given, _, place in group if place is not None] for group in members]
+        own = [[(name, given) for name, given, _, local in group if local is not None] for group in members]
         masters = dict(named.get(MASTERS, {}))
         self._load_torchs(named_state.own_part(named, own, parts, names))
         self._engine.take_masters(self._lent, masters, are_parts)
@@ -231,7 +231,7 @@ class OptimizerState(OptimizerSteps):
     def _by_name(self, state_dict: Mapping[str, Any], layout: Layout, job: current.Job) -> Mapping[str, Any]:
         """The state by name, of at least what this rank has; the same error on every rank when it does not fit."""
         partial = is_partial(state_dict)
-        own = [{name for name, _, _, place in group if place is not None} for group in self._members()]
+        own = [{name for name, _, _, local in group if local is not None} for group in self._members()]
         names = [list(group["params"]) for group in state_dict["param_groups"]] if partial else []
         mine = (partial, self._problem(state_dict, job, layout), own == list(map(set, names)), names)
         partials, problems, fitting, everyone = zip(*job.session.all_gather("one_copy", mine), strict=True)
@@ -291,14 +291,14 @@ class OptimizerState(OptimizerSteps):
                 number: name for group, own in members for number, (name, _) in zip(group["params"], own, strict=True)
             }
             masters = {names[number]: master for number, master in masters.items() if number in names}
-        for name, place in self._here():
-            parameter = self.parameter_of(place)
-            whole = place if named_state.PARTS in state_dict else parameter
+        for name, local in self._here():
+            parameter = self.parameter_of(local)
+            whole = local if named_state.PARTS in state_dict else parameter
             # Files of the original have parts, and no word of it.
             if (
-                parameter is not place
+                parameter is not local
                 and name in masters
-                and masters[name].numel() not in (whole.numel(), place.numel())
+                and masters[name].numel() not in (whole.numel(), local.numel())
             ):
                 return f"the master of {name} has shape {tuple(masters[name].shape)}, and not {tuple(whole.shape)}"
         return ""
@@ -307,7 +307,7 @@ class OptimizerState(OptimizerSteps):
         """The state by name; see Extent in lamina/distributed_optimizer/states.h."""
         state_dict = self._torchs.state_dict(self.optimizer)
         states, masters = self._engine.state(self._lent, extent)
-        own = [[name for name, _, _, place in group if place is not None] for group in self._members()]
+        own = [[name for name, _, _, local in group if local is not None] for group in self._members()]
         named = named_state.by_name(state_dict, own)
         names = set(itertools.chain(*own))
         others = {key: value for key, value in named["state"].items() if key not in names}

@@ -30,7 +30,7 @@ class OptimizerSteps:
 
     def __init__(self, optimizer: torch.optim.Optimizer, scale: _lamina.LossScale):
         job = current.job()
-        if job.session.config.shard_optimizer_state and job.session.group_size("rdp") > 1:
+        if job.session.updates_divided_over is not None:
             groups.of_job()
         self.optimizer = optimizer
         self._scale = scale
@@ -133,17 +133,17 @@ class OptimizerSteps:
         """True where no parameter has left, and none is another tensor than the model's."""
         return self._engine.are_whole(self._lent)
 
-    def parameter_of(self, place: torch.Tensor) -> torch.Tensor:
+    def parameter_of(self, local: torch.Tensor) -> torch.Tensor:
         """The parameter of the model that a tensor of the groups is, or stands for."""
-        return self._engine.parameter_of(place)
+        return self._engine.parameter_of(local)
 
     def known(self) -> Layout:
         """The groups of the whole optimizer as far as this rank knows them."""
         return [[(name, given or None) for name, given, _, _ in group] for group in self._members()]
 
-    def _part_of_state(self, place: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> Any:
+    def _part_of_state(self, local: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> Any:
         """The state of what is in the place of a parameter from the parameter's."""
-        return self._engine.part_of_state(self._lent, place, parameter, dict(state)) or {}
+        return self._engine.part_of_state(self._lent, local, parameter, dict(state)) or {}
 
     def _members(self) -> list[list[tuple[str, str, torch.Tensor, torch.Tensor | None]]]:
         """By group, all members as far as this rank knows them: the name, the name it was given with, the parameter,
@@ -153,7 +153,7 @@ class OptimizerSteps:
     def _here(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names what stands in the groups here."""
         for group in self._members():
-            yield from ((name, place) for name, _, _, place in group if place is not None)
+            yield from ((name, local) for name, _, _, local in group if local is not None)
 
     def _tell_measured(self) -> None:
         self.optimizer.overflow, self.optimizer._global_grad_norm = self._engine.overflow, self._engine.norm
