@@ -114,14 +114,7 @@ class DistributedModel(SavedModel):
         if job.loss_scale is not None:
             self._backwards.scale_by(job.loss_scale)
         self._overlapping = overlapping_allreduce
-        self._replicas: Replicas | None = None  # with `ddp`
-        if job.session.config.ddp:
-            self._replicas = self._average(job, **self._cut.arguments)
-        elif (replicas := job.session.group_size("replicas")) > 1 and job.session.rank == 0:
-            warnings.warn(
-                f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
-                stacklevel=2,
-            )
+        self._replicas = self._average(job, **self._cut.arguments)
         if not job.pipelined:
             self._cut.make()
 
@@ -134,8 +127,15 @@ class DistributedModel(SavedModel):
         broadcast_buffers: bool,
         gradient_as_bucket_view: bool,
         **_: bool,
-    ) -> Replicas:
-        """Has the gradients averaged over the copies of the model."""
+    ) -> Replicas | None:
+        """Has the gradients averaged over the copies of the model, with `ddp`; else None."""
+        if not job.session.config.ddp:
+            if (replicas := job.session.group_size("replicas")) > 1 and job.session.rank == 0:
+                warnings.warn(
+                    f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
+                    stacklevel=3,
+                )
+            return None
         groups.of_job()
         overlap = overlapping_allreduce and not job.session.config.deterministic_server
         bucket_bytes = int(bucket_cap_mb * 2**20)
