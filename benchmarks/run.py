@@ -57,6 +57,7 @@ BENCHMARKS = [
     Benchmark("launch", "launch.py", usual_s=60, full_s=180),
     Benchmark("first_step", "first_step.py", usual_s=60, full_s=150),
     Benchmark("plan", "plan.py", needs=PROGRAMS / "plan_bench"),
+    Benchmark("scale", "scale.py", needs=PROGRAMS / "scale_bench"),
     Benchmark("transport", "transport.py", needs=PROGRAMS / "transport_bench"),
     Benchmark("collectives_2", "collectives.py", ranks=2, full_s=60),
     Benchmark("collectives_4", "collectives.py", ranks=4, usual_s=40, full_s=90),

@@ -211,7 +211,7 @@ void Save::await_end() {
 }
 
 void Save::write() {
-  heard_ = base::Deadline::Clock::now();
+  heard_ = said_ = base::Deadline::Clock::now();
   std::exception_ptr error;
   try {
     error = outcome();

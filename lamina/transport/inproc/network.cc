@@ -135,8 +135,10 @@ void Network::deliver_until_stopped() {
       changed_.wait(lock);  // until a message, a rank or the end comes; every waiter above has its own deadline
       continue;
     }
-    std::optional<Frame> frame = std::move(queues_[*pair].front());
-    queues_[*pair].pop_front();
+    const auto queue = queues_.find(*pair);
+    std::optional<Frame> frame = std::move(queue->second.front());
+    queue->second.pop_front();
+    if (queue->second.empty()) queues_.erase(queue);  // so that a large job has few to choose from
     const Transport::Events events = attached_.at(pair->second);
     delivering_to_ = pair->second;
     lock.unlock();

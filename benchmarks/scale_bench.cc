@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prints what the rank that sends most sends in each act of jobs of growing size, all ranks in this process: a line
+// "ACT RANKS MESSAGES BYTES" each. scale_bench MOST_RANKS FOLDER, an empty one for checkpoints.
+#include <cstdio>
+#include <cstdlib>
+
+#include "benchmarks/scale_job.h"
+
+int main(int count, char** words) {
+  if (count != 3) {
+    std::fputs("scale_bench MOST_RANKS FOLDER\n", stderr);
+    return 2;
+  }
+  const std::filesystem::path folder = words[2];
+  for (int size = 2; size <= std::atoi(words[1]); size *= 2) {
+    lamina::benchmarks::ScaleJob job(size);
+    const auto print = [&](const char* act, const lamina::benchmarks::Sent& sent) {
+      std::printf("%s %d %lld %lld\n", act, size, static_cast<long long>(sent.messages),
+                  static_cast<long long>(sent.bytes));
+    };
+    print("start", job.most_sent([&](int rank) { job.start(rank); }));
+    print("step", job.most_sent([&](int rank) { job.step(rank); }));
+    print("clipped_step", job.most_sent([&](int rank) { job.clipped_step(rank); }));
+    const auto save = [&](int rank) { job.save(rank, folder / std::to_string(size)); };
+    print("save", job.most_sent(save, 1));
+    print("save,_the_first_rank_too", job.most_sent(save));
+    print("resume", job.most_sent([&](int rank) { job.resume(rank); }));
+    std::fflush(stdout);
+  }
+}
