@@ -132,10 +132,9 @@ def get_device_mesh(group: CommGroup | None = None) -> DeviceMesh:
         return DeviceMesh.from_group(groups.get(axis), device, mesh_dim_names=(axis,))
     session = current.session()
     axes = ("rdp", "pp", "tp")
-    places = session.all_gather("world", [session.group_rank(axis) for axis in axes])
     mesh = torch.empty([session.group_size(axis) for axis in axes], dtype=torch.int)
-    for rank, place in enumerate(places):
-        mesh[tuple(place)] = rank
+    for rank in range(session.size):
+        mesh[tuple(session.group_members(axis, rank).index(rank) for axis in axes)] = rank
     return DeviceMesh.from_group([groups.get(axis) for axis in axes], device, mesh, mesh_dim_names=axes)
 
 
