@@ -94,6 +94,29 @@ TEST(Waits, ADeadlineOfAReceiveDoesSo) {
   });
 }
 
+// Rank 0 waits for rank 1, which waits in another group for rank 3, which does nothing.
+TEST(Waits, ADeadlineNamesTheRankThatKeepsAMemberFromComing) {
+  int ended[2];
+  ASSERT_EQ(::pipe(ended), 0);
+  const auto body = [&](JobRank& job) {
+    auto& pipeline = job.group(Group::kPp);
+    auto& copies = job.group(Group::kRdp);
+    char byte = 'x';
+    job.meet();
+    if (job.rank() > 1) {
+      ASSERT_EQ(::read(ended[0], &byte, 1), 1);
+      return;
+    }
+    const Terms terms{"testing", job.patience(job.rank() == 0 ? 1200ms : 1800ms)};
+    expect_error<base::TimeoutError>(
+        [&] { (job.rank() == 0 ? pipeline : copies).all_reduce(at::ones({2}), Reduction::kSum, terms)->wait(); },
+        job.rank() == 0 ? "without rank 1, which has not come; rank 1 waits for what comes from rank 3: no answer"
+                        : "without rank 3, which has not come: no answer");
+    if (job.rank() == 1) ASSERT_EQ(::write(ended[1], "xx", 2), 2);  // to ranks 2 and 3
+  };
+  in_job(4, body, test::with_partitions(2));
+}
+
 TEST(Waits, AnInterruptEndsAWait) {
   wait_alone([](JobRank& job, auto& group) {
     auto terms = job.terms();
