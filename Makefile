@@ -107,6 +107,8 @@ lint: $(TOOLS)
 	@$(BIN)/python scripts/check_python_layers.py
 	@$(BIN)/python scripts/check_globals.py
 	@$(BIN)/python scripts/check_comments.py
+	@$(BIN)/python scripts/check_notes.py
+	@$(BIN)/python scripts/check_functions.py
 	@cmake -S . -B build/lint -G Ninja -DLAMINA_TORCH=OFF -DLAMINA_TESTS=OFF -DLAMINA_BATCH=OFF -DCMAKE_BUILD_TYPE=Debug >build/lint.log \
 	  || { cat build/lint.log; exit 1; }
 	@$(BIN)/python scripts/clang_tidy.py build/lint

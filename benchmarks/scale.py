@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages and bytes that ranks send in a start, a step, a clipped step, a save and a resumption, in jobs of 2 to 256
-ranks (scale_bench.cc: all in one process, two ranks to a copy of the model).
+ranks. These are all in one process, two ranks to a copy of the model (scale_bench.cc).
 
     python benchmarks/scale.py PATH_TO_scale_bench
 
-Of each act it shows what the rank sends that sends most. Counted are the words of the engine itself; tensors that a
+Of each act it shows what the rank sends that sends most. Counted are the words of the engine itself. Tensors that a
 backend of collectives reduces or gathers are not, nor the messages of the pipeline between the ranks of one copy, which
 no other copy changes.
 """

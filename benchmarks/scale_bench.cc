@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints what the rank that sends most sends in each act of jobs of growing size, all ranks in this process: a line
-// "ACT RANKS MESSAGES BYTES" each. scale_bench MOST_RANKS FOLDER, an empty one for checkpoints.
+// Prints what the rank that sends most sends in each act of jobs of growing size, all ranks in this process. Each act
+// has a line "ACT RANKS MESSAGES BYTES". scale_bench MOST_RANKS FOLDER, an empty one for checkpoints.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,62 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the comments and docstrings that begin with a clause ("What a rank holds.") in the place of a noun or a verb
-("The rows that a rank holds.", "Returns what ..."): a reader has to resolve the clause before he learns its subject.
+"""Names the sentences of comments, docstrings and documents that have to be read twice: a clause stands where a noun or
+a verb should ("What a rank holds.", "Those that wait."), a second relative clause hangs on the first one, or there are
+more than 35 words.
 
 Words behind code on its line ("// of each rank") are no sentences, so they may begin with anything.
 """
 
-import ast
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-CLAUSE = re.compile(r"(What|Whether|Whoever|Who|Whom|Whose|Of|The same)\b")
-MARKS = {".h": "//", ".cc": "//", ".py": "#", ".pyi": "#", ".sh": "#", ".cmake": "#", ".txt": "#"}
+from prose import MARKS, Sentence, sentences
+from tree import tracked
+
+# A comment's first words have nothing before them that they could mean.
+CLAUSE = re.compile(r"(What|Whether|Whoever|Who|Whom|Whose|Of|The same|That|Those|All (that|who|which|of))\b")
+FREE = re.compile(
+    r"((That|Those) (of|that|which|who|whom|whose|in|with|where|by|from|for)|All (that|who|which))\b"
+    r"|Where\b[^,]*[^,?]$"
+)
+RELATIVE = re.compile(r"\b(which|who|whom|whose)\b")
+WORD = re.compile(r"[A-Za-z0-9][\w.'/:-]*")
+QUOTED = re.compile(r"`[^`]*`|\]\([^)]*\)")
+MOST_WORDS = 35
 
 
-def tracked() -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    names = [Path(name) for name in listed.stdout.splitlines()]
-    return [name for name in names if name.suffix in MARKS]
-
-
-def comments(text: str, mark: str) -> Iterator[tuple[int, str]]:
-    """The first line of each block of comments, with its number."""
-    before = False
-    for number, line in enumerate(text.splitlines(), 1):
-        beginning, found, said = line.strip().partition(mark)
-        alone = bool(found) and not beginning
-        if alone and not before:
-            yield number, said.strip()
-        before = alone and not said.strip().startswith("SPDX")  # a sentence may follow the licence
-
-
-def docstrings(text: str) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            said = ast.get_docstring(node)
-            if said:
-                yield node.body[0].lineno, said.splitlines()[0]
+def problem(sentence: Sentence) -> str | None:
+    said = sentence.text
+    if FREE.match(said) or (sentence.first and CLAUSE.match(said)):
+        return "begin with a noun or a verb"
+    if " = " in said or " == " in said:  # code
+        return None
+    words = len(WORD.findall(QUOTED.sub(" X ", said)))
+    if words > MOST_WORDS:
+        return f"{words} words in a sentence, {MOST_WORDS} are the most"
+    if "?" not in said and len(RELATIVE.findall(said)) > 1:
+        return "two relative clauses in a sentence"
+    return None
 
 
 def main() -> int:
-    problems = []
-    for name in tracked():
-        path = ROOT / name
-        if not path.exists():
-            continue
-        text = path.read_text()
-        found = list(comments(text, MARKS[name.suffix]))
-        if name.suffix in (".py", ".pyi"):
-            found += docstrings(text)
-        problems += [
-            f"{name}:{number}: begin with a noun or a verb: {said}" for number, said in found if CLAUSE.match(said)
-        ]
+    problems = [
+        f"{name}:{sentence.line}: {found}: {sentence.text}"
+        for name in tracked(*MARKS, ".md")
+        if name not in (Path("scripts/check_comments.py"), Path("CHANGELOG.md"))
+        for sentence in sentences(name)
+        if (found := problem(sentence))
+    ]
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0
 

@@ -8,9 +8,9 @@
 
 namespace lamina::archive {
 
-// Saves tensors that others wrote as a checkpoint's parameters: those whose names begin with `prefix`, which they lose.
-// `id` is no other save's. Throws base::UsageError where none does, where the tag is there already or elements have no
-// place in a safetensors file, and base::FormatError where a tensor's parts do not make it.
+// Saves tensors that others wrote as a checkpoint's parameters. Only names that begin with `prefix` are saved, without
+// it. `id` is no other save's. Throws base::UsageError where none does, where the tag is there already or elements have
+// no place in a safetensors file, and base::FormatError where a tensor's parts do not make it.
 Found convert(FileSystem& files, const ForeignCheckpoint& from, const std::string& prefix, const Path& to,
               const std::string& tag, const std::string& id, const Progress& progress);
 

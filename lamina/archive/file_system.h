@@ -13,9 +13,9 @@ namespace lamina::archive {
 
 using Path = std::filesystem::path;
 
-// A file system as checkpoints need it. All calls throw base::FileError, which names path and cause. What a call has
-// done survives the end of the process; a power cut only what was synced: the bytes of a file by its own sync(), its
-// name, and what rename() and exchange() have done, by sync_folder() of the folder.
+// A file system as checkpoints need it. All calls throw base::FileError, which names path and cause. The work of a call
+// survives the end of the process. A power cut leaves only what was synced: a file's bytes by its own sync(), and
+// names, rename() and exchange() by sync_folder() of the folder.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -62,7 +62,7 @@ class FileSystem {
 // The system's.
 FileSystem& file_system();
 
-// All of a file, of at most so many bytes. base::FormatError where it is larger.
+// Reads a file of at most so many bytes. Throws base::FormatError where it is larger.
 std::string read_all(FileSystem& files, const Path& path, std::uint64_t most);
 // Makes a file anew, or in the place of another one: at once, and for good. It is written under the name `by`, in the
 // same folder, which two that replace a file at the same time must not share.

@@ -14,10 +14,10 @@ namespace lamina::archive {
 inline constexpr std::string_view kNumberState = "#";
 std::optional<ForeignTensor> number_state(const nlohmann::json& value);
 
-// Makes states of optimizers out of what a state dict has of them under dotted names, as torch.distributed.checkpoint
-// stores them: tensors "optim.state.h.0.weight.exp_avg", options "optim.param_groups.0.lr" and names
-// "optim.param_groups.0.params", or options of each parameter, "optim.param_groups.h.0.weight.lr", of which those that
-// are alike make a group.
+// Makes states of optimizers out of the dotted names of a state dict, as torch.distributed.checkpoint stores them.
+// Tensors are "optim.state.h.0.weight.exp_avg", options "optim.param_groups.0.lr", and names
+// "optim.param_groups.0.params". Options may also be given for each parameter, "optim.param_groups.h.0.weight.lr":
+// parameters with equal ones make a group.
 void take_optimizers(ForeignCheckpoint& checkpoint);
 
 }  // namespace lamina::archive

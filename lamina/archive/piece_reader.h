@@ -29,8 +29,8 @@ struct Wanted {
   std::span<std::byte> into;
 };
 
-// Reads tensors of a checkpoint out of the pieces in which they lie: of its files no more than the blocks in which
-// something wanted lies, each once. Not thread-safe.
+// Reads tensors of a checkpoint out of the pieces in which they lie. Of its files it reads the blocks that hold
+// something wanted, each once. Not thread-safe.
 //
 // Its calls throw base::FormatError, which names file and tensor, where bytes are not those that were written or the
 // pieces of a tensor have not each element once.

@@ -339,8 +339,8 @@ class SmpFolder {
     leave_placeholders(*shapes);
   }
 
-  // The model's file has something without elements for parameters that are sharded. Those that are in no group are
-  // tied ones, or frozen.
+  // The model's file has something without elements for parameters that are sharded. Parameters in no group are tied
+  // ones, or frozen.
   void leave_placeholders(const json& shapes) {
     std::set<std::string> cut;
     for (const auto& group : shapes) {

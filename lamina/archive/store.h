@@ -25,8 +25,8 @@ namespace lamina::archive {
 //   newest.lock            who commits: one after the other, so that numbers are in that order and all different
 //   TAG_partial.newest     that file, before it takes its name
 //
-// Names beside TAG/, a whole model, begin with TAG_full: the folder may be the user's own, who has files of other
-// programs there, such as a uv.lock, which are not to be taken for leftovers.
+// The other names of a whole model, beside TAG/, begin with TAG_full. The folder may be the user's own, and files of
+// other programs there, such as a uv.lock, are not to be taken for leftovers.
 //
 // So after the end of any process, and of the machine's power, at any instant, each tag is exactly what one save wrote.
 // Nothing that was a checkpoint is removed before what replaced it is on the disk. Readers claim nothing, so that they

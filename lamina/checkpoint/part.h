@@ -11,9 +11,9 @@
 namespace lamina::checkpoint {
 
 // [Note: parts] Everything that is saved is a tensor with a name, of which each rank has a *part*: the elements of a
-// region, in memory of its own. A parameter's or buffer's region is what the parameter table says; a master or a state
-// of an optimizer that is like its parameter has the region of the optimizer's elements; what has a shape of its own is
-// whole wherever it is. One of all ranks that have the same part writes it, and every one reads it.
+// region, in memory of its own. A parameter's or buffer's region is the one of the parameter table. A master, or a
+// state that is like its parameter, has the region of the elements that the optimizer updates. A tensor of another
+// shape is whole wherever it is. One of all ranks that have the same part writes it, and every one reads it.
 struct Part {
   archive::SavedTensor tensor;  // without pieces
   layout::Region region;

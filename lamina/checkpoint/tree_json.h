@@ -10,9 +10,9 @@
 
 namespace lamina::checkpoint {
 
-// A value tree as JSON, in which nothing can be executed: what JSON has is itself, what it has not is an object with
-// one key that says what it is ({"tuple": [...]}, {"float": "nan"}, {"tensor": 3}). Tensors are put behind `tensors`,
-// and stand there by their place. Throws base::UsageError for an object of another class, unless `allow_objects`.
+// A value tree as JSON, in which nothing can be executed. A value that JSON lacks is an object with one key, its type:
+// {"tuple": [...]}, {"float": "nan"}, {"tensor": 3}. Tensors are put behind `tensors`, and stand there by their place.
+// Throws base::UsageError for an object of another class, unless `allow_objects`.
 nlohmann::json to_json(const value::Value& tree, std::vector<at::Tensor>& tensors, bool allow_objects);
 
 // The way back; `tensor` gives the tensor of a place. Throws base::FormatError for what to_json() does not write, and

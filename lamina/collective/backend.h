@@ -33,15 +33,15 @@ struct BackendOptions {
   std::string gloo_host;                  // where Gloo listens; "": where the machine's name leads
 };
 
-// Where Gloo is to listen for the other ranks: at the address of this machine that leads to MASTER_ADDR. A machine's
-// name may lead to its loopback device, as Debian installs it, where no other machine comes. "" in a world that nobody
-// launched, and where GLOO_SOCKET_IFNAME names another interface.
+// The address on which Gloo is to listen for the other ranks: that of this machine's device that leads to MASTER_ADDR.
+// A machine's name may lead to its loopback device, as Debian installs it, where no other machine comes. "" in a world
+// that nobody launched, and where GLOO_SOCKET_IFNAME names another interface.
 std::string gloo_host(const environment::World& world);
 
-// This member's end of a group for tensors of the CPU, under torch's rules for a backend: over shared memory where all
-// members are processes of one user on one host (shared_memory/communicator.h), else Gloo's, and the first member says
-// why. Collective over the group. Throws, within the time-out, base::TimeoutError that names who has not come;
-// base::PeerError, base::Error.
+// This member's end of a group for tensors of the CPU, under torch's rules for a backend. It works over shared memory
+// where all members are processes of one user on one host (shared_memory/communicator.h). Elsewhere it is Gloo's, and
+// the first member says why. Collective over the group. Throws, within the time-out, base::TimeoutError that names who
+// has not come; base::PeerError, base::Error.
 c10::intrusive_ptr<c10d::Backend> make_backend(const BackendOptions& options);
 
 // Gloo's, whatever the members share.

@@ -59,7 +59,7 @@ Tensors list_of(Kind kind, const std::vector<Tensors>& lists, const at::Tensor& 
 // Elements that go to, or come from, each member: so many rows of the tensor, as many for each where `rows` is empty.
 std::vector<std::size_t> counts_of(const at::Tensor& tensor, const std::vector<std::int64_t>& rows, int size);
 shared_memory::Reduction reduction_of(Kind kind, const c10d::ReduceOp& operation);
-// That of a tensor's elements.
+// The type of a tensor's elements.
 shared_memory::Reduction reduction_for(Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& operation);
 
 }  // namespace lamina::collective

@@ -51,8 +51,8 @@ Options options_for(const Terms& terms) {
   return options;
 }
 
-// Gloo's reduce_scatter is an all_reduce, which sends twice as much, and nobody can give it up: parts that every member
-// was sent, which it sums once they are there.
+// Gloo's reduce_scatter is an all_reduce: it sends twice as much, and nobody can give it up. So every member sends the
+// others their parts, and sums the parts that it has received.
 class SumOfParts : public Work {
  public:
   SumOfParts(Started begun, at::Tensor parts, at::Tensor sum)
@@ -267,8 +267,8 @@ class C10dGroup : public Group {
     return bytes;
   }
 
-  // Those whose part this member needs where `root` gives or takes all: the root the others', should its tensor be
-  // large, and the others the root's.
+  // The members whose parts this one needs where `root` gives or takes all. The root needs those of the others, should
+  // its tensor be large, and the others need the root's.
   std::vector<base::Rank> from(int root) const {
     return rank_ == root ? membership_.members : std::vector{membership_.members[root]};
   }

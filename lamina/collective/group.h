@@ -20,7 +20,7 @@ struct Rows {
 };
 
 // Ranks that compute on tensors together: torch's group, whose backend goes by the tensors' device, with our waits and
-// errors. Every member starts the same collectives in the same order, with dense contiguous tensors of one type; `all`
+// errors. Every member starts the same collectives in the same order, with dense contiguous tensors of one type. `all`
 // holds as many equal parts as there are members, one after the other, and `mine` is as large as one. Members are
 // indices into the group. The tensors are left alone until wait() has returned; several collectives may be under way.
 //

@@ -11,8 +11,8 @@
 namespace lamina::collective {
 
 // The groups of a job that this rank is in, one per axis: each made when somebody first uses it, and kept until the job
-// closes them. Its members first agree, over the job's own messages, that they make it now: so members that use groups
-// in different orders get base::DesyncError and not a wait that never ends, and one that is lost is noticed.
+// closes them. Its members first agree, over the job's own messages, that they make it now. So members that use groups
+// in different orders get base::DesyncError instead of waiting for ever, and a lost one is noticed.
 //
 // One thread at a time makes a group, outside of steps; any may get what is made.
 class Groups {
@@ -30,8 +30,9 @@ class Groups {
   // for the members throw.
   Group& get(topology::Group axis, const base::Patience& patience);
   c10::intrusive_ptr<c10d::ProcessGroup> torchs(topology::Group axis, const base::Patience& patience);
-  // The group of `axis` whose collectives go by the levels `within` and `across`, which nobody else uses; it has those
-  // of make_hierarchical(). Throws base::DesyncError where the members' environments set other GatherLimits.
+  // The group of `axis` whose collectives go by the levels `within` and `across`. Nothing else uses those two. It has
+  // the collectives of make_hierarchical(). Throws base::DesyncError where the members' environments set other
+  // GatherLimits.
   Group& by_levels(topology::Group axis, topology::Group within, topology::Group across,
                    const base::Patience& patience);
 

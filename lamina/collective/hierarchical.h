@@ -15,10 +15,10 @@ class ProcessGroup;
 
 namespace lamina::collective {
 
-// [Note: levels] A group of k members on each of several hosts works by two levels: *within* a host, which is fast, and
-// *across* hosts, which is slow. Member h * k + i is member i within host h, and member h across: those of one index.
-// A gather crosses first, when each member has one part, and a sum last, when each has one part left: so every part
-// crosses once to each other host, and no member sends another one's.
+// [Note: levels] A group of k members on each of several hosts works by two levels: *within* a host is fast, and
+// *across* hosts is slow. Member h * k + i is member i within host h, and member h across: those of one index. A gather
+// crosses first, when each member has one part, and a sum last, when each has one part left: so every part crosses once
+// to each other host, and no member sends another one's.
 
 struct Levels {
   c10::intrusive_ptr<c10d::ProcessGroup> within, across;  // torch's, of any backend; nobody else uses them

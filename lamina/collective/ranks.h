@@ -21,13 +21,13 @@ struct Ranks {
   std::function<base::Patience()> patience;  // of a wait that begins now
 
   std::vector<base::Rank> everyone() const { return topology.members(topology::Group::kWorld, own); }
-  // Those that have one copy of the model together.
+  // The ranks that have one copy of the model together.
   std::vector<base::Rank> one_copy() const { return topology.members(topology::kOneCopy, own); }
   // The one of them that runs the bodies of step functions.
   base::Rank leader() const { return one_copy().front(); }
   bool leads() const { return leader() == own; }
   topology::Coordinates place() const { return topology.coordinates(own); }
-  // Those that have the same parts of the model as this rank, one in each copy of it.
+  // The ranks that have the same parts of the model as this one, one in each copy of it.
   std::vector<base::Rank> of_copies() const { return topology.members(topology::kSameParts, own); }
   // How many these are.
   int copies() const { return topology.size(topology::kSameParts); }

@@ -36,11 +36,11 @@ class MemorySharing {
   virtual std::vector<shared_memory::Segment> share(std::size_t bytes, base::Deadline deadline) = 0;
 };
 
-// The collectives of a group over shared memory, for torch. Those of all members run one after the other, in the order
-// in which they are called; sends and receives beside them, in the order of the calls with each other member. All throw
-// base::UsageError, before anything is started, for tensors that do not fit. It is Leavable and
-// Purposeful, and has MemorySharing. Its allocateTensor() gives tensors that the other members read where they lie; any
-// thread may call it, and one member alone; they outlive the group, which keeps what was freed for the next.
+// The collectives of a group over shared memory, for torch. Collectives run one after the other, in the order in which
+// they are called. Sends and receives run beside them, in the order of the calls with each other member. All throw
+// base::UsageError, before anything is started, for tensors that do not fit. It is Leavable and Purposeful, and has
+// MemorySharing. Its allocateTensor() gives tensors that the other members read where they lie; any thread may call it,
+// and one member alone; they outlive the group, which keeps what was freed for the next.
 c10::intrusive_ptr<c10d::Backend> make_shared_memory_backend(shared_memory::Neighbours neighbours,
                                                              std::chrono::milliseconds timeout,
                                                              std::function<void()> check_interrupt);

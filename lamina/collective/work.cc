@@ -47,7 +47,8 @@ struct End {
   }
 };
 
-// The end of work of which a backend tells only who waits, as Gloo of a send or receive: a thread does.
+// Waits, in a thread of its own, for work whose backend tells of its end only to a thread that waits, as Gloo does of a
+// send or receive.
 class Watcher {
  public:
   Watcher(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<End> end, std::chrono::milliseconds timeout)
@@ -244,7 +245,7 @@ class C10dWork : public Work {
     throw base::PeerError(base::str(what(), ": ", said, text), loss, base::Code{"group-lost"});
   }
 
-  // Asks who else knows why this has failed: who is lost or, where a member gave it up, the end of the step.
+  // Asks why this has failed: another rank may be lost or, where a member gave it up, the step may have ended.
   std::optional<base::Loss> witness(bool given_up) const {
     if (links_.mailbox == nullptr) return std::nullopt;
     if (!given_up) return links_.mailbox->loss(options_.group.members, kOtherWitness);

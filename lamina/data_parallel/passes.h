@@ -89,7 +89,7 @@ class Passes {
     value::Failure failure = {};
   };
   static Word to_word(const value::Value& value);
-  // All that replicas who stand side by side have come with.
+  // Everything that replicas who stand side by side have come with.
   struct Come {
     std::string who, did;  // the first of them that has data, and all that tells of the place in its loop
     std::string other;     // another one with what it did, which is something else; "" for none

@@ -54,7 +54,7 @@ class LocalParameters {
   // place, or none.
   at::Tensor gradient(const at::Tensor& stand_in);
   void set_gradient(const at::Tensor& stand_in, const at::Tensor& gradient);
-  // Those who hold the parts; none where all is whole. See model::updates_divided_over().
+  // The group that holds the parts; none where all is whole. See model::updates_divided_over().
   std::optional<topology::Group> divided_over() const { return divided_over_; }
   std::vector<base::Rank> members(topology::Group group) const { return ranks_.topology.members(group, ranks_.own); }
   // This rank's part of a state like a parameter, and all of it from the parts: collective over the holders.

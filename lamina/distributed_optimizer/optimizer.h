@@ -31,9 +31,9 @@ struct ModelInUse {
 };
 
 // An optimizer of the job's model on one rank: what is done around its updates. A step compares options between the
-// ranks that train one model, has what waits for a later pass averaged, measures and clips gradients where something
-// asks for that, leaves the update out on all ranks where gradients overflow on one, and else gives this rank's
-// members their gradients, has the user's optimizer update them, and gives all ranks the new values.
+// ranks that train one model, and has gradients averaged that wait for a later pass. It measures and clips them where
+// something asks for that. Where gradients overflow on one rank, all ranks leave the update out. Else this rank's
+// members get their gradients, the user's optimizer updates them, and all ranks get the new values.
 //
 // Outside of steps of the pipeline. All ranks make the same optimizers in the same order, and the same calls.
 class Optimizer {

@@ -16,8 +16,8 @@ namespace lamina::distributed_optimizer {
 // `what = value` for each; before an update ranks compare hashes of it.
 std::int64_t hash_of_options(const std::string& options);
 
-// Those who train one model with this rank. `with_copies`: none of its copies has left a join. Without ddp copies train
-// apart.
+// The ranks that train one model with this one. `with_copies`: none of its copies has left a join. Without ddp copies
+// train apart.
 std::vector<base::Rank> trained_with(const collective::Ranks& ranks, const config::Config& config, bool with_copies);
 
 // Collective over `trained`, those of trained_with(): throws base::UsageError, on all, with the first line in which

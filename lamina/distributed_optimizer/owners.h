@@ -30,8 +30,8 @@ class Owners {
   // True where this rank updates all of a parameter whose part it is; of others, too, false.
   bool owns(const at::Tensor& local) const;
 
-  // Collective over the holders. For each of these what the groups have in a step: the whole with its gradient, or
-  // nothing where another rank updates it, or no part has a gradient; one that is no part is itself.
+  // Collective over the holders. Gives what the groups have in a step for each of these: the whole with its gradient,
+  // or nothing where another rank updates it, or no part has a gradient. A tensor that is no part stays itself.
   std::vector<at::Tensor> begin(std::span<const at::Tensor> locals, const PartOf& part_of);
   // Collective over the holders: all parts get the values of the wholes.
   void end();

@@ -17,9 +17,9 @@
 
 namespace lamina::distributed_optimizer {
 
-// [Note: local shards] Where several ranks hold the same parameters, each updates a *part* of every one: its shard, or
-// what it takes of a parameter that all of them have whole; or the master of either. The parameter's row says which
-// elements these are.
+// [Note: local shards] Where several ranks hold the same parameters, each updates a *part* of every one. A part is this
+// rank's shard, or its share of a parameter that all of them have whole, or the master of either. The parameter's row
+// says which elements these are.
 struct LocalShard {
   at::Tensor own;
   at::Tensor parameter;  // all of it, maybe without its value

@@ -14,17 +14,17 @@
 
 namespace lamina::distributed_optimizer {
 
-// [Note: stand-ins] Where a parameter of the model is not what an optimizer is to update, a *stand-in* takes its place
-// in the optimizer's groups: this rank's elements of it, where its copies divide them, and those in float32, a
-// *master*, where the parameter is half. Before a step it gets its part of the parameter's gradient, afterwards the
-// parameter gets its values. States belong to stand-ins.
+// [Note: stand-ins] Where an optimizer is not to update a parameter of the model itself, a *stand-in* takes its place
+// in the optimizer's groups. It is this rank's elements of the parameter, where copies of the model divide them. Where
+// the parameter is half, it is a copy in float32, a *master*. Before a step it gets its part of the parameter's
+// gradient, afterwards the parameter gets its values. States belong to stand-ins.
 //
-// Between steps a stand-in's gradient is read as its part of the parameter's, in the same memory where it can lie
-// there, else as a copy, of which the next step takes what a program has changed.
+// Between steps a stand-in's gradient is read as its part of the parameter's gradient. It is in the same memory where
+// it can lie there. Elsewhere it is a copy, and the next step takes over what a program has changed in it.
 //
 // A program may write to a parameter between steps, and give it other memory: in a step stand-ins have its values. A
-// master keeps what it has beyond the precision of a value that is unchanged; one that was itself written to since the
-// last step, and its parameter not, gives the parameter its value with the next update.
+// master keeps its precision while the parameter is unchanged. Where a program wrote to the master since the last step,
+// and not to the parameter, the parameter gets the master's value with the next update.
 class StandIns {
  public:
   // A stand-in for a share of the tensor, flattened, or for all of it, of its shape. With `in_float32` a copy, else it
@@ -38,7 +38,7 @@ class StandIns {
   const std::optional<layout::Share>& share(std::size_t number) const { return all_.at(number).share; }
   bool is_master(std::size_t number) const { return all_.at(number).master; }
 
-  // Where the update can give a half tensor its values in the same pass; undefined elsewhere.
+  // The half tensor that the update may give its values in the same pass; undefined where it cannot.
   at::Tensor half_copy(std::size_t number) const;
 
   // The gradient of a stand-in between steps, undefined where there is none; and one in its place, or none.

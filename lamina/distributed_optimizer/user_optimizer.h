@@ -45,7 +45,7 @@ class UserOptimizer {
   // The names of the job's model's parameters, before it is cut.
   virtual std::vector<Given> named_parameters() const = 0;
   virtual std::vector<std::vector<Given>> groups() const = 0;
-  // All of them, group by group.
+  // Every parameter, group by group.
   virtual std::vector<at::Tensor> members() const = 0;
   // Gives groups these members for good; and for an update, after which it is called the other way round.
   virtual void trim(const std::vector<std::vector<Given>>& groups, std::span<const Moved> moved) = 0;

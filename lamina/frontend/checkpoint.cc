@@ -96,7 +96,7 @@ void require_same(session::Session& session, const std::filesystem::path& path, 
                     {"translate_function", options.translate_function ? "given" : "none"}});
 }
 
-// All that this rank saves: parts, and what the manifest tells.
+// Everything that this rank saves: parts, and the manifest's content.
 class Everything {
  public:
   Everything(Current& job, const SaveOptions& options)
@@ -263,7 +263,7 @@ std::string before(session::Session& session, const std::filesystem::path& path,
   return words.front().as<std::string>();
 }
 
-// All of the model that is read, under all its names.
+// The tensors of the model that are read, under all their names.
 StateDict whole_state(const session::CheckpointReader& reader) {
   StateDict state;
   for (const auto& saved : reader.manifest().tensors) {

@@ -52,10 +52,11 @@ class CheckpointHandle {
 // was there before is. One that is asynchronous is waited for by the next save, by a resumption, by shutdown() and by
 // wait(); what it failed with is thrown there or by the next step, on every rank.
 //
-// Throws, on every rank alike: UsageError before the model is partitioned, inside a step function, between the backward
-// passes of one reduction, for content or states that have no place in a checkpoint, for a folder that a rank does not
-// see or that has no room, and while another one saves the same tag; base::FileError with path and cause where the file
-// system refuses; PeerError and TimeoutError.
+// Throws the same on every rank. UsageError comes before the model is partitioned, inside a step function, between the
+// backward passes of one reduction, and while another save of the same tag is under way. It also comes for content or
+// states that have no place in a checkpoint, and a folder that a rank does not see or that has no room.
+// base::FileError, with path and cause, comes where the file system refuses. PeerError and TimeoutError come as
+// everywhere.
 CheckpointHandle save_checkpoint(const std::filesystem::path& path, const std::string& tag,
                                  const SaveOptions& options = {});
 
@@ -75,15 +76,15 @@ struct ResumeOptions {
 };
 
 // Loads what save_checkpoint() has saved, here or in Python, in this layout or any other one. Every rank calls it, when
-// the model and all optimizers are made; before the model is partitioned what is loaded waits for that, and the
-// partition is the saved one where the number of partitions is. Nothing is changed on any rank unless all of it fits on
-// all. With the layout of the checkpoint training goes on as if it had never ended.
+// the model and all optimizers are made. Before the model is partitioned the loaded values wait for that. The partition
+// is then the saved one, where the number of partitions is the same. Nothing is changed on any rank unless all of it
+// fits on all. With the layout of the checkpoint training goes on as if it had never ended.
 //
 // Returns the content that was saved; what a program in Python has saved that is no dictionary has the name "".
 //
-// Throws, on every rank alike: UsageError where there is no such checkpoint, names, shapes or groups do not fit, and
-// inside a step function; FormatError, which names file and tensor, where it is damaged; base::FileError where it
-// cannot be read.
+// Throws the same on every rank. UsageError comes where there is no such checkpoint, where names, shapes or groups do
+// not fit, and inside a step function. FormatError, which names file and tensor, comes where it is damaged, and
+// base::FileError where it cannot be read.
 UserContent resume_from_checkpoint(const std::filesystem::path& path, const ResumeOptions& options = {});
 
 }  // namespace lamina

@@ -39,8 +39,8 @@ void end_saves() {
 // Ends the job with the process. The peers learn of the end of this process from the system, when it has ended. The
 // session outlives all threads.
 //
-// Where a thread is still at work in a step, it may be this one (a module that calls std::exit), the exit handlers that
-// are left would destroy what it works with, torch's statics first: then the process ends here, with its exit code.
+// A thread may still be at work in a step, even this one, in a module that calls std::exit. Then the exit handlers that
+// are left would destroy what it works with, torch's statics first. So the process ends here, with its exit code.
 void at_exit(int code, void*) {
   if (the_current == nullptr) return;
   auto& session = *the_current->session;

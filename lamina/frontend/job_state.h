@@ -17,7 +17,7 @@ namespace lamina::frontend {
 // Each tensor of a model's state, with all its names.
 std::vector<session::NamesOf> named_state(const ModuleTree& tree);
 
-// Those of the job that are still there.
+// The optimizers of the job that are still there.
 std::vector<std::shared_ptr<JobOptimizer>> optimizers_of(const Current& job);
 
 // How the ranks of a job share the work.

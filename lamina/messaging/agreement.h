@@ -35,7 +35,7 @@ Led hear_first(Mailbox& mailbox, std::span<const base::Rank> members, std::int64
 std::vector<double> largest(Mailbox& mailbox, std::span<const base::Rank> members, std::vector<double> own,
                             const base::Patience& patience);
 
-// Has all members act: where some fail, all throw the error of the first of these, which says on which rank it was.
+// Has all members act: where some fail, all throw the error of the first of these, with the rank that met it.
 void act_together(Mailbox& mailbox, std::span<const base::Rank> members, const std::function<void()>& act,
                   const base::Patience& patience);
 

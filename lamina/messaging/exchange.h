@@ -15,13 +15,13 @@ namespace lamina::messaging {
 
 // [Note: meetings] An exchange makes one value of those of all members, in their order, the same on each. Where their
 // number is a power of two, members meet in rounds: in the first each meets its neighbour, then the one two places
-// away, then four, and after each meeting both have what the same members gave, who stand side by side. Where it is
+// away, then four. After each meeting both have the values of the same members, who stand side by side. Where it is
 // not, some give theirs to a neighbour before, who meets the others for both, and gives it the result. So a member
 // sends log2(n) + 1 messages at most, and two just send to each other.
 //
-// A member that cannot go on (another one is lost, its time is up, it is interrupted) may owe messages of later rounds:
-// it sends its error in their place, and so do those who hear of it. So all who lack something end with the error of the
-// one that met it.
+// A member that cannot go on (another one is lost, its time is up, it is interrupted) may owe messages of later rounds.
+// It sends its error in their place, and so do those who hear of it. So all who lack something end with the error of
+// the one that met it.
 
 // A meeting of two members.
 struct Meeting {
@@ -31,7 +31,7 @@ struct Meeting {
 };
 std::vector<Meeting> meetings(std::size_t member, std::size_t members);
 
-// All that members who stand side by side have given.
+// Everything that members who stand side by side have given.
 struct Given {
   struct Caller {
     base::Rank rank;

@@ -9,10 +9,10 @@
 
 namespace lamina::messaging {
 
-// [Note: kinds] Whoever handles messages of a kind names that kind in its own header, and says here, as it is made,
-// that it handles them: so a new subsystem adds messages without a change to the transport or to anybody else. A kind
-// is a word that travels, so no two subsystems need to agree on numbers, and a rank can name what it does not know.
-// Ranks of one job run the same code: what one of them sends the others handle.
+// [Note: kinds] The class that handles messages of a kind names that kind in its own header, and says here, as it is
+// made, that it handles them. So a new subsystem adds messages without a change to the transport or to anybody else. A
+// kind is a word that travels, so no two subsystems need to agree on numbers, and a rank can name what it does not
+// know. Ranks of one job run the same code: what one of them sends the others handle.
 class Handlers {
  public:
   // Called on the transport's thread: see Transport::Events. Throws base::FormatError for a message that is malformed.

@@ -67,8 +67,8 @@ class Mailbox {
 
   // Every member calls with the same `members`, its own rank among them, for the same purpose, which begins the name of
   // a channel: makes one value of theirs; see [Note: meetings]. Throws base::DesyncError, on all, where members give
-  // different parts of their calls (see base::Call), what keeps any member from it, and base::UsageError in a thread
-  // beside one that exchanges with the same members: the two would have no order.
+  // different parts of their calls (see base::Call), and what keeps any member from it. base::UsageError comes in a
+  // thread beside one that exchanges with the same members: the two would have no order.
   value::Value exchange(std::span<const base::Rank> members, const char* purpose, value::Value value,
                         const Merge& merge, const base::Patience& patience, const Course& course = {});
   // Counts one that this rank leaves out, as the others hear from it otherwise.
@@ -109,7 +109,7 @@ class Mailbox {
     const Named& named;  // empty: by the channel
   };
   value::Value await(const Lacked& lacked, const base::Patience& patience);
-  // All of these under the lock. The second drops what came before.
+  // These are called under the lock. The second drops what came before.
   std::string name(const Lacked& lacked);
   bool is_here(base::Rank from, const std::string& channel, std::int64_t number);
   [[noreturn]] void throw_lost(const base::Loss& loss, const Lacked& lacked);

@@ -35,9 +35,9 @@ inline constexpr transport::Kind kWait = "wait";  // in what the sender waits fo
 // they have done so too, and throws. So the next operation is exact, if all go on in agreement. Members of such an
 // operation that are not in the circle give it up when they hear of it.
 //
-// A rank that is told of a wait and waits itself says in turn for whom it waits: so the one that told it, and those
-// that wait for that one, can name the rank at the end of such a chain, which has stopped or computes, and blame none
-// between.
+// A rank that is told of a wait and waits itself says in turn for whom it waits. So the one that told it, and those
+// that wait for that one, can name the rank at the end of such a chain. That rank has stopped or computes, and none
+// between is to blame.
 //
 // A step that was never announced keeps its number. So *attempts* at an operation are counted, alike on all ranks: who
 // gives one up, or hears that another rank has, is at the next. What is heard later of an earlier one ends nothing.
@@ -90,8 +90,8 @@ class MutualWaits {
     std::function<std::vector<base::Rank>()> absent = nullptr;
   };
 
-  // Ranks that others wait for: who has not come to an operation, and who keeps those from it in the end, which are the
-  // same ones unless these wait themselves.
+  // Ranks that others wait for: those that have not come to an operation, and those that keep them from it in the end.
+  // They are the same ones unless these wait themselves.
   struct Awaited {
     std::vector<base::Rank> absent, last;
     friend bool operator==(const Awaited&, const Awaited&) = default;
@@ -118,8 +118,8 @@ class MutualWaits {
     base::Patience watched(const base::Patience& patience);
     // The call that waits; found out when the wait is long.
     const base::Call& call() const { return call_; }
-    // Those for whom ranks in this wait's operation wait, of `lacked`, from which this one waits; as far as it has
-    // heard.
+    // The ranks for which those of `lacked` wait in this wait's operation, as far as it has heard. This one waits for
+    // `lacked`.
     Awaited awaited(const std::vector<base::Rank>& lacked) const;
 
    private:

@@ -8,7 +8,7 @@
 
 namespace lamina::messaging {
 
-// An error as text that crosses ranks, and back as an error of the same class, which says on which rank it was.
+// Turns an error into text that crosses ranks, and back into an error of the same class, with the rank on which it was.
 std::string to_text(const std::exception_ptr& error, base::Rank rank);
 std::exception_ptr to_error(const std::string& text);
 

@@ -12,7 +12,7 @@
 namespace lamina::messaging {
 namespace {
 
-// Says which ranks have which value of `name`; "" where all have the same.
+// Lists the ranks by their value of `name`; "" where all have the same.
 std::string differing(const std::string& name, std::span<const base::Rank> members,
                       const std::vector<std::string>& values) {
   std::vector<std::pair<std::string, std::vector<base::Rank>>> given;  // by value, in the order of the first ranks

@@ -22,7 +22,8 @@ struct NamedTensor {
 };
 
 // The table of a model that is cut, of its tensors as they are now: parameters before buffers, in the model's order.
-// Here alone the configuration decides who holds and who updates what. Throws base::UsageError as whole_in() does.
+// Here alone the configuration decides on the ranks that hold and that update parameters. Throws base::UsageError as
+// whole_in() does.
 ParameterTable make_table(const topology::Topology& topology, const config::Config& config, const Cut& cut,
                           std::span<const NamedTensor> tensors);
 

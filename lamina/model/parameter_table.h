@@ -22,8 +22,8 @@ struct Reduction {
   int divisor = 1;
 };
 
-// A parameter or buffer of the model: who holds which of its elements, what optimizers update in its place, how its
-// gradients are reduced, and the tensor that the user's code knows.
+// A parameter or buffer of the model: the holders of its elements, the layout that optimizers update in its place, the
+// reduction of its gradients, and the tensor that the user's code knows.
 struct Parameter {
   layout::ParameterLayout layout;
   layout::ParameterLayout update;  // differs in its dtype where there are masters, in its shards where copies divide it
@@ -39,7 +39,7 @@ struct Parameter {
 // base::UsageError for a dtype that layouts do not know.
 Parameter whole_in(base::Partition partition, std::string name, const at::Tensor& tensor, bool buffer, int replicas);
 
-// [Note: parameter table] The one place where it stands who holds and who updates what of the model. Whoever moves,
+// [Note: parameter table] The one place that says which ranks hold and update each part of the model. Whoever moves,
 // reduces, updates, saves or measures parameters reads it; `make_table` makes it when the model is cut, and again where
 // its user has put other tensors in the places of some. Parameters come before buffers, each tensor once, in the
 // model's order, which is the same on all ranks.

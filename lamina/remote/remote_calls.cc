@@ -156,7 +156,7 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   return std::move(answer.outputs);
 }
 
-// The outputs as references. Where they were read the last time they are sent at once.
+// The outputs as references. They are sent at once to the ranks that read them the last time.
 value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const OutputSpec& output_spec,
                                            Request& request) {
   const auto& call = *pending.call;

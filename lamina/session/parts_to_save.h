@@ -25,7 +25,7 @@ class PartsToSave {
   // They outlive it.
   explicit PartsToSave(const CheckpointParts& parts) : parts_(parts) {}
 
-  // All that this rank has of the row of this name, which has other names besides.
+  // Adds this rank's part of the row of this name, which has other names besides.
   void add_row(const std::string& name, const at::Tensor& elements, std::vector<std::string> also);
   // A state, or the master itself, of what stands at `place`.
   void add_state(const LocalParameters& locals, const StateName& of, const at::Tensor& place, const at::Tensor& value);

@@ -119,7 +119,7 @@ void LiveValues::hold_locked(std::size_t parameter) {
   ++value.holds;
 }
 
-// All of them, or none.
+// Every parameter, or none.
 void LiveValues::hold_each(const Held& wanted) {
   Held held;
   try {

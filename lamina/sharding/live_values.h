@@ -28,14 +28,14 @@ struct ShardedParameter {
   int replicas = 1;          // over which its gradients are averaged
 };
 
-// [Note: units] Values come for calls of modules. A unit is a module that has sharded parameters of its own (or in it,
-// in modules that are never called), or the whole model: their values are here from before each of its forwards until
+// [Note: units] Values come for calls of modules. A unit is the whole model, or a module that has sharded parameters of
+// its own (or in modules in it that are never called). Their values are here from before each of its forwards until
 // after it, and again for its backward. A parameter that another module reads (a tied weight, the output projection of
 // an attention) comes when it is read, and belongs from then on to the innermost unit that was being called, too. Units
 // are taken to be called in the order of the last pass: the values of the next ones come ahead, while this one
 // computes, or stay. Where the order is another one, these values are dropped, and come again when they are needed.
 //
-// The values of sharded parameters on this rank: which are here, and who needs them. Thread-safe.
+// The values of sharded parameters on this rank: those that are here, and the units that need them. Thread-safe.
 class LiveValues : public value::Home, public model::CallHook {
  public:
   // `modules`: the names of those that are called. Nothing comes ahead of its time, or stays for a later one, where
@@ -62,8 +62,8 @@ class LiveValues : public value::Home, public model::CallHook {
   // The end of a pass, whose order of calls is taken to be the next one's: lets go of what a backward alone has
   // brought, and of what stayed.
   void end_pass();
-  // A pass has failed: as end_pass(), and lets go of what its backwards have held; forgets what was learned of modules
-  // since the last pass ended, of which other members may have seen more or less.
+  // Gives a failed pass up: does as end_pass(), and lets go of what its backwards have held. It forgets what was
+  // learned of modules since the last pass ended, of which other members may have seen more or less.
   void leave_pass();
   // Values are about to change, outside of passes: lets go of what graphs and the next unit have kept. Throws
   // base::UsageError where somebody else holds one.

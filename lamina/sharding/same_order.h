@@ -18,12 +18,12 @@ namespace lamina::sharding {
 // different collectives. So each member says to the next one what it begins, and sees what the one before it did
 // before it waits.
 //
-// [Note: passes given up] A pass that fails is given up by all replicas, once by each, but not after the same
-// collective: and what a member has begun no backend ends unless all others begin it, too. So each one that gives up
-// says to all others how many collectives it has begun, and which of them it has not seen end. Who waits for one that
-// another will not begin stops, with that one's error; the collective stays under way. Before a member begins anything
-// else it hears what all others have begun, and begins what it lacks, for their sake: from then on all are equally
-// far, and those that stayed under way end.
+// [Note: passes given up] All replicas give a failed pass up, once each, but not after the same collective. No backend
+// ends a collective that one member has begun unless all others begin it, too. So each one that gives up says to all
+// others how many collectives it has begun, and which of them it has not seen end. Who waits for one that another will
+// not begin stops, with that one's error; the collective stays under way. Before a member begins anything else it hears
+// what all others have begun, and begins what it lacks, for their sake: from then on all are equally far, and those
+// that stayed under way end.
 //
 // Used by one thread at a time.
 class SameOrder {

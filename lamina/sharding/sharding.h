@@ -75,9 +75,9 @@ class Sharding : public data_parallel::ShardedGradients {
   // have come when it is known.
   std::vector<double> sum_before_update(std::vector<double> numbers);
 
-  // Collective over the sharding group: parameters, or the gradients of their shards, and what is measured of them, of
-  // those that are sharded this member's part; there the parameter, and a tensor of one element, the norm of all of it,
-  // stand in the result.
+  // Collective over the sharding group, for parameters, or the gradients of their shards, with a value that this member
+  // has measured of each. For a sharded one that value is of its part. The result has the parameter, and a tensor of
+  // one element, the norm of all of it.
   std::vector<model::Measured> measured(std::vector<model::Measured> pairs, double norm_type);
   // The elements of the parameter that this member's shard has; what else it has pads it.
   const layout::Share& share(std::size_t parameter) const;

@@ -256,7 +256,7 @@ class SharedTransfer : public Transfer {
     }
     return any;
   }
-  // All that all members have in this pass, which all have ended.
+  // Every gradient that all members have in this pass, which all have ended.
   bool is_summed(std::size_t parameter) const {
     return all([&](int other) { return count(layout_.total(parameter, other)) <= own_[parameter].summed; });
   }

@@ -138,7 +138,7 @@ struct Training {
   DistributedOptimizer<typename std::invoke_result_t<Make, std::vector<Tensor>>::element_type> optimizer;
 };
 
-// All that a job has: values of the model, and the optimizer's state.
+// Everything that a job has: values of the model, and the optimizer's state.
 struct All {
   std::map<std::string, Tensor> values;
   frontend::OptimizerState optimizer;

@@ -22,7 +22,7 @@ _UNIFORM = (b"\x00", b"\x01")
 
 
 class CallState(NamedTuple):
-    """All that a call of a module depends on besides its arguments, and torch's own modes.
+    """Everything that a call of a module depends on besides its arguments, and torch's own modes.
 
     Attributes:
         caller: the partition that calls.

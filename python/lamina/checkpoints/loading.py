@@ -52,13 +52,14 @@ def resume_from_checkpoint(
 
     Args:
         path: the folder of the checkpoints.
-        tag: which one; None for the newest, or where that is damaged, which is said, the latest that is whole.
+        tag: which one; None for the newest. Where the newest is damaged, a warning says so, and the latest that is
+        whole is taken.
         strict: whether the names of parameters and buffers have to be the same; what is left out is told otherwise.
         load_optimizer: whether states of optimizers, masters and the loss scale are loaded.
         load_sharded_optimizer_state: with False as `load_optimizer=False` where parameters are sharded.
-        partial: with False a whole model: one that was saved so, a folder of Hugging Face's (`model.safetensors`, or
-            several and their index), or `pytorch_model.bin`, which is read without executing anything; in the folder
-            `path`/`tag`, or `path` itself. States of optimizers stay as they are.
+        partial: with False a whole model. It was saved so, or is a folder of Hugging Face's (`model.safetensors`, or
+            several and their index), or a `pytorch_model.bin`, which is read without executing anything. It is the
+            folder `path`/`tag`, or `path` itself. States of optimizers stay as they are.
         translate_function: with `partial=False`: makes a state dict with the model's names of the one that is read,
             which each rank then has as a whole.
         verify: whether all that is read is compared with the checksums.
@@ -171,7 +172,7 @@ def _before(job: current.Job, path: str, tag: str) -> str:
 
 
 def _whole(reader: _lamina.CheckpointReader) -> dict[str, torch.Tensor]:
-    """All of the model, on this rank."""
+    """The model's tensors on this rank."""
     return {name: reader.whole(name) for name, kind, _, _ in reader.tensors if kind in _OF_MODEL}
 
 

@@ -106,7 +106,7 @@ def save_checkpoint(
             Hugging Face's libraries load.
         model, optimizer: the job's; they may be left out.
         user_content: what is to be saved besides: numbers, strings, tensors, NumPy's arrays, containers of those, state
-            dicts of schedulers. That of rank 0 is saved.
+            dicts of schedulers. Rank 0's is saved.
         translate_if_full: with `partial=False`: names become Hugging Face's where they are others here, which they are
             where lamina has put modules of its own into the places of Hugging Face's.
         num_kept_partial_checkpoints: so many checkpoints of this folder stay, the latest ones; None: all.
@@ -123,7 +123,8 @@ def save_checkpoint(
 
     Errors:
         UsageError: before the model is partitioned, inside a step function, between the backward passes of one
-        reduction, another save of the same tag under way, a folder that some rank does not see or that has no room.
+        reduction. Also while another save of the same tag is under way, and for a folder that some rank does not see or
+        that has no room.
         FileError: the file system refuses; it says path and cause. PeerError, TimeoutError: a rank is lost, or makes no
         progress.
     """
@@ -193,7 +194,7 @@ def _which(job: current.Job, optimizer: torch.optim.Optimizer | None) -> str:
 
 
 class _Everything:
-    """All that a checkpoint of a job has.
+    """Everything that a checkpoint of a job has.
 
     Attributes:
         parts: tensors that this rank writes.
