@@ -94,7 +94,7 @@ TEST(Waits, ADeadlineOfAReceiveDoesSo) {
   });
 }
 
-// Rank 0 waits for rank 1, which waits in another group for rank 3, which does nothing.
+// Rank 0 waits for rank 1, and rank 1 in another group for rank 3, which does nothing.
 TEST(Waits, ADeadlineNamesTheRankThatKeepsAMemberFromComing) {
   int ended[2];
   ASSERT_EQ(::pipe(ended), 0);
