@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import lamina
 from lamina.deferred_init import delayed, tape
+from lamina.job import current
 from lamina.model import partitioned
 
 RANK = int(os.environ.get("RANK", 0))
@@ -207,6 +208,32 @@ def case_api_modules_translate_what_they_load():
     assert loaded["1._extra_state"] == {"note": "of 1"} and loaded["0._extra_state"] == {"note": "none"}
     assert torch.equal(loaded["1.weight"], torch.ones(6, 6))
     assert model.module[1].note == ("of 1" if RANK == 1 else "none")
+
+
+class Reported(nn.Linear):
+    """Tells how far the cut is while its state is loaded."""
+
+    def __init__(self):
+        super().__init__(6, 6)
+        self.is_routed = []
+
+    def get_extra_state(self):
+        return {}
+
+    def set_extra_state(self, state):
+        self.is_routed.append(current.job().cut.routed)
+
+
+def case_api_a_state_that_came_early_is_loaded_when_calls_have_their_routes_and_before_hooks():
+    model = by_hand(Reported, Reported)
+    train_step(model)(X)
+    saved = copy.deepcopy(model.local_state_dict())
+    lamina.shutdown()
+    model, seen = by_hand(Reported, Reported), []
+    model.register_post_partition_hook(lambda given, _: seen.append(list(given.module[RANK].is_routed)))
+    model.load_state_dict(saved)
+    lamina.step(lambda x: model(x))(X)
+    assert seen == [[True]]
 
 
 def case_api_a_partial_state_that_comes_early_is_loaded_at_the_cut():
