@@ -12,7 +12,7 @@
 
 #include "lamina/base/log.h"
 #include "lamina/frontend/calls.h"
-#include "lamina/frontend/saves.h"
+#include "lamina/job_checkpoint/saves.h"
 #include "lamina/rendezvous/job_store.h"
 #include "lamina/runtime/rng_streams.h"
 

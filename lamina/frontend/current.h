@@ -11,20 +11,17 @@
 #include "lamina/collective/c10d_groups.h"
 #include "lamina/frontend/on_partition.h"
 #include "lamina/optim/loss_scale.h"
-#include "lamina/plan/kept_partition.h"
 #include "lamina/session/session.h"
+
+namespace lamina::job_checkpoint {
+class Resumption;
+class Saves;
+}  // namespace lamina::job_checkpoint
 
 namespace lamina::frontend {
 
 class Model;
-class Saves;
 struct JobOptimizer;
-
-// A checkpoint that waits for the cut of the model.
-struct WaitingCheckpoint {
-  plan::KeptPartition partition;  // the saved one; of no module where it does not count
-  std::function<void()> load;     // into the model that is cut; collective over the world
-};
 
 // The job that one init() started.
 struct Current {
@@ -38,9 +35,9 @@ struct Current {
   std::weak_ptr<optim::LossScale> loss_scale;             // what the optimizers of the job share
   std::list<std::weak_ptr<PartitionCallback>> callbacks;  // what optimizers have called when the model is cut
   std::vector<std::weak_ptr<JobOptimizer>> optimizers;    // in the order in which they were made
-  std::shared_ptr<Saves> saves;                           // of checkpoints
-  std::optional<WaitingCheckpoint> waiting;
-  bool clips_by_default = false;  // gradients of shards, to a norm that nobody has set
+  std::shared_ptr<job_checkpoint::Saves> saves;
+  std::shared_ptr<job_checkpoint::Resumption> waiting;  // a checkpoint that waits for the cut of the model
+  bool clips_by_default = false;                        // gradients of shards, to a norm that nobody has set
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> make_group(topology::Group axis);

@@ -6,7 +6,7 @@
 
 #include "lamina/base/log.h"
 #include "lamina/frontend/current.h"
-#include "lamina/frontend/saves.h"
+#include "lamina/job_checkpoint/saves.h"
 
 namespace lamina {
 namespace {

@@ -39,4 +39,13 @@ struct JobOptimizer {
   virtual void replace_new() = 0;
 };
 
+// Those of the job that are still there.
+inline std::vector<std::shared_ptr<JobOptimizer>> optimizers_of(const Current& job) {
+  std::vector<std::shared_ptr<JobOptimizer>> all;
+  for (const auto& each : job.optimizers) {
+    if (auto optimizer = each.lock()) all.push_back(std::move(optimizer));
+  }
+  return all;
+}
+
 }  // namespace lamina::frontend

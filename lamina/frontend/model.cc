@@ -10,7 +10,9 @@
 #include "lamina/base/printable.h"
 #include "lamina/frontend/batch_norms.h"
 #include "lamina/frontend/current.h"
+#include "lamina/frontend/job.h"
 #include "lamina/frontend/routing.h"
+#include "lamina/job_checkpoint/resumption.h"
 #include "lamina/model/make_table.h"
 #include "lamina/session/model_life.h"
 #include "lamina/value/released.h"
@@ -125,7 +127,7 @@ class Model::Life : public session::ModelFace {
       model::Costs costs;
       if (example_) costs = traced(model_.tree_, *example_);
       if (!scopes_count) tell_of_ignored_scopes(model_.tree_);
-      const auto kept = job_.waiting ? job_.waiting->partition : plan::KeptPartition();
+      const auto kept = job_.waiting ? job_.waiting->partition() : plan::KeptPartition();
       proposal.plan = model::plan_model(model_.tree_, costs, session.config(), session.world().size,
                                         session.topology().size(topology::kPartitions), kept);
     } catch (const std::exception& wrong) {
@@ -168,7 +170,7 @@ class Model::Life : public session::ModelFace {
     set_router(model_.routing_.get());
   }
   void load() override {
-    if (const auto waiting = std::exchange(job_.waiting, std::nullopt)) waiting->load();
+    if (const auto waiting = std::exchange(job_.waiting, nullptr)) waiting->load();
   }
   void settle() override {
     if (job_.pipelined()) model_.keep_order();

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "lamina/frontend/current.h"
-#include "lamina/frontend/job_state.h"
+#include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
 
 // News of a model for its reducer; see [Note: backward pass] in data_parallel/reducer.h.

@@ -6,7 +6,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/routing.h"
-#include "lamina/frontend/saves.h"
+#include "lamina/job_checkpoint/saves.h"
 #include "lamina/runtime/rng_streams.h"
 
 // The part of a model that works in steps.

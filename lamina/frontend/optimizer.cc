@@ -20,7 +20,6 @@
 #include "lamina/base/str.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
-#include "lamina/frontend/job_state.h"
 #include "lamina/frontend/model.h"
 #include "lamina/model/make_table.h"
 

@@ -4,152 +4,101 @@
 #include <pybind11/stl/filesystem.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "lamina/archive/store.h"
-#include "lamina/checkpoint/save.h"
-#include "lamina/checkpoint/snapshot.h"
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "lamina/checkpoint/tree_json.h"
-#include "lamina/session/checkpoint_reader.h"
-#include "lamina/session/parts_to_save.h"
+#include "lamina/job_checkpoint/resume_job.h"
+#include "lamina/job_checkpoint/resumption.h"
+#include "lamina/job_checkpoint/save_job.h"
+#include "lamina/job_checkpoint/together.h"
+#include "lamina/session/session.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/carried_errors.h"
+#include "python/bindings/checkpointed_job.h"
 #include "python/bindings/convert.h"
-#include "python/bindings/save_holder.h"
+#include "python/bindings/saves.h"
 
 namespace lamina::python {
 namespace {
 
-using archive::Kind;
-using session::CheckpointParts;
-using session::CheckpointReader;
-using session::PartsToSave;
+using job_checkpoint::Reader;
+using job_checkpoint::Resumption;
+using job_checkpoint::Saves;
 using session::Session;
-using session::StateName;
 using Release = py::gil_scoped_release;
 
-archive::Store::Form form_of(bool partial) {
-  return partial ? archive::Store::Form::kPartial : archive::Store::Form::kFull;
+SaveHolder save_job(Session& session, py::object lent, Saves& saves, const std::filesystem::path& folder,
+                    const std::string& tag, bool partial, std::size_t keep, bool asynchronous, bool allow_objects) {
+  PythonCheckpointedJob job(session, std::move(lent));
+  const job_checkpoint::SaveOptions options{folder, tag, partial, keep, asynchronous, allow_objects};
+  return SaveHolder(new SharedSave{uncarried([&] { return job_checkpoint::save_job(job, saves, options); })});
 }
 
-// Throws what keeps an object from being saved.
-void require_content(py::handle object, bool allow_objects) {
-  std::vector<at::Tensor> tensors;
-  checkpoint::to_json(to_value(object), tensors, allow_objects);
-  for (const auto& tensor : tensors) checkpoint::savable_dtype(tensor, "a tensor of user_content");
+void resume_job(Session& session, py::object lent, Saves& saves, const std::filesystem::path& folder,
+                std::optional<std::string> tag, bool partial, bool strict, bool load_optimizer,
+                bool load_sharded_optimizer_state, bool verify, bool allow_objects, bool translate) {
+  const auto job = std::make_shared<PythonCheckpointedJob>(session, std::move(lent));
+  const job_checkpoint::ResumeOptions options{folder, std::move(tag), partial,
+                                              strict, load_optimizer, load_sharded_optimizer_state,
+                                              verify, allow_objects,  translate};
+  uncarried([&] { job_checkpoint::resume_job(job, saves, options); });
 }
 
-// A save under way; training may go on where it has a snapshot.
-SaveHolder begin_save(Session& session, PartsToSave& parts, const std::filesystem::path& folder, const std::string& tag,
-                      bool partial, const py::dict& about, bool allow_objects, std::map<std::string, std::string> texts,
-                      std::size_t keep, checkpoint::Snapshot* snapshot) {
-  checkpoint::SaveRequest request{.folder = folder, .tag = tag, .texts = std::move(texts), .keep = keep};
-  request.form = form_of(partial);
-  request.about = nlohmann::json::object();
-  std::vector<at::Tensor> tensors;
-  for (const auto& [key, value] : about) {
-    request.about[key.cast<std::string>()] = checkpoint::to_json(to_value(value), tensors, allow_objects);
-  }
-  if (session.world().rank == base::Rank(0)) {
-    for (std::size_t i = 0; i < tensors.size(); ++i) parts.add_content(session::content_name(i), tensors[i]);
-  }
-  request.parts = parts.take();
-  const Release release;
-  auto save =
-      std::make_unique<checkpoint::Save>(archive::file_system(), std::move(request), session::peers_of(session));
-  save->start(snapshot);
-  return SaveHolder(save.release());
+py::object together(Session& session, const py::function& act) {
+  py::object result;
+  uncarried([&] { job_checkpoint::together(peers_of(session), [&] { carrying([&] { result = act(); }); }); });
+  return result;
 }
 
-// (shape, dtype) of a tensor; none where it is not there.
-py::object find(const CheckpointReader& reader, const std::string& name, Kind kind, int optimizer,
-                const std::string& state) {
-  const auto* found = reader.find(name, kind, optimizer, state);
-  if (found == nullptr) return py::none();
-  return py::make_tuple(py::tuple(py::cast(found->shape)), checkpoint::scalar_type(found->dtype));
-}
-
-// (folder, id, tag) of the checkpoint that is to be loaded; none where there is none.
-py::object find_checkpoint(const std::filesystem::path& folder, const std::optional<std::string>& tag, bool partial,
-                           const std::function<void(const std::string&)>& tells) {
-  const auto found = session::find_checkpoint(folder, tag, form_of(partial), tells);
-  return found ? py::make_tuple(found->folder.string(), found->id, found->tag) : py::object(py::none());
+void bind_saves(py::module_& module) {
+  py::class_<SharedSave, SaveHolder>(module, "Save")
+      .def_property_readonly("is_over", [](const SharedSave& held) { return held.save->is_over(); })
+      .def("wait", [](SharedSave& held) { held.save->wait(); }, py::call_guard<Release>());
+  py::class_<Saves, std::unique_ptr<Saves, EndWithoutGil>>(module, "Saves")
+      .def(py::init<>())
+      .def("end", &Saves::end, py::call_guard<Release>())
+      .def("check_before_step", &Saves::check_before_step, py::call_guard<Release>())
+      .def("drop", &Saves::drop, py::call_guard<Release>());
 }
 
 }  // namespace
 
 void bind_checkpoint(py::module_& module) {
-  py::enum_<Kind>(module, "SavedKind")
-      .value("PARAMETER", Kind::kParameter)
-      .value("BUFFER", Kind::kBuffer)
-      .value("MASTER", Kind::kMaster)
-      .value("STATE", Kind::kState)
-      .value("CONTENT", Kind::kContent);
-  py::class_<StateName>(module, "StateName")
-      .def(py::init<int, std::string, std::string>(), py::arg("optimizer"), py::arg("state"), py::arg("parameter"));
-  py::class_<CheckpointParts>(module, "CheckpointParts")
-      .def(py::init<const Session&, const model::ParameterTable&>(), py::arg("session"), py::arg("table"),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 3>());
-  py::class_<PartsToSave>(module, "PartsToSave")
-      .def(py::init<const CheckpointParts&>(), py::arg("parts"), py::keep_alive<1, 2>())
-      .def("add_row", &PartsToSave::add_row, py::arg("name"), py::arg("elements"), py::arg("also"))
-      .def("add_state", &PartsToSave::add_state, py::arg("locals"), py::arg("of"), py::arg("place"), py::arg("value"))
-      .def("add_content", &PartsToSave::add_content, py::arg("name"), py::arg("value"));
-  py::class_<checkpoint::Snapshot>(module, "Snapshot").def(py::init<>());
-  py::class_<checkpoint::Save, SaveHolder>(module, "Save")
-      .def_property_readonly("is_over", &checkpoint::Save::is_over)
-      .def_property_readonly("tag", &checkpoint::Save::tag)
-      .def("give_up", &checkpoint::Save::give_up)
-      .def("wait", &checkpoint::Save::wait, py::call_guard<Release>())
-      .def("end", &checkpoint::Save::end, py::call_guard<Release>())
-      .def("check_before_step", &checkpoint::Save::check_before_step, py::call_guard<Release>());
-  module.def("require_content", &require_content, py::arg("object"), py::arg("allow_objects"));
-  module.def("begin_save", &begin_save, py::arg("session"), py::arg("parts"), py::arg("folder"), py::arg("tag"),
-             py::arg("partial"), py::arg("about"), py::arg("allow_objects"), py::arg("texts"), py::arg("keep"),
-             py::arg("snapshot").none(true), py::keep_alive<0, 1>());
-  py::class_<CheckpointReader>(module, "CheckpointReader")
-      .def(py::init<const std::filesystem::path&, bool>(), py::arg("place"), py::arg("verify"))
-      .def_property_readonly("id", [](const CheckpointReader& reader) { return reader.manifest().id; })
-      .def_property_readonly("tensors",
-                             [](const CheckpointReader& reader) {
-                               py::list all;
-                               for (const auto& each : reader.manifest().tensors) {
-                                 all.append(py::make_tuple(each.name, each.kind, each.optimizer, each.state));
-                               }
-                               return all;
-                             })
+  bind_saves(module);
+  py::class_<Reader>(module, "CheckpointReader")
+      .def_property_readonly("folder", [](const Reader& reader) { return reader.folder().string(); })
       .def(
           "about",
-          [](const CheckpointReader& reader, const std::string& key, bool allow_objects) {
-            return to_object(reader.about(key, allow_objects));
+          [](const Reader& reader, const std::string& key, bool allow_objects) {
+            const auto& about = reader.manifest().about;
+            const auto none = [](std::size_t) -> at::Tensor { throw base::FormatError("a tensor in what is said"); };
+            return to_object(about.contains(key) ? checkpoint::to_value(about[key], none, allow_objects)
+                                                 : value::Value());
           },
-          py::arg("key"), py::arg("allow_objects"))
-      .def("find", &find, py::arg("name"), py::arg("kind"), py::arg("optimizer") = 0, py::arg("state") = "")
-      .def(
-          "saved_name",
-          [](const CheckpointReader& reader, const std::vector<std::string>& names) -> std::optional<std::string> {
-            const auto* name = reader.saved_name(names);
-            return name == nullptr ? std::nullopt : std::optional(*name);
-          },
-          py::arg("names"))
-      .def("check_model", &CheckpointReader::check_model, py::arg("model"), py::arg("strict"))
-      .def("best_source", &CheckpointReader::best_source, py::arg("name"), py::arg("dtype"))
-      .def("want_row", &CheckpointReader::want_row, py::arg("parts"), py::arg("name"), py::arg("kind"),
-           py::arg("optimizer"), py::arg("into"))
-      .def("want_master", &CheckpointReader::want_master, py::arg("parts"), py::arg("of"), py::arg("into"))
-      .def("want_state", &CheckpointReader::want_state, py::arg("parts"), py::arg("locals"), py::arg("of"),
-           py::arg("place"), py::arg("held").none(true))
-      .def("want_content", &CheckpointReader::want_content, py::arg("name"))
-      .def("whole", &CheckpointReader::whole, py::arg("name"), py::call_guard<Release>())
-      .def("check_share", &CheckpointReader::check_share, py::arg("session"), py::call_guard<Release>())
-      .def("read", &CheckpointReader::read, py::arg("session"), py::call_guard<Release>())
-      .def("fill_model", &CheckpointReader::fill_model, py::arg("session"), py::call_guard<Release>())
-      .def("fill_optimizers", &CheckpointReader::fill_optimizers, py::arg("session"), py::call_guard<Release>());
+          py::arg("key"), py::arg("allow_objects") = false);
+  py::class_<Resumption, std::shared_ptr<Resumption>>(module, "Resumption")
+      .def_property_readonly("partition", &Resumption::partition)
+      .def("load", [](Resumption& resumption) { uncarried([&] { resumption.load(); }); });
+  module.def("save_job", &save_job, py::arg("session"), py::arg("job"), py::arg("saves"), py::kw_only(),
+             py::arg("folder"), py::arg("tag"), py::arg("partial"), py::arg("keep"), py::arg("asynchronous"),
+             py::arg("allow_objects"), py::keep_alive<0, 1>(), py::keep_alive<3, 1>());
+  module.def("resume_job", &resume_job, py::arg("session"), py::arg("job"), py::arg("saves"), py::kw_only(),
+             py::arg("folder"), py::arg("tag"), py::arg("partial"), py::arg("strict"), py::arg("load_optimizer"),
+             py::arg("load_sharded_optimizer_state"), py::arg("verify"), py::arg("allow_objects"),
+             py::arg("translate"));
   module.def(
-      "checkpoint_before",
-      [](const std::filesystem::path& folder, const std::string& tag) {
-        return archive::Store(archive::file_system(), folder).before(tag);
+      "require_ready",
+      [](Session& session, py::object lent) {
+        const PythonCheckpointedJob job(session, std::move(lent));
+        uncarried([&] { job_checkpoint::together(job.peers(), [&] { job_checkpoint::require_ready(job); }); });
       },
-      py::arg("folder"), py::arg("tag"));
-  module.def("find_checkpoint", &find_checkpoint, py::arg("folder"), py::arg("tag").none(true), py::arg("partial"),
-             py::arg("tells"));
+      py::arg("session"), py::arg("job"));
+  module.def("require_model", &job_checkpoint::require_model, py::arg("has_model"), py::arg("call"));
+  module.def("together", &together, py::arg("session"), py::arg("act"));
 }
 
 }  // namespace lamina::python

@@ -16,10 +16,11 @@
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/save.h"
 #include "lamina/checkpoint/tree_json.h"
-#include "lamina/session/checkpoint_parts.h"
+#include "lamina/job_checkpoint/save_job.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/checkpointed_job.h"
 #include "python/bindings/convert.h"
-#include "python/bindings/save_holder.h"
+#include "python/bindings/saves.h"
 
 // Checkpoints of files that Python makes, a pickle say, and that only their checksums are known of.
 namespace lamina::python {
@@ -82,23 +83,25 @@ OwnFile own_file(std::string name, std::int64_t bytes, py::function given) {
 }
 
 // A save of files that this rank has, by name: about how many bytes, and what writes them.
-SaveHolder begin_save_of_files(session::Session& session, const std::filesystem::path& folder, const std::string& tag,
-                               const py::dict& about,
+SaveHolder begin_save_of_files(session::Session& session, py::object lent, const std::filesystem::path& folder,
+                               const std::string& tag, const std::string& form, const py::dict& more,
                                std::vector<std::tuple<std::string, std::int64_t, py::function>> files,
                                std::size_t keep) {
+  const PythonCheckpointedJob job(session, std::move(lent));
   checkpoint::SaveRequest request{.folder = folder, .tag = tag, .keep = keep};
-  request.about = nlohmann::json::object();
   std::vector<at::Tensor> none;
-  for (const auto& [key, value] : about) {
+  auto about = job_checkpoint::about_of(job);
+  about.form = form;
+  request.about = job_checkpoint::write_about(about, none, /*allow_objects=*/false);
+  for (const auto& [key, value] : more) {
     request.about[key.cast<std::string>()] = checkpoint::to_json(to_value(value), none, false);
   }
   base::internal_check(none.empty(), "a tensor in what is said about files");
   for (auto& [name, bytes, function] : files) request.own_files.push_back(own_file(name, bytes, std::move(function)));
   const Release release;
-  auto save =
-      std::make_unique<checkpoint::Save>(archive::file_system(), std::move(request), session::peers_of(session));
+  auto save = std::make_shared<checkpoint::Save>(archive::file_system(), std::move(request), peers_of(session));
   save->start();
-  return SaveHolder(save.release());
+  return SaveHolder(new SharedSave{std::move(save)});
 }
 
 // The path of a file of a checkpoint, which is what was written; else base::FormatError.
@@ -125,8 +128,9 @@ void bind_checkpoint_files(py::module_& module) {
   py::class_<OutputFile, std::shared_ptr<OutputFile>>(module, "OutputFile")
       .def("write", &OutputFile::write, py::arg("data"))
       .def("flush", [](const OutputFile&) {});
-  module.def("begin_save_of_files", &begin_save_of_files, py::arg("session"), py::arg("folder"), py::arg("tag"),
-             py::arg("about"), py::arg("files"), py::arg("keep"), py::keep_alive<0, 1>());
+  module.def("begin_save_of_files", &begin_save_of_files, py::arg("session"), py::arg("job"), py::arg("folder"),
+             py::arg("tag"), py::arg("form"), py::arg("more"), py::arg("files"), py::arg("keep"),
+             py::keep_alive<0, 1>());
   module.def(
       "open_output",
       [](const std::string& path, int flags) {

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as the Python face sees it. Nothing here is public."""
 
-import enum
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Literal, Protocol, overload
@@ -648,10 +647,6 @@ class LocalParameters:
     @property
     def divided_over(self) -> str | None:
         """The group of those who hold parts of the same parameters, where anything is divided."""
-    def is_part(self, local: torch.Tensor) -> bool:
-        """True for a part of a parameter: others have the rest."""
-    def updates_whole(self, local: torch.Tensor) -> bool:
-        """True where this rank is the owner of the parameter whose part it is."""
 
 class UpdateTerms:
     """An update's."""
@@ -856,72 +851,85 @@ class Reducer:
     def fail_join(self, exception: BaseException) -> None: ...
     def end_join(self) -> None: ...
 
-# Checkpoints: lamina/checkpoint, lamina/session/checkpoint_parts.h.
-
-class SavedKind(enum.Enum):
-    PARAMETER = ...
-    BUFFER = ...
-    MASTER = ...
-    STATE = ...
-    CONTENT = ...
-
-class StateName:
-    """A state that belongs to what stands in an optimizer's groups for a parameter; "" of a master."""
-
-    def __init__(self, optimizer: int, state: str, parameter: str) -> None: ...
-
-class CheckpointParts:
-    """This rank's parts of a model that is cut, and of its optimizers."""
-
-    def __init__(self, session: Session, table: ParameterTable) -> None: ...
-
-class PartsToSave:
-    """The parts that this rank writes, of those that it lists."""
-
-    def __init__(self, parts: CheckpointParts) -> None: ...
-    def add_row(self, name: str, elements: torch.Tensor, also: Sequence[str]) -> None:
-        """This rank's part of a parameter or buffer; `also`: its other names. UsageError where it has no place in a
-        checkpoint."""
-    def add_state(self, locals: LocalParameters, of: StateName, place: torch.Tensor, value: torch.Tensor) -> None: ...
-    def add_content(self, name: str, value: torch.Tensor) -> None: ...
-
-class Snapshot:
-    """Memory for copies of parts, which stays from one save to the next."""
+# Checkpoints: lamina/checkpoint, lamina/job_checkpoint.
 
 class Save:
     """A save of all ranks that is under way."""
 
     @property
     def is_over(self) -> bool: ...
-    @property
-    def tag(self) -> str: ...
     def wait(self) -> None:
         """Waits for its end, and raises what it ended with, alike on all ranks."""
+
+class Saves:
+    """The saves of a job: one at a time."""
+
+    def __init__(self) -> None: ...
     def end(self) -> None:
-        """As `wait`, without an error that was raised already."""
+        """Waits for the one that is under way, and raises what it ended with, unless that was raised already."""
     def check_before_step(self) -> None:
         """Raises, once, what it has failed with: on all ranks before the same step."""
-    def give_up(self) -> None:
-        """Has it end soon, on all ranks, unless it is about to be committed."""
+    def drop(self) -> None:
+        """Gives up the one that is under way, and its error."""
 
-def require_content(object: Any, allow_objects: bool) -> None:
-    """UsageError where an object cannot be saved."""
+def require_model(has_model: bool, call: str) -> None:
+    """UsageError where there is no model."""
 
-def begin_save(
+def require_ready(session: Session, job: Any) -> None:
+    """UsageError, on all ranks, where there is nothing yet, or not now, to be saved. Collective over the world. `job`:
+    here and below a CheckpointedJob."""
+
+def save_job(
     session: Session,
-    parts: PartsToSave,
+    job: Any,
+    saves: Saves,
+    *,
     folder: str,
     tag: str,
     partial: bool,
-    about: dict[str, Any],
-    allow_objects: bool,
-    texts: dict[str, str],
     keep: int,
-    snapshot: Snapshot | None,
+    asynchronous: bool,
+    allow_objects: bool,
 ) -> Save:
-    """Collective over the world: raises the same on all ranks before a byte of a part is written; then writes in a
-    thread of its own, copies of the parts where there is a snapshot. `about` and `texts`, further files by name, are
-    the first rank's."""
+    """Begins to save a job: lamina/job_checkpoint/save_job.h. Collective over the world."""
+
+def resume_job(
+    session: Session,
+    job: Any,
+    saves: Saves,
+    *,
+    folder: str,
+    tag: str | None,
+    partial: bool,
+    strict: bool,
+    load_optimizer: bool,
+    load_sharded_optimizer_state: bool,
+    verify: bool,
+    allow_objects: bool,
+    translate: bool,
+) -> None:
+    """Loads a checkpoint into a job: lamina/job_checkpoint/resume_job.h. Collective over the world."""
+
+def together(session: Session, act: Callable[[], Any]) -> Any:
+    """Acts on this rank, as all ranks do; then raises what failed on one of them, the first, on all. Collective over
+    the world."""
+
+class Resumption:
+    """A checkpoint that waits for the cut of a model."""
+
+    @property
+    def partition(self) -> dict[str, int]:
+        """The partition of each module, where the job has as many as the saved one; else {}."""
+    def load(self) -> None:
+        """Loads it into a model that is cut; collective over the world."""
+
+class CheckpointReader:
+    """A checkpoint that is read."""
+
+    @property
+    def folder(self) -> str: ...
+    def about(self, key: str, allow_objects: bool = False) -> Any:
+        """Returns what was saved under that key; None where nothing was."""
 
 class OutputFile:
     """A file of a checkpoint that is being written, as torch.save takes it."""
@@ -931,14 +939,16 @@ class OutputFile:
 
 def begin_save_of_files(
     session: Session,
+    job: Any,
     folder: str,
     tag: str,
-    about: dict[str, Any],
+    form: str,
+    more: dict[str, Any],
     files: Sequence[tuple[str, int, Callable[[OutputFile], Any]]],
     keep: int,
 ) -> Save:
-    """As `begin_save`, of files that this rank has: name, about how many bytes, and what writes it, which is called in
-    a thread of the save's."""
+    """Begins to save a job as files of another form, of which the manifest tells `more`, and which this rank has:
+    name, about how many bytes, and what writes it, which is called in a thread of the save's."""
 
 def open_output(path: str, flags: int) -> int:
     """The descriptor of a file to write, opened with the flags of os.open: a regular file of this user with one name,
@@ -946,54 +956,6 @@ def open_output(path: str, flags: int) -> int:
 
 def checked_file(folder: str, name: str, verify: bool) -> str:
     """The path of a file of a checkpoint; FormatError where it is not what was written."""
-
-class CheckpointReader:
-    """A checkpoint, or a folder of Hugging Face's, that is read: what is wanted of it is listed first."""
-
-    def __init__(self, place: str, verify: bool) -> None: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def tensors(self) -> list[tuple[str, SavedKind, int, str]]:
-        """(name, kind, optimizer, state) of each."""
-    def about(self, key: str, allow_objects: bool) -> Any:
-        """Returns what was saved under that key; None where nothing was."""
-    def find(
-        self, name: str, kind: SavedKind, optimizer: int = 0, state: str = ""
-    ) -> tuple[tuple[int, ...], torch.dtype] | None:
-        """-> (shape, dtype) of a tensor; a parameter may have been a buffer."""
-    def want_row(self, parts: CheckpointParts, name: str, kind: SavedKind, optimizer: int, into: torch.Tensor) -> None:
-        """Has `fill_model` put this rank's elements of a parameter or buffer, of its master with that kind, into a
-        tensor."""
-    def want_master(self, parts: CheckpointParts, of: StateName, into: torch.Tensor) -> None:
-        """Has `fill_optimizers` put a master's elements into a tensor."""
-    def want_state(
-        self,
-        parts: CheckpointParts,
-        locals: LocalParameters,
-        of: StateName,
-        place: torch.Tensor,
-        held: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Memory that `read` fills, or the tensor that is held now, which `fill_optimizers` fills."""
-    def want_content(self, name: str) -> torch.Tensor: ...
-    def whole(self, name: str) -> torch.Tensor:
-        """A whole parameter or buffer, now."""
-    def check_share(self, session: Session) -> None:
-        """Compares this rank's share of all files with their checksums."""
-    def read(self, session: Session) -> None:
-        """Raises FormatError, which names file and tensor, for what is not as it was written, and for what `fill_model`
-        and `fill_optimizers` are to read."""
-    def fill_model(self, session: Session) -> None: ...
-    def fill_optimizers(self, session: Session) -> None: ...
-
-def find_checkpoint(
-    folder: str, tag: str | None, partial: bool, tells: Callable[[str], None]
-) -> tuple[str, str, str] | None:
-    """-> (folder, id, tag) of the checkpoint that is to be loaded; None where there is none."""
-
-def checkpoint_before(folder: str, tag: str) -> str:
-    """The tag of the latest one that is whole of those saved before that of a tag; "" where there is none."""
 
 # Recordings of what the ranks do in steps, and when: lamina/observe.
 

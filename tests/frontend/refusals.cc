@@ -4,6 +4,7 @@
 //
 //     lamina run -n 2 -c frontend_refusals
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <string>
@@ -100,6 +101,75 @@ void clipping_after_the_job() {
   optimizer.clip_master_grads(1);
 }
 
+const char* folder() { return std::getenv("REFUSALS_FOLDER"); }
+
+// A checkpoint of a model with AdamW in the folder, and then another job.
+void save_and_begin_anew() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(torch::optim::AdamW(model.parameters(), torch::optim::AdamWOptions(0.1)));
+  model(batch()).square().mean().backward();
+  optimizer.step();
+  save_checkpoint(folder(), "a");
+  shutdown();
+  init({{"ddp", true}});
+}
+
+void a_save_without_a_model() {
+  init({{"ddp", true}});
+  save_checkpoint(folder(), "b");
+}
+
+void a_save_before_the_cut() {
+  init({{"pipeline_parallel_degree", 2}});
+  DistributedModel model{Net()};
+  save_checkpoint(folder(), "b");
+}
+
+void a_resumption_without_a_model() {
+  init({{"ddp", true}});
+  resume_from_checkpoint(folder());
+}
+
+void a_checkpoint_that_is_not_there() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  resume_from_checkpoint(std::string(folder()) + "/elsewhere");
+}
+
+void a_checkpoint_of_a_newer_lamina() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  resume_from_checkpoint(std::string(folder()) + "/newer");
+}
+
+void optimizers_that_were_not_saved() {
+  save_and_begin_anew();
+  DistributedModel model{Net()};
+  resume_from_checkpoint(folder(), {.tag = "a"});
+}
+
+void an_optimizer_of_another_class() {
+  save_and_begin_anew();
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model));
+  resume_from_checkpoint(folder(), {.tag = "a"});
+}
+
+void options_that_were_not_saved() {
+  save_and_begin_anew();
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model));
+  resume_from_checkpoint(folder(), {.tag = "a", .strict = false});
+}
+
+void groups_with_other_parameters() {
+  save_and_begin_anew();
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(torch::optim::AdamW({model.parameters().front()}, torch::optim::AdamWOptions(0.1)));
+  resume_from_checkpoint(folder(), {.tag = "a"});
+}
+
 }  // namespace
 
 int main() {
@@ -112,7 +182,16 @@ int main() {
       {"options_that_differ", options_that_differ},
       {"lbfgs_over_partitions", lbfgs_over_partitions},
       {"masters_of_one_memory", masters_of_one_memory},
-      {"clipping_after_the_job", clipping_after_the_job}};
+      {"clipping_after_the_job", clipping_after_the_job},
+      {"a_save_without_a_model", a_save_without_a_model},
+      {"a_save_before_the_cut", a_save_before_the_cut},
+      {"a_resumption_without_a_model", a_resumption_without_a_model},
+      {"a_checkpoint_that_is_not_there", a_checkpoint_that_is_not_there},
+      {"a_checkpoint_of_a_newer_lamina", a_checkpoint_of_a_newer_lamina},
+      {"optimizers_that_were_not_saved", optimizers_that_were_not_saved},
+      {"an_optimizer_of_another_class", an_optimizer_of_another_class},
+      {"options_that_were_not_saved", options_that_were_not_saved},
+      {"groups_with_other_parameters", groups_with_other_parameters}};
   for (const auto& [name, act] : cases) {
     std::string text = "nothing";
     try {

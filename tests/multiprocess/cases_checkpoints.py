@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import itertools
+import json
 import os
 import pathlib
 import random
@@ -19,7 +20,7 @@ from soak import SOAK, some
 from torch import nn
 
 import lamina
-from lamina import _lamina
+from lamina.checkpoints.checkpointed_job import CheckpointedJob
 
 ROWS = 8  # of the whole batch
 VOCABULARY = 1009  # divides by nothing
@@ -578,6 +579,8 @@ def case_damage_of_one_ranks_generators_changes_nothing():
     with folder() as path:
         job = two_saves(path)
         job.train(1)
+        about = json.loads((path / "b_partial" / "manifest.json").read_text())["about"]
+        assert about["version"] == 2 and "generators" not in about  # each rank has written its own
         flip(path / "b_partial", "content-00003*")
         before = job.states()
         with pytest.raises(lamina.FormatError, match=r"content-00003.*generator/2"):
@@ -616,14 +619,14 @@ def case_damage_is_found_before_the_model_is_partitioned():
 @contextlib.contextmanager
 def damaged_after_it_was_read(folder, damage=flip):
     """Damages a folder between the two reads of it."""
-    fill = _lamina.CheckpointReader.fill_model
+    wait_for_cut = CheckpointedJob.wait_for_cut
 
-    def damage_then_fill(reader, session):
+    def damage_it(job, resumption):
         lamina.barrier()
         damage(folder)
-        fill(reader, session)
+        wait_for_cut(job, resumption)
 
-    with unittest.mock.patch.object(_lamina.CheckpointReader, "fill_model", damage_then_fill):
+    with unittest.mock.patch.object(CheckpointedJob, "wait_for_cut", damage_it):
         yield
 
 

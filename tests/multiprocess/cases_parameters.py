@@ -488,5 +488,5 @@ def case_sparse_and_quantised_buffers_stay_on_all_ranks():
         dense = [each.dequantize() if each.is_quantized else each.to_dense() for each in (state[name], value)]
         assert torch.equal(*dense)
     model.load_state_dict(plain.state_dict())
-    with pytest.raises(lamina.UsageError, match=r"g\.adjacency is sparse or quantised"):
+    with pytest.raises(lamina.UsageError, match=r"g\.adjacency is sparse,"):
         lamina.save_checkpoint("nowhere", tag="x", model=model)

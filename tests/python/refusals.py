@@ -5,6 +5,8 @@ a job of its own. Functions of the same names make up the C++ side, tests/fronte
     lamina run -n 2 refusals.py
 """
 
+import os
+
 import torch
 from torch import nn
 
@@ -98,6 +100,75 @@ def clipping_after_the_job():
     optimizer.clip_master_grads(1)
 
 
+def folder():
+    return os.environ["REFUSALS_FOLDER"]
+
+
+def adamw(parameters):
+    return lamina.DistributedOptimizer(torch.optim.AdamW(parameters, lr=0.1))
+
+
+def save_and_begin_anew():
+    """A checkpoint of a model with AdamW in the folder, and then another job."""
+    lamina.init(ddp=True)
+    model = lamina.DistributedModel(Net())
+    optimizer = adamw(model.parameters())
+    model(batch()).square().mean().backward()
+    optimizer.step()
+    lamina.save_checkpoint(folder(), "a")
+    lamina.shutdown()
+    lamina.init(ddp=True)
+    return lamina.DistributedModel(Net())
+
+
+def a_save_without_a_model():
+    lamina.init(ddp=True)
+    lamina.save_checkpoint(folder(), "b")
+
+
+def a_save_before_the_cut():
+    lamina.init(pipeline_parallel_degree=2)
+    lamina.DistributedModel(Net())
+    lamina.save_checkpoint(folder(), "b")
+
+
+def a_resumption_without_a_model():
+    lamina.init(ddp=True)
+    lamina.resume_from_checkpoint(folder())
+
+
+def a_checkpoint_that_is_not_there():
+    lamina.init(ddp=True)
+    lamina.DistributedModel(Net())
+    lamina.resume_from_checkpoint(folder() + "/elsewhere")
+
+
+def a_checkpoint_of_a_newer_lamina():
+    lamina.init(ddp=True)
+    lamina.DistributedModel(Net())
+    lamina.resume_from_checkpoint(folder() + "/newer")
+
+
+def optimizers_that_were_not_saved():
+    save_and_begin_anew()
+    lamina.resume_from_checkpoint(folder(), "a")
+
+
+def an_optimizer_of_another_class():
+    sgd(save_and_begin_anew())
+    lamina.resume_from_checkpoint(folder(), "a")
+
+
+def options_that_were_not_saved():
+    sgd(save_and_begin_anew())
+    lamina.resume_from_checkpoint(folder(), "a", strict=False)
+
+
+def groups_with_other_parameters():
+    adamw(list(save_and_begin_anew().parameters())[:1])
+    lamina.resume_from_checkpoint(folder(), "a")
+
+
 CASES = (
     a_loss_that_was_not_scaled,
     gradients_of_no_backward,
@@ -108,6 +179,15 @@ CASES = (
     lbfgs_over_partitions,
     masters_of_one_memory,
     clipping_after_the_job,
+    a_save_without_a_model,
+    a_save_before_the_cut,
+    a_resumption_without_a_model,
+    a_checkpoint_that_is_not_there,
+    a_checkpoint_of_a_newer_lamina,
+    optimizers_that_were_not_saved,
+    an_optimizer_of_another_class,
+    options_that_were_not_saved,
+    groups_with_other_parameters,
 )
 
 

@@ -51,11 +51,6 @@ def from_plain(value: Any) -> Any:
     return tuple(from_plain(each) for each in value)
 
 
-def sorted_plain(value: dict[str, Any]) -> dict[str, Any]:
-    """A dictionary whose order says nothing, as a plain tree that is readable in a checkpoint."""
-    return {key: to_plain(value[key]) for key in sorted(value)}
-
-
 def _marked(name: str, held: Any) -> tuple[str, str, Any]:
     return (_MARK, name, to_plain(held))
 

@@ -12,8 +12,7 @@ import torch
 
 from lamina import _lamina
 from lamina.checkpoints import smp_files
-from lamina.checkpoints.job_state import layout, optimizers_of, require_ready, version
-from lamina.checkpoints.plain import sorted_plain
+from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.checkpoints.together import everywhere
 from lamina.errors import UsageError
 from lamina.integrations.replacements import module_manager
@@ -38,27 +37,21 @@ def save_partial(
     """Saves PATH/TAG_partial, with the commit of lamina's own checkpoints. Arguments and errors are those of
     `save_checkpoint`; of several optimizers one has to be given."""
 
-    def check() -> OptimizerState | None:
-        require_ready(job, model)
-        return _one(optimizers_of(job, optimizer))
-
-    state = everywhere(job, check)
+    meant = CheckpointedJob(job, model, optimizer)
+    _lamina.require_ready(job.session, meant)
+    state = everywhere(job, lambda: _one(meant.states()))
     files = everywhere(job, lambda: _states(job, state))
     is_first = job.session.rank == 0
     content = everywhere(job, lambda: _pickled(_with_shapes(job, state, user_content)) if is_first else b"")
     if is_first:
         files[f"{smp_files.USER_CONTENT}.pt"] = content
-    about = {
-        "form": smp_files.FORM,
-        "lamina": version(),
-        "layout": sorted_plain(layout(job.session)),
+    more = {
         "optimizer": state is not None,
         "half_precision": state is not None and state.has_precision(),
         "divided": smp_files.is_divided(job.session),
-        "partition": sorted_plain(job.cut.model.report.get("partition", {})),
     }
     to_write = [(name, _size(value), _writer(value)) for name, value in files.items()]
-    _lamina.begin_save_of_files(job.session, path, tag, about, to_write, kept).wait()
+    _lamina.begin_save_of_files(job.session, meant, path, tag, smp_files.FORM, more, to_write, kept).wait()
 
 
 def save_full(job: current.Job, path: str, tag: str, model: Any, user_content: Any, translate: bool) -> None:
@@ -66,7 +59,7 @@ def save_full(job: current.Job, path: str, tag: str, model: Any, user_content: A
     model in memory. PATH/TAG has the content, too, so that no save that ends between the two mixes them."""
     if not is_printable_line(tag):
         raise UsageError(f"save_checkpoint(): {tag!r} is no tag: it has characters that cannot be printed")
-    everywhere(job, lambda: require_ready(job, model))
+    _lamina.require_ready(job.session, CheckpointedJob(job, model))
     state = job.model.state_dict(gather_to_rank0=True)
     is_first = job.session.rank == 0
     everywhere(job, lambda: _write_full(path, tag, state, user_content, translate) if is_first else None)

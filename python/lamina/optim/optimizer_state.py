@@ -4,7 +4,7 @@
 import copy
 import itertools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -157,28 +157,11 @@ class OptimizerState(OptimizerSteps):
 
     # As checkpoints have it: see lamina.checkpoints.
 
-    def own(self) -> Iterator[tuple[str, torch.Tensor, dict[str, Any], bool]]:
-        """For each parameter that this rank updates: its name, what stands in the groups for it, its state, and whether
-        that is a master."""
-        self._nothing_waits()
-        self.follow()
-        for name, local in self._here():
-            yield name, local, self._lent.state_of(local) or {}, self.parameters.is_master(local)
-
-    def described(self, known: list[Layout]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The options of each group with the names of its parameters, and what else the optimizer's state dict has;
-        from what all ranks know of the groups."""
+    def described(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The options of each group, and what else the optimizer's state dict has."""
         state_dict = self._torchs.state_dict(self.optimizer)
-        groups = [
-            named_state.options(group) | {"params": [name for name, _ in members]}
-            for group, members in zip(state_dict["param_groups"], named_state.agreed(known), strict=True)
-        ]
+        groups = [named_state.options(group) for group in state_dict["param_groups"]]
         return groups, {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
-
-    def has_state_of(self, local: torch.Tensor) -> bool:
-        """False where another rank updates all of a parameter, a part of which stands here."""
-        is_others = self._lent.needs() == "whole" and self.parameters.is_part(local)
-        return not is_others or self.parameters.updates_whole(local)
 
     def layout(self) -> Layout:
         """The groups of the whole optimizer; collective over the pipeline. Groups that each rank made of its own
@@ -201,7 +184,7 @@ class OptimizerState(OptimizerSteps):
         groups: list[dict[str, Any]],
         rest: dict[str, Any],
     ) -> None:
-        """Loads what `own` and `described` have given, by name: of what stands in this rank's groups. Masters stay."""
+        """Loads what this rank has of a state, by name, and what `described` has given. Masters stay."""
         self.follow()
         self._load_named({**rest, "state": state, "param_groups": groups}, are_parts=True)
 

@@ -62,6 +62,15 @@ class OptimizerSteps:
             self._watched = True
             zero_grad.give_gradients(self._engine, current.job().on_end)
 
+    def settle(self, model: PartitionedModel) -> None:
+        """Makes what a program has put into the groups since the cut this rank's part; all ranks do."""
+        if not self._engine.are_cut(self._lent):
+            self.trim(model)
+
+    def lent(self) -> tuple[_lamina.Optimizer, LentOptimizer]:
+        """The engine's part of it, and how that sees the optimizer."""
+        return self._engine, self._lent
+
     def follow(self) -> None:
         """Gives masters the values of parameters that have changed."""
         self._engine.follow()
@@ -94,8 +103,8 @@ class OptimizerSteps:
             if job.cut is not None:
                 job.cut.watch()
 
-        if job.partitioned_model is not None and not self._engine.are_cut(self._lent):
-            self.trim(job.partitioned_model)
+        if job.partitioned_model is not None:
+            self.settle(job.partitioned_model)
         self._engine.step(self._lent, *_model_of(job), None if closure is None else closed)
         self._tell_measured()
         loss, self._lent.loss = self._lent.loss, None

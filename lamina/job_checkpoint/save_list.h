@@ -5,11 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/session/checkpoint_parts.h"
+#include "lamina/job_checkpoint/parts.h"
+#include "lamina/value/value.h"
 
-namespace lamina::session {
-
-using distributed_optimizer::LocalParameters;
+namespace lamina::job_checkpoint {
 
 // A state that belongs to what stands in an optimizer's groups for a parameter.
 struct StateName {
@@ -20,27 +19,29 @@ struct StateName {
 
 // The parts that this rank writes into a checkpoint, as a face lists all that it has. Throws base::UsageError for what
 // has no place in one, whoever would write it.
-class PartsToSave {
+class SaveList {
  public:
   // They outlive it.
-  explicit PartsToSave(const CheckpointParts& parts) : parts_(parts) {}
+  explicit SaveList(const Parts& parts) : parts_(parts) {}
 
   // Adds this rank's part of the row of this name, which has other names besides.
   void add_row(const std::string& name, const at::Tensor& elements, std::vector<std::string> also);
-  // A state, or the master itself, of what stands at `place`.
-  void add_state(const LocalParameters& locals, const StateName& of, const at::Tensor& place, const at::Tensor& value);
+  // A state, or the master itself, of what stands for a parameter in the groups.
+  void add_state(const LocalParameters& locals, const StateName& of, const at::Tensor& local, const at::Tensor& value);
   void add_content(const std::string& name, const at::Tensor& value);
+  // A tree of values that this rank alone has, as a text, and its tensors; see Reader::tree().
+  void add_tree(const std::string& name, const value::Value& tree);
 
   std::vector<checkpoint::Part> take() { return std::exchange(to_write_, {}); }
 
  private:
-  void add(archive::SavedTensor tensor, CheckpointParts::Place place, const at::Tensor& elements);
+  void add(archive::SavedTensor tensor, Parts::Piece piece, const at::Tensor& elements);
 
-  const CheckpointParts& parts_;
+  const Parts& parts_;
   std::vector<checkpoint::Part> to_write_;
 };
 
 // The name of a tensor that stands in what a manifest tells about a checkpoint.
 std::string content_name(std::size_t number);
 
-}  // namespace lamina::session
+}  // namespace lamina::job_checkpoint

@@ -12,13 +12,12 @@
 
 #include "lamina/archive/piece_reader.h"
 #include "lamina/archive/store.h"
-#include "lamina/session/checkpoint_parts.h"
-#include "lamina/session/parts_to_save.h"
-#include "lamina/value/value.h"
+#include "lamina/checkpoint/save.h"
+#include "lamina/job_checkpoint/about.h"
+#include "lamina/job_checkpoint/parts.h"
+#include "lamina/job_checkpoint/save_list.h"
 
-namespace lamina::session {
-
-using distributed_optimizer::LocalParameters;
+namespace lamina::job_checkpoint {
 
 // A checkpoint to be loaded: its folder, and the id of its save, which a whole model of others has none of.
 struct FoundCheckpoint {
@@ -37,14 +36,16 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
 using NamesOf = std::pair<std::vector<std::string>, at::Tensor>;
 
 // A checkpoint that is read into a job: what this rank wants of it is listed first, and then read at once.
-class CheckpointReader {
+class Reader {
  public:
   // Throws base::FormatError, or base::FileError, where the folder is no whole checkpoint.
-  CheckpointReader(const std::filesystem::path& place, bool verify);
+  Reader(const std::filesystem::path& place, bool verify);
+  Reader(const Reader&) = delete;
 
   const archive::Manifest& manifest() const { return manifest_; }
-  // Gives what it tells about itself under a key; none where it does not. Throws as checkpoint::to_value() does.
-  value::Value about(const std::string& key, bool allow_objects) const;
+  const archive::Path& folder() const { return folder_; }
+  // Throws as read_about() does.
+  About about(const AboutWanted& wanted) const;
   // nullptr where there is none. A parameter may have been a buffer, and the other way round.
   const archive::SavedTensor* find(const std::string& name, archive::Kind kind, int optimizer = 0,
                                    const std::string& state = "") const;
@@ -60,23 +61,26 @@ class CheckpointReader {
 
   // Compares this rank's share of all files with their checksums: all ranks together read each byte once. For a
   // checkpoint of which nobody knows yet what goes where.
-  void check_share(Session& session) const;
+  void check_share(const checkpoint::Peers& peers) const;
 
   // List what this rank is to have. Throw base::UsageError where the whole has another shape.
   //
   // A parameter's or buffer's elements, which fill_model() puts into `into`, as this rank holds it. base::UsageError
   // where that cannot be filled.
-  void want_row(const CheckpointParts& parts, const std::string& name, archive::Kind from, int optimizer,
-                const at::Tensor& into);
+  void want_row(const Parts& parts, const std::string& name, archive::Kind from, int optimizer, const at::Tensor& into);
   // A master's, which fill_optimizers() puts into `into`: those of a master, or of the parameter where none was saved.
   // Nothing where neither was.
-  void want_master(const CheckpointParts& parts, const StateName& of, const at::Tensor& into);
-  // A state's: in memory that read() fills, or in `held`, the tensor that is its now, if any, which fill_optimizers()
-  // fills where it is alike.
-  at::Tensor want_state(const CheckpointParts& parts, const LocalParameters& locals, const StateName& of,
-                        const at::Tensor& place, const std::optional<at::Tensor>& held);
-  at::Tensor want_content(const std::string& name);  // undefined where there is none
-  at::Tensor whole(const std::string& name) const;   // of the model, at once
+  void want_master(const Parts& parts, const StateName& of, const at::Tensor& into);
+  // A state's: in memory that read() fills, or in `held`, the tensor that is its now, undefined for none, which
+  // fill_optimizers() fills where it is alike.
+  at::Tensor want_state(const Parts& parts, const LocalParameters& locals, const StateName& of, const at::Tensor& local,
+                        const at::Tensor& held);
+  // Content that is read at once; undefined where there is none.
+  at::Tensor content(const std::string& name) const;
+  // Gives what SaveList::add_tree() has put there, at once; None where there is nothing.
+  value::Value tree(const std::string& name) const;
+  // All of the model, under all its names, at once.
+  std::map<std::string, at::Tensor> whole_model() const;
 
   // [Note: two reads]
   // Nothing of the job may change before every rank has found that its files are as they were written. Memory for a
@@ -87,10 +91,10 @@ class CheckpointReader {
   // mixture of both states.
   //
   // They throw as archive::PieceReader does, base::PeerError where a rank is lost meanwhile, and what an interrupt
-  // of the session's waits throws.
-  void read(Session& session);
-  void fill_model(Session& session);
-  void fill_optimizers(Session& session);
+  // of the peers' waits throws.
+  void read(const checkpoint::Peers& peers);
+  void fill_model(const checkpoint::Peers& peers);
+  void fill_optimizers(const checkpoint::Peers& peers);
 
  private:
   // Elements of a saved tensor, and what they go into: contiguous memory of the host of its dtype, or a tensor of the
@@ -110,7 +114,7 @@ class CheckpointReader {
   static bool is_like(const at::Tensor& tensor, const Place& place);
   void check_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const;
   void read_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const;
-  void fill(std::vector<Place> places, Session& session) const;
+  void fill(std::vector<Place> places, const checkpoint::Peers& peers) const;
 
   const archive::Path folder_;
   const archive::Manifest manifest_;
@@ -120,4 +124,4 @@ class CheckpointReader {
   std::vector<Place> model_, optimizers_;  // into tensors of the job
 };
 
-}  // namespace lamina::session
+}  // namespace lamina::job_checkpoint

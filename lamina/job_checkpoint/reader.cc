@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/session/checkpoint_reader.h"
+#include "lamina/job_checkpoint/reader.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
@@ -17,7 +17,7 @@
 #include "lamina/checkpoint/tree_json.h"
 #include "lamina/value/dtype.h"
 
-namespace lamina::session {
+namespace lamina::job_checkpoint {
 namespace {
 
 using archive::Kind;
@@ -62,16 +62,16 @@ void require_like(const archive::SavedTensor& saved, const std::string& name, co
 
 // Called between two reads: ends them where this rank is interrupted or another one is lost, and says about every
 // second to whoever watches this process that it goes on.
-std::function<void()> between_reads(Session& session) {
+std::function<void()> between_reads(const checkpoint::Peers& peers) {
   using Clock = base::Deadline::Clock;
-  return [&session, check = session.patience().check_interrupt, said = Clock::now()]() mutable {
-    if (check) check();
-    if (const auto loss = session.mailbox().first_loss()) {
+  return [&peers, said = Clock::now()]() mutable {
+    if (peers.patience.check_interrupt) peers.patience.check_interrupt();
+    if (const auto loss = peers.mailbox.first_loss()) {
       throw base::PeerError(base::str("resume_from_checkpoint(): ", loss->text()), *loss, base::Code{"group-lost"});
     }
     if (Clock::now() - said < std::chrono::seconds(1)) return;
     said = Clock::now();
-    session.job().goes_on();
+    if (peers.alive) peers.alive();
   };
 }
 
@@ -105,7 +105,7 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
   return FoundCheckpoint{found->folder, found->manifest.id, found->tag};
 }
 
-CheckpointReader::CheckpointReader(const std::filesystem::path& place, bool verify)
+Reader::Reader(const std::filesystem::path& place, bool verify)
     : folder_(std::filesystem::is_regular_file(place) ? place.parent_path() : place),
       manifest_(manifest_at(place, verify)),
       reader_(archive::file_system(), folder_, manifest_, verify) {
@@ -117,31 +117,29 @@ CheckpointReader::CheckpointReader(const std::filesystem::path& place, bool veri
   }
 }
 
-const archive::SavedTensor* CheckpointReader::find(const std::string& name, Kind kind, int optimizer,
-                                                   const std::string& state) const {
+const archive::SavedTensor* Reader::find(const std::string& name, Kind kind, int optimizer,
+                                         const std::string& state) const {
   const auto found = by_key_.find(Key{name, alike(kind), optimizer, state});
   return found == by_key_.end() ? nullptr : found->second;
 }
 
-value::Value CheckpointReader::about(const std::string& key, bool allow_objects) const {
-  const auto& about = manifest().about;
-  if (!about.contains(key)) return {};
-  const auto tensor = [&](std::size_t number) {
+About Reader::about(const AboutWanted& wanted) const {
+  const auto tensor = [this](std::size_t number) {
     const auto name = content_name(number);
-    const auto* found = find(name, Kind::kContent);
-    if (found == nullptr) throw base::FormatError(base::str(folder_.string(), ": ", name, " is missing"));
-    return all_of(*found);
+    auto found = content(name);
+    if (!found.defined()) throw base::FormatError(base::str(folder_.string(), ": ", name, " is missing"));
+    return found;
   };
-  return checkpoint::to_value(about[key], tensor, allow_objects);
+  return read_about(manifest_.about, tensor, wanted);
 }
 
-const std::string* CheckpointReader::saved_name(const std::vector<std::string>& names) const {
+const std::string* Reader::saved_name(const std::vector<std::string>& names) const {
   const auto found =
       std::ranges::find_if(names, [this](const auto& name) { return find(name, Kind::kParameter) != nullptr; });
   return found == names.end() ? nullptr : &*found;
 }
 
-std::string CheckpointReader::check_model(const std::vector<NamesOf>& model, bool strict) const {
+std::string Reader::check_model(const std::vector<NamesOf>& model, bool strict) const {
   std::set<std::string> known;
   std::vector<std::string> missing, unexpected;
   for (const auto& [names, tensor] : model) {
@@ -167,7 +165,7 @@ std::string CheckpointReader::check_model(const std::vector<NamesOf>& model, boo
                    ", unexpected ", listed(unexpected, unexpected.size()));
 }
 
-std::pair<Kind, int> CheckpointReader::best_source(const std::string& name, at::ScalarType dtype) const {
+std::pair<Kind, int> Reader::best_source(const std::string& name, at::ScalarType dtype) const {
   const auto* saved = find(name, Kind::kParameter);
   base::internal_check(saved != nullptr, "a source of nothing");
   const auto& about = manifest().about;
@@ -179,8 +177,7 @@ std::pair<Kind, int> CheckpointReader::best_source(const std::string& name, at::
   return {Kind::kParameter, 0};
 }
 
-void CheckpointReader::want_row(const CheckpointParts& parts, const std::string& name, Kind from, int optimizer,
-                                const at::Tensor& into) {
+void Reader::want_row(const Parts& parts, const std::string& name, Kind from, int optimizer, const at::Tensor& into) {
   const auto* row = parts.table().find(name);
   base::internal_check(row != nullptr, "a part of no row");
   require_fillable(name, into);
@@ -188,104 +185,114 @@ void CheckpointReader::want_row(const CheckpointParts& parts, const std::string&
   model_.back().into = into;
 }
 
-void CheckpointReader::want_master(const CheckpointParts& parts, const StateName& of, const at::Tensor& into) {
+void Reader::want_master(const Parts& parts, const StateName& of, const at::Tensor& into) {
   const bool has_master = find(of.parameter, Kind::kMaster, of.optimizer) != nullptr;
   if (!has_master && find(of.parameter, Kind::kParameter) == nullptr) return;
-  const auto region = parts.of_place(into, of.parameter).region;
+  const auto region = parts.of_local(into, of.parameter).region;
   optimizers_.push_back(has_master ? wanted(of.parameter, Kind::kMaster, of.optimizer, "", region)
                                    : wanted(of.parameter, Kind::kParameter, 0, "", region));
   optimizers_.back().into = into;
 }
 
-at::Tensor CheckpointReader::want_state(const CheckpointParts& parts, const LocalParameters& locals,
-                                        const StateName& of, const at::Tensor& place,
-                                        const std::optional<at::Tensor>& held) {
+at::Tensor Reader::want_state(const Parts& parts, const LocalParameters& locals, const StateName& of,
+                              const at::Tensor& local, const at::Tensor& held) {
   const auto* found = find(of.parameter, Kind::kState, of.optimizer, of.state);
   base::internal_check(found != nullptr, "a part of nothing");
-  // A state like the parameter is here as its place is.
+  // A state like the parameter is here as what stands for that is.
   const auto* row = parts.table().find(of.parameter);
   const bool is_parts = row != nullptr && row->layout.shape == found->shape && !found->shape.empty();
-  const auto sizes = is_parts && !locals.updates_whole(place) ? place.sizes() : at::IntArrayRef(found->shape);
-  const auto where = parts.of_state(locals, place, of.parameter, sizes);
+  const auto sizes = is_parts && !locals.updates_whole(local) ? local.sizes() : at::IntArrayRef(found->shape);
+  const auto where = parts.of_state(locals, local, of.parameter, sizes);
   auto wanted = this->wanted(of.parameter, Kind::kState, of.optimizer, found->state, where.region);
-  if (held && held->sizes() == sizes && is_like(*held, wanted)) {
-    wanted.into = *held;
+  if (held.defined() && held.sizes() == sizes && is_like(held, wanted)) {
+    wanted.into = held;
     optimizers_.push_back(std::move(wanted));
-    return *held;
+    return held;
   }
   wanted_.push_back(std::move(wanted));
   wanted_.back().into = memory_for(wanted_.back());
   return wanted_.back().into.view(sizes);
 }
 
-at::Tensor CheckpointReader::want_content(const std::string& name) {
+at::Tensor Reader::content(const std::string& name) const {
   const auto* found = find(name, Kind::kContent);
-  if (found == nullptr) return {};
-  wanted_.push_back(wanted(name, Kind::kContent, 0, "", layout::whole(found->shape)));
-  wanted_.back().into = memory_for(wanted_.back());
-  return wanted_.back().into.view(found->shape);
+  return found == nullptr ? at::Tensor() : all_of(*found);
 }
 
-at::Tensor CheckpointReader::whole(const std::string& name) const {
-  const auto* found = find(name, Kind::kParameter);
-  base::internal_check(found != nullptr, "all of nothing");
-  return all_of(*found);
+value::Value Reader::tree(const std::string& name) const {
+  const auto bytes = content(name);
+  if (!bytes.defined()) return {};
+  const auto* begin = static_cast<const char*>(bytes.data_ptr());
+  const auto tensor = [&](std::size_t number) {
+    auto found = content(base::str(name, "/", number));
+    if (!found.defined()) throw base::FormatError(base::str(folder_.string(), ": a tensor of ", name, " is missing"));
+    return found;
+  };
+  const auto json = nlohmann::json::parse(begin, begin + bytes.nbytes(), nullptr, /*allow_exceptions=*/false);
+  return checkpoint::to_value(json, tensor, /*allow_objects=*/false);
 }
 
-void CheckpointReader::check_share(Session& session) const {
-  const auto of = session.members(topology::Group::kWorld).size();
-  reader_.check({static_cast<std::uint64_t>(session.world().rank.value), of}, between_reads(session));
+std::map<std::string, at::Tensor> Reader::whole_model() const {
+  std::map<std::string, at::Tensor> all;
+  for (const auto& saved : manifest_.tensors) {
+    if (saved.kind != Kind::kParameter && saved.kind != Kind::kBuffer) continue;
+    const auto tensor = all.emplace(saved.name, all_of(saved)).first->second;
+    for (const auto& name : saved.also) all.emplace(name, tensor);
+  }
+  return all;
 }
 
-void CheckpointReader::read(Session& session) {
-  const auto went_on = between_reads(session);
+void Reader::check_share(const checkpoint::Peers& peers) const {
+  reader_.check({peers.index(), peers.world.size()}, between_reads(peers));
+}
+
+void Reader::read(const checkpoint::Peers& peers) {
+  const auto went_on = between_reads(peers);
   read_places(wanted_, went_on);
   wanted_.clear();
   check_places(model_, went_on);
   check_places(optimizers_, went_on);
 }
 
-void CheckpointReader::fill_model(Session& session) { fill(std::exchange(model_, {}), session); }
-void CheckpointReader::fill_optimizers(Session& session) { fill(std::exchange(optimizers_, {}), session); }
+void Reader::fill_model(const checkpoint::Peers& peers) { fill(std::exchange(model_, {}), peers); }
+void Reader::fill_optimizers(const checkpoint::Peers& peers) { fill(std::exchange(optimizers_, {}), peers); }
 
-void CheckpointReader::read_places(const std::vector<Place>& places,
-                                   const archive::PieceReader::WentOn& went_on) const {
+void Reader::read_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const {
   std::vector<archive::Wanted> wanted;
   for (const auto& each : places) wanted.push_back({each.tensor, each.region, checkpoint::bytes_of(each.into)});
   reader_.read(wanted, went_on);
 }
 
-void CheckpointReader::check_places(const std::vector<Place>& places,
-                                    const archive::PieceReader::WentOn& went_on) const {
+void Reader::check_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const {
   std::vector<archive::Wanted> wanted;
   for (const auto& each : places) wanted.push_back({each.tensor, each.region, {}});
   reader_.check(wanted, went_on);
 }
 
-at::Tensor CheckpointReader::all_of(const archive::SavedTensor& tensor) const {
+at::Tensor Reader::all_of(const archive::SavedTensor& tensor) const {
   auto into = at::empty(tensor.shape, checkpoint::scalar_type(tensor.dtype));
   reader_.read(tensor, 0, checkpoint::bytes_of(into));
   return into;
 }
 
 // Memory for what is wanted; padding is 0.
-at::Tensor CheckpointReader::memory_for(const Place& place) {
+at::Tensor Reader::memory_for(const Place& place) {
   const auto type = checkpoint::scalar_type(place.tensor->dtype);
   const bool padded = place.region.size > checkpoint::count(place.region);
   return padded ? at::zeros({place.region.size}, type) : at::empty({place.region.size}, type);
 }
 
 // True where the bytes of the tensor are the file's.
-bool CheckpointReader::is_like(const at::Tensor& tensor, const Place& place) {
+bool Reader::is_like(const at::Tensor& tensor, const Place& place) {
   return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
          tensor.scalar_type() == checkpoint::scalar_type(place.tensor->dtype) && tensor.numel() == place.region.size &&
          !tensor.is_inference();
 }
 
-void CheckpointReader::fill(std::vector<Place> places, Session& session) const {
+void Reader::fill(std::vector<Place> places, const checkpoint::Peers& peers) const {
   constexpr std::size_t kMostStagedBytes = std::size_t{64} << 20;
   const at::NoGradGuard no_grad;
-  const auto went_on = between_reads(session);
+  const auto went_on = between_reads(peers);
   std::vector<Place> reads;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to a place, from memory that was read into
   std::size_t staged_bytes = 0;
@@ -319,8 +326,8 @@ void CheckpointReader::fill(std::vector<Place> places, Session& session) const {
   read_staged();
 }
 
-CheckpointReader::Place CheckpointReader::wanted(const std::string& name, Kind kind, int optimizer,
-                                                 const std::string& state, layout::Region region) const {
+Reader::Place Reader::wanted(const std::string& name, Kind kind, int optimizer, const std::string& state,
+                             layout::Region region) const {
   const auto* found = find(name, kind, optimizer, state);
   base::internal_check(found != nullptr, "a part of nothing");
   if (found->shape != region.whole) {
@@ -329,4 +336,4 @@ CheckpointReader::Place CheckpointReader::wanted(const std::string& name, Kind k
   return {.tensor = found, .region = std::move(region), .into = {}};
 }
 
-}  // namespace lamina::session
+}  // namespace lamina::job_checkpoint

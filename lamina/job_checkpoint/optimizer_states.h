@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lamina/job_checkpoint/job.h"
+#include "lamina/job_checkpoint/reader.h"
+#include "lamina/job_checkpoint/save_list.h"
+
+// The optimizers of a job in its checkpoints. There a state is tensors with names; that of one which is a number, a
+// flag or None ends with "#".
+namespace lamina::job_checkpoint {
+
+// Lists masters and states of what stands in this rank's groups. Throws base::UsageError for a state of another kind.
+void add_states(int number, OptimizerAccess& optimizer, SaveList& list);
+// Class, options and names, as far as this rank knows them.
+OptimizerAbout about_of(OptimizerAccess& optimizer);
+
+// Compares the optimizers here with saved ones. Throws base::UsageError where they do not fit; `strict`: in their
+// classes and the names of parameters, too.
+void check_optimizers(const std::vector<OptimizerAccess*>& here, const std::vector<OptimizerAbout>& saved, bool strict);
+
+// The states that an optimizer is to have on this rank, in memory that is filled when the checkpoint is read.
+class WantedStates {
+ public:
+  // Lists them, and the masters. All outlive it.
+  WantedStates(int number, OptimizerAccess& optimizer, const OptimizerAbout& about, const Parts& parts, Reader& reader);
+
+  // Gives them to the optimizer.
+  void load();
+
+ private:
+  struct Wanted {
+    std::string parameter, key;
+    at::Tensor value;
+  };
+  OptimizerAccess* optimizer_;
+  const OptimizerAbout* about_;
+  std::vector<Wanted> wanted_;
+};
+
+}  // namespace lamina::job_checkpoint

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#include "lamina/checkpoint/save.h"
+#include "lamina/session/session.h"
+
+namespace lamina::python {
+
+// Lets go of what has saves without the GIL, which their threads may need: to write what Python makes, or to let go of
+// it.
+struct EndWithoutGil {
+  template <class T>
+  void operator()(T* held) const {
+    const py::gil_scoped_release release;
+    delete held;
+  }
+};
+
+// A save that Python has, too.
+struct SharedSave {
+  std::shared_ptr<checkpoint::Save> save;
+};
+using SaveHolder = std::unique_ptr<SharedSave, EndWithoutGil>;
+
+// All ranks of the job, as saves and loads know them.
+inline checkpoint::Peers peers_of(session::Session& session) {
+  return {session.ranks().everyone(), session.mailbox(), session.patience(), [&session] { session.job().goes_on(); }};
+}
+
+}  // namespace lamina::python

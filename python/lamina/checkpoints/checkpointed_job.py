@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job as its checkpoints see it: what lamina/job_checkpoint/job.h asks a face for."""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from lamina import _lamina
+from lamina.checkpoints import smp_loading
+from lamina.checkpoints.plain import from_plain, to_plain
+from lamina.checkpoints.together import everywhere
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.optim.functional import class_name
+from lamina.optim.optimizer_state import OptimizerState
+
+
+class CheckpointedOptimizer:
+    """An optimizer of the job.
+
+    Attributes:
+        engine, user: the engine's part of it, and how that sees the optimizer.
+    """
+
+    def __init__(self, state: OptimizerState):
+        self._state = state
+        self.engine, self.user = state.lent()
+
+    def class_names(self) -> list[str]:
+        """The names that its class may have in a checkpoint; it is saved under the first."""
+        return [class_name(self._state.optimizer), type(self._state.optimizer).__name__]
+
+    def options(self) -> list[dict[str, Any]]:
+        """The options of its groups."""
+        return [to_plain(group) for group in self._state.described()[0]]
+
+    def rest(self) -> dict[str, Any]:
+        """Gives what else its state dict has."""
+        return to_plain(self._state.described()[1])
+
+    def lacking(self, options: dict[str, Any]) -> list[str]:
+        """The options that a step needs and a saved group has not. Flags, and what may be None, classes of other
+        versions have not either, and set."""
+        defaults = self._state.optimizer.defaults.items()
+        needed = {key for key, value in defaults if not (value is None or isinstance(value, bool))}
+        return sorted(needed - options.keys())
+
+    def load(self, states: dict[str, Any], groups: list[tuple[dict[str, Any], list[str]]], rest: Any) -> None:
+        """Loads what stands in this rank's groups, by the names of parameters; masters stay."""
+        described = [from_plain(options) | {"params": names} for options, names in groups]
+        self._state.load_own(states, described, from_plain(rest) or {})
+
+
+class CheckpointedJob:
+    """The current job.
+
+    Args:
+        model, optimizer: those that are meant, which are to be the job's; None for all of them.
+        user_content: what is to be saved.
+        translate: makes the state of a whole model that of this one.
+        loading: strict, load_optimizer and load_sharded_optimizer_state of `resume_from_checkpoint`, and verify.
+
+    Attributes:
+        content: what was loaded.
+    """
+
+    def __init__(
+        self,
+        job: current.Job,
+        model: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        user_content: Any = None,
+        translate: Callable[[Any], Any] | None = None,
+        loading: tuple[bool, bool, bool, bool] = (True, True, True, True),
+    ):
+        self.content: Any = None
+        self._job = job
+        self._meant = (model, optimizer)
+        self._user_content = user_content
+        self._translate = translate
+        self._loading = loading
+        self._optimizers: dict[OptimizerState, CheckpointedOptimizer] = {}
+        self._extra_states: list[tuple[torch.nn.Module, Any]] = []
+
+    def has_model(self) -> bool:
+        return self._job.model is not None
+
+    def is_cut(self) -> bool:
+        return self._job.model.partitioned
+
+    def accumulates(self) -> bool:
+        return self._job.replicas is not None and self._job.replicas.reducer.accumulates
+
+    def model_state(self) -> list[tuple[list[str], torch.Tensor]]:
+        """Each tensor of the model's state, with its names."""
+        self._require_meant()
+        by_tensor: dict[int, tuple[list[str], torch.Tensor]] = {}
+        for name, tensor in _persistent(self._job.model.module):
+            by_tensor.setdefault(id(tensor), ([], tensor))[0].append(name)
+        return list(by_tensor.values())
+
+    def table(self) -> _lamina.ParameterTable:
+        """Tells who holds what; UsageError where modules have come or gone since the model was cut."""
+        self._job.partitioned_model.tensors()
+        return self._job.partitioned_model.table
+
+    def sharding(self) -> _lamina.Sharding | None:
+        return self._job.partitioned_model.sharding
+
+    def partition(self) -> dict[str, int]:
+        return self._job.partitioned_model.report.get("partition", {})
+
+    def optimizers(self) -> list[CheckpointedOptimizer]:
+        """Those that are meant; UsageError for one that is not the job's."""
+        return [self._optimizers.setdefault(each, CheckpointedOptimizer(each)) for each in self.states()]
+
+    def states(self) -> list[OptimizerState]:
+        """Lists them as the job has them."""
+        self._require_meant()
+        meant = self._meant[1]
+        known = [known for known in self._job.optimizers if meant is None or known.optimizer is meant]
+        if meant is not None and not known:
+            raise UsageError(
+                "the optimizer is not this job's: make it lamina.DistributedOptimizer(optimizer), which knows where "
+                "its states are",
+                code="checkpoint-no-optimizer",
+            )
+        return known
+
+    def loss_scale(self) -> _lamina.LossScale | None:
+        return self._job.loss_scale
+
+    def settle(self) -> None:
+        """Makes what was put into the groups of optimizers since the model was cut this rank's part."""
+        for optimizer in self._job.optimizers:
+            optimizer.settle(self._job.partitioned_model)
+
+    def begin_load(self) -> None:
+        """Ends a time in which each rank has the whole model, too."""
+        self._job.cut.make_again()
+        self.settle()
+
+    # To be saved.
+
+    def user_content(self) -> Any:
+        """As plain values."""
+        try:
+            return to_plain(self._user_content)
+        except RecursionError:
+            raise UsageError(
+                "user_content is nested too deeply, or holds itself: save what can be written down",
+                code="checkpoint-cannot-save",
+            ) from None
+
+    def texts(self) -> dict[str, str]:
+        """Files of Hugging Face's that tell how to make the model."""
+        config = getattr(self._job.model.module, "config", None)
+        to_json = getattr(config, "to_json_string", None)
+        return {"config.json": to_json()} if callable(to_json) else {}
+
+    def extra_states(self) -> dict[str, Any]:
+        """Those of modules here, by name."""
+        return to_plain(
+            {
+                name: module.get_extra_state()
+                for name, module in self._job.model.module.named_modules()
+                if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+                and self._job.partitioned_model.owns(name)
+            }
+        )
+
+    def generators(self) -> dict[str, Any]:
+        """The states of Python's random generator, of NumPy's and CUDA's where they are in use."""
+        found: dict[str, Any] = {"python": random.getstate()}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            found["cuda"] = torch.cuda.get_rng_state()
+        if (numpy := sys.modules.get("numpy")) is not None:
+            found["numpy"] = numpy.random.get_state(legacy=True)
+        return to_plain(found)
+
+    # Saved ones.
+
+    def take_content(self, content: Any) -> None:
+        self.content = from_plain(content)
+
+    def take_extra_states(self, states: Any) -> None:
+        module = self._job.model.module
+        self._extra_states = [
+            (name, module.get_submodule(name), value) for name, value in (from_plain(states) or {}).items()
+        ]
+
+    def load_extra_states(self) -> None:
+        for name, module, value in self._extra_states:
+            if self._job.partitioned_model.owns(name):
+                module.set_extra_state(value)
+
+    def set_generators(self, states: Any) -> None:
+        """Has them go on from these states; what is not there stays."""
+        found = from_plain(states) or {}
+        if "python" in found:  # a program in C++ has none
+            random.setstate(found["python"])
+        if "cuda" in found and torch.cuda.is_available():
+            torch.cuda.set_rng_state(found["cuda"].cpu())
+        if "numpy" in found and (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.set_state(found["numpy"])
+
+    def wait_for_cut(self, resumption: _lamina.Resumption | None) -> None:
+        self._job.cut.resumption = resumption
+
+    def load_translated(self, state: dict[str, torch.Tensor]) -> None:
+        translated = everywhere(self._job, lambda: self._translate(state))
+        self._job.model.load_state_dict(translated, self._loading[0])
+
+    def _require_meant(self) -> None:
+        if self._meant[0] is not None and self._meant[0] is not self._job.model:
+            raise UsageError(
+                "save_checkpoint(): `model` is not this job's DistributedModel", code="checkpoint-no-model"
+            )
+
+    def load_other(self, reader: _lamina.CheckpointReader, form: str) -> None:
+        """Loads files of the original's form, which a manifest stands beside."""
+        *what, verify = self._loading
+        self.content = smp_loading.load_partial(self._job, smp_loading.of_reader(reader, reader.folder, verify), *what)
+
+
+def _persistent(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of all that a module's state dict has, under all names."""
+    yield from module.named_parameters(remove_duplicate=False)
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
