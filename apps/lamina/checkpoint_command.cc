@@ -158,17 +158,12 @@ int reshard(const Arguments& arguments) {
 
 // Reads what a path means: a file of torch.save, a folder that torch.distributed.checkpoint or
 // smdistributed.modelparallel wrote, or the folder of several of the latter's, whose newest one is taken.
-archive::ForeignCheckpoint foreign(archive::FileSystem& files, const std::filesystem::path& path, bool verify) {
+archive::ForeignCheckpoint foreign(archive::FileSystem& files, const std::filesystem::path& path,
+                                   std::optional<archive::Share> verify) {
   if (!std::filesystem::is_directory(path)) return archive::read_torch_file(files, path, {.verify = verify});
   if (std::filesystem::exists(path / ".metadata")) return archive::read_distributed_checkpoint(files, path, verify);
-  if (archive::is_smp_checkpoint(files, path)) return archive::read_smp_checkpoint(files, path, verify);
-  constexpr std::uint64_t kMostNameBytes = 4096;
-  if (std::filesystem::is_regular_file(path / "newest")) {
-    auto name = archive::read_all(files, path / "newest", kMostNameBytes);
-    while (!name.empty() && std::isspace(static_cast<unsigned char>(name.back())) != 0) name.pop_back();
-    if (!name.empty() && name == std::filesystem::path(name).filename() &&
-        archive::is_smp_checkpoint(files, path / name))
-      return archive::read_smp_checkpoint(files, path / name, verify);
+  if (const auto found = archive::find_smp_checkpoint(files, path, {})) {
+    return archive::read_smp_checkpoint(files, *found, verify);
   }
   throw base::UsageError(base::str(path.string(),
                                    " has neither .metadata (of torch.distributed.checkpoint) nor model_*.pt (of "
@@ -189,7 +184,7 @@ int convert(const Arguments& arguments) {
   app.add_flag("--no-verify", unverified, "do not read all first, to compare it with the checksums in the files");
   if (auto code = launch::parse(app, "lamina checkpoint convert", arguments)) return *code;
   auto& files = archive::file_system();
-  const auto from = foreign(files, path, !unverified);
+  const auto from = foreign(files, path, unverified ? std::nullopt : std::optional(archive::Share{}));
   ProgressBar bar("writing");
   const auto made =
       archive::convert(files, from, prefix, out, tag, new_id(), [&](auto so_far, auto all) { bar(so_far, all); });

@@ -92,23 +92,40 @@ void CheckedInput::require(std::uint64_t offset, std::uint64_t size) const {
   throw base::FormatError(base::str(name_, ": ", size, " bytes at ", offset, " are not in its ", size_));
 }
 
-void CheckedInput::read(std::uint64_t offset, std::span<std::byte> to) const {
+void CheckedInput::take(std::uint64_t number, std::span<std::byte> bytes) const {
+  if (holds(number, bytes)) return;
+  throw base::FormatError(base::str(name_, ": the ", bytes.size(), " bytes at ", number * kBlock,
+                                    " are not those that were written: the file is damaged"));
+}
+
+std::span<const std::byte> CheckedInput::block(std::uint64_t number) {
+  if (number_ != number) {
+    number_ = kNone;
+    block_.resize(block_size(number));
+    take(number, block_);
+    number_ = number;
+  }
+  return block_;
+}
+
+void CheckedInput::read(std::uint64_t offset, std::span<std::byte> to) {
   require(offset, to.size());
-  std::vector<std::byte> part;
   while (!to.empty()) {
     const auto number = offset / kBlock, skip = offset % kBlock, size = block_size(number);
     const auto taken = std::min<std::uint64_t>(to.size(), size - skip);
-    const bool whole = taken == size;
-    if (!whole) part.resize(size);
-    const auto block = whole ? to.first(size) : std::span(part);
-    if (!holds(number, block)) {
-      throw base::FormatError(base::str(name_, ": the ", size, " bytes at ", number * kBlock,
-                                        " are not those that were written: the file is damaged"));
+    if (taken == size) {
+      take(number, to.first(size));
+    } else {
+      std::memcpy(to.data(), block(number).data() + skip, taken);
     }
-    if (!whole) std::memcpy(to.data(), block.data() + skip, taken);
     offset += taken;
     to = to.subspan(taken);
   }
+}
+
+void CheckedInput::check(std::uint64_t offset, std::uint64_t size) {
+  require(offset, size);
+  for (auto number = offset / kBlock; number * kBlock < offset + size; ++number) block(number);
 }
 
 }  // namespace lamina::archive

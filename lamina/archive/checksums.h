@@ -53,18 +53,19 @@ class CheckedOutput {
 };
 
 // A file whose size and checksums are known: what is read of it is what was written. Without checksums, which a file of
-// others may lack, only the size is known. Thread-safe.
+// others may lack, only the size is known. Ascending reads take each block from it once: of the one that a read ends in
+// the rest is kept for the next. Not thread-safe.
 class CheckedInput {
  public:
   // `name`: of the file, for errors. Throws base::FormatError where the file has another size.
   CheckedInput(std::unique_ptr<FileSystem::Input> file, std::string name, std::uint64_t size,
                std::vector<Checksum> checksums);
 
-  // Throws base::FormatError where the file has no such bytes.
-  void require(std::uint64_t offset, std::uint64_t size) const;
-  std::uint64_t block_size(std::uint64_t number) const { return std::min(kBlock, size_ - number * kBlock); }
-  // Fills `to`. Reads the blocks that it touches whole, and throws base::FormatError where one is not what was written.
-  void read(std::uint64_t offset, std::span<std::byte> to) const;
+  // Fills `to`. Reads the blocks that it touches whole, and throws base::FormatError where one is not what was written,
+  // or not there.
+  void read(std::uint64_t offset, std::span<std::byte> to);
+  // As read(), into nothing.
+  void check(std::uint64_t offset, std::uint64_t size);
   // The blocks of a share, by number, that are not what was written. `read_bytes` is told of each block's size when it
   // was read.
   template <class Told>
@@ -81,12 +82,19 @@ class CheckedInput {
   }
 
  private:
+  void require(std::uint64_t offset, std::uint64_t size) const;
+  std::uint64_t block_size(std::uint64_t number) const { return std::min(kBlock, size_ - number * kBlock); }
   bool holds(std::uint64_t number, std::span<std::byte> bytes) const;  // which it reads
+  void take(std::uint64_t number, std::span<std::byte> bytes) const;
+  std::span<const std::byte> block(std::uint64_t number);
 
+  static constexpr auto kNone = ~std::uint64_t{0};
   std::unique_ptr<FileSystem::Input> file_;
   std::string name_;
   std::uint64_t size_;
   std::vector<Checksum> checksums_;
+  std::uint64_t number_ = kNone;  // of the block that is kept
+  std::vector<std::byte> block_;
 };
 
 }  // namespace lamina::archive

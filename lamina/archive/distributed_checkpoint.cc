@@ -84,9 +84,56 @@ Places places_of(const PickleValue& metadata) {
   return places;
 }
 
-ForeignTensor tensor_of(FileSystem& files, const Path& folder, const std::string& name, const PickleValue& metadata,
-                        Places& places, bool verify) {
-  ForeignTensor tensor{.name = name, .shape = shape_in(metadata, "size")};
+// Adds the pieces that a box of a tensor makes, which lies row by row in a file. The last dimension that the box cuts
+// makes a slice, the one before it an interval of the slice's elements; each position of those before makes a piece.
+void add_box(SavedTensor& tensor, std::size_t file, std::uint64_t begin, const layout::Shape& offsets,
+             const layout::Shape& sizes) {
+  const auto& shape = tensor.shape;
+  bool fits = offsets.size() == shape.size() && sizes.size() == shape.size();
+  for (std::size_t d = 0; fits && d < shape.size(); ++d) {
+    fits = sizes[d] <= shape[d] && offsets[d] <= shape[d] - sizes[d];
+  }
+  if (!fits) throw base::FormatError(base::str(tensor.name, ": a part of it lies beyond its shape"));
+  if (std::ranges::find(sizes, 0) != sizes.end()) return;
+  auto region = layout::whole(shape);
+  const auto cut_before = [&](std::size_t end) {  // the last dimension before it that the box cuts, and 1
+    while (end > 0 && sizes[end - 1] == shape[end - 1]) --end;
+    return end;
+  };
+  const auto sliced = cut_before(shape.size()), rows = sliced == 0 ? 0 : cut_before(sliced - 1);
+  if (sliced > 0) {
+    region.dim = static_cast<int>(sliced - 1);
+    region.stripes = {{offsets[sliced - 1], 0, sizes[sliced - 1]}};
+    region.extent = sizes[sliced - 1];
+  }
+  std::int64_t inner = 1, pieces = 1;  // elements of a position in `rows`; positions of the dimensions before it
+  for (auto d = rows; d < shape.size(); ++d) inner *= d + 1 == sliced ? region.extent : shape[d];
+  for (std::size_t d = 0; d + 1 < rows; ++d) pieces *= sizes[d];
+  constexpr std::int64_t kMostPieces = 1 << 20;
+  if (pieces > kMostPieces) throw base::FormatError(base::str(tensor.name, ": it is cut in too many dimensions"));
+  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    if (rows > 0) {
+      std::int64_t first = offsets[rows - 1], stride = shape[rows - 1];
+      for (auto d = rows - 1, rest = static_cast<std::size_t>(piece); d-- > 0; stride *= shape[d]) {
+        const auto size = static_cast<std::size_t>(sizes[d]);
+        first += (offsets[d] + static_cast<std::int64_t>(rest % size)) * stride;
+        rest /= size;
+      }
+      region.begin = first * inner;
+      region.end = region.begin + sizes[rows - 1] * inner;
+    } else {
+      region.end = inner;
+    }
+    region.size = region.end - region.begin;
+    tensor.pieces.push_back({file, begin, region});
+    begin += static_cast<std::uint64_t>(region.size) * static_cast<std::uint64_t>(traits(tensor.dtype).size_bytes);
+  }
+}
+
+// Adds a tensor, and files in which it lies. Files have their names as keys.
+void add_tensor(FileSystem& files, ForeignCheckpoint& all, std::map<std::string, std::size_t>& known,
+                const std::string& name, const PickleValue& metadata, Places& places, std::optional<Share> verify) {
+  SavedTensor tensor{.name = name, .shape = shape_in(metadata, "size")};
   bool first = true;
   for (const auto* chunk : attribute(metadata, "chunks", Type::kList).items) {
     const auto offsets = shape_in(*chunk, "offsets"), sizes = shape_in(*chunk, "sizes");
@@ -94,16 +141,18 @@ ForeignTensor tensor_of(FileSystem& files, const Path& folder, const std::string
     if (place.empty()) throw base::FormatError(base::str(name, ": its metadata does not say where a part lies"));
     const auto& stored = place.mapped();
     const auto found =
-        read_torch_file(files, folder / stored.file, {.name = name, .within = stored.extent, .verify = verify});
-    if (found.tensors.size() != 1 || found.tensors[0].shape != sizes ||
+        read_torch_file(files, all.folder / stored.file, {.name = name, .within = stored.extent, .verify = verify});
+    if (found.tensors.size() != 1 || found.tensors[0].shape != sizes || found.tensors[0].pieces.empty() ||
         (!first && found.tensors[0].dtype != tensor.dtype)) {
       throw base::FormatError(base::str(name, ": a part of it is another one than its metadata says"));
     }
     tensor.dtype = found.tensors[0].dtype;
-    tensor.chunks.push_back({found.tensors[0].chunks[0].path, found.tensors[0].chunks[0].begin, offsets, sizes});
+    const auto [file, fresh] = known.try_emplace(stored.file, all.files.size());
+    if (fresh) all.files.push_back(found.files.front());
+    add_box(tensor, file->second, found.tensors[0].pieces[0].begin, offsets, sizes);
     first = false;
   }
-  return tensor;
+  all.tensors.push_back(std::move(tensor));
 }
 
 // A value that is no tensor, where it is small and plain.
@@ -125,7 +174,7 @@ ForeignValue value_of(FileSystem& files, const Path& folder, const std::string& 
 
 }  // namespace
 
-ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& folder, bool verify) {
+ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& folder, std::optional<Share> verify) {
   const auto path = folder / ".metadata";
   const auto bytes = read_all(files, path, kMostMetadataBytes);
   try {
@@ -134,11 +183,13 @@ ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& fol
     auto places = places_of(metadata);
     const auto& tensors = attribute(metadata, "state_dict_metadata", Type::kDict);
     ForeignCheckpoint found;
+    found.folder = folder;
+    std::map<std::string, std::size_t> known;
     for (std::size_t i = 0; i + 1 < tensors.items.size(); i += 2) {
       const auto &name = *tensors.items[i], &value = *tensors.items[i + 1];
       if (!name.is(Type::kText)) throw base::FormatError("its metadata has a tensor without a name");
       if (value.is_object("torch.distributed.checkpoint.metadata.TensorStorageMetadata")) {
-        found.tensors.push_back(tensor_of(files, folder, name.text, value, places, verify));
+        add_tensor(files, found, known, name.text, value, places, verify);
       } else {
         found.left.push_back(value_of(files, folder, name.text, places));
       }

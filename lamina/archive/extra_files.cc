@@ -19,8 +19,8 @@ std::vector<DataFile> copy_extra_files(FileSystem& files, const Found& from, con
   for (std::size_t i = 0; i < from.manifest.files.size(); ++i) {
     const auto& file = from.manifest.files[i];
     if (with_tensors.contains(i) || file.name.ends_with(".safetensors") || file.name == kModelIndex) continue;
-    const CheckedInput input(files.open(from.folder / file.name), (from.folder / file.name).string(), file.bytes,
-                             file.checksums);
+    CheckedInput input(files.open(from.folder / file.name), (from.folder / file.name).string(), file.bytes,
+                       file.checksums);
     CheckedOutput output(files.create(to / file.name));
     for (std::uint64_t at = 0; at < file.bytes; at += kBlock) {
       const auto bytes = std::span(part).first(std::min(kBlock, file.bytes - at));

@@ -89,8 +89,8 @@ std::optional<std::pair<std::string, std::string>> state_in(std::string_view nam
 
 }  // namespace
 
-std::optional<ForeignTensor> number_state(const json& value) {
-  ForeignTensor tensor{.kind = Kind::kState};
+std::optional<SavedTensor> number_state(const json& value) {
+  SavedTensor tensor{.kind = Kind::kState};
   const auto put = [&](layout::DType dtype, const auto& number) {
     tensor.dtype = dtype;
     const auto bytes = std::as_bytes(std::span(&number, 1));

@@ -12,7 +12,7 @@ namespace lamina::archive {
 // A tensor of a number, a flag or None that an optimizer has as a state, as a checkpoint holds one: its state's name
 // then ends with this mark. None for another value.
 inline constexpr std::string_view kNumberState = "#";
-std::optional<ForeignTensor> number_state(const nlohmann::json& value);
+std::optional<SavedTensor> number_state(const nlohmann::json& value);
 
 // Makes states of optimizers out of the dotted names of a state dict, as torch.distributed.checkpoint stores them.
 // Tensors are "optim.state.h.0.weight.exp_avg", options "optim.param_groups.0.lr", and names

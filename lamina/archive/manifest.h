@@ -43,6 +43,8 @@ struct SavedTensor {
   layout::Shape shape;  // of the whole
   std::vector<SavedPiece> pieces;
   std::vector<std::string> also;  // other names of the same tensor
+  // Its elements, in the place of pieces: of a tensor of others that does not lie row by row in a file, or a number.
+  std::vector<std::byte> value = {};
 
   friend bool operator==(const SavedTensor&, const SavedTensor&) = default;
 };

@@ -52,7 +52,7 @@ std::set<std::string> indexed_files(FileSystem& files, const Path& path, std::se
   return names;
 }
 
-void add_safetensors(FileSystem& files, const Path& folder, const std::string& name, bool /*verify*/,
+void add_safetensors(FileSystem& files, const Path& folder, const std::string& name, std::optional<Share> /*verify*/,
                      Manifest& manifest) {
   const auto file = files.open(folder / name);
   const auto header = read_header(*file, (folder / name).string());
@@ -64,25 +64,26 @@ void add_safetensors(FileSystem& files, const Path& folder, const std::string& n
   manifest.files.push_back({name, file->size(), {}});
 }
 
-void add_torch_file(FileSystem& files, const Path& folder, const std::string& name, bool verify, Manifest& manifest) {
+void add_torch_file(FileSystem& files, const Path& folder, const std::string& name, std::optional<Share> verify,
+                    Manifest& manifest) {
   constexpr std::string_view kPartialMark = "_smp_is_partial";  // False in a whole state dict
   const auto path = folder / name;
-  const auto found = read_torch_file(files, path, {.verify = verify});
+  const auto found = read_torch_file(files, path, {.gather = true, .verify = verify});
   for (const auto& [value, _] : found.left) {
     if (value != kPartialMark) throw FormatError(base::str(path.string(), ": ", value, " is no tensor"));
   }
-  for (const auto& each : found.tensors) {
-    SavedTensor tensor{.name = each.name, .dtype = each.dtype, .shape = each.shape, .also = each.also};
-    tensor.pieces.push_back({manifest.files.size(), each.chunks.at(0).begin, layout::whole(each.shape)});
+  for (auto tensor : found.tensors) {
+    for (auto& piece : tensor.pieces) piece.file = manifest.files.size();
     manifest.tensors.push_back(std::move(tensor));
   }
-  manifest.files.push_back({name, files.open(path)->size(), {}});
+  manifest.files.push_back(found.files.front());
 }
 
 struct Format {
   const char* file;
   const char* index;
-  void (*add)(FileSystem& files, const Path& folder, const std::string& name, bool verify, Manifest& manifest);
+  void (*add)(FileSystem& files, const Path& folder, const std::string& name, std::optional<Share> verify,
+              Manifest& manifest);
 };
 
 // Finds out which files of a model a folder has, the better ones where it has both; nullptr for none.
@@ -111,7 +112,7 @@ std::string model_index(const Manifest& manifest) {
 
 bool is_model_folder(FileSystem& files, const Path& folder) { return format_of(files, folder) != nullptr; }
 
-Manifest read_model_folder(FileSystem& files, const Path& folder, bool verify) {
+Manifest read_model_folder(FileSystem& files, const Path& folder, std::optional<Share> verify) {
   const auto* format = format_of(files, folder);
   if (format == nullptr) throw FormatError(base::str(folder.string(), ": no folder of a model"));
   std::set<std::string> names{format->file}, tensors;
@@ -129,7 +130,7 @@ Manifest read_model_folder(FileSystem& files, const Path& folder, bool verify) {
   return manifest;
 }
 
-Manifest read_model_file(FileSystem& files, const Path& path, bool verify) {
+Manifest read_model_file(FileSystem& files, const Path& path, std::optional<Share> verify) {
   Manifest manifest;
   add_torch_file(files, path.parent_path(), path.filename().string(), verify, manifest);
   return manifest;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "lamina/archive/file_system.h"
@@ -20,10 +21,10 @@ std::string model_index(const Manifest& manifest);
 bool is_model_folder(FileSystem& files, const Path& folder);
 // The tensors of such a folder, as a manifest without checksums has them. Throws base::FormatError, which names the
 // file, for what is none: tensors that the index names and the files have not, names that leave the folder. With
-// `verify` checksums that files have in themselves are compared.
-Manifest read_model_folder(FileSystem& files, const Path& folder, bool verify);
+// `verify` that share of what files have checksums of in themselves is compared.
+Manifest read_model_folder(FileSystem& files, const Path& folder, std::optional<Share> verify);
 // A file of torch.save with the state dict of a model, in the same way; it lies in the folder that the path names.
-Manifest read_model_file(FileSystem& files, const Path& path, bool verify);
+Manifest read_model_file(FileSystem& files, const Path& path, std::optional<Share> verify);
 
 // Rewrites the parameters and buffers of a checkpoint that is being written, so that each is whole in one file of at
 // most so many bytes (one tensor may have more). Returns the manifest of what is there then. A part of a tensor at a

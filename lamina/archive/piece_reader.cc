@@ -16,6 +16,17 @@ constexpr auto kAtOnce = 4 * kBlock;  // of a long run, before others are heard
 
 base::FormatError damaged(const std::string& text) { return base::FormatError(text, base::Code{"checkpoint-damaged"}); }
 
+// Gives elements that lie in no file.
+void copy_value(const Wanted& wanted) {
+  const auto size = element_bytes(wanted.tensor->dtype);
+  layout::CommonRuns runs(layout::whole(wanted.tensor->shape), wanted.region);
+  while (const auto run = runs.next()) {
+    const auto bytes = static_cast<std::uint64_t>(run->count) * size;
+    std::ranges::copy(std::span(wanted.tensor->value).subspan(static_cast<std::uint64_t>(run->from) * size, bytes),
+                      wanted.into.subspan(static_cast<std::uint64_t>(run->to) * size).begin());
+  }
+}
+
 }  // namespace
 
 // Bytes of a file that are wanted in a row.
@@ -25,12 +36,11 @@ struct PieceReader::Run {
   std::uint64_t to, bytes;  // of what is wanted
 };
 
-BlockReader& PieceReader::open(std::size_t file, std::size_t most_open) {
+CheckedInput& PieceReader::open(std::size_t file, std::size_t most_open) {
   if (const auto found = open_.find(file); found != open_.end()) return found->second;
   const auto& data = manifest_.files.at(file);
   const auto path = folder_ / data.name;
-  BlockReader opened(
-      CheckedInput(files_.open(path), path.string(), data.bytes, verify_ ? data.checksums : std::vector<Checksum>()));
+  CheckedInput opened(files_.open(path), path.string(), data.bytes, verify_ ? data.checksums : std::vector<Checksum>());
   if (open_.size() >= most_open) open_.clear();
   return open_.emplace(file, std::move(opened)).first->second;
 }
@@ -40,6 +50,10 @@ void PieceReader::for_each_run(std::span<const Wanted> wanted, std::size_t most_
                                const Take& take) {
   std::vector<std::pair<const SavedPiece*, const Wanted*>> reads;
   for (const auto& each : wanted) {
+    if (!each.tensor->value.empty()) {
+      if (!each.into.empty()) copy_value(each);
+      continue;
+    }
     if (!checked_.contains(each.tensor)) {
       if (const auto problem = pieces_problem(*each.tensor); !problem.empty()) {
         throw damaged(base::str(describe(*each.tensor), ": its pieces have not each element once: ", problem));
@@ -70,7 +84,7 @@ void PieceReader::for_each_run(std::span<const Wanted> wanted, std::size_t most_
 }
 
 void PieceReader::read(std::span<const Wanted> wanted, const WentOn& went_on) {
-  for_each_run(wanted, 1, went_on, [](BlockReader& file, const Run& run) {
+  for_each_run(wanted, 1, went_on, [](CheckedInput& file, const Run& run) {
     file.read(run.offset, run.wanted.into.subspan(run.to, run.bytes));
   });
   open_.clear();
@@ -85,12 +99,12 @@ void PieceReader::read(const SavedTensor& tensor, std::int64_t begin, std::span<
   const Wanted wanted{&tensor, std::move(region), to};
   for_each_run(
       {&wanted, 1}, kMostOpen, [] {},
-      [](BlockReader& file, const Run& run) { file.read(run.offset, run.wanted.into.subspan(run.to, run.bytes)); });
+      [](CheckedInput& file, const Run& run) { file.read(run.offset, run.wanted.into.subspan(run.to, run.bytes)); });
 }
 
 void PieceReader::check(std::span<const Wanted> wanted, const WentOn& went_on) {
   if (!verify_) return;
-  for_each_run(wanted, 1, went_on, [](BlockReader& file, const Run& run) { file.check(run.offset, run.bytes); });
+  for_each_run(wanted, 1, went_on, [](CheckedInput& file, const Run& run) { file.check(run.offset, run.bytes); });
   open_.clear();
 }
 

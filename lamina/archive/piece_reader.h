@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "lamina/archive/block_reader.h"
+#include "lamina/archive/checksums.h"
 #include "lamina/archive/file_system.h"
 #include "lamina/archive/manifest.h"
 
@@ -66,13 +66,13 @@ class PieceReader {
   // Calls take(reader of a file, run) for all that is wanted, by files, of which at most so many stay open.
   template <class Take>
   void for_each_run(std::span<const Wanted> wanted, std::size_t most_open, const WentOn& went_on, const Take& take);
-  BlockReader& open(std::size_t file, std::size_t most_open);
+  CheckedInput& open(std::size_t file, std::size_t most_open);
 
   FileSystem& files_;
   const Path folder_;
   const Manifest& manifest_;
   const bool verify_;
-  std::map<std::size_t, BlockReader> open_;         // the last files that were read
+  std::map<std::size_t, CheckedInput> open_;        // the last files that were read
   std::unordered_set<const SavedTensor*> checked_;  // tensors whose pieces have each element once
   std::vector<std::byte> part_;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partial checkpoints of smdistributed.modelparallel. What their files hold stands in docs/checkpoints.md.
+// Partial checkpoints in the form of smdistributed.modelparallel. What their files hold stands in docs/checkpoints.md.
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <map>
 #include <set>
@@ -8,6 +9,7 @@
 
 #include "lamina/archive/foreign_states.h"
 #include "lamina/archive/piece_reader.h"
+#include "lamina/archive/store.h"
 #include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -17,8 +19,12 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kFileSuffix = ".pt";
-constexpr std::string_view kMarks[] = {"_smp_is_partial", "_lamina_saved_by", "_lamina_parts", "_lamina_seeded_steps"};
+constexpr std::string_view kFileSuffix = ".pt", kModels = "model_", kOptimizers = "optimizer_",
+                           kPrecisions = "fp16_states_";
+constexpr std::int64_t kMostNumber = std::int64_t{1} << 40;
+constexpr const char* kScale[] = {"last_overflow", "overflows_left", "scale", "steps"};
+constexpr auto kUserContent = "user_content.pt";
+constexpr std::string_view kMarks[] = {"_smp_is_partial", "_lamina_saved_by", "_lamina_parts"};
 
 bool is_mark(std::string_view name) {
   return std::ranges::any_of(kMarks, [&](auto mark) { return name == mark || name.starts_with(base::str(mark, ".")); });
@@ -26,7 +32,7 @@ bool is_mark(std::string_view name) {
 
 // A file of a rank: "optimizer_0_0_1.pt" has the numbers 0, 0, 1.
 struct RankFile {
-  std::vector<int> numbers;
+  std::vector<std::int64_t> numbers;
   std::string name;
   auto operator<=>(const RankFile&) const = default;
 };
@@ -37,22 +43,49 @@ std::optional<RankFile> rank_file(const std::string& name, std::string_view pref
   const auto* at = name.data() + prefix.size();
   const auto* const end = name.data() + name.size() - kFileSuffix.size();
   while (at <= end) {
-    int number = 0;
+    std::int64_t number = 0;
     const auto [next, error] = std::from_chars(at, end, number);
-    if (error != std::errc() || number < 0 || (next != end && *next != '_')) return std::nullopt;
+    if (error != std::errc() || number < 0 || number > kMostNumber || (next != end && *next != '_'))
+      return std::nullopt;
     file.numbers.push_back(number);
     at = next + 1;
   }
   return file;
 }
 
-std::vector<RankFile> rank_files(FileSystem& files, const Path& folder, std::string_view prefix) {
+// Files of a prefix, among things that have names.
+template <class Named>
+std::vector<RankFile> files_with(const std::vector<Named>& all, std::string_view prefix) {
   std::vector<RankFile> found;
-  for (const auto& entry : files.list(folder)) {
-    if (auto file = rank_file(entry.name, prefix)) found.push_back(*std::move(file));
+  for (const auto& each : all) {
+    if (auto file = rank_file(each.name, prefix)) found.push_back(*std::move(file));
   }
   std::ranges::sort(found);
   return found;
+}
+
+// Each rank has written its files, whose numbers are its places along some axes: throws base::FormatError where one of
+// these has no file.
+void require_each(const Path& folder, std::string_view prefix, const std::vector<RankFile>& files) {
+  std::vector<std::int64_t> sizes;
+  for (const auto& file : files) {
+    sizes.resize(std::max(sizes.size(), file.numbers.size()));
+    for (std::size_t i = 0; i < file.numbers.size(); ++i) sizes[i] = std::max(sizes[i], file.numbers[i] + 1);
+  }
+  std::vector<std::int64_t> numbers(sizes.size());
+  bool more = !files.empty();
+  for (auto file = files.begin(); more; ++file) {
+    if (file == files.end() || file->numbers != numbers) {
+      std::string name(prefix);
+      for (std::size_t i = 0; i < numbers.size(); ++i) name += base::str(i == 0 ? "" : "_", numbers[i]);
+      throw base::FormatError(base::str((folder / name).string(), kFileSuffix, ": the checkpoint has no such file"));
+    }
+    more = false;
+    for (auto i = numbers.size(); i-- > 0 && !more;) {
+      more = ++numbers[i] < sizes[i];
+      if (!more) numbers[i] = 0;
+    }
+  }
 }
 
 // A dict as pairs, in its order.
@@ -78,26 +111,27 @@ json as_object(const json& dict) {
 }
 
 // Parts of one tensor that ranks have of it in one dimension, one behind the other; the last ones may be padded.
-ForeignTensor joined(const std::vector<ForeignTensor>& parts, const layout::Shape& shape) {
+SavedTensor joined(const std::vector<SavedTensor>& parts, const layout::Shape& shape) {
   auto whole = parts.front();
-  const auto count = layout::numel(shape);
   whole.shape = shape;
-  whole.is_flat = true;
-  whole.chunks.clear();
-  std::int64_t at = 0;
+  whole.pieces.clear();
+  auto region = layout::whole(shape);
+  const auto count = region.end;
   for (const auto& part : parts) {
     if (part.dtype != whole.dtype) throw base::FormatError(whole.name + ": its parts have different dtypes");
-    const auto size = std::min(part.shape.at(0), count - at);
-    if (size <= 0) break;
-    whole.chunks.push_back({part.chunks.at(0).path, part.chunks.at(0).begin, {at}, {size}});
-    at += size;
+    if (part.pieces.empty()) throw base::FormatError(whole.name + ": its parts do not lie row by row");
+    region.size = std::min(part.shape.at(0), count - region.begin);
+    if (region.size <= 0) break;
+    region.end = region.begin + region.size;
+    whole.pieces.push_back({part.pieces[0].file, part.pieces[0].begin, region});
+    region.begin = region.end;
   }
   return whole;
 }
 
 // A tensor for each name: states of several parameters may be one.
-std::vector<ForeignTensor> by_name(const ForeignCheckpoint& file) {
-  std::vector<ForeignTensor> tensors;
+std::vector<SavedTensor> by_name(const ForeignCheckpoint& file) {
+  std::vector<SavedTensor> tensors;
   for (auto tensor : file.tensors) {
     const auto others = std::exchange(tensor.also, {});
     tensors.push_back(tensor);
@@ -111,69 +145,130 @@ std::vector<ForeignTensor> by_name(const ForeignCheckpoint& file) {
 
 class SmpFolder {
  public:
-  SmpFolder(FileSystem& files, const Path& folder, bool verify) : files_(files), folder_(folder), verify_(verify) {}
+  SmpFolder(FileSystem& files, const Path& folder, std::optional<Share> verify)
+      : files_(files), folder_(folder), verify_(verify) {
+    found_.folder = folder;
+    found_.about["form"] = "smp";
+  }
 
   ForeignCheckpoint read() {
-    read_model();
+    read_manifest();
+    const auto models = rank_files(kModels), optimizers = rank_files(kOptimizers), precisions = rank_files(kPrecisions);
+    require_alike(models, optimizers, precisions);
+    for (const auto& file : models) read_model(file);
     read_content();
     name_buffers();
-    for (const auto& file : rank_files(files_, folder_, "optimizer_")) read_optimizer(file);
-    for (const auto& file : rank_files(files_, folder_, "fp16_states_")) read_precision(file);
-    cut_flat_groups();
+    for (const auto& file : optimizers) read_optimizer(file);
+    for (const auto& file : precisions) read_precision(file);
+    cut_flat_groups(optimizers.size());
     add_states();
-    add_groups();
+    if (!optimizers.empty()) add_groups();
     return std::move(found_);
   }
 
  private:
-  // The user's, of any classes: one that cannot be read as data is left, with what it says of flat groups.
+  // Takes of the manifest that lamina writes beside the files what they do not say.
+  void read_manifest() {
+    if (!has(kManifestName)) return;
+    own_ = read_checkpoint(files_, folder_);
+    found_.id = own_->id;
+    found_.number = own_->number;
+    for (const auto* key : {"layout", "partition"}) {
+      if (const auto said = own_->about.find(key); said != own_->about.end()) found_.about[key] = *said;
+    }
+  }
+
+  bool has(const std::string& name) {
+    return std::ranges::any_of(files_.list(folder_), [&](const auto& entry) { return entry.name == name; });
+  }
+
+  std::vector<RankFile> rank_files(std::string_view prefix) {
+    auto files = own_ ? files_with(own_->files, prefix) : files_with(files_.list(folder_), prefix);
+    require_each(folder_, prefix, files);
+    return files;
+  }
+
+  void require_alike(const std::vector<RankFile>& models, const std::vector<RankFile>& optimizers,
+                     const std::vector<RankFile>& precisions) {
+    if (models.empty()) throw base::FormatError(base::str(folder_.string(), ": it has no model_*.pt"));
+    const auto partitions = [](const auto& files) { return files.back().numbers.front() + 1; };
+    if (!optimizers.empty() && partitions(models) != partitions(optimizers)) {
+      throw base::FormatError(base::str(folder_.string(), ": it has the models of ", partitions(models),
+                                        " partitions and the optimizers of ", partitions(optimizers),
+                                        ": the file of a rank is missing"));
+    }
+    if (!precisions.empty() && precisions.size() != optimizers.size()) {
+      throw base::FormatError(base::str(folder_.string(), ": it has ", optimizers.size(), " files optimizer_*.pt and ",
+                                        precisions.size(), " fp16_states_*.pt: the file of a rank is missing"));
+    }
+  }
+
+  // Reads a file, whose tensors are in the list of files from now on.
+  ForeignCheckpoint read_file(const std::string& name, Names names = Names::kOfTensors) {
+    auto share = verify_;
+    if (share && own_) *share = {1, 1};  // of its tensors none: their checksums are compared as they are read
+    auto file = read_torch_file(files_, folder_ / name, {.names = names, .gather = true, .verify = share});
+    for (auto& tensor : file.tensors) {
+      for (auto& piece : tensor.pieces) piece.file = found_.files.size();
+    }
+    found_.files.push_back(file.files.front());
+    if (own_) {
+      const auto known = std::ranges::find(own_->files, name, &DataFile::name);
+      if (known != own_->files.end()) found_.files.back() = *known;
+    }
+    return file;
+  }
+
+  // The user's, of any classes: one that is not plain is left, and what cannot be read says nothing of flat groups.
   void read_content() {
-    constexpr auto kName = "user_content.pt";
-    if (!has(kName)) return;
+    if (!has(kUserContent) || files_.open(folder_ / kUserContent)->size() == 0) return;
     std::string why;
     try {
-      content_ = read_torch_file(files_, folder_ / kName, {.names = Names::kAny, .verify = verify_});
+      content_ = read_file(kUserContent, Names::kAny);
+      if (content_.plain_root) {
+        found_.about["user_content"] = *content_.plain_root;
+        return;
+      }
     } catch (const base::FormatError& error) {
       why = base::str(" (", error.what(), ")");
     }
     found_.left.push_back({"user_content" + why, std::nullopt});
   }
 
-  bool has(const std::string& name) {
-    return std::ranges::any_of(files_.list(folder_), [&](const auto& entry) {
-      return entry.name == name && files_.open(folder_ / name)->size() > 0;
-    });
-  }
-
-  void read_model() {
-    constexpr std::string_view kModule = "module.";
-    for (const auto& file : rank_files(files_, folder_, "model_")) {
-      if (file.numbers.size() > 1 && file.numbers.back() > 0) {
-        throw base::UsageError(base::str((folder_ / file.name).string(),
-                                         ": it has slices of tensors (tensor parallelism), which are not put together "
-                                         "here: convert what was saved with partial=False"));
-      }
-      auto model = read_torch_file(files_, folder_ / file.name, {.verify = verify_});
-      const auto in_module = [&](const std::string& name) { return name.starts_with(kModule); };
-      const bool is_state_dict =
-          model.plain(kMarks[0]) != nullptr || !std::ranges::all_of(model.tensors, [&](const auto& each) {
-            return in_module(each.name) && std::ranges::all_of(each.also, in_module);
-          });
-      const auto own_name = [&](std::string name) { return is_state_dict ? name : name.substr(kModule.size()); };
-      for (auto& tensor : model.tensors) {
-        tensor.name = own_name(tensor.name);
-        for (auto& name : tensor.also) name = own_name(name);
-        add_of_model(std::move(tensor));
-      }
-      for (auto& value : model.left) {
-        if (!is_state_dict && value.name.starts_with(kModule)) value.name = own_name(value.name);
-        if (!is_mark(value.name)) found_.left.push_back(std::move(value));
+  void read_model(const RankFile& file) {
+    constexpr std::string_view kModule = "module.", kExtra = "._extra_state";
+    if (file.numbers.size() > 1 && file.numbers.back() > 0) {
+      throw base::UsageError(base::str((folder_ / file.name).string(),
+                                       ": it has slices of tensors (tensor parallelism), which are not put together "
+                                       "here: take what was saved with partial=False"));
+    }
+    auto model = read_file(file.name);
+    const auto in_module = [&](const std::string& name) { return name.starts_with(kModule); };
+    const bool is_state_dict =
+        model.plain(kMarks[0]) != nullptr || !std::ranges::all_of(model.tensors, [&](const auto& each) {
+          return in_module(each.name) && std::ranges::all_of(each.also, in_module);
+        });
+    const auto own_name = [&](std::string name) { return is_state_dict ? name : name.substr(kModule.size()); };
+    for (auto& tensor : model.tensors) {
+      tensor.name = own_name(tensor.name);
+      for (auto& name : tensor.also) name = own_name(name);
+      add_of_model(std::move(tensor));
+    }
+    for (auto& value : model.left) {
+      if (!is_state_dict && value.name.starts_with(kModule)) value.name = own_name(value.name);
+      if (value.name.ends_with(kExtra)) {
+        if (!value.plain) {
+          throw base::FormatError(base::str((folder_ / file.name).string(), ": ", value.name, " is no plain data"));
+        }
+        found_.about["extra_state"][value.name.substr(0, value.name.size() - kExtra.size())] = *value.plain;
+      } else if (!is_mark(value.name)) {
+        found_.left.push_back(std::move(value));
       }
     }
   }
 
   // Files of several partitions may have one tensor, under other names where it is tied.
-  void add_of_model(ForeignTensor tensor) {
+  void add_of_model(SavedTensor tensor) {
     auto names = std::move(tensor.also);
     names.insert(names.begin(), tensor.name);
     const auto known = std::ranges::find_if(names, [&](const auto& name) { return names_.contains(name); });
@@ -187,12 +282,15 @@ class SmpFolder {
     auto& same = found_.tensors[place];
     if (same.shape != tensor.shape || same.dtype != tensor.dtype) {
       throw base::FormatError(base::str(folder_.string(), ": ", *known, " has another shape or dtype in ",
-                                        tensor.chunks.at(0).path.filename().string(), " than in ",
-                                        same.chunks.at(0).path.filename().string()));
+                                        file_of(tensor), " than in ", file_of(same)));
     }
     for (const auto& name : names) {
       if (names_.emplace(name, place).second) same.also.push_back(name);
     }
+  }
+
+  std::string file_of(const SavedTensor& tensor) const {
+    return tensor.pieces.empty() ? "a file" : found_.files[tensor.pieces[0].file].name;
   }
 
   void name_buffers() {
@@ -210,14 +308,16 @@ class SmpFolder {
     if (!name.starts_with(kState)) return std::nullopt;
     for (auto dot = name.rfind('.'); dot > kState.size(); dot = name.rfind('.', dot - 1)) {
       const auto parameter = std::string_view(name).substr(kState.size(), dot - kState.size());
-      if (names_.contains(parameter)) return std::pair(std::string(parameter), name.substr(dot + 1));
+      if (names_.contains(parameter) || outside_.contains(parameter))
+        return std::pair(std::string(parameter), name.substr(dot + 1));
     }
     return std::nullopt;
   }
 
   void read_optimizer(const RankFile& file) {
-    auto optimizer = read_torch_file(files_, folder_ / file.name, {.verify = verify_});
-    ++optimizer_files_;
+    auto optimizer = read_file(file.name);
+    const auto* groups = optimizer.plain("param_groups");
+    has_names_ = has_names_ && (groups == nullptr || take_groups(*groups));
     for (auto& tensor : by_name(optimizer)) {
       constexpr std::string_view kFlat = "fp32_flat_groups.";
       if (auto of = state_name(tensor.name)) {
@@ -234,7 +334,11 @@ class SmpFolder {
   }
 
   void read_value(const RankFile& file, ForeignValue& value) {
-    if (value.name == "param_groups" && value.plain && take_groups(*value.plain)) return;
+    if (value.name == "param_groups" && has_names_ && value.plain) return;
+    if (value.name == "_lamina_rng_step" && value.plain) {
+      found_.about["seeded_steps"] = *value.plain;
+      return;
+    }
     if (value.name == "partition_count" && value.plain && value.plain->is_number_integer()) {
       partition_count_ = value.plain->get<std::int64_t>();
       return;
@@ -259,6 +363,9 @@ class SmpFolder {
       const auto params = taken.back().find("params");
       if (params == taken.back().end() || !params->is_array()) return false;
       if (!std::ranges::all_of(*params, [&](const auto& name) { return name.is_string(); })) return false;
+      for (const auto& name : *params) {
+        if (!names_.contains(name.get<std::string>())) outside_.insert(name.get<std::string>());
+      }
     }
     if (groups_.is_null()) {
       groups_ = std::move(taken);
@@ -276,8 +383,8 @@ class SmpFolder {
   }
 
   void read_precision(const RankFile& file) {
-    constexpr std::string_view kMasters = "masters.", kScale = "loss_scale";
-    auto precision = read_torch_file(files_, folder_ / file.name, {.verify = verify_});
+    constexpr std::string_view kMasters = "masters.", kScaleOf = "loss_scale.";
+    auto precision = read_file(file.name);
     for (auto& tensor : by_name(precision)) {
       if (tensor.name.starts_with(kMasters) && names_.contains(tensor.name.substr(kMasters.size()))) {
         tensor.kind = Kind::kMaster;
@@ -288,8 +395,8 @@ class SmpFolder {
       }
     }
     for (const auto& value : precision.left) {
-      if (value.name.starts_with(base::str(kScale, ".")) && value.plain) {
-        found_.about[std::string(kScale)][value.name.substr(kScale.size() + 1)] = *value.plain;
+      if (value.name.starts_with(kScaleOf) && value.plain) {
+        found_.about["loss_scale"][value.name.substr(kScaleOf.size())] = *value.plain;
       } else {
         found_.left.push_back({base::str(file.name, ": ", value.name), std::nullopt});
       }
@@ -299,16 +406,16 @@ class SmpFolder {
   // Each parameter's elements in float32: its shards of ceil(n / d) elements lie one behind the other in the flat
   // tensor of its group, of which each of d files has a part. They are its master, or where the model's file has not
   // all of a parameter the parameter itself.
-  void cut_flat_groups() {
+  void cut_flat_groups(std::size_t optimizer_files) {
     const auto* shapes = content_.plain("param_shapes");
     if (flat_.empty()) return;
     if (shapes == nullptr) {
       found_.left.push_back({"fp32_flat_groups, since no param_shapes say what they hold", std::nullopt});
       return;
     }
-    if (partition_count_ != optimizer_files_) {
-      throw base::FormatError(base::str(folder_.string(), ": it has ", optimizer_files_, " of ", partition_count_,
-                                        " files optimizer_*.pt"));
+    if (partition_count_ != static_cast<std::int64_t>(optimizer_files)) {
+      throw base::FormatError(
+          base::str(folder_.string(), ": it has ", optimizer_files, " of ", partition_count_, " files optimizer_*.pt"));
     }
     const auto refuse = [&](const auto& group) {
       throw base::FormatError(base::str(folder_.string(), ": group ", group,
@@ -323,10 +430,11 @@ class SmpFolder {
         if (flat == flat_.end() || std::ssize(flat->second) != partition_count_) refuse(group);
         const auto shape = size.at("tuple").template get<layout::Shape>();
         const auto count = layout::numel(shape), each = (count + partition_count_ - 1) / partition_count_;
-        std::vector<ForeignTensor> parts = flat->second;
+        std::vector<SavedTensor> parts = flat->second;
         for (auto& part : parts) {
           if (part.shape.size() != 1 || at > part.shape[0] - each) refuse(group);
-          part.chunks.at(0).begin += static_cast<std::uint64_t>(at) * element_bytes(part.dtype);
+          if (part.pieces.empty()) refuse(group);
+          part.pieces[0].begin += static_cast<std::uint64_t>(at) * element_bytes(part.dtype);
           part.shape = {each};
         }
         at += each;
@@ -359,7 +467,7 @@ class SmpFolder {
     }
   }
 
-  void add_flat(const std::string& name, ForeignTensor tensor) {
+  void add_flat(const std::string& name, SavedTensor tensor) {
     tensor.name = name;
     const auto [known, fresh] = names_.try_emplace(name, found_.tensors.size());
     if (fresh) {
@@ -382,6 +490,11 @@ class SmpFolder {
   void add_states() {
     for (auto& [name, parts] : parts_) {
       const auto known = names_.find(name.first);
+      if (known == names_.end() && outside_.contains(name.first) &&
+          !name.second.empty()) {  // which each rank has whole
+        found_.tensors.push_back(std::move(parts.front()));
+        continue;
+      }
       if (known == names_.end()) {  // of a parameter that is left
         found_.left.push_back({base::str(name.first, ".", name.second.empty() ? "master" : name.second), std::nullopt});
         continue;
@@ -407,26 +520,65 @@ class SmpFolder {
   }
 
   void add_groups() {
-    if (groups_.is_null()) return;
-    found_.about["optimizers"] = json::array({{{"groups", groups_}, {"rest", json::object()}}});
+    const auto has_options = [](const json& group) { return group.size() > 1; };
+    if (!has_names_ || groups_.is_null() || !std::ranges::all_of(groups_, has_options)) {
+      found_.about["no_optimizer"] =
+          base::str(folder_.string(),
+                    " does not say which states of its optimizer are of which parameter: they go by "
+                    "numbers, or are of a class of their own");
+    }
+    const auto* const scale = &found_.about["loss_scale"];
+    const bool is_ours = std::ranges::all_of(kScale, [&](const auto* key) { return scale->contains(key); });
+    if (!is_ours) found_.about.erase("loss_scale");
+    if (!groups_.is_null()) {
+      found_.about["optimizers"] = json::array({{{"groups", groups_}, {"rest", json::object()}}});
+    }
   }
 
   FileSystem& files_;
   const Path folder_;
-  const bool verify_;
+  const std::optional<Share> verify_;
+  std::optional<Manifest> own_;  // beside the files, where lamina wrote them
   ForeignCheckpoint found_, content_;
-  std::map<std::string, std::size_t, std::less<>> names_;                            // of the model's tensors
-  std::map<std::pair<std::string, std::string>, std::vector<ForeignTensor>> parts_;  // by parameter and state
-  std::map<std::string, std::vector<ForeignTensor>> flat_;                           // by the group's number
-  std::int64_t partition_count_ = 0, optimizer_files_ = 0;
+  std::map<std::string, std::size_t, std::less<>> names_;                          // of the model's tensors
+  std::map<std::pair<std::string, std::string>, std::vector<SavedTensor>> parts_;  // by parameter and state
+  std::map<std::string, std::vector<SavedTensor>> flat_;                           // by the group's number
+  std::int64_t partition_count_ = 0;
+  std::set<std::string, std::less<>> outside_;  // parameters of the optimizer that the model has not
   json groups_;
+  bool has_names_ = true;  // in the groups of all files
 };
 
 }  // namespace
 
-bool is_smp_checkpoint(FileSystem& files, const Path& folder) { return !rank_files(files, folder, "model_").empty(); }
+bool is_smp_checkpoint(FileSystem& files, const Path& folder) {
+  return !files_with(files.list(folder), kModels).empty();
+}
 
-ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder, bool verify) {
+std::optional<Path> find_smp_checkpoint(FileSystem& files, const Path& folder, const std::optional<std::string>& tag) {
+  constexpr std::uint64_t kMostNameBytes = 4096;
+  constexpr auto kNewest = "newest", kSuffix = "_partial";
+  std::vector<Path> places{folder};
+  if (tag) {
+    places = {folder / (*tag + kSuffix), folder / *tag};
+  } else {
+    try {
+      auto name = read_all(files, folder / kNewest, kMostNameBytes);
+      while (!name.empty() && std::isspace(static_cast<unsigned char>(name.back())) != 0) name.pop_back();
+      places.insert(places.begin(), folder / Path(name).filename());
+    } catch (const base::Error&) {  // no file of a name
+    }
+  }
+  for (const auto& place : places) {
+    try {
+      if (is_smp_checkpoint(files, place)) return place;
+    } catch (const base::FileError&) {  // no folder
+    }
+  }
+  return std::nullopt;
+}
+
+ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder, std::optional<Share> verify) {
   try {
     return SmpFolder(files, folder, verify).read();
   } catch (const json::exception&) {

@@ -2,6 +2,7 @@
 #include "lamina/archive/torch_file.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
@@ -59,6 +60,9 @@ class TorchFile {
     PlainValues plain(bytes.size());
     plain_ = &plain;
     budget_.emplace(bytes.size(), std::uint64_t{64} << 20);
+    found_.folder = path_.parent_path();
+    found_.files.push_back({path_.filename().string(), file_->size(), {}});
+    if (options_.names == Names::kAny) found_.plain_root = plain.of(pickle.root());
     add(options_.name, pickle.root(), 0);
     return std::move(found_);
   }
@@ -81,6 +85,8 @@ class TorchFile {
       add(name, *data, depth + 1);
     } else if (is_tensor(value)) {
       add_tensor(name, value);
+    } else if (name.ends_with("_extra_state")) {  // a module's own, of any form
+      found_.left.push_back({name, plain_->of(value)});
     } else if (value.is(Type::kDict) &&
                std::ranges::all_of(keys_of(value), [](const auto* key) { return key->is(Type::kText); })) {
       for (std::size_t i = 0; i < value.items.size(); i += 2) {
@@ -128,31 +134,66 @@ class TorchFile {
     } catch (const base::ConfigError& error) {
       refuse(error.what());
     }
+    bool in_rows = true;
     for (auto d = shape->size(); d-- > 0; step *= std::max<std::int64_t>((*shape)[d], 1)) {
-      if ((*shape)[d] > 1 && count > 0 && (*strides)[d] != step) {
-        refuse("its elements do not lie row by row: save a copy made by contiguous()");
-      }
+      in_rows = in_rows && ((*shape)[d] <= 1 || count == 0 || (*strides)[d] == step);
     }
+    if (!in_rows && !options_.gather) refuse("its elements do not lie row by row: save a copy made by contiguous()");
     const auto bytes = static_cast<std::uint64_t>(traits(*dtype).size_bytes);
     const auto member = members_.find(base::str(root_, "data/", id->items[2]->text));
     if (member == members_.end()) refuse("its storage is not in the file");
     const auto begin = static_cast<std::uint64_t>(offset->integer), elements = member->second.size / bytes;
-    if (options_.verify && verified_.insert(member->first).second && !is_undamaged(*file_, member->second)) {
+    if (is_to_verify(member->first) && !is_undamaged(*file_, member->second)) {
       refuse("its elements are damaged: their checksum is another one");
     }
     if (begin > elements || static_cast<std::uint64_t>(count) > elements - begin)
       refuse("its elements are not in its storage");
     const auto place = member->second.begin + begin * bytes;
-    const auto [first, fresh] = by_place_.try_emplace(std::tuple(place, *dtype, *shape), found_.tensors.size());
+    const auto [first, fresh] = by_place_.try_emplace(
+        std::tuple(place, *dtype, *shape, in_rows ? layout::Shape() : *strides), found_.tensors.size());
     if (!fresh && count > 0) {
       found_.tensors[first->second].also.push_back(name);
       return;
     }
-    budget_->take(sizeof(ForeignTensor));
-    found_.tensors.push_back({.name = name,
-                              .dtype = *dtype,
-                              .shape = *shape,
-                              .chunks = {{path_, place, layout::Shape(shape->size(), 0), *shape}}});
+    budget_->take(sizeof(SavedTensor));
+    SavedTensor tensor{.name = name, .dtype = *dtype, .shape = *shape};
+    if (in_rows) {
+      tensor.pieces.push_back({0, place, layout::whole(*shape)});
+    } else {
+      tensor.value = in_rows_of(member->second, begin * bytes, *shape, *strides, bytes);
+      if (tensor.value.empty()) refuse("its elements are not in its storage");
+    }
+    found_.tensors.push_back(std::move(tensor));
+  }
+
+  // True for storages of this rank's share: their names say whose they are.
+  bool is_to_verify(const std::string& storage) {
+    if (!options_.verify || !verified_.insert(storage).second) return false;
+    const auto whose = path_.filename().string() + storage;
+    return checksum(std::as_bytes(std::span(whose))) % options_.verify->of == options_.verify->index;
+  }
+
+  // Reads elements that do not lie row by row, and puts them so; empty where one lies outside. A tensor has no more of
+  // them than its storage, so that this takes no more memory than the file has bytes.
+  std::vector<std::byte> in_rows_of(const Extent& storage, std::uint64_t begin, const layout::Shape& shape,
+                                    const layout::Shape& strides, std::uint64_t size) const {
+    std::uint64_t last = 0;
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+      const auto steps = static_cast<std::uint64_t>(shape[d] - 1), stride = static_cast<std::uint64_t>(strides[d]);
+      if (steps > 0 && stride > storage.size / steps) return {};
+      last += steps * stride;
+    }
+    if (last >= (storage.size - begin) / size) return {};
+    std::vector<std::byte> from((last + 1) * size), to(static_cast<std::uint64_t>(layout::numel(shape)) * size);
+    file_->read(storage.begin + begin, from);
+    layout::Shape at(shape.size(), 0);
+    for (std::uint64_t place = 0; place < to.size(); place += size) {
+      std::int64_t offset = 0;
+      for (std::size_t d = 0; d < shape.size(); ++d) offset += at[d] * strides[d];
+      std::memcpy(&to[place], &from[static_cast<std::uint64_t>(offset) * size], size);
+      for (auto d = shape.size(); d-- > 0 && ++at[d] == shape[d];) at[d] = 0;
+    }
+    return to;
   }
 
   const Path path_;
@@ -160,7 +201,7 @@ class TorchFile {
   std::map<std::string, ZipMember> members_;
   std::string root_;  // "archive/"
   ForeignCheckpoint found_;
-  std::map<std::tuple<std::uint64_t, DType, layout::Shape>, std::size_t> by_place_;
+  std::map<std::tuple<std::uint64_t, DType, layout::Shape, layout::Shape>, std::size_t> by_place_;
   const TorchFileOptions options_;
   std::set<std::string> verified_;  // storages
   PlainValues* plain_ = nullptr;
@@ -169,13 +210,13 @@ class TorchFile {
 
 }  // namespace
 
-const ForeignTensor* ForeignCheckpoint::find(std::string_view name) const {
-  const auto found = std::ranges::find(tensors, name, &ForeignTensor::name);
+const SavedTensor* ForeignCheckpoint::find(std::string_view tensor) const {
+  const auto found = std::ranges::find(tensors, tensor, &SavedTensor::name);
   return found != tensors.end() ? &*found : nullptr;
 }
 
-const nlohmann::json* ForeignCheckpoint::plain(std::string_view name) const {
-  const auto found = std::ranges::find(left, name, &ForeignValue::name);
+const nlohmann::json* ForeignCheckpoint::plain(std::string_view value) const {
+  const auto found = std::ranges::find(left, value, &ForeignValue::name);
   return found != left.end() && found->plain ? &*found->plain : nullptr;
 }
 

@@ -14,39 +14,20 @@
 
 namespace lamina::archive {
 
-// A box of a tensor, row by row, in a file of others.
-struct ForeignChunk {
-  Path path;
-  std::uint64_t begin = 0;       // in the file
-  layout::Shape offsets, sizes;  // of the box
-};
-
-struct ForeignTensor {
-  std::string name;  // of one in dicts: "model.h.0.weight"; of a master or a state that of its parameter
-  Kind kind = Kind::kParameter;
-  int optimizer = 0;  // of masters and states
-  std::string state;  // "exp_avg"
-  layout::DType dtype = layout::DType::kFloat32;
-  layout::Shape shape;
-  std::vector<ForeignChunk> chunks;
-  bool is_flat = false;           // the boxes are of its elements in one dimension
-  std::vector<std::string> also;  // names of the same elements
-  std::vector<std::byte> value;   // in the place of boxes: of a number that lies in no file as an element
-};
-
 // A value that is no tensor.
 struct ForeignValue {
   std::string name;
   std::optional<nlohmann::json> plain;  // as a checkpoint's `about` has it; none of an object
 };
 
-struct ForeignCheckpoint {
-  std::vector<ForeignTensor> tensors;
+// Others' checkpoint: as a manifest without checksums has it, for PieceReader, with values that are no tensors.
+struct ForeignCheckpoint : Manifest {
+  Path folder;  // of the files
   std::vector<ForeignValue> left;
-  nlohmann::json about = nlohmann::json::object();  // what a checkpoint says beside its tensors: see Manifest
+  std::optional<nlohmann::json> plain_root;  // all that a file holds, where that is plain
 
-  const ForeignTensor* find(std::string_view name) const;
-  const nlohmann::json* plain(std::string_view name) const;  // a value that is left; nullptr where there is none
+  const SavedTensor* find(std::string_view tensor) const;
+  const nlohmann::json* plain(std::string_view value) const;  // that is left; nullptr where there is none
 };
 
 // Names that a file's pickle may have. Nothing is executed either way.
@@ -56,25 +37,34 @@ enum class Names {
 };
 
 // The tensors in what torch.save wrote into a part of a file: in a dict, dicts and lists in it, or alone (its name is
-// then that of the options). Reads no elements but to verify them, executes nothing. Throws base::FormatError, which
-// names the file, where it is no such file, names what it may not, or has elements that do not lie row by row.
+// then that of the options). Executes nothing, and reads no elements but to verify or to gather them. Throws
+// base::FormatError, which names the file, where it is no such file or names what it may not.
 struct TorchFileOptions {
   std::string name = {};              // of a tensor or a value that stands alone, and before those in dicts
   std::optional<Extent> within = {};  // of the file; none: all of it
   Names names = Names::kOfTensors;
-  bool verify = false;  // reads all, and compares it with the checksums in the file: base::FormatError names a tensor
+  // Reads tensors that do not lie row by row, such as transposed ones, into memory; else they are an error.
+  bool gather = false;
+  // Compares names, and this share of the tensors, with the checksums in the file: base::FormatError names a tensor.
+  std::optional<Share> verify = {};
 };
 ForeignCheckpoint read_torch_file(FileSystem& files, const Path& path, const TorchFileOptions& options = {});
 
 // Reads a folder that torch.distributed.checkpoint wrote, `.metadata` and `__*.distcp`, in the same way.
-ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& folder, bool verify = false);
+ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& folder, std::optional<Share> verify = {});
 
-// Reads a partial checkpoint of smdistributed.modelparallel, `model_*.pt` and what is beside them, in the same way:
-// parameters, buffers, masters, and states and options of the optimizer where these go by the names of parameters.
-// Parts that ranks have of one tensor are put together.
-ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder, bool verify = false);
+// Reads a partial checkpoint in the form of smdistributed.modelparallel, `model_*.pt` and what is beside them, in the
+// same way: parameters, buffers, masters, and states and options of the optimizer. Where these do not go by the names
+// of parameters, `about` says so in "no_optimizer". Parts that ranks have of one tensor are put together. Where lamina
+// saved it, the layout, the partition and checksums are those of the manifest beside the files. base::FormatError where
+// the file of a rank is missing.
+ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder, std::optional<Share> verify = {});
 
 // True for such a folder.
 bool is_smp_checkpoint(FileSystem& files, const Path& folder);
+
+// Finds the folder that the original's calls mean by a path and a tag: TAG_partial, or without a tag the one that
+// the file `newest` names, or the path itself. None where there is none.
+std::optional<Path> find_smp_checkpoint(FileSystem& files, const Path& folder, const std::optional<std::string>& tag);
 
 }  // namespace lamina::archive

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/frontend/fused_optimizer.h"
 #include "lamina/frontend/model.h"
@@ -177,10 +178,12 @@ void CheckpointedJob::load_translated(std::map<std::string, at::Tensor> state) {
   job_checkpoint::together(peers(), [&] { job_.model->load(state); });
 }
 
-void CheckpointedJob::load_other(const job_checkpoint::Reader& reader, const std::string& form) {
-  throw base::UsageError(base::str(reader.folder().string(), " has the form ", form,
-                                   ", which Python programs load: save it in lamina's own form for one in C++"),
-                         base::Code{"checkpoint-refused"});
+void CheckpointedJob::take_pickle(const std::filesystem::path& file, const value::Value& known) {
+  take_content(known);
+  const bool is_unknown = known.get_if<value::None>() != nullptr;
+  if (is_unknown && peers().is_first() && std::filesystem::exists(file)) {
+    base::log_warning(base::str(file.string(), " has objects of Python's, which a program in C++ does not get"));
+  }
 }
 
 }  // namespace lamina::frontend

@@ -58,7 +58,7 @@ class CheckpointedJob : public job_checkpoint::JobAccess {
   void take_content(const value::Value& content) override;
   void wait_for_cut(std::shared_ptr<job_checkpoint::Resumption> resumption) override;
   void load_translated(std::map<std::string, at::Tensor> state) override;
-  void load_other(const job_checkpoint::Reader& reader, const std::string& form) override;
+  void take_pickle(const std::filesystem::path& file, const value::Value& known) override;
 
   // The content of the checkpoint that was loaded.
   std::map<std::string, c10::IValue> take() { return std::move(taken_); }

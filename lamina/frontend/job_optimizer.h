@@ -39,7 +39,7 @@ struct JobOptimizer {
   virtual void replace_new() = 0;
 };
 
-// Those of the job that are still there.
+// The optimizers of the job that are still there.
 inline std::vector<std::shared_ptr<JobOptimizer>> optimizers_of(const Current& job) {
   std::vector<std::shared_ptr<JobOptimizer>> all;
   for (const auto& each : job.optimizers) {

@@ -150,6 +150,7 @@ About read_about(const nlohmann::json& json, const std::function<at::Tensor(std:
   require_known_version(about);
   about.saved_at = text(saved_at);
   about.form = text(form);
+  about.no_optimizer = text(told("no_optimizer"));
   const auto layout = told("layout"), partition = told("partition"), scale = told("loss_scale");
   if (const auto* sizes = layout.get_if<Dict>()) about.layout = to_layout(*sizes);
   if (const auto* modules = partition.get_if<Dict>()) {

@@ -47,6 +47,7 @@ struct About {
   std::int64_t version = kVersion;
   std::string lamina, saved_at;     // the version of the program that saved it, and when
   std::string form;                 // of other files than lamina's own; "" for those
+  std::string no_optimizer;         // why nobody can load its states; "" where they can
   std::optional<JobLayout> layout;  // none: nobody has said
   plan::KeptPartition partition;    // of each module
   std::vector<OptimizerAbout> optimizers;

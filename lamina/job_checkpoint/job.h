@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -39,6 +40,8 @@ class OptimizerAccess {
   virtual value::Value rest() const = 0;                 // of its state, besides
   // Options that its step needs in a group, and that these are without.
   virtual std::vector<std::string> lacking(std::size_t group, const value::Dict& options) const = 0;
+  // Loads the options of groups alone, before the cut, where schedules may read and write them; false: not possible.
+  virtual bool load_options(const OptimizerAbout& /*about*/) { return false; }
   // Masters stay.
   virtual void load(const std::map<std::string, value::Dict>& states, const OptimizerAbout& about) = 0;
 };
@@ -79,6 +82,8 @@ class JobAccess {
 
   // Saved ones; each may throw for what it does not know, before anything is changed.
   virtual void take_content(const value::Value& content) = 0;
+  // Takes what lies in a pickle, which may not be there; `known` is what of it is plain, as it was read as data.
+  virtual void take_pickle(const std::filesystem::path& file, const value::Value& known) = 0;
   virtual void take_extra_states(const value::Value& states) {}
   // Then, in this order.
   virtual void load_extra_states() {}
@@ -88,8 +93,6 @@ class JobAccess {
   virtual void wait_for_cut(std::shared_ptr<Resumption> resumption) = 0;
   // Loads a model's state, as a whole on each rank, with its names made those that the model has here.
   virtual void load_translated(std::map<std::string, at::Tensor> state) = 0;
-  // Loads a checkpoint of another form.
-  virtual void load_other(const Reader& reader, const std::string& form) = 0;
 
  private:
   const collective::Ranks ranks_;

@@ -130,6 +130,15 @@ void check_optimizers(const std::vector<OptimizerAccess*>& here, const std::vect
   }
 }
 
+void want_masters(int number, OptimizerAccess& optimizer, const Parts& parts, Reader& reader) {
+  const auto& locals = optimizer.engine().parameters();
+  for (const auto& group : optimizer.engine().groups().members(optimizer.user())) {
+    for (const auto& [name, given, parameter, local] : group) {
+      if (local.defined() && locals.is_master(local)) reader.want_master(parts, {number, "", name}, local);
+    }
+  }
+}
+
 WantedStates::WantedStates(int number, OptimizerAccess& optimizer, const OptimizerAbout& about, const Parts& parts,
                            Reader& reader)
     : optimizer_(&optimizer), about_(&about) {
@@ -142,7 +151,6 @@ WantedStates::WantedStates(int number, OptimizerAccess& optimizer, const Optimiz
   for (const auto& group : optimizer.engine().groups().members(optimizer.user())) {
     for (const auto& [name, given, parameter, local] : group) {
       if (!local.defined()) continue;
-      if (locals.is_master(local)) reader.want_master(parts, {number, "", name}, local);
       const bool is_owners = optimizer.user().needs() == fused::Needs::kWhole && locals.shard(local);
       if (is_owners && !locals.updates_whole(local)) continue;
       const auto own = held.find(name);

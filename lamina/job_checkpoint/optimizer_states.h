@@ -22,10 +22,13 @@ OptimizerAbout about_of(OptimizerAccess& optimizer);
 // classes and the names of parameters, too.
 void check_optimizers(const std::vector<OptimizerAccess*>& here, const std::vector<OptimizerAbout>& saved, bool strict);
 
+// Lists the masters of what stands in this rank's groups.
+void want_masters(int number, OptimizerAccess& optimizer, const Parts& parts, Reader& reader);
+
 // The states that an optimizer is to have on this rank, in memory that is filled when the checkpoint is read.
 class WantedStates {
  public:
-  // Lists them, and the masters. All outlive it.
+  // Lists them. All outlive it.
   WantedStates(int number, OptimizerAccess& optimizer, const OptimizerAbout& about, const Parts& parts, Reader& reader);
 
   // Gives them to the optimizer.

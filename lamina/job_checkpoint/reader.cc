@@ -10,6 +10,7 @@
 #include <set>
 
 #include "lamina/archive/model_folder.h"
+#include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/chunks.h"
@@ -28,9 +29,10 @@ constexpr std::size_t kShown = 10;  // names in an error
 
 Kind alike(Kind kind) { return kind == Kind::kBuffer ? Kind::kParameter : kind; }
 
-archive::Manifest manifest_at(const std::filesystem::path& place, bool verify) {
+archive::Manifest manifest_at(const std::filesystem::path& place, std::optional<archive::Share> verify) {
   auto& files = archive::file_system();
   if (std::filesystem::is_regular_file(place)) return archive::read_model_file(files, place, verify);
+  if (archive::is_smp_checkpoint(files, place)) return archive::read_smp_checkpoint(files, place, verify);
   if (std::filesystem::exists(place / archive::kManifestName)) return archive::read_checkpoint(files, place);
   return archive::read_model_folder(files, place, verify);
 }
@@ -98,6 +100,9 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
     if (is_checkpoint) return FoundCheckpoint{place, archive::read_checkpoint(files, place).id, ""};
     if (std::filesystem::is_regular_file(place, unknown) || archive::is_model_folder(files, place))
       return FoundCheckpoint{place, "", ""};
+  } else if (const auto place = archive::find_smp_checkpoint(files, folder, tag);
+             place && !std::filesystem::exists(*place / archive::kManifestName)) {
+    return FoundCheckpoint{*place, "", place->filename().string()};
   }
   archive::Store store(files, folder, form);
   const auto found = tag ? std::optional(store.find(*tag)) : store.newest(tells);
@@ -105,9 +110,9 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
   return FoundCheckpoint{found->folder, found->manifest.id, found->tag};
 }
 
-Reader::Reader(const std::filesystem::path& place, bool verify)
+Reader::Reader(const std::filesystem::path& place, bool verify, const archive::Share& share)
     : folder_(std::filesystem::is_regular_file(place) ? place.parent_path() : place),
-      manifest_(manifest_at(place, verify)),
+      manifest_(manifest_at(place, verify ? std::optional(share) : std::nullopt)),
       reader_(archive::file_system(), folder_, manifest_, verify) {
   for (const auto& tensor : manifest_.tensors) {
     by_key_.emplace(Key{tensor.name, alike(tensor.kind), tensor.optimizer, tensor.state}, &tensor);

@@ -39,7 +39,8 @@ using NamesOf = std::pair<std::vector<std::string>, at::Tensor>;
 class Reader {
  public:
   // Throws base::FormatError, or base::FileError, where the folder is no whole checkpoint.
-  Reader(const std::filesystem::path& place, bool verify);
+  // Of what has checksums in its files alone, this rank compares its share then.
+  Reader(const std::filesystem::path& place, bool verify, const archive::Share& share);
   Reader(const Reader&) = delete;
 
   const archive::Manifest& manifest() const { return manifest_; }
@@ -79,7 +80,7 @@ class Reader {
   at::Tensor content(const std::string& name) const;
   // Gives what SaveList::add_tree() has put there, at once; None where there is nothing.
   value::Value tree(const std::string& name) const;
-  // All of the model, under all its names, at once.
+  // The model's tensors, under all their names, at once.
   std::map<std::string, at::Tensor> whole_model() const;
 
   // [Note: two reads]

@@ -44,15 +44,25 @@ struct Opened {
   std::optional<Generators> generators;
 };
 
-Opened open(JobAccess& job, const FoundCheckpoint& place, const ResumeOptions& options, bool load_optimizer) {
-  Opened opened{.reader = std::make_shared<Reader>(place.folder, options.verify)};
+Opened open(JobAccess& job, const FoundCheckpoint& place, const ResumeOptions& options, OfOptimizers wanted) {
+  const auto peers = job.peers();
+  const archive::Share share{peers.index(), peers.world.size()};
+  Opened opened{.reader = std::make_shared<Reader>(place.folder, options.verify, share)};
   if (opened.reader->manifest().id != place.id) {
     throw base::FormatError(
         base::str(place.folder.string(), ": another checkpoint has taken this one's place meanwhile: load again"));
   }
-  opened.about = opened.reader->about({.optimizers = load_optimizer, .allow_objects = options.allow_objects});
-  if (!opened.about.form.empty()) return opened;
-  job.take_content(opened.about.user_content);
+  const bool all = wanted == OfOptimizers::kAll;
+  opened.about = opened.reader->about({.optimizers = all, .allow_objects = options.allow_objects});
+  if (const auto& why = opened.about.no_optimizer; all && !why.empty()) {
+    throw base::UsageError(base::str(why, "; without them (load_optimizer) the rest of it loads"),
+                           base::Code{"checkpoint-optimizers"});
+  }
+  if (opened.about.form.empty()) {
+    job.take_content(opened.about.user_content);
+  } else {
+    job.take_pickle(place.folder / "user_content.pt", opened.about.user_content);
+  }
   if (options.partial) opened.generators = read_generators(job, *opened.reader, opened.about);
   return opened;
 }
@@ -60,11 +70,11 @@ Opened open(JobAccess& job, const FoundCheckpoint& place, const ResumeOptions& o
 void load(const std::shared_ptr<JobAccess>& job, const FoundCheckpoint& place, const ResumeOptions& options) {
   const auto peers = job->peers();
   const bool is_sharded = job->ranks().topology.size(topology::Group::kShard) > 1;
-  const bool load_optimizer =
-      options.partial && options.load_optimizer && (options.load_sharded_optimizer_state || !is_sharded);
+  const auto wanted = !options.partial || !options.load_optimizer           ? OfOptimizers::kNothing
+                      : is_sharded && !options.load_sharded_optimizer_state ? OfOptimizers::kMasters
+                                                                            : OfOptimizers::kAll;
   Opened opened;
-  together(peers, [&] { opened = open(*job, place, options, load_optimizer); });
-  if (const auto& form = opened.about.form; !form.empty()) return job->load_other(*opened.reader, form);
+  together(peers, [&] { opened = open(*job, place, options, wanted); });
   if (!options.partial && !job->optimizers().empty() && peers.is_first()) {
     base::log_warning("a whole model has no states of optimizers: those of this job stay as they are");
   }
@@ -75,7 +85,7 @@ void load(const std::shared_ptr<JobAccess>& job, const FoundCheckpoint& place, c
     return job->load_translated(std::move(state));
   }
   const auto resumption =
-      std::make_shared<Resumption>(job, opened.reader, std::move(opened.about), options.strict, load_optimizer);
+      std::make_shared<Resumption>(job, opened.reader, std::move(opened.about), options.strict, wanted);
   if (job->is_cut()) {
     resumption->load();
   } else {
@@ -83,6 +93,7 @@ void load(const std::shared_ptr<JobAccess>& job, const FoundCheckpoint& place, c
       opened.reader->check_share(peers);  // Damage is found here, where another one can be taken.
       resumption->check();
     });
+    resumption->load_options();
     job->wait_for_cut(resumption);
   }
   if (!options.partial) return;

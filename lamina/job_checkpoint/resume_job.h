@@ -17,7 +17,7 @@ struct ResumeOptions {
   bool partial = true;                       // false: a whole model, of which optimizers get nothing
   bool strict = true;                        // in the names of parameters and buffers; else what is left out is told
   bool load_optimizer = true;                // states of optimizers, masters and the loss scale
-  bool load_sharded_optimizer_state = true;  // false: as load_optimizer, where parameters are sharded
+  bool load_sharded_optimizer_state = true;  // false: where parameters are sharded, masters and the loss scale alone
   bool verify = true;                        // compares all that is read with its checksums
   bool allow_objects = false;                // of classes that are no plain data
   bool translate = false;                    // a whole model is given to JobAccess::load_translated()

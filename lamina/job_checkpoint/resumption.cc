@@ -17,7 +17,15 @@ void Resumption::check() const {
   const auto left_out = reader_->check_model(job_->model_state(), strict_);
   if (!left_out.empty() && job_->peers().is_first()) base::log_warning(left_out);
   job_->take_extra_states(about_.extra_state);
-  if (load_optimizer_) check_optimizers(job_->optimizers(), about_.optimizers, strict_);
+  if (of_optimizers_ == OfOptimizers::kAll) check_optimizers(job_->optimizers(), about_.optimizers, strict_);
+}
+
+void Resumption::load_options() {
+  if (of_optimizers_ != OfOptimizers::kAll) return;
+  const auto optimizers = job_->optimizers();
+  for (std::size_t i = 0; i < optimizers.size(); ++i) {
+    have_options_.push_back(optimizers[i]->load_options(about_.optimizers.at(i)));
+  }
 }
 
 void Resumption::want_model(const Parts& parts) {
@@ -43,9 +51,17 @@ void Resumption::load() {
     check();
     const Parts parts(job_->ranks(), job_->table());
     want_model(parts);
-    const auto optimizers = load_optimizer_ ? job_->optimizers() : std::vector<OptimizerAccess*>();
+    const auto optimizers =
+        of_optimizers_ == OfOptimizers::kNothing ? std::vector<OptimizerAccess*>() : job_->optimizers();
     for (std::size_t i = 0; i < optimizers.size(); ++i) {
-      states.emplace_back(static_cast<int>(i), *optimizers[i], about_.optimizers.at(i), parts, *reader_);
+      want_masters(static_cast<int>(i), *optimizers[i], parts, *reader_);
+      if (of_optimizers_ == OfOptimizers::kMasters) continue;
+      auto& about = about_.optimizers.at(i);
+      if (i < have_options_.size() && have_options_[i]) {
+        auto options = optimizers[i]->options();
+        for (std::size_t k = 0; k < about.groups.size(); ++k) about.groups[k].options = std::move(options.at(k));
+      }
+      states.emplace_back(static_cast<int>(i), *optimizers[i], about, parts, *reader_);
     }
     reader_->read(peers);  // [Note: two reads]
   });
@@ -64,7 +80,7 @@ void Resumption::load() {
 
 void Resumption::go_on() const {
   auto* scale = job_->loss_scale();
-  if (load_optimizer_ && about_.loss_scale && scale != nullptr && scale->is_dynamic()) {
+  if (of_optimizers_ != OfOptimizers::kNothing && about_.loss_scale && scale != nullptr && scale->is_dynamic()) {
     scale->set_state(*about_.loss_scale);
   }
   auto& seeds = job_->steps().seeds();

@@ -10,22 +10,27 @@
 
 namespace lamina::job_checkpoint {
 
+// How much is loaded of optimizers: masters come with the loss scale, states with the options of groups.
+enum class OfOptimizers { kNothing, kMasters, kAll };
+
 // A checkpoint that is loaded into a job: at once, or when its model is cut.
 class Resumption {
  public:
-  // The job has a model. `load_optimizer`: states, masters and the loss scale, too.
+  // The job has a model.
   Resumption(std::shared_ptr<JobAccess> job, std::shared_ptr<Reader> reader, About about, bool strict,
-             bool load_optimizer)
+             OfOptimizers wanted)
       : job_(std::move(job)),
         reader_(std::move(reader)),
         about_(std::move(about)),
         strict_(strict),
-        load_optimizer_(load_optimizer) {}
+        of_optimizers_(wanted) {}
 
   // The partition that was saved, where the job has as many; else of no module.
   plan::KeptPartition partition() const;
   // Throws base::UsageError where the checkpoint does not fit the model and the optimizers.
   void check() const;
+  // Loads the options of optimizers, before the model is cut: load() leaves them as they are then.
+  void load_options();
   // Loads it into a model that is cut; collective over the world. Nothing is changed where that fails on a rank.
   void load();
   // Has the counters of the job go on where they were.
@@ -36,8 +41,10 @@ class Resumption {
 
   const std::shared_ptr<JobAccess> job_;
   const std::shared_ptr<Reader> reader_;
-  const About about_;
-  const bool strict_, load_optimizer_;
+  About about_;
+  const bool strict_;
+  const OfOptimizers of_optimizers_;
+  std::vector<bool> have_options_;  // of the optimizers
 };
 
 }  // namespace lamina::job_checkpoint

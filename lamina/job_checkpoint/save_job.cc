@@ -53,8 +53,8 @@ std::vector<Names> to_names(const value::Value& told) {
   return all;
 }
 
-// The names in the groups of a whole optimizer, from what each rank of a copy of the model knows of them: in the order
-// of the model where each has made groups of its own parameters.
+// The names in the groups of a whole optimizer, from what each rank of a copy of the model knows of them. They are in
+// the order of the model where each has made groups of its own parameters.
 Names agreed(const std::vector<Names>& everyone, const model::ParameterTable& table) {
   if (std::ranges::all_of(everyone, [&](const Names& other) { return other == everyone.front(); })) {
     return everyone.front();
@@ -82,7 +82,7 @@ Names agreed(const std::vector<Names>& everyone, const model::ParameterTable& ta
   return merged;
 }
 
-// All that a rank saves: parts, and what the manifest tells of them.
+// Everything that a rank saves: parts, and what the manifest tells of them.
 class Contents {
  public:
   Contents(JobAccess& job, const SaveOptions& options)

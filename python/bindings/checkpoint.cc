@@ -25,7 +25,6 @@
 namespace lamina::python {
 namespace {
 
-using job_checkpoint::Reader;
 using job_checkpoint::Resumption;
 using job_checkpoint::Saves;
 using session::Session;
@@ -69,17 +68,6 @@ void bind_saves(py::module_& module) {
 
 void bind_checkpoint(py::module_& module) {
   bind_saves(module);
-  py::class_<Reader>(module, "CheckpointReader")
-      .def_property_readonly("folder", [](const Reader& reader) { return reader.folder().string(); })
-      .def(
-          "about",
-          [](const Reader& reader, const std::string& key, bool allow_objects) {
-            const auto& about = reader.manifest().about;
-            const auto none = [](std::size_t) -> at::Tensor { throw base::FormatError("a tensor in what is said"); };
-            return to_object(about.contains(key) ? checkpoint::to_value(about[key], none, allow_objects)
-                                                 : value::Value());
-          },
-          py::arg("key"), py::arg("allow_objects") = false);
   py::class_<Resumption, std::shared_ptr<Resumption>>(module, "Resumption")
       .def_property_readonly("partition", &Resumption::partition)
       .def("load", [](Resumption& resumption) { uncarried([&] { resumption.load(); }); });

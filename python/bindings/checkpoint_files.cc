@@ -2,14 +2,12 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
-#include <algorithm>
 #include <exception>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "lamina/archive/checksums.h"
 #include "lamina/archive/store.h"
 #include "lamina/base/error.h"
 #include "lamina/base/output_file.h"
@@ -104,24 +102,6 @@ SaveHolder begin_save_of_files(session::Session& session, py::object lent, const
   return SaveHolder(new SharedSave{std::move(save)});
 }
 
-// The path of a file of a checkpoint, which is what was written; else base::FormatError.
-std::filesystem::path checked_file(const std::filesystem::path& folder, const std::string& name, bool verify) {
-  const Release release;
-  auto& files = archive::file_system();
-  const auto manifest = archive::read_checkpoint(files, folder);
-  const auto path = folder / name;
-  const auto file = std::ranges::find(manifest.files, name, &archive::DataFile::name);
-  if (file == manifest.files.end())
-    throw base::FormatError(base::str(path.string(), ": the checkpoint has no such file"));
-  if (!verify) return path;
-  const archive::CheckedInput input(files.open(path), path.string(), file->bytes, file->checksums);
-  if (const auto damaged = input.damaged({}, [](std::uint64_t) {}); !damaged.empty()) {
-    throw base::FormatError(base::str(path.string(), ": the MiB at ", damaged.front() * archive::kBlock,
-                                      " is not what was written; of ", damaged.size(), " such ones the first"));
-  }
-  return path;
-}
-
 }  // namespace
 
 void bind_checkpoint_files(py::module_& module) {
@@ -138,7 +118,6 @@ void bind_checkpoint_files(py::module_& module) {
         return base::open_output(path, flags).release();
       },
       py::arg("path"), py::arg("flags"));
-  module.def("checked_file", &checked_file, py::arg("folder"), py::arg("name"), py::arg("verify"));
 }
 
 }  // namespace lamina::python

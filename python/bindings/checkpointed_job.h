@@ -68,6 +68,13 @@ class PythonCheckpointedOptimizer : public job_checkpoint::OptimizerAccess {
     const py::gil_scoped_acquire acquire;
     return lent_.ask<std::vector<std::string>>("lacking", to_object(options));
   }
+  bool load_options(const job_checkpoint::OptimizerAbout& about) override {
+    const py::gil_scoped_acquire acquire;
+    py::list options;
+    for (const auto& group : about.groups) options.append(to_object(group.options));
+    lent_.ask<void>("load_options", options);
+    return true;
+  }
   void load(const std::map<std::string, value::Dict>& states, const job_checkpoint::OptimizerAbout& about) override {
     const py::gil_scoped_acquire acquire;
     py::dict named;
@@ -120,6 +127,9 @@ class PythonCheckpointedJob : public job_checkpoint::JobAccess {
   value::Value generators() override { return lent_.ask_value("generators"); }
 
   void take_content(const value::Value& content) override { give("take_content", content); }
+  void take_pickle(const std::filesystem::path& file, const value::Value&) override {
+    lent_.ask<void>("take_pickle", file.string());
+  }
   void take_extra_states(const value::Value& states) override { give("take_extra_states", states); }
   void load_extra_states() override { lent_.ask<void>("load_extra_states"); }
   void set_generators(const value::Value& states) override { give("set_generators", states); }
@@ -131,10 +141,6 @@ class PythonCheckpointedJob : public job_checkpoint::JobAccess {
   void load_translated(std::map<std::string, at::Tensor> state) override {
     const py::gil_scoped_acquire acquire;
     lent_.ask<void>("load_translated", state);
-  }
-  void load_other(const job_checkpoint::Reader& reader, const std::string& form) override {
-    const py::gil_scoped_acquire acquire;
-    lent_.ask<void>("load_other", &reader, form);
   }
 
  private:

@@ -923,14 +923,6 @@ class Resumption:
     def load(self) -> None:
         """Loads it into a model that is cut; collective over the world."""
 
-class CheckpointReader:
-    """A checkpoint that is read."""
-
-    @property
-    def folder(self) -> str: ...
-    def about(self, key: str, allow_objects: bool = False) -> Any:
-        """Returns what was saved under that key; None where nothing was."""
-
 class OutputFile:
     """A file of a checkpoint that is being written, as torch.save takes it."""
 
@@ -947,15 +939,12 @@ def begin_save_of_files(
     files: Sequence[tuple[str, int, Callable[[OutputFile], Any]]],
     keep: int,
 ) -> Save:
-    """Begins to save a job as files of another form, of which the manifest tells `more`, and which this rank has:
-    name, about how many bytes, and what writes it, which is called in a thread of the save's."""
+    """Begins to save a job as files of another form, of which the manifest tells `more`. Of each that this rank has,
+    `files` gives the name, about how many bytes, and a function that writes it in a thread of the save's."""
 
 def open_output(path: str, flags: int) -> int:
     """The descriptor of a file to write, opened with the flags of os.open: a regular file of this user with one name,
     and no link. FileError for anything else that others could have put there."""
-
-def checked_file(folder: str, name: str, verify: bool) -> str:
-    """The path of a file of a checkpoint; FormatError where it is not what was written."""
 
 # Recordings of what the ranks do in steps, and when: lamina/observe.
 

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "lamina/archive/checksums.h"
+#include "lamina/archive/piece_reader.h"
 #include "lamina/archive/safetensors.h"
 #include "lamina/archive/store.h"
-#include "lamina/archive/piece_reader.h"
 #include "tests/archive/any_manifest.h"
 
 // Random checkpoints with random elements, saved, and their tensors as whole ones.

@@ -56,7 +56,7 @@ RC_GTEST_PROP(CheckedFile, IsTheSameHoweverItIsWrittenAndRead, ()) {
   }
   RC_ASSERT(output.checksums() == expected);
 
-  const CheckedInput input(files.open("/f"), "f", size, expected);
+  CheckedInput input(files.open("/f"), "f", size, expected);
   const auto offset = *rc::gen::inRange<std::uint64_t>(0, size + 1);
   std::vector<std::byte> part(*rc::gen::inRange<std::uint64_t>(0, size - offset + 1));
   input.read(offset, part);
@@ -76,7 +76,7 @@ TEST(CheckedFile, DamageIsFoundByWhoReadsItsBlockAndNamed) {
   bytes[kBlock + 5] ^= std::byte{1};
   bytes.back() ^= std::byte{128};
   files.create("/f")->write(bytes);
-  const CheckedInput input(files.open("/f"), "model-00001.safetensors", bytes.size(), checksums);
+  CheckedInput input(files.open("/f"), "model-00001.safetensors", bytes.size(), checksums);
   std::vector<std::byte> part(kBlock);
   EXPECT_NO_THROW(input.read(0, part));
   EXPECT_NO_THROW(input.read(2 * kBlock + 1, std::span(part).first(100)));

@@ -21,9 +21,13 @@ using Type = PickleValue::Type;
 
 const Progress kNoProgress = [](auto, auto) {};
 
+struct Box {
+  layout::Shape offsets, sizes;
+};
+
 // Cuts a box into two along a random dimension, a few times.
-std::vector<ForeignChunk> any_boxes(const layout::Shape& shape) {
-  std::vector<ForeignChunk> boxes{{"", 0, layout::Shape(shape.size(), 0), shape}};
+std::vector<Box> any_boxes(const layout::Shape& shape) {
+  std::vector<Box> boxes{{layout::Shape(shape.size(), 0), shape}};
   for (int i = *rc::gen::inRange(0, 5); i > 0 && !shape.empty(); --i) {
     const auto which = *rc::gen::inRange<std::size_t>(0, boxes.size());
     const auto d = *rc::gen::inRange<std::size_t>(0, shape.size());
@@ -40,9 +44,8 @@ std::vector<ForeignChunk> any_boxes(const layout::Shape& shape) {
 }
 
 // Elements of a box, by their definition.
-std::vector<std::byte> elements_of(const layout::Shape& shape, const ForeignChunk& box,
-                                   const std::vector<std::byte>& whole) {
-  std::vector<std::byte> elements;
+std::string elements_of(const layout::Shape& shape, const Box& box, const std::vector<std::byte>& whole) {
+  std::string elements;
   for (std::int64_t i = 0; i < std::ssize(whole); ++i) {
     bool inside = true;
     for (auto d = shape.size(), rest = static_cast<std::size_t>(i); d-- > 0;
@@ -50,29 +53,38 @@ std::vector<std::byte> elements_of(const layout::Shape& shape, const ForeignChun
       const auto at = static_cast<std::int64_t>(rest) % shape[d];
       inside = inside && at >= box.offsets[d] && at < box.offsets[d] + box.sizes[d];
     }
-    if (inside) elements.push_back(whole[static_cast<std::size_t>(i)]);
+    if (inside) elements.push_back(static_cast<char>(whole[static_cast<std::size_t>(i)]));
   }
   return elements;
 }
 
-RC_GTEST_PROP(Convert, MakesTensorsOfBoxes, ()) {
+std::string sizes_of(const layout::Shape& shape) {
+  std::string sizes;
+  for (const auto size : shape) sizes += integer(static_cast<std::int32_t>(size));
+  return tuple(sizes);
+}
+
+RC_GTEST_PROP(DistributedCheckpoint, MakesTensorsOfBoxes, ()) {
   SimulatedFiles files;
   const auto shape = layout::any_shape();
   const auto whole = any_elements(static_cast<std::uint64_t>(layout::numel(shape)), 3);
-  ForeignTensor tensor{.name = "model.w", .dtype = layout::DType::kUInt8, .shape = shape, .chunks = any_boxes(shape)};
-  for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
-    auto& chunk = tensor.chunks[i];
-    chunk.path = "/box" + std::to_string(i);
-    chunk.begin = 5;
-    const auto file = files.create(chunk.path);
-    file->write(std::vector<std::byte>(5));
-    file->write(elements_of(shape, chunk, whole));
+  const auto boxes = any_boxes(shape);
+  std::string chunks, places, bytes;
+  for (const auto& box : boxes) {
+    const auto elements = elements_of(shape, box, whole);
+    const auto file = torch_file(pickle(byte_tensor(box.sizes)), elements);
+    chunks += chunk(sizes_of(box.offsets), sizes_of(box.sizes));
+    places += place(sizes_of(box.offsets), bytes.size(), file.size());
+    bytes += file;
   }
-  const auto made = convert(files, {.tensors = {tensor}}, "model.", "/out", "a", "1", kNoProgress);
+  write_distributed(files, "/d", metadata_of(sizes_of(shape), chunks, places), bytes);
+  const auto from = read_distributed_checkpoint(files, "/d");
+  const auto made = convert(files, from, "", "/out", "a", "1", kNoProgress);
   RC_ASSERT(tensors_of(files, made) == (Tensors{{"w", whole}}));
   if (whole.empty()) return;
-  tensor.chunks.pop_back();
-  RC_ASSERT_THROWS_AS(convert(files, {.tensors = {tensor}}, "", "/out", "b", "2", kNoProgress), base::FormatError);
+  auto less = from;
+  less.tensors.front().pieces.pop_back();
+  RC_ASSERT_THROWS_AS(convert(files, less, "", "/out", "b", "2", kNoProgress), base::FormatError);
   RC_ASSERT(files.list("/out").size() == 2);  // the first one, and that it is the newest
 }
 
@@ -174,6 +186,59 @@ std::string smp_error(const Pickles& pickles) {
   return message_of<base::FormatError>([&] { smp_with(pickles, files); });
 }
 
+// With what a second partition has of its model, and nothing of its optimizer.
+Pickles two_partitions(const std::string& model) {
+  const auto empty = pickle(dict(""));
+  return {
+      {"model_1.pt", model}, {"optimizer_1_0_0.pt", empty}, {"fp16_states_1.pt", empty}, {"user_content.pt", empty}};
+}
+
+TEST(SmpCheckpoint, WithoutTheFileOfARankIsRefused) {
+  const auto empty = pickle(dict(""));
+  EXPECT_THAT(smp_error({{"model_2.pt", smp_model()}}), HasSubstr("/s/model_1.pt: the checkpoint has no such file"));
+  EXPECT_THAT(smp_error({{"model_1.pt", smp_model()}}), HasSubstr("models of 2 partitions and the optimizers of 1"));
+  EXPECT_THAT(smp_error({{"optimizer_0_0_2.pt", empty}}), HasSubstr("/s/optimizer_0_0_1.pt"));
+  EXPECT_THAT(smp_error({{"optimizer_0_0_1.pt", empty}}), HasSubstr("2 files optimizer_*.pt and 1 fp16_states_*.pt"));
+}
+
+TEST(SmpCheckpoint, SaysWhyItsOptimizerIsOfNoUse) {
+  SimulatedFiles files;
+  const auto by_number =
+      dict(text("param_groups") + list(dict(text("lr") + integer(1) + text("params") + list(integer(0)))));
+  const auto found = smp_with({{"optimizer_0_0_0.pt", pickle(by_number)}}, files);
+  EXPECT_TRUE(found.about.contains("no_optimizer"));
+  const auto by_name =
+      dict(text("param_groups") + list(dict(text("lr") + integer(1) + text("params") + list(text("w")))));
+  SimulatedFiles others;
+  EXPECT_FALSE(smp_with({{"optimizer_0_0_0.pt", pickle(by_name)}}, others).about.contains("no_optimizer"));
+}
+
+TEST(SmpCheckpoint, IsFoundByTagByTheNameOfTheNewestAndByItself) {
+  SimulatedFiles files;
+  write_smp(files, "/c/a_partial");
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c", "a") == Path("/c/a_partial"));
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c", "a_partial") == Path("/c/a_partial"));
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c", "b") == std::nullopt);
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c", {}) == std::nullopt);
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c/a_partial", {}) == Path("/c/a_partial"));
+  write_file(files, "/c/newest", "elsewhere/a_partial\n");
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c", {}) == Path("/c/a_partial"));
+}
+
+TEST(SmpCheckpoint, WithATransposedTensorHasItRowByRow) {
+  SimulatedFiles files;
+  const auto transposed = rebuilt(storage("ByteStorage", 8), integer(4) + integer(2), integer(1) + integer(4));
+  const auto model = torch_file(pickle(dict(text("module") + dict(text("t") + transposed))), "01234567");
+  files.make_folder("/s");
+  write_file(files, "/s/model_0.pt", model);
+  const auto found = read_smp_checkpoint(files, "/s");
+  ASSERT_EQ(found.tensors.size(), 1);
+  PieceReader reader(files, found.folder, found);
+  std::string bytes(8, ' ');
+  reader.read(found.tensors.at(0), 0, std::as_writable_bytes(std::span(bytes)));
+  EXPECT_EQ(bytes, "04152637");
+}
+
 // The flat group and the state are one tensor in that file.
 TEST(SmpCheckpoint, HasStatesThatAreOneTensorWithOthers) {
   SimulatedFiles files;
@@ -185,14 +250,14 @@ TEST(SmpCheckpoint, HasStatesThatAreOneTensorWithOthers) {
 
 TEST(SmpCheckpoint, KeepsNamesThatOnlyALaterPartitionHasOfATensor) {
   SimulatedFiles files;
-  const auto found = smp_with({{"model_1.pt", smp_model(text("w") + tensor() + text("tied") + tensor())}}, files);
+  const auto found = smp_with(two_partitions(smp_model(text("w") + tensor() + text("tied") + tensor())), files);
   ASSERT_NE(found.find("w"), nullptr);
   EXPECT_THAT(found.find("w")->also, ::testing::ElementsAre("tied"));
 }
 
 TEST(SmpCheckpoint, WithATensorOfTwoShapesIsRefused) {
   const auto module = pickle(dict(text("module") + dict(text("w") + tensor(1))));
-  EXPECT_THAT(smp_error({{"model_1.pt", module}}), HasSubstr("w has another shape or dtype in model_1.pt"));
+  EXPECT_THAT(smp_error(two_partitions(module)), HasSubstr("w has another shape or dtype in model_1.pt"));
 }
 
 TEST(SmpCheckpoint, WithoutAPartOfATensorIsRefused) {

@@ -35,12 +35,32 @@ inline std::string call(const std::string& function, const std::string& argument
 }
 inline std::string pickle(const std::string& value) { return "\x80\x02" + value + "."; }
 
-// A tensor of two elements, or fewer, in the storage "0".
-inline std::string tensor(int elements = 2) {
-  const auto storage = tuple(text("storage") + global("torch", "FloatStorage") + text("0") + text("cpu") + integer(2));
-  return call(global("torch._utils", "_rebuild_tensor_v2"), storage + "Q" + integer(0) + tuple(integer(elements)) +
-                                                                tuple(integer(1)) + "\x89" +
+// The storage "0", of so many elements.
+inline std::string storage(const std::string& name, std::size_t elements) {
+  return tuple(text("storage") + global("torch", name) + text("0") + text("cpu") +
+               integer(static_cast<std::int32_t>(elements)));
+}
+inline std::string rebuilt(const std::string& storage, const std::string& sizes, const std::string& strides) {
+  return call(global("torch._utils", "_rebuild_tensor_v2"), storage + "Q" + integer(0) + tuple(sizes) + tuple(strides) +
+                                                                "\x89" +
                                                                 call(global("collections", "OrderedDict"), ""));
+}
+
+// A tensor of two elements, or fewer, in that storage.
+inline std::string tensor(int elements = 2) {
+  return rebuilt(storage("FloatStorage", 2), integer(elements), integer(1));
+}
+
+// A tensor of bytes, row by row.
+inline std::string byte_tensor(const std::vector<std::int64_t>& shape) {
+  std::string sizes, strides;
+  std::int64_t count = 1;
+  for (auto size = shape.rbegin(); size != shape.rend(); ++size) {
+    strides.insert(0, integer(static_cast<std::int32_t>(count)));
+    sizes.insert(0, integer(static_cast<std::int32_t>(*size)));
+    count *= *size;
+  }
+  return rebuilt(storage("ByteStorage", static_cast<std::size_t>(count)), sizes, strides);
 }
 
 // A zip archive of these files, none of them compressed, with sums of zero: nobody looks at them.
@@ -62,30 +82,34 @@ inline std::string zip(const std::vector<std::pair<std::string, std::string>>& f
 }
 
 // Returns what torch.save writes of an object.
-inline std::string torch_file(const std::string& pickle) {
-  return zip({{"archive/data.pkl", pickle}, {"archive/data/0", std::string(8, 'x')}});
+inline std::string torch_file(const std::string& pickle, const std::string& elements = std::string(8, 'x')) {
+  return zip({{"archive/data.pkl", pickle}, {"archive/data/0", elements}});
 }
 
-// The metadata of torch.distributed.checkpoint: of the tensor "w" of two elements, which lies in one file of so many
-// bytes, with these chunks.
-inline std::string chunk() {
+// The metadata of torch.distributed.checkpoint: of the tensor "w" of these sizes, with these chunks, each of which lies
+// in a part of one file.
+inline std::string chunk(const std::string& offsets = tuple(integer(0)), const std::string& sizes = tuple(integer(2))) {
   return call(global("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"), "") +
-         dict(text("offsets") + tuple(integer(0)) + text("sizes") + tuple(integer(2))) + "b";
+         dict(text("offsets") + offsets + text("sizes") + sizes) + "b";
 }
-inline std::string metadata(std::size_t file_bytes, const std::string& chunks = chunk()) {
+inline std::string place(const std::string& offsets, std::size_t begin, std::size_t bytes) {
+  const auto index = call(global("torch.distributed.checkpoint.metadata", "MetadataIndex"), "") +
+                     dict(text("fqn") + text("w") + text("offset") + offsets + text("index") + integer(0)) + "b";
+  return index + call(global("torch.distributed.checkpoint.filesystem", "_StorageInfo"), "") +
+         dict(text("relative_path") + text("__0_0.distcp") + text("offset") +
+              integer(static_cast<std::int32_t>(begin)) + text("length") + integer(static_cast<std::int32_t>(bytes))) +
+         "b";
+}
+inline std::string metadata_of(const std::string& sizes, const std::string& chunks, const std::string& places) {
   const std::string module = "torch.distributed.checkpoint.metadata";
   const auto tensor = call(global(module, "TensorStorageMetadata"), "") +
-                      dict(text("size") + tuple(integer(2)) + text("chunks") + list(chunks)) + "b";
-  const auto index = call(global(module, "MetadataIndex"), "") +
-                     dict(text("fqn") + text("w") + text("offset") + tuple(integer(0)) + text("index") + integer(0)) +
-                     "b";
-  const auto place = call(global("torch.distributed.checkpoint.filesystem", "_StorageInfo"), "") +
-                     dict(text("relative_path") + text("__0_0.distcp") + text("offset") + integer(0) + text("length") +
-                          integer(static_cast<std::int32_t>(file_bytes))) +
-                     "b";
-  return pickle(
-      call(global(module, "Metadata"), "") +
-      dict(text("state_dict_metadata") + dict(text("w") + tensor) + text("storage_data") + dict(index + place)) + "b");
+                      dict(text("size") + sizes + text("chunks") + list(chunks)) + "b";
+  return pickle(call(global(module, "Metadata"), "") +
+                dict(text("state_dict_metadata") + dict(text("w") + tensor) + text("storage_data") + dict(places)) +
+                "b");
+}
+inline std::string metadata(std::size_t file_bytes, const std::string& chunks = chunk()) {
+  return metadata_of(tuple(integer(2)), chunks, place(tuple(integer(0)), 0, file_bytes));
 }
 
 inline void write_file(FileSystem& files, const Path& path, const std::string& bytes) {

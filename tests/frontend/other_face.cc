@@ -86,18 +86,20 @@ void compare(DistributedModel<Net>& model, const Net& plain, const std::string& 
 }
 
 void read(const std::string& folder, const std::string& kind) {
-  Net plain;
-  const auto theirs = make(kind, plain->parameters());
-  train(plain, *theirs, kSteps);
   DistributedModel model(Net{});
   DistributedOptimizer ours(fresh(kind, model.parameters()));
-  const auto content = resume_from_checkpoint(folder, {.tag = "python"});
-  expect(content.at("step").toInt() == kSteps && content.at("pair").toTupleRef().elements()[1].toDouble() == 2.5,
-         "the content of Python's");
-  compare(model, plain, " of Python's");
-  train(plain, *theirs, kSteps);
-  train(model, ours, kSteps);
-  compare(model, plain, " with the optimizer's states and options of Python's");
+  for (const std::string tag : {"python", "original"}) {
+    Net plain;
+    const auto theirs = make(kind, plain->parameters());
+    train(plain, *theirs, kSteps);
+    const auto content = resume_from_checkpoint(folder, {.tag = tag});
+    expect(content.at("step").toInt() == kSteps && content.at("pair").toTupleRef().elements()[1].toDouble() == 2.5,
+           "the content of " + tag);
+    compare(model, plain, " of " + tag);
+    train(plain, *theirs, kSteps);
+    train(model, ours, kSteps);
+    compare(model, plain, " with the optimizer's states and options of " + tag);
+  }
 }
 
 void write(const std::string& folder, const std::string& kind) {

@@ -68,7 +68,8 @@ model = lamina.DistributedModel(Net())
 if mode == "write":
     optimizer = lamina.DistributedOptimizer(made(model.parameters(), **keys))
     train(model, optimizer)
-    lamina.save_checkpoint(folder, "python", user_content={"step": STEPS, "pair": (1, 2.5)})
+    for tag, form in ("python", "lamina"), ("original", "smp"):
+        lamina.save_checkpoint(folder, tag, user_content={"step": STEPS, "pair": (1, 2.5)}, form=form)
     torch.save(model.state_dict(), folder + "/state.pt")
 else:
     optimizer = lamina.DistributedOptimizer(

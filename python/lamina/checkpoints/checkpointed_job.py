@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from lamina import _lamina
-from lamina.checkpoints import smp_loading
+from lamina.checkpoints import pickled_content
 from lamina.checkpoints.plain import from_plain, to_plain
 from lamina.checkpoints.together import everywhere
 from lamina.errors import UsageError
 from lamina.job import current
+from lamina.optim import named_state
 from lamina.optim.functional import class_name
 from lamina.optim.optimizer_state import OptimizerState
 
@@ -48,10 +49,20 @@ class CheckpointedOptimizer:
         needed = {key for key, value in defaults if not (value is None or isinstance(value, bool))}
         return sorted(needed - options.keys())
 
+    def load_options(self, groups: list[dict[str, Any]]) -> None:
+        """Loads the options of its groups alone."""
+        for group, options in zip(self._state.optimizer.param_groups, groups, strict=True):
+            group.update(named_state.options(from_plain(options)))
+
     def load(self, states: dict[str, Any], groups: list[tuple[dict[str, Any], list[str]]], rest: Any) -> None:
-        """Loads what stands in this rank's groups, by the names of parameters; masters stay."""
+        """Loads what stands in this rank's groups, by the names of parameters. Masters stay, and so do the objects that
+        the groups are, which schedules have."""
         described = [from_plain(options) | {"params": names} for options, names in groups]
+        kept = list(self._state.optimizer.param_groups)
         self._state.load_own(states, described, from_plain(rest) or {})
+        for group, loaded in zip(kept, self._state.optimizer.param_groups, strict=True):
+            group.update(loaded)
+        self._state.optimizer.param_groups[:] = kept
 
 
 class CheckpointedJob:
@@ -61,7 +72,8 @@ class CheckpointedJob:
         model, optimizer: those that are meant, which are to be the job's; None for all of them.
         user_content: what is to be saved.
         translate: makes the state of a whole model that of this one.
-        loading: strict, load_optimizer and load_sharded_optimizer_state of `resume_from_checkpoint`, and verify.
+        strict: whether the names in it have to be the model's.
+        pickles: whether they are compared with their checksums, and whether they may make objects of any class.
 
     Attributes:
         content: what was loaded.
@@ -74,14 +86,16 @@ class CheckpointedJob:
         optimizer: torch.optim.Optimizer | None = None,
         user_content: Any = None,
         translate: Callable[[Any], Any] | None = None,
-        loading: tuple[bool, bool, bool, bool] = (True, True, True, True),
+        strict: bool = True,
+        pickles: tuple[bool, bool] = (True, False),
     ):
         self.content: Any = None
         self._job = job
         self._meant = (model, optimizer)
         self._user_content = user_content
         self._translate = translate
-        self._loading = loading
+        self._strict = strict
+        self._pickles = pickles
         self._optimizers: dict[OptimizerState, CheckpointedOptimizer] = {}
         self._extra_states: list[tuple[torch.nn.Module, Any]] = []
 
@@ -114,7 +128,7 @@ class CheckpointedJob:
         return self._job.partitioned_model.report.get("partition", {})
 
     def optimizers(self) -> list[CheckpointedOptimizer]:
-        """Those that are meant; UsageError for one that is not the job's."""
+        """The optimizers that are meant; UsageError for one that is not the job's."""
         return [self._optimizers.setdefault(each, CheckpointedOptimizer(each)) for each in self.states()]
 
     def states(self) -> list[OptimizerState]:
@@ -162,7 +176,7 @@ class CheckpointedJob:
         return {"config.json": to_json()} if callable(to_json) else {}
 
     def extra_states(self) -> dict[str, Any]:
-        """Those of modules here, by name."""
+        """The extra states of modules here, by name."""
         return to_plain(
             {
                 name: module.get_extra_state()
@@ -185,6 +199,9 @@ class CheckpointedJob:
 
     def take_content(self, content: Any) -> None:
         self.content = from_plain(content)
+
+    def take_pickle(self, file: str) -> None:
+        self.content = pickled_content.read(file, *self._pickles)
 
     def take_extra_states(self, states: Any) -> None:
         module = self._job.model.module
@@ -212,18 +229,13 @@ class CheckpointedJob:
 
     def load_translated(self, state: dict[str, torch.Tensor]) -> None:
         translated = everywhere(self._job, lambda: self._translate(state))
-        self._job.model.load_state_dict(translated, self._loading[0])
+        self._job.model.load_state_dict(translated, self._strict)
 
     def _require_meant(self) -> None:
         if self._meant[0] is not None and self._meant[0] is not self._job.model:
             raise UsageError(
                 "save_checkpoint(): `model` is not this job's DistributedModel", code="checkpoint-no-model"
             )
-
-    def load_other(self, reader: _lamina.CheckpointReader, form: str) -> None:
-        """Loads files of the original's form, which a manifest stands beside."""
-        *what, verify = self._loading
-        self.content = smp_loading.load_partial(self._job, smp_loading.of_reader(reader, reader.folder, verify), *what)
 
 
 def _persistent(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

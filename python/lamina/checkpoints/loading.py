@@ -41,7 +41,7 @@ def resume_from_checkpoint(
             whole is taken.
         strict: whether the names of parameters and buffers have to be the same; what is left out is told otherwise.
         load_optimizer: whether states of optimizers, masters and the loss scale are loaded.
-        load_sharded_optimizer_state: with False as `load_optimizer=False` where parameters are sharded.
+        load_sharded_optimizer_state: with False, where parameters are sharded, masters and the loss scale alone.
         partial: with False a whole model. It was saved so, or is a folder of Hugging Face's (`model.safetensors`, or
             several and their index), or a `pytorch_model.bin`, which is read without executing anything. It is the
             folder `path`/`tag`, or `path` itself. States of optimizers stay as they are.
@@ -49,7 +49,7 @@ def resume_from_checkpoint(
             which each rank then has as a whole.
         verify: whether all that is read is compared with the checksums.
         allow_pickle: whether objects of user_content, and of extra states of modules, that were pickled are made; that
-            may execute anything.
+            may execute anything. Nothing else is unpickled, whoever wrote it.
 
     Returns:
         The user_content that was saved.
@@ -85,13 +85,8 @@ def resume_from_checkpoint(
         tag = everywhere(job, lambda: smp_loading.meant_tag(path, tag), gathered=True)[0]
         place = os.path.join(path, tag) if tag else os.fspath(path)
         if file := everywhere(job, lambda: torch_file(place), gathered=True)[0]:
-            return smp_loading.load_full(job, file, strict, translate_function, verify)
-    foreign = lambda: smp_loading.foreign_folder(os.fspath(path), tag) if partial else None  # noqa: E731
-    if found := everywhere(job, foreign, gathered=True)[0]:
-        what = (strict, load_optimizer, load_sharded_optimizer_state)
-        return smp_loading.load_partial(job, smp_loading.PartialFolder(found, None, verify), *what)
-    loading = (strict, load_optimizer, load_sharded_optimizer_state, verify)
-    loaded = CheckpointedJob(job, translate=translate_function, loading=loading)
+            return smp_loading.load_full(job, file, strict, translate_function, (verify, allow_pickle))
+    loaded = CheckpointedJob(job, translate=translate_function, strict=strict, pickles=(verify, allow_pickle))
     _lamina.resume_job(
         job.session,
         loaded,

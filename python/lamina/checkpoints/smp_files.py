@@ -15,10 +15,8 @@
 A full one is the file PATH/TAG, the whole model's state dict, and the file PATH/user_content_TAG.
 """
 
-import math
-import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,7 +26,6 @@ from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
 
 FORM = "smp"
-USER_CONTENT = "user_content"
 FOR_MERGING = ("partition_count", "fp32_flat_groups")  # in the optimizer's file
 _PRECISION = ("masters", "loss_scale")  # of an optimizer's state, in fp16_states
 
@@ -46,11 +43,6 @@ def optimizer_files(session: _lamina.Session) -> tuple[str, str]:
     elif is_divided(session):
         number = f"{session.group_rank('pp')}_{session.group_rank('tp')}_{session.group_rank('rdp')}"
     return f"optimizer_{number}.pt", f"fp16_states_{number}.pt"
-
-
-def user_content_beside(path: str, tag: str) -> str:
-    """The path of the file with the user's content of a full checkpoint."""
-    return os.path.join(path, f"{USER_CONTENT}_{tag}")
 
 
 def shards_of(session: _lamina.Session) -> int:
@@ -99,46 +91,6 @@ def described(job: current.Job, optimizer: OptimizerState | None) -> dict[str, A
     groups = [] if optimizer is None else optimizer.optimizer.fp16_groups
     shapes = [OrderedDict((names[id(each)], each.shape) for each in group if id(each) in names) for group in groups]
     return {"buffer_names": buffers, "param_shapes": shapes}
-
-
-def param_shapes(content: Any) -> list[Mapping[str, torch.Size]]:
-    """Returns what a sharded checkpoint's content says of the shapes of parameters, by group; [] where it says
-    nothing."""
-    found = content.get("param_shapes") if isinstance(content, dict) else None
-    return list(found) if found else []
-
-
-def _flat_places(shapes: list[Mapping[str, torch.Size]], count: int) -> Iterator[tuple[int, str, torch.Size, int, int]]:
-    """(group, name, shape, begin, size) of each parameter's part in a flat group."""
-    for number, group in enumerate(shapes):
-        begin = 0
-        for name, shape in group.items():
-            size = math.ceil(math.prod(shape) / count)
-            yield number, name, shape, begin, size
-            begin += size
-
-
-def cut_out(
-    parts: list[Mapping[str, Any]], shapes: list[Mapping[str, torch.Size]], names: set[str]
-) -> dict[str, torch.Tensor]:
-    """Whole parameters out of the files of all shards of an optimizer."""
-    cut = {}
-    for number, name, shape, begin, size in _flat_places(shapes, len(parts)):
-        if name in names:
-            whole = torch.cat([part[FOR_MERGING[1]][number].narrow(0, begin, size) for part in parts])
-            cut[name] = whole[: math.prod(shape)].view(shape)
-    return cut
-
-
-def own_masters(state: Any, content: Any, session: _lamina.Session) -> dict[str, torch.Tensor]:
-    """This rank's parts of masters, out of its flat groups; {} where nothing says what lies where."""
-    shapes = param_shapes(content)
-    if not shapes or not isinstance(state, dict) or FOR_MERGING[1] not in state:
-        return {}
-    flat, masters = state[FOR_MERGING[1]], {}
-    for number, name, _, begin, size in _flat_places(shapes, shards_of(session)):
-        masters[name] = flat[number].narrow(0, begin, size)
-    return masters
 
 
 def _partition(session: _lamina.Session) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lamina import _lamina
-from lamina.checkpoints import smp_files
+from lamina.checkpoints import pickled_content, smp_files
 from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.checkpoints.together import everywhere
 from lamina.errors import UsageError
@@ -44,7 +44,7 @@ def save_partial(
     is_first = job.session.rank == 0
     content = everywhere(job, lambda: _pickled(_with_shapes(job, state, user_content)) if is_first else b"")
     if is_first:
-        files[f"{smp_files.USER_CONTENT}.pt"] = content
+        files[f"{pickled_content.NAME}.pt"] = content
     more = {
         "optimizer": state is not None,
         "half_precision": state is not None and state.has_precision(),
@@ -144,6 +144,6 @@ def _write_full(path: str, tag: str, state: Mapping[str, Any], user_content: Any
         )
     with replacing(os.path.join(path, tag), 0) as file:
         torch.save(state, file)
-        archives.attach(file, smp_files.USER_CONTENT, content)
-    with replacing(smp_files.user_content_beside(path, tag), 0) as file:
+        archives.attach(file, pickled_content.NAME, content)
+    with replacing(pickled_content.beside(os.path.join(path, tag)), 0) as file:
         file.write(content)

@@ -172,12 +172,6 @@ class OptimizerState(OptimizerSteps):
         """True where half precision adds masters, or a loss scale: on all ranks alike."""
         return current.job().session.updates_masters or self._scale.is_on
 
-    def load_precision(self, state: Mapping[str, Any]) -> None:
-        """Loads of a partial state masters and the loss scale alone, into a model that is partitioned."""
-        self.follow()
-        self._engine.take_masters(self._lent, state.get(MASTERS, {}), True)
-        self._load_scale(state)
-
     def load_own(
         self,
         state: dict[str, dict[str, Any]],

@@ -15,6 +15,7 @@ from smdistributed.modelparallel.torch import state_mod as state_mod
 from smdistributed.modelparallel.torch import utils as utils
 
 save_checkpoint = functools.partial(lamina.save_checkpoint, form="smp")
+resume_from_checkpoint = functools.partial(lamina.resume_from_checkpoint, allow_pickle=True)
 
 
 def __getattr__(name: str) -> object:
