@@ -59,9 +59,9 @@ bool is_utf8(const std::string& text) {
   }
 }
 
-class Writer {
+class TreeWriter {
  public:
-  Writer(std::vector<at::Tensor>& tensors, bool allow_objects) : tensors_(tensors), allow_objects_(allow_objects) {}
+  TreeWriter(std::vector<at::Tensor>& tensors, bool allow_objects) : tensors_(tensors), allow_objects_(allow_objects) {}
 
   Json write(const Value& tree) {
     return std::visit([this](const auto& held) { return json(held); }, tree.variant());
@@ -136,9 +136,9 @@ class Writer {
   const bool allow_objects_;
 };
 
-class Reader {
+class TreeReader {
  public:
-  Reader(const std::function<at::Tensor(std::size_t)>& tensor, bool allow_objects)
+  TreeReader(const std::function<at::Tensor(std::size_t)>& tensor, bool allow_objects)
       : tensor_(tensor), allow_objects_(allow_objects) {}
 
   Value read(const Json& json) {
@@ -249,11 +249,11 @@ class Reader {
 }  // namespace
 
 Json to_json(const Value& tree, std::vector<at::Tensor>& tensors, bool allow_objects) {
-  return Writer(tensors, allow_objects).write(tree);
+  return TreeWriter(tensors, allow_objects).write(tree);
 }
 
 Value to_value(const Json& json, const std::function<at::Tensor(std::size_t)>& tensor, bool allow_objects) {
-  return Reader(tensor, allow_objects).read(json);
+  return TreeReader(tensor, allow_objects).read(json);
 }
 
 }  // namespace lamina::checkpoint

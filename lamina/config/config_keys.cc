@@ -18,11 +18,11 @@ namespace {
 // The kinds of keys: each function makes the Key of one field of Config. A field that is optional<> takes null too.
 
 template <class T>
-struct Plain {
+struct WithoutOptional {
   using type = T;
 };
 template <class T>
-struct Plain<std::optional<T>> {
+struct WithoutOptional<std::optional<T>> {
   using type = T;
 };
 
@@ -30,7 +30,7 @@ struct Plain<std::optional<T>> {
 // `revert` is its inverse.
 template <class J, class Field, class Convert, class Revert>
 Key key_of(std::string name, std::string allowed, Field Config::* field, Convert convert, Revert revert) {
-  constexpr bool optional = !std::is_same_v<Field, typename Plain<Field>::type>;
+  constexpr bool optional = !std::is_same_v<Field, typename WithoutOptional<Field>::type>;
   const auto read = [=](Config& config, const Scalar& value) {
     if constexpr (optional) {
       if (std::holds_alternative<std::monostate>(value)) {
@@ -56,8 +56,8 @@ Key key_of(std::string name, std::string allowed, Field Config::* field, Convert
 // Strict: neither true nor 4.0 is an integer.
 template <class Field>
 Key integer(std::string name, Field Config::* field, std::int64_t low,
-            std::int64_t high = std::numeric_limits<typename Plain<Field>::type>::max()) {
-  using T = typename Plain<Field>::type;
+            std::int64_t high = std::numeric_limits<typename WithoutOptional<Field>::type>::max()) {
+  using T = typename WithoutOptional<Field>::type;
   const std::string allowed = high == std::numeric_limits<T>::max() ? base::str("an integer, at least ", low)
                                                                     : base::str("an integer from ", low, " to ", high);
   const auto convert = [=](std::int64_t x) { return x >= low && x <= high ? std::optional<T>(x) : std::nullopt; };
@@ -79,7 +79,7 @@ Key number(std::string name, Field Config::* field, std::string allowed, bool (*
 // One of `names`, in the order of the enumeration's values.
 template <class Field>
 Key choice(std::string name, Field Config::* field, std::vector<std::string> names) {
-  using E = typename Plain<Field>::type;
+  using E = typename WithoutOptional<Field>::type;
   std::string allowed = "one of";
   for (const std::string& each : names) allowed += base::str(&each == names.data() ? " " : ", ", show(each));
   const auto convert = [names](const std::string& x) {

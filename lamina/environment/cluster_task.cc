@@ -30,9 +30,9 @@ constexpr Names kHydra{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRAN
 constexpr Names kMvapich{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
                          "MV2_COMM_WORLD_LOCAL_SIZE"};
 
-class Reader {
+class SetVariables {
  public:
-  explicit Reader(const Environment& environment) : environment_(environment) {}
+  explicit SetVariables(const Environment& environment) : environment_(environment) {}
 
   bool has(const char* name) const { return environment_(name).has_value(); }
   std::string text(const char* name) const { return environment_(name).value_or(""); }
@@ -60,7 +60,7 @@ std::string address_of_mpirun(const std::string& uri) {
   return uri.substr(begin + kScheme.size(), end - begin - kScheme.size());
 }
 
-std::string first_slurm_host(const Reader& read) {
+std::string first_slurm_host(const SetVariables& read) {
   for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
     const auto hosts = expand_hosts(read.text(name), 1);
     if (!hosts.empty()) return hosts.front();
@@ -68,14 +68,14 @@ std::string first_slurm_host(const Reader& read) {
   return {};
 }
 
-std::string first_given(const Reader& read, std::initializer_list<const char*> names) {
+std::string first_given(const SetVariables& read, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     if (read.has(name)) return read.text(name);
   }
   return {};
 }
 
-std::optional<ClusterTask> mpi_task(const Reader& read) {
+std::optional<ClusterTask> mpi_task(const SetVariables& read) {
   for (const Names& names : {kOpenMpi, kHydra, kMvapich}) {
     if (!read.has(names.rank) || !read.has(names.size) || !read.has(names.local_size)) continue;
     ClusterTask task{.rank = read.number(names.rank),
@@ -119,7 +119,7 @@ int tasks_on(std::string_view list, int node) {
   return 0;
 }
 
-std::optional<ClusterTask> slurm_task(const Reader& read) {
+std::optional<ClusterTask> slurm_task(const SetVariables& read) {
   if (!read.has("SLURM_STEP_NUM_TASKS") || !read.has("SLURM_PROCID")) return {};
   ClusterTask task{.rank = read.number("SLURM_PROCID"),
                    .size = read.number("SLURM_STEP_NUM_TASKS"),
@@ -137,7 +137,7 @@ std::optional<ClusterTask> slurm_task(const Reader& read) {
 }  // namespace
 
 std::optional<ClusterTask> cluster_task(const Environment& environment) {
-  const Reader read(environment);
+  const SetVariables read(environment);
   auto task = mpi_task(read);
   if (!task) task = slurm_task(read);  // second: mpirun may itself be started by srun
   if (!task || task->size <= 1) return {};

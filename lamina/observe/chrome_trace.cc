@@ -64,9 +64,9 @@ Lanes lanes_of(const RankRecord& record) {
   return lanes;
 }
 
-class Writer {
+class TraceWriter {
  public:
-  Writer(const Timeline& timeline, std::ostream& out) : out_(out), joined_(joined(timeline)) {
+  TraceWriter(const Timeline& timeline, std::ostream& out) : out_(out), joined_(joined(timeline)) {
     out_ << R"({"displayTimeUnit":"ms","otherData":)"
          << Json{{"program", "lamina"},
                  {"schedule", timeline.schedule},
@@ -201,6 +201,6 @@ class Writer {
 
 }  // namespace
 
-void write_chrome_trace(const Timeline& timeline, std::ostream& out) { Writer(timeline, out); }
+void write_chrome_trace(const Timeline& timeline, std::ostream& out) { TraceWriter(timeline, out); }
 
 }  // namespace lamina::observe

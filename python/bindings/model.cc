@@ -205,22 +205,7 @@ std::string kind_of(Group group) {
   return std::string(std::ranges::find(kGroups, group, [](const auto& each) { return each.second; })->first);
 }
 
-void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
-  bind_plan(module);
-  py::class_<BegunCall>(module, "HookedCall")
-      .def("end", &BegunCall::end, py::arg("outputs"), py::call_guard<Release>())
-      .def("fail", &BegunCall::fail, py::call_guard<Release>());
-  py::class_<model::Cut>(module, "Cut")
-      .def(py::init([](const model::ModuleTree& tree, std::vector<int> owners, const std::vector<int>& anywhere,
-                       int here) { return model::Cut(tree, std::move(owners), anywhere, base::Partition(here)); }),
-           py::arg("tree"), py::arg("owners"), py::arg("anywhere"), py::arg("here"))
-      .def_property_readonly("owners", &model::Cut::owners)
-      .def_property_readonly("anywhere", &model::Cut::anywhere)
-      .def_property_readonly("here", [](const model::Cut& cut) { return cut.here().value; })
-      .def(
-          "owner_of", [](const model::Cut& cut, const std::string& name) { return cut.owner_of(name).value; },
-          py::arg("name"))
-      .def("owns", &model::Cut::owns, py::arg("name"));
+static void bind_parameter_table(py::module_& module) {
   py::class_<ParameterTable>(module, "ParameterTable")
       .def(py::init(&make_table), py::arg("session"), py::arg("cut"), py::arg("rows"))
       .def("is_here", py::overload_cast<const at::Tensor&>(&ParameterTable::is_here, py::const_), py::arg("tensor"))
@@ -239,6 +224,25 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
           },
           py::arg("parameter"))
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
+}
+
+void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
+  bind_plan(module);
+  py::class_<BegunCall>(module, "HookedCall")
+      .def("end", &BegunCall::end, py::arg("outputs"), py::call_guard<Release>())
+      .def("fail", &BegunCall::fail, py::call_guard<Release>());
+  py::class_<model::Cut>(module, "Cut")
+      .def(py::init([](const model::ModuleTree& tree, std::vector<int> owners, const std::vector<int>& anywhere,
+                       int here) { return model::Cut(tree, std::move(owners), anywhere, base::Partition(here)); }),
+           py::arg("tree"), py::arg("owners"), py::arg("anywhere"), py::arg("here"))
+      .def_property_readonly("owners", &model::Cut::owners)
+      .def_property_readonly("anywhere", &model::Cut::anywhere)
+      .def_property_readonly("here", [](const model::Cut& cut) { return cut.here().value; })
+      .def(
+          "owner_of", [](const model::Cut& cut, const std::string& name) { return cut.owner_of(name).value; },
+          py::arg("name"))
+      .def("owns", &model::Cut::owns, py::arg("name"));
+  bind_parameter_table(module);
   kind.def_property_readonly("updates_divided_over",
                              [](const Session& session) -> std::optional<std::string> {
                                const auto over = model::updates_divided_over(session.topology(), session.config());

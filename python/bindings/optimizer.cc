@@ -176,17 +176,23 @@ void bind_local_parameters(py::module_& module) {
       });
 }
 
-}  // namespace
-
-void bind_optimizer(py::module_& module) {
-  bind_loss_scale(module);
-  bind_local_parameters(module);
+void bind_update_terms(py::module_& module) {
   py::class_<UpdateTerms>(module, "UpdateTerms")
       .def_readonly("factor", &UpdateTerms::factor)
       .def_readonly("norm", &UpdateTerms::norm)
       .def_readonly("parameters", &UpdateTerms::parameters)
       .def_property_readonly("has_closure", [](const UpdateTerms& terms) { return terms.closure != nullptr; })
       .def("close", [](const UpdateTerms& terms) { terms.closure(); }, py::call_guard<Release>());
+}
+
+py::object part_of_state(const ModelOptimizer& optimizer, const py::object& lent, const at::Tensor& local,
+                         const at::Tensor& parameter, const py::object& state) {
+  const PythonOptimizer user(lent);
+  const auto part = optimizer.groups().part_of_state(user, local, parameter, user.kept().keep(state));
+  return user.kept().give(part);
+}
+
+void bind_model_optimizer(py::module_& module) {
   py::class_<ModelOptimizer, std::shared_ptr<ModelOptimizer>>(module, "Optimizer")
       .def(py::init([](const std::shared_ptr<Session>& session, std::shared_ptr<LossScale> scale, std::int64_t number,
                        bool clips_by_default) {
@@ -218,15 +224,7 @@ void bind_optimizer(py::module_& module) {
             return optimizer.groups().parameter_of(local);
           },
           py::arg("local"))
-      .def(
-          "part_of_state",
-          [](const ModelOptimizer& optimizer, const py::object& lent, const at::Tensor& local,
-             const at::Tensor& parameter, const py::object& state) {
-            const PythonOptimizer user(lent);
-            const auto part = optimizer.groups().part_of_state(user, local, parameter, user.kept().keep(state));
-            return user.kept().give(part);
-          },
-          py::arg("user"), py::arg("local"), py::arg("parameter"), py::arg("state"))
+      .def("part_of_state", &part_of_state, py::arg("user"), py::arg("local"), py::arg("parameter"), py::arg("state"))
       .def("state", &state_of_model, py::arg("user"), py::arg("extent"))
       .def("parts_of", &parts_of, py::arg("user"), py::arg("states"), py::arg("are_parts"))
       .def("gathered", &gathered, py::arg("states"), py::arg("masters"))
@@ -248,6 +246,15 @@ void bind_optimizer(py::module_& module) {
       .def("note_load", &ModelOptimizer::note_load)
       .def_property_readonly("overflow", &ModelOptimizer::overflow)
       .def_property_readonly("norm", &ModelOptimizer::norm);
+}
+
+}  // namespace
+
+void bind_optimizer(py::module_& module) {
+  bind_loss_scale(module);
+  bind_local_parameters(module);
+  bind_update_terms(module);
+  bind_model_optimizer(module);
   module.def(
       "require_same_options",
       [](const std::shared_ptr<Session>& session, const std::string& options, bool with_copies) {

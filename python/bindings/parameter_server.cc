@@ -220,9 +220,7 @@ void backward(Session& session, Context& context, const Tensors& tensors,
   session.parameter_server().trainer().backward(context, tensors, gradients, keep_graph, session.patience());
 }
 
-}  // namespace
-
-void bind_parameter_server(py::module_& module) {
+void bind_updaters(py::module_& module) {
   py::class_<Updater, std::shared_ptr<Updater>>(module, "Updater");
   module.def(
       "functional_updater",
@@ -246,6 +244,9 @@ void bind_parameter_server(py::module_& module) {
   module.def(
       "writable", [](const at::Tensor& parameter) { return parameters_of_process().of(parameter)->writable(); },
       py::arg("parameter"));
+}
+
+void bind_optimizers(py::module_& module) {
   py::class_<Optimizer>(module, "LocalOptimizer")
       .def(py::init(&make_local_optimizer), py::arg("parameters"), py::arg("updater"))
       .def("step", &step_local, py::arg("gradients"), py::arg("hyper") = py::none());
@@ -266,6 +267,13 @@ void bind_parameter_server(py::module_& module) {
       .def_property(
           "hyper", [](const RemoteOptimizer& optimizer) { return to_object(optimizer.hyper); },
           [](RemoteOptimizer& optimizer, const py::object& hyper) { optimizer.hyper = to_value(hyper); });
+}
+
+}  // namespace
+
+void bind_parameter_server(py::module_& module) {
+  bind_updaters(module);
+  bind_optimizers(module);
   py::class_<Context, std::shared_ptr<Context>>(module, "RemoteContext")
       .def_property_readonly("origin", [](const Context& context) { return context.id.origin.value; })
       .def_property_readonly("number", [](const Context& context) { return context.id.number; })

@@ -317,13 +317,7 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
   return session->leave(interrupted);
 }
 
-}  // namespace
-
-void bind_session(py::module_& module) {
-  module.attr("INTERRUPTED") = base::kInterrupted;
-  module.def("looks_like_offsets", &looks_like_offsets);
-  auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
-  bind_model(module, kind);
+void bind_backwards(py::module_& module) {
   py::class_<pipeline::Backwards>(module, "Backwards")
       .def(py::init([](Session& session, int microbatches) {
              return std::make_unique<pipeline::Backwards>(session.job(), microbatches);
@@ -347,6 +341,16 @@ void bind_session(py::module_& module) {
       .def_property_readonly("plain_forgotten", &pipeline::Backwards::plain_forgotten)
       .def("forget_plain", &pipeline::Backwards::forget_plain)
       .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"));
+}
+
+}  // namespace
+
+void bind_session(py::module_& module) {
+  module.attr("INTERRUPTED") = base::kInterrupted;
+  module.def("looks_like_offsets", &looks_like_offsets);
+  auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
+  bind_model(module, kind);
+  bind_backwards(module);
   kind.def(py::init(&open), py::arg("config"))
       .def_property_readonly("config", &Session::config)
       .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })

@@ -77,6 +77,16 @@ void expect_one_or_the_other(SimulatedFiles& files, const Case& given, bool comm
   expect_no_leftovers(files);
 }
 
+// Saves, unless the process is killed before the commit.
+bool commits(auto& files) {
+  try {
+    save(files, kFolder, "b", {.seed = 3});
+    return true;
+  } catch (const Killed&) {
+    return false;
+  }
+}
+
 class InterruptedSave : public ::testing::TestWithParam<Case> {};
 
 TEST_P(InterruptedSave, KilledAtAnyOperationLeavesTheOldOneOrTheNewOne) {
@@ -86,12 +96,7 @@ TEST_P(InterruptedSave, KilledAtAnyOperationLeavesTheOldOneOrTheNewOne) {
     SCOPED_TRACE(at);
     const auto files = prepared(GetParam());
     files->kill_at(at);
-    bool committed = false;
-    try {
-      save(*files, kFolder, "b", {.seed = 3});
-      committed = true;
-    } catch (const Killed&) {
-    }
+    const bool committed = commits(*files);
     ASSERT_EQ(committed, at == operations);
     files->restart();
     expect_one_or_the_other(*files, GetParam(), committed);
@@ -105,12 +110,7 @@ TEST_P(InterruptedSave, PowerCutAtAnyOperationLeavesTheOldOneOrTheNewOne) {
       SCOPED_TRACE(::testing::Message() << at << ", " << random);
       const auto files = prepared(GetParam());
       files->kill_at(at);
-      bool committed = false;
-      try {
-        save(*files, kFolder, "b", {.seed = 3});
-        committed = true;
-      } catch (const Killed&) {
-      }
+      const bool committed = commits(*files);
       files->cut_power(random);
       expect_one_or_the_other(*files, GetParam(), committed);
     }

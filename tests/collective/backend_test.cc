@@ -120,139 +120,145 @@ void expect_same(const at::Tensor& ours, const at::Tensor& gloos, const std::str
   EXPECT_TRUE(at::equal(ours.contiguous(), gloos)) << what;
 }
 
-using Operation = std::function<void(Member& member, Drawn& drawn, const std::string& what)>;
-
-const std::vector<std::pair<std::string, Operation>>& operations() {
-  static const std::vector<std::pair<std::string, Operation>> kAll{
-      {"all_reduce",
-       [](Member& member, Drawn& drawn, const std::string& what) {
-         constexpr std::array kKinds{c10d::ReduceOp::SUM, c10d::ReduceOp::MIN, c10d::ReduceOp::MAX};
-         c10d::AllreduceOptions options;
-         options.reduceOp = kKinds[drawn.below(3)];
-         options.asyncOp = drawn.below(2) == 0;
-         auto [ours, gloos] = drawn.tensors({drawn.below(40), 3});
-         Tensors a{ours}, b{gloos};
-         member.ours->allreduce(a, options)->wait();
-         member.gloo->allreduce(b, options)->wait();
-         expect_same(ours, gloos, what);
-       }},
-      {"reduce",
-       [](Member& member, Drawn& drawn, const std::string& what) {
-         c10d::ReduceOptions options;
-         options.rootRank = drawn.below(drawn.size);
-         auto [ours, gloos] = drawn.tensors({1 + drawn.below(40)});
-         Tensors a{ours}, b{gloos};
-         const auto before = ours.clone();
-         member.ours->reduce(a, options)->wait();
-         member.gloo->reduce(b, options)->wait();
-         expect_same(ours, drawn.rank == options.rootRank ? gloos : before.contiguous(), what);
-       }},
-      {"broadcast",
-       [](Member& member, Drawn& drawn, const std::string& what) {
-         c10d::BroadcastOptions options;
-         options.rootRank = drawn.below(drawn.size);
-         auto [ours, gloos] = drawn.tensors({2, drawn.below(40)});
-         Tensors a{ours}, b{gloos};
-         member.ours->broadcast(a, options)->wait();
-         member.gloo->broadcast(b, options)->wait();
-         expect_same(ours, gloos, what);
-       }},
-      {"all_gather",
-       [](Member& member, Drawn& drawn, const std::string& what) {
-         const std::vector<std::int64_t> shape{1 + drawn.below(40)};
-         auto [ours, gloos] = drawn.tensors(shape);
-         auto [all_ours, all_gloos] = drawn.lists(drawn.size, shape);
-         Tensors a{ours}, b{gloos};
-         std::vector<Tensors> out_a{all_ours}, out_b{all_gloos};
-         member.ours->allgather(out_a, a)->wait();
-         member.gloo->allgather(out_b, b)->wait();
-         for (int i = 0; i < drawn.size; ++i) expect_same(all_ours[i], all_gloos[i], what);
-       }},
-      {"all_gather_single",
-       [](Member& member, Drawn& drawn, const std::string& what) {
-         const auto rows = 1 + drawn.below(40);
-         auto [ours, gloos] = drawn.tensors({rows, 2});
-         auto [all_ours, all_gloos] = drawn.tensors({rows * drawn.size, 2});
-         member.ours->_allgather_base(all_ours, ours)->wait();
-         member.gloo->_allgather_base(all_gloos, gloos)->wait();
-         expect_same(all_ours, all_gloos, what);
-         Tensors outs{all_ours, all_ours.clone()}, ins{ours, ours};
-         member.ours->allgather_into_tensor_coalesced(outs, ins)->wait();
-         expect_same(outs[1], all_gloos, what);
-       }},
-      {"gather_and_scatter",
-       [](Member& member, Drawn& drawn, const std::string& what) {
-         const int root = static_cast<int>(drawn.below(drawn.size));
-         const std::vector<std::int64_t> shape{1 + drawn.below(40)};
-         auto [ours, gloos] = drawn.tensors(shape);
-         auto [all_ours, all_gloos] = drawn.lists(drawn.size, shape);
-         Tensors a{ours}, b{gloos};
-         std::vector<Tensors> out_a, out_b;
-         if (drawn.rank == root) {
-           out_a = {all_ours};
-           out_b = {all_gloos};
-         }
-         c10d::GatherOptions gathers;
-         gathers.rootRank = root;
-         member.ours->gather(out_a, a, gathers)->wait();
-         member.gloo->gather(out_b, b, gathers)->wait();
-         for (int i = 0; drawn.rank == root && i < drawn.size; ++i) expect_same(all_ours[i], all_gloos[i], what);
-         c10d::ScatterOptions scatters;
-         scatters.rootRank = root;
-         member.ours->scatter(a, out_a, scatters)->wait();
-         member.gloo->scatter(b, out_b, scatters)->wait();
-         expect_same(ours, gloos, what);
-       }},
-      {"reduce_scatter",
-       [](Member& member, Drawn& drawn, const std::string& what) {
-         const auto rows = 1 + drawn.below(40);
-         auto [ours, gloos] = drawn.tensors({rows, 2});
-         auto [all_ours, all_gloos] = drawn.tensors({rows * drawn.size, 2});
-         member.ours->_reduce_scatter_base(ours, all_ours)->wait();
-         member.gloo->_reduce_scatter_base(gloos, all_gloos)->wait();
-         expect_same(ours, gloos, what);
-         Tensors outs{ours.clone()};
-         std::vector<Tensors> ins{all_ours.chunk(drawn.size)};
-         member.ours->reduce_scatter(outs, ins)->wait();
-         expect_same(outs[0], gloos, what);
-       }},
-      {"all_to_all_single",
-       [](Member& member, Drawn& drawn, const std::string& what) {
-         std::vector<std::int64_t> sent, received;
-         for (int from = 0; from < drawn.size; ++from) {
-           for (int to = 0; to < drawn.size; ++to) {
-             const auto rows = drawn.below(5);
-             if (from == drawn.rank) sent.push_back(rows);
-             if (to == drawn.rank) received.push_back(rows);
-           }
-         }
-         const auto sum = [](const auto& rows) { return std::accumulate(rows.begin(), rows.end(), std::int64_t{0}); };
-         auto [ours, gloos] = drawn.tensors({sum(sent), 3});
-         auto [to_ours, to_gloos] = drawn.tensors({sum(received), 3});
-         member.ours->alltoall_base(to_ours, ours, received, sent)->wait();
-         auto from = ours.contiguous().split_with_sizes(sent), to = at::zeros_like(to_gloos).split_with_sizes(received);
-         member.ours->alltoall(to, from)->wait();
-         member.gloo->alltoall_base(to_gloos, gloos, received, sent)->wait();  // which takes the sizes away
-         expect_same(to_ours, to_gloos, what);
-         expect_same(at::cat(to), to_gloos, what);
-       }},
-      {"send_and_recv",
-       [](Member& member, Drawn& drawn, const std::string& what) {
-         if (drawn.size == 1) return;
-         const int next = (drawn.rank + 1) % drawn.size, last = (drawn.rank + drawn.size - 1) % drawn.size;
-         auto [ours, gloos] = drawn.tensors({1 + drawn.below(40)});
-         auto [from_ours, from_gloos] = drawn.tensors(ours.sizes().vec());
-         Tensors a{ours}, b{gloos}, to_a{from_ours}, to_b{from_gloos};
-         const auto sends = member.ours->send(a, next, 3), sends_too = member.gloo->send(b, next, 3);
-         member.ours->recv(to_a, last, 3)->wait();
-         member.gloo->recv(to_b, last, 3)->wait();
-         sends->wait();
-         sends_too->wait();
-         expect_same(from_ours, from_gloos, what);
-       }},
-  };
-  return kAll;
+void all_reduce(Member& member, Drawn& drawn, const std::string& what) {
+  constexpr std::array kKinds{c10d::ReduceOp::SUM, c10d::ReduceOp::MIN, c10d::ReduceOp::MAX};
+  c10d::AllreduceOptions options;
+  options.reduceOp = kKinds[drawn.below(3)];
+  options.asyncOp = drawn.below(2) == 0;
+  auto [ours, gloos] = drawn.tensors({drawn.below(40), 3});
+  Tensors a{ours}, b{gloos};
+  member.ours->allreduce(a, options)->wait();
+  member.gloo->allreduce(b, options)->wait();
+  expect_same(ours, gloos, what);
 }
+
+void reduce(Member& member, Drawn& drawn, const std::string& what) {
+  c10d::ReduceOptions options;
+  options.rootRank = drawn.below(drawn.size);
+  auto [ours, gloos] = drawn.tensors({1 + drawn.below(40)});
+  Tensors a{ours}, b{gloos};
+  const auto before = ours.clone();
+  member.ours->reduce(a, options)->wait();
+  member.gloo->reduce(b, options)->wait();
+  expect_same(ours, drawn.rank == options.rootRank ? gloos : before.contiguous(), what);
+}
+
+void broadcast(Member& member, Drawn& drawn, const std::string& what) {
+  c10d::BroadcastOptions options;
+  options.rootRank = drawn.below(drawn.size);
+  auto [ours, gloos] = drawn.tensors({2, drawn.below(40)});
+  Tensors a{ours}, b{gloos};
+  member.ours->broadcast(a, options)->wait();
+  member.gloo->broadcast(b, options)->wait();
+  expect_same(ours, gloos, what);
+}
+
+void all_gather(Member& member, Drawn& drawn, const std::string& what) {
+  const std::vector<std::int64_t> shape{1 + drawn.below(40)};
+  auto [ours, gloos] = drawn.tensors(shape);
+  auto [all_ours, all_gloos] = drawn.lists(drawn.size, shape);
+  Tensors a{ours}, b{gloos};
+  std::vector<Tensors> out_a{all_ours}, out_b{all_gloos};
+  member.ours->allgather(out_a, a)->wait();
+  member.gloo->allgather(out_b, b)->wait();
+  for (int i = 0; i < drawn.size; ++i) expect_same(all_ours[i], all_gloos[i], what);
+}
+
+void all_gather_single(Member& member, Drawn& drawn, const std::string& what) {
+  const auto rows = 1 + drawn.below(40);
+  auto [ours, gloos] = drawn.tensors({rows, 2});
+  auto [all_ours, all_gloos] = drawn.tensors({rows * drawn.size, 2});
+  member.ours->_allgather_base(all_ours, ours)->wait();
+  member.gloo->_allgather_base(all_gloos, gloos)->wait();
+  expect_same(all_ours, all_gloos, what);
+  Tensors outs{all_ours, all_ours.clone()}, ins{ours, ours};
+  member.ours->allgather_into_tensor_coalesced(outs, ins)->wait();
+  expect_same(outs[1], all_gloos, what);
+}
+
+void gather_and_scatter(Member& member, Drawn& drawn, const std::string& what) {
+  const int root = static_cast<int>(drawn.below(drawn.size));
+  const std::vector<std::int64_t> shape{1 + drawn.below(40)};
+  auto [ours, gloos] = drawn.tensors(shape);
+  auto [all_ours, all_gloos] = drawn.lists(drawn.size, shape);
+  Tensors a{ours}, b{gloos};
+  std::vector<Tensors> out_a, out_b;
+  if (drawn.rank == root) {
+    out_a = {all_ours};
+    out_b = {all_gloos};
+  }
+  c10d::GatherOptions gathers;
+  gathers.rootRank = root;
+  member.ours->gather(out_a, a, gathers)->wait();
+  member.gloo->gather(out_b, b, gathers)->wait();
+  for (int i = 0; drawn.rank == root && i < drawn.size; ++i) expect_same(all_ours[i], all_gloos[i], what);
+  c10d::ScatterOptions scatters;
+  scatters.rootRank = root;
+  member.ours->scatter(a, out_a, scatters)->wait();
+  member.gloo->scatter(b, out_b, scatters)->wait();
+  expect_same(ours, gloos, what);
+}
+
+void reduce_scatter(Member& member, Drawn& drawn, const std::string& what) {
+  const auto rows = 1 + drawn.below(40);
+  auto [ours, gloos] = drawn.tensors({rows, 2});
+  auto [all_ours, all_gloos] = drawn.tensors({rows * drawn.size, 2});
+  member.ours->_reduce_scatter_base(ours, all_ours)->wait();
+  member.gloo->_reduce_scatter_base(gloos, all_gloos)->wait();
+  expect_same(ours, gloos, what);
+  Tensors outs{ours.clone()};
+  std::vector<Tensors> ins{all_ours.chunk(drawn.size)};
+  member.ours->reduce_scatter(outs, ins)->wait();
+  expect_same(outs[0], gloos, what);
+}
+
+void all_to_all_single(Member& member, Drawn& drawn, const std::string& what) {
+  std::vector<std::int64_t> sent, received;
+  for (int from = 0; from < drawn.size; ++from) {
+    for (int to = 0; to < drawn.size; ++to) {
+      const auto rows = drawn.below(5);
+      if (from == drawn.rank) sent.push_back(rows);
+      if (to == drawn.rank) received.push_back(rows);
+    }
+  }
+  const auto sum = [](const auto& rows) { return std::accumulate(rows.begin(), rows.end(), std::int64_t{0}); };
+  auto [ours, gloos] = drawn.tensors({sum(sent), 3});
+  auto [to_ours, to_gloos] = drawn.tensors({sum(received), 3});
+  member.ours->alltoall_base(to_ours, ours, received, sent)->wait();
+  auto from = ours.contiguous().split_with_sizes(sent), to = at::zeros_like(to_gloos).split_with_sizes(received);
+  member.ours->alltoall(to, from)->wait();
+  member.gloo->alltoall_base(to_gloos, gloos, received, sent)->wait();  // which takes the sizes away
+  expect_same(to_ours, to_gloos, what);
+  expect_same(at::cat(to), to_gloos, what);
+}
+
+void send_and_recv(Member& member, Drawn& drawn, const std::string& what) {
+  if (drawn.size == 1) return;
+  const int next = (drawn.rank + 1) % drawn.size, last = (drawn.rank + drawn.size - 1) % drawn.size;
+  auto [ours, gloos] = drawn.tensors({1 + drawn.below(40)});
+  auto [from_ours, from_gloos] = drawn.tensors(ours.sizes().vec());
+  Tensors a{ours}, b{gloos}, to_a{from_ours}, to_b{from_gloos};
+  const auto sends = member.ours->send(a, next, 3), sends_too = member.gloo->send(b, next, 3);
+  member.ours->recv(to_a, last, 3)->wait();
+  member.gloo->recv(to_b, last, 3)->wait();
+  sends->wait();
+  sends_too->wait();
+  expect_same(from_ours, from_gloos, what);
+}
+
+using Operation = void (*)(Member& member, Drawn& drawn, const std::string& what);
+
+const std::vector<std::pair<std::string, Operation>> kOperations{
+    {"all_reduce", all_reduce},
+    {"reduce", reduce},
+    {"broadcast", broadcast},
+    {"all_gather", all_gather},
+    {"all_gather_single", all_gather_single},
+    {"gather_and_scatter", gather_and_scatter},
+    {"reduce_scatter", reduce_scatter},
+    {"all_to_all_single", all_to_all_single},
+    {"send_and_recv", send_and_recv},
+};
 
 TEST(Backend, GivesWhatGlooGives) {
   constexpr std::array kDTypes{at::kFloat, at::kDouble, at::kLong, at::kInt, at::kByte, at::kHalf, at::kBFloat16};
@@ -263,7 +269,7 @@ TEST(Backend, GivesWhatGlooGives) {
         Drawn drawn{std::mt19937(common()), std::mt19937(own()), member.rank, size};
         drawn.dtype = kDTypes[drawn.below(kDTypes.size())];
         drawn.scattered = drawn.below(2) == 0;
-        const auto& [name, operation] = operations()[drawn.below(std::ssize(operations()))];
+        const auto& [name, operation] = kOperations[drawn.below(std::ssize(kOperations))];
         operation(member, drawn, base::str(name, " number ", number, " of ", size, ", ", drawn.dtype));
       }
     });

@@ -252,42 +252,44 @@ void masters_become_parameters() {
   expect(torch::equal(weight.to(torch::kBFloat16), halves.at("in.weight")), "and becomes it");
 }
 
+void refuses_a_save(const Layout& layout) {
+  Training job(layout, adamw, 1);
+  if (size_of(Group::kPp) > 1) {
+    expect_error<UsageError>([] { save_checkpoint(folder(), "c"); }, {"before the model is partitioned"});
+  }
+  job.train(1);
+  expect_error<UsageError>([] { save_checkpoint(folder(), "a/b"); }, {"a/b"});
+  const UserContent content{{"sparse", torch::eye(2).to_sparse()}};
+  expect_error<UsageError>([&] { save_checkpoint(folder(), "c", {.user_content = content}); }, {"sparse"});
+  expect_error<UsageError>([] { save_checkpoint(folder(), "c", {.num_kept_partial_checkpoints = 0}); },
+                           {"num_kept_partial_checkpoints"});
+  for (int number = 0; number < 3; ++number) {
+    save_checkpoint(folder() / "kept", std::to_string(number), {.num_kept_partial_checkpoints = 2});
+  }
+  barrier();
+  expect(!fs::exists(folder() / "kept/0_partial") && fs::exists(folder() / "kept/1_partial") &&
+             fs::exists(folder() / "kept/2_partial"),
+         "the latest two are kept");
+  save_checkpoint(folder(), "c");
+  barrier();
+  expect_error<UsageError>([] { resume_from_checkpoint(folder(), {.tag = "d"}); }, {"no checkpoint d"});
+  expect_error<UsageError>([] { save_checkpoint(folder(), "red\x1b[31m"); }, {"\"red\\x1b[31m\" is no tag"});
+  if (size_of(Group::kWorld) > 1) {
+    const bool is_odd = rank() == 1;
+    expect_error<UsageError>([&] { save_checkpoint(folder(), is_odd ? "f" : "e", {.partial = !is_odd}); },
+                             {"tag is e on rank", " and f on rank 1", "partial is true on rank", "and false on rank 1",
+                              "[checkpoint-refused]"});
+    expect_error<UsageError>([&] { resume_from_checkpoint(folder(), {.tag = "c", .strict = !is_odd}); },
+                             {"strict is true on rank", "and false on rank 1", "[checkpoint-refused]"});
+    barrier();
+    expect(!fs::exists(folder() / "e_partial") && !fs::exists(folder() / "f"), "something was saved");
+  }
+  expect_error<UsageError>([] { resume_from_checkpoint(folder() / "none"); }, {"there is no checkpoint in"});
+}
+
 void refuses() {
   const Layout layout = layouts().front();
-  {
-    Training job(layout, adamw, 1);
-    if (size_of(Group::kPp) > 1) {
-      expect_error<UsageError>([] { save_checkpoint(folder(), "c"); }, {"before the model is partitioned"});
-    }
-    job.train(1);
-    expect_error<UsageError>([] { save_checkpoint(folder(), "a/b"); }, {"a/b"});
-    const UserContent content{{"sparse", torch::eye(2).to_sparse()}};
-    expect_error<UsageError>([&] { save_checkpoint(folder(), "c", {.user_content = content}); }, {"sparse"});
-    expect_error<UsageError>([] { save_checkpoint(folder(), "c", {.num_kept_partial_checkpoints = 0}); },
-                             {"num_kept_partial_checkpoints"});
-    for (int number = 0; number < 3; ++number) {
-      save_checkpoint(folder() / "kept", std::to_string(number), {.num_kept_partial_checkpoints = 2});
-    }
-    barrier();
-    expect(!fs::exists(folder() / "kept/0_partial") && fs::exists(folder() / "kept/1_partial") &&
-               fs::exists(folder() / "kept/2_partial"),
-           "the latest two are kept");
-    save_checkpoint(folder(), "c");
-    barrier();
-    expect_error<UsageError>([] { resume_from_checkpoint(folder(), {.tag = "d"}); }, {"no checkpoint d"});
-    expect_error<UsageError>([] { save_checkpoint(folder(), "red\x1b[31m"); }, {"\"red\\x1b[31m\" is no tag"});
-    if (size_of(Group::kWorld) > 1) {
-      const bool is_odd = rank() == 1;
-      expect_error<UsageError>([&] { save_checkpoint(folder(), is_odd ? "f" : "e", {.partial = !is_odd}); },
-                               {"tag is e on rank", " and f on rank 1", "partial is true on rank",
-                                "and false on rank 1", "[checkpoint-refused]"});
-      expect_error<UsageError>([&] { resume_from_checkpoint(folder(), {.tag = "c", .strict = !is_odd}); },
-                               {"strict is true on rank", "and false on rank 1", "[checkpoint-refused]"});
-      barrier();
-      expect(!fs::exists(folder() / "e_partial") && !fs::exists(folder() / "f"), "something was saved");
-    }
-    expect_error<UsageError>([] { resume_from_checkpoint(folder() / "none"); }, {"there is no checkpoint in"});
-  }
+  refuses_a_save(layout);
   const auto unchanged = [](auto& job, const ResumeOptions& options, const std::vector<std::string>& words) {
     job.train(1);
     const auto before = all_of(job);

@@ -10,35 +10,13 @@
 #include <sstream>
 
 #include "tests/frontend/expect.h"
-#include "tests/frontend/models.h"
+#include "tests/frontend/net.h"
 #include "tests/soak.h"
 
 namespace {
 
 using namespace lamina;
 using namespace lamina::frontend::test;
-
-struct NetImpl : torch::nn::Module {
-  Child<torch::nn::Linear> in, hidden, out;
-  NetImpl() {
-    in = register_module("in", torch::nn::Linear(6, 9));
-    hidden = register_module("hidden", torch::nn::Linear(9, 5));
-    out = register_module("out", torch::nn::Linear(5, 1));
-  }
-  Tensor forward(const Tensor& x) { return out(torch::tanh(hidden(torch::tanh(in(x))))); }
-};
-using Net = torch::nn::ModuleHolder<NetImpl>;
-
-Net seeded() {
-  torch::manual_seed(0);
-  return Net();
-}
-
-Tensor batch() {
-  torch::manual_seed(7);
-  return torch::randn({8, 6});
-}
-Tensor share() { return batch().chunk(size_of(Group::kDp))[rank_in(Group::kDp)]; }
 
 // One of a program's own, that looks at all of a parameter.
 class Centred : public torch::optim::SGD {
@@ -160,6 +138,28 @@ std::string saved_here(const DistributedOptimizer<Optimizer>& optimizer) {
   return bytes.str();
 }
 
+// A new job loads the optimizer's state before its model is cut, and makes the same step of the same values.
+template <class Make, class State, class Values>
+void goes_on_in_a_new_job(const Layout& layout, const Make& make, const State& whole, Values& values,
+                          const Values& expected, const std::string& name) {
+  layout.start();
+  DistributedModel next(seeded());
+  DistributedOptimizer resumed(make(next.parameters()), LossScale(128));
+  load(resumed, whole);
+  const auto next_step = step([&](const Tensor& x) { next.backward(next(x).to(torch::kFloat).square().mean()); });
+  next_step(share().to(layout.dtype()));
+  resumed.zero_grad();
+  next.load_state_dict(values);
+  next_step(share().to(layout.dtype()));
+  resumed.step();
+  const auto found = next.state_dict();
+  for (const auto& named : expected) {
+    expect(torch::equal(found[named.key()], named.value()),
+           named.key() + " in a new job, from the state of " + name + layout.text());
+  }
+  shutdown();
+}
+
 // Trains as the plain loop does; then goes on from what was saved, as if nothing had been between, and so does the
 // plain optimizer from the whole state.
 template <class Make>
@@ -213,24 +213,7 @@ void train(const Layout& layout, const Make& make, const std::string& name) {
          "the plain optimizer has a state for each parameter from that of " + name + layout.text());
   load(ours, saved(*plain.optimizer));  // and the other way
   shutdown();
-
-  // A new job, which loads before its model is cut.
-  layout.start();
-  DistributedModel next(seeded());
-  DistributedOptimizer resumed(make(next.parameters()), LossScale(128));
-  load(resumed, whole);
-  const auto next_step = step([&](const Tensor& x) { next.backward(next(x).to(torch::kFloat).square().mean()); });
-  next_step(share().to(layout.dtype()));
-  resumed.zero_grad();
-  next.load_state_dict(values);
-  next_step(share().to(layout.dtype()));
-  resumed.step();
-  const auto found = next.state_dict();
-  for (const auto& named : expected) {
-    expect(torch::equal(found[named.key()], named.value()),
-           named.key() + " in a new job, from the state of " + name + layout.text());
-  }
-  shutdown();
+  goes_on_in_a_new_job(layout, make, whole, values, expected, name);
 }
 
 void scales_go_on() {

@@ -546,6 +546,18 @@ Tensor batch(int replica, int number) {
   return torch::randn({4, kWidth}, torch::kDouble);
 }
 
+// The replica that met the error has its own one, the other one is told of it.
+void expect_bad_batch(const std::function<void()>& fail) {
+  const auto met = [&] {
+    try {
+      fail();
+    } catch (const std::invalid_argument&) {
+      throw Error("of all replicas; replica 1 met it: bad batch");
+    }
+  };
+  expect_error<Error>(met, {"bad batch", "of all replicas; replica 1 met it"});
+}
+
 // A step that fails on replica 1 fails on both, and the next one is exact: as the plain loop that leaves it out.
 void replicas_fail_together() {
   init({{"ddp", true}, {"microbatches", 2}});
@@ -572,15 +584,7 @@ void replicas_fail_together() {
     const auto mine = batch(rank(), ++number);
     const auto fail = [&] { train(mine, rank() == 1 ? fails : ""); };
     if (fails == "before" || fails == "after") {
-      expect_error<Error>(
-          [&] {
-            try {
-              fail();
-            } catch (const std::invalid_argument&) {
-              throw Error("of all replicas; replica 1 met it: bad batch");
-            }
-          },
-          {"bad batch", "of all replicas; replica 1 met it"});
+      expect_bad_batch(fail);
       continue;
     }
     if (fails == "loop") {  // a backward of a plain loop

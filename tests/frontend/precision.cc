@@ -7,38 +7,12 @@
 #include <limits>
 
 #include "tests/frontend/expect.h"
-#include "tests/frontend/models.h"
+#include "tests/frontend/net.h"
 
 namespace {
 
 using namespace lamina;
 using namespace lamina::frontend::test;
-
-struct NetImpl : torch::nn::Module {
-  Child<torch::nn::Linear> in, hidden, out;
-  NetImpl() {
-    in = register_module("in", torch::nn::Linear(6, 9));
-    hidden = register_module("hidden", torch::nn::Linear(9, 5));
-    out = register_module("out", torch::nn::Linear(5, 1));
-  }
-  Tensor forward(const Tensor& x) { return out(torch::tanh(hidden(torch::tanh(in(x))))); }
-};
-using Net = torch::nn::ModuleHolder<NetImpl>;
-
-Net seeded() {
-  torch::manual_seed(0);
-  return Net();
-}
-
-// The rows of the whole batch that this copy reads.
-Tensor batch() {
-  torch::manual_seed(7);
-  return torch::randn({8, 6});
-}
-Tensor share() {
-  const auto copies = size_of(Group::kDp);
-  return batch().chunk(copies)[rank_in(Group::kDp)];
-}
 
 struct Layout {
   int partitions, degree;
