@@ -11,6 +11,7 @@
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/distributed_optimizer/options.h"
+#include "lamina/faces/sayings.h"
 
 namespace lamina::distributed_optimizer {
 namespace {
@@ -144,9 +145,8 @@ std::string Optimizer::options(const UserOptimizer& user) const {
   if (ranks_.everyone().size() == 1 || !parameters_.are_cut()) return "";
   std::ostringstream own;
   own.precision(12);
-  own << "the number of the optimizer = " << number_ << "\nthe loss scale = " << scale_->value()
-      << "\nthe number of updates that an error broke off = " << broken_off_
-      << "\nthe norm given to clip_master_grads() = ";
+  own << "the number of the optimizer = " << number_ << "\nthe loss scale = " << scale_->value() << "\n"
+      << faces::said("broken-off", broken_off_) << "\nthe norm given to clip_master_grads() = ";
   clip_ ? own << *clip_ : own << "none";
   return base::str(own.str(), "\n", user.options(/*counts=*/ranks_.one_copy().size() == 1));
 }

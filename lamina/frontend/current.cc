@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lamina/base/log.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/calls.h"
 #include "lamina/job_checkpoint/saves.h"
 #include "lamina/rendezvous/job_store.h"
@@ -47,7 +48,7 @@ void at_exit(int code, void*) {
   if (!session.job().in_step()) {
     end_saves();
     set_router(nullptr);
-    session.tell_leaving("came to the end of its program");
+    session.tell_leaving(faces::said("end-of-program"));
     if (session.leave()) return;
   }
   std::cout.flush();
@@ -105,8 +106,7 @@ base::Patience patience(const session::Session& session, const std::string& name
 bool has_current() { return the_current != nullptr; }
 Current& current() {
   if (the_current == nullptr) {
-    throw base::UsageError("lamina is not initialised in this process: call lamina::init() first",
-                           base::Code{"start-not-initialised"});
+    throw faces::refusal("not-initialised", "lamina::init()");
   }
   return *the_current;
 }
@@ -117,10 +117,7 @@ void everywhere(const std::string& what) {
 
 Current& outside_step(const std::string& what) {
   if (runtime::in_step()) {
-    throw base::UsageError(base::str(what,
-                                     " was called inside a step function, which runs once per microbatch and on one "
-                                     "rank of the pipeline only: call it before or after the step"),
-                           base::Code{"step-nested"});
+    throw faces::refusal("inside-step", what);
   }
   return current();
 }

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/log.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
 #include "lamina/job_checkpoint/saves.h"
 
@@ -14,15 +15,7 @@ namespace {
 void require_same(const config::Config& now, const config::Config& asked) {
   const auto differences = config::differences(now, asked);
   if (differences.empty()) return;
-  throw base::ConfigError(
-      base::str("init() was called before with another configuration; call shutdown() first to change it. Then and "
-                "now: ",
-                differences),
-      base::Code{"start-initialised-twice"});
-}
-
-base::UsageError without_seed(const char* what) {
-  return base::UsageError(base::str(what, " needs the key `seed`; without it the state of torch's generator says"));
+  throw faces::refusal<base::ConfigError>("other-configuration", differences);
 }
 
 }  // namespace
@@ -75,13 +68,13 @@ int num_microbatches() { return frontend::current().session->config().microbatch
 
 std::uint64_t rng_step() {
   const auto steps = frontend::outside_step("rng_step()").session->job().seeds().steps();
-  if (!steps) throw without_seed("rng_step()");
+  if (!steps) throw faces::refusal("no-seed", "rng_step()");
   return *steps;
 }
 
 void set_rng_step(std::uint64_t steps) {
   auto& seeds = frontend::outside_step("set_rng_step()").session->job().seeds();
-  if (!seeds.steps()) throw without_seed("set_rng_step()");
+  if (!seeds.steps()) throw faces::refusal("no-seed", "set_rng_step()");
   seeds.go_on_after(steps);
 }
 

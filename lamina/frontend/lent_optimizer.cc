@@ -9,6 +9,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 
@@ -81,8 +82,8 @@ void LentOptimizer::set_state(const at::Tensor& member, value::Value state) {
 // See [Note: options] in distributed_optimizer/options.h.
 std::string LentOptimizer::options(bool counts) const {
   const auto& groups = optimizer_.param_groups();
-  auto text = base::str("the class = ", class_name(optimizer_), "\nthe number of groups = ", groups.size(),
-                        "\nthe number of states that were loaded into it = ", loads_);
+  auto text = base::str("the class = ", class_name(optimizer_), "\nthe number of groups = ", groups.size(), "\n",
+                        faces::said("loads", loads_));
   for (std::size_t i = 0; i < groups.size(); ++i) {
     if (counts) text += base::str("\nthe number of parameters of group ", i, " = ", groups[i].params().size());
     for (const auto& [name, value] : options_of(groups[i])) {

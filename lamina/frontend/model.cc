@@ -8,6 +8,7 @@
 
 #include "lamina/base/log.h"
 #include "lamina/base/printable.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/batch_norms.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job.h"
@@ -25,8 +26,7 @@ model::Costs traced(const ModuleTree& tree, const Example& example) {
   try {
     return trace(tree, example);
   } catch (const std::exception& error) {
-    base::log_warning(
-        base::str("the model could not be traced (", error.what(), "): it is cut by the bytes of its parameters"));
+    base::log_warning(base::str("the model could not be traced (", error.what(), "): ", faces::said("untraced")));
     return std::nullopt;
   }
 }
@@ -39,9 +39,7 @@ void tell_of_ignored_scopes(const ModuleTree& tree) {
     if (known != nullptr && known->scope) ++count;
   }
   if (count == 0) return;
-  base::log_warning(base::str(count,
-                              " modules became a Child while a Partition lived, which auto_partition ignores: set "
-                              "auto_partition to false, or place them by set_partition()"));
+  base::log_warning(faces::said("ignored-scopes", count, "became a Child while a Partition lived"));
 }
 
 base::UsageError before_partition() {
@@ -59,8 +57,7 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
       backwards_(job_.session->job(),
                  options.average_grads_across_microbatches ? job_.session->config().microbatches : 1) {
   if (job_.model != nullptr) {
-    throw base::UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job",
-                           base::Code{"model-twice"});
+    throw faces::refusal("model-twice");
   }
   if (options.backward_passes_per_step < 1 || !(options.bucket_cap_mb > 0)) {
     throw base::UsageError("backward_passes_per_step is at least 1, and bucket_cap_mb above 0");
@@ -72,8 +69,7 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
     if (session.config().ddp) {
       make_reducer();
     } else if (rank() == 0) {
-      base::log_warning(base::str(
-          replicas, " replicas of the model train apart: their gradients are not averaged without ddp: true"));
+      base::log_warning(faces::said("copies-apart", replicas));
     }
   }
   if (!job_.pipelined()) cut(std::nullopt);

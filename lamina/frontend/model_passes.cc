@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
@@ -54,9 +55,7 @@ void Model::join(const std::function<void()>& loop, const JoinOptions& options) 
   reducer_->begin_join(options.divide_by_initial_world_size, options.throw_on_early_termination);
   try {
     loop();
-    if (!partitioned())
-      throw base::UsageError("join(): this replica made no step; give each at least one batch",
-                             base::Code{"replica-no-step"});
+    if (!partitioned()) throw faces::refusal("no-step-in-join");
   } catch (...) {
     reducer_->fail_join(std::current_exception());
     throw;

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lamina/base/error.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/routing.h"
@@ -43,10 +44,8 @@ std::int64_t Model::begin_call() {
   if (!has_current() || current().model.get() != this) return 0;  // the job was shut down: it is called as it is
   if (runtime::in_step()) return 0;
   if (job_.pipelined()) {
-    throw base::UsageError(
-        "the model was called outside a step; with more than one partition call it inside a function made by "
-        "lamina::step, in the thread that runs its body",
-        base::Code{"step-outside"});
+    throw faces::refusal("outside-step", "the model was called",
+                         "made by lamina::step, in the thread that runs its body");
   }
   if (c10::GradMode::is_enabled()) watch();
   return reducer_ ? reducer_->note_call(training()) : 0;
@@ -124,7 +123,7 @@ pipeline::StepResult Model::run_first(pipeline::StepSpec spec) {
 
 void Model::backward(const remote::Tensors& tensors, const remote::Tensors& gradients) {
   if (!has_current() || current().model.get() != this) {
-    throw base::UsageError("backward of a DistributedModel whose job was shut down", base::Code{"step-after-shutdown"});
+    throw faces::refusal("job-ended", "backward", "DistributedModel");
   }
   if (tensors.size() < gradients.size()) {
     throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));

@@ -18,6 +18,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
@@ -56,29 +57,16 @@ Needs checked_needs(const torch::optim::Optimizer& optimizer) {
   const auto& job = outside_step("DistributedOptimizer()");
   const bool measures_all = dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
   if (measures_all && job.pipelined()) {
-    throw base::UsageError(
-        "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
-        "partitions take an optimizer that updates each parameter by itself",
-        base::Code{"model-one-rank-optimizer"});
+    throw faces::refusal("lbfgs-in-parts");
   }
   const auto needs = needs_of(optimizer);
   const auto& config = job.session->config();
   const bool sharded = config.sharded_data_parallel_degree > 1;
   if (needs || !model::updates_divided_over(job.session->topology(), config)) return needs.value_or(Needs::kElements);
   const auto name = c10::demangle(typeid(optimizer).name());
-  const auto* key = sharded ? "sharded_data_parallel_degree" : "shard_optimizer_state";
-  const auto why =
-      measures_all
-          ? std::string("it measures all parameters of a model at once: take one that updates each by itself")
-          : base::str(
-                "it is not known whether it looks at more of one than the element that it updates. Say so before: "
-                "lamina::register_functional_optimizer<",
-                name,
-                ">(lamina::Needs::kElements), or kWhole, with which each parameter is updated on one rank that "
-                "has all of it");
-  const auto text = base::str(name, " with ", key, ": a rank has a part of each parameter, and ", why);
-  if (sharded) throw base::UsageError(text, base::Code{"shard-optimizer"});
-  throw base::UsageError(text, base::Code{"optimizer-divided"});
+  const auto said = base::str("lamina::register_functional_optimizer<", name, ">(lamina::Needs::kElements), or kWhole");
+  const auto why = measures_all ? faces::said("measures-all") : faces::said("needs-unknown", said);
+  throw sharded ? faces::refusal("sharded-optimizer", name, why) : faces::refusal("divided-optimizer", name, why);
 }
 
 // The scale of the job, which is this one's.
@@ -89,10 +77,7 @@ std::shared_ptr<optim::LossScale> shared_scale(Current& job, const optim::LossSc
     job.loss_scale = shared;
     if (job.model != nullptr) job.model->scale_by(shared);
   } else if (shared->is_dynamic() || scale.is_dynamic() || shared->value() != scale.value()) {
-    throw base::UsageError(
-        "a job has one loss scale, which model.backward() takes: give every DistributedOptimizer the same static one, "
-        "or have one optimizer, with the parameters as groups",
-        base::Code{"optimizer-loss-scale"});
+    throw faces::refusal("two-loss-scales");
   }
   return shared;
 }
@@ -114,8 +99,7 @@ struct OptimizerPart::Rest : JobOptimizer {
   }
   void require_job(const char* what) const {
     if (in_job()) return;
-    throw base::UsageError(base::str("optimizer.", what, " of a DistributedOptimizer whose job was shut down"),
-                           base::Code{"step-after-shutdown"});
+    throw faces::refusal("job-ended", base::str("optimizer.", what), "DistributedOptimizer");
   }
 
   // True where groups have what they are to have in steps.
@@ -260,16 +244,8 @@ double OptimizerPart::loss_scale() const { return rest_->engine.scale().value();
 void OptimizerPart::save(torch::serialize::OutputArchive& archive, bool whole) const {
   auto& rest = *rest_;
   rest.require_job(whole ? "save()" : "save_local()");
-  if (rest.waits) {
-    throw base::UsageError(
-        "a state that was loaded into the optimizer waits for the model to be partitioned: ask for its state after the "
-        "first step",
-        base::Code{"state-before-cut"});
-  }
-  if (!whole && !rest.is_cut()) {
-    throw base::UsageError("optimizer.save_local(): nothing is local before the model is partitioned",
-                           base::Code{"state-before-cut"});
-  }
+  if (rest.waits) throw faces::refusal("state-waits", "a state of the optimizer", "ask for it");
+  if (!whole && !rest.is_cut()) throw faces::refusal("nothing-local", "optimizer.save_local()");
   rest.replace_new();
   const auto extent = whole ? distributed_optimizer::Extent::kWhole : distributed_optimizer::Extent::kPart;
   auto state = rest.numbered(rest.engine.states().state(rest.lent, extent), whole);

@@ -5,6 +5,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/calls.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
@@ -23,8 +24,7 @@ void require_before_cut(const char* what, const torch::nn::Module& module) {
   if (!frontend::has_current() || !frontend::current().pipelined()) return;
   const auto& model = frontend::current().model;
   if (model == nullptr || !model->partitioned() || model->tree().node(&module) < 0) return;
-  throw base::UsageError(base::str(what, " after the model was partitioned; call it before the first step"),
-                         base::Code{"model-cut-already"});
+  throw faces::refusal("cut-already", what);
 }
 
 }  // namespace

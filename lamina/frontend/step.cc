@@ -10,6 +10,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/printable.h"
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
 #include "lamina/pipeline/offsets.h"
 
@@ -23,7 +24,7 @@ std::string argument(const at::Tensor& tensor, int place) {
 // Throws where it has no such axis.
 std::int64_t size_of(const at::Tensor& tensor, std::int64_t axis, int place) {
   if (axis < -tensor.dim() || axis >= tensor.dim()) {
-    throw base::UsageError(base::str(argument(tensor, place), " has no axis ", axis, " to split it along"));
+    throw faces::refusal("no-axis", argument(tensor, place), axis);
   }
   return tensor.size(axis);
 }
@@ -32,9 +33,8 @@ std::int64_t size_of(const at::Tensor& tensor, std::int64_t axis, int place) {
 std::string uneven(const at::Tensor& tensor, int microbatches, std::int64_t axis, int place) {
   const auto size = size_of(tensor, axis, place);
   if (size % microbatches == 0) return "";
-  return base::str(argument(tensor, place), " cannot be split into ", microbatches, " microbatches: its size ", size,
-                   " along axis ", axis, " is not a multiple of ", microbatches,
-                   ". Change the batch size or `microbatches`, or pass lamina::whole(argument)");
+  return faces::said("uneven", argument(tensor, place), microbatches, size, axis, microbatches,
+                     "pass lamina::whole(argument)");
 }
 
 at::Tensor piece(const at::Tensor& tensor, base::Microbatch microbatch, int microbatches, std::int64_t axis,
@@ -51,14 +51,14 @@ at::Tensor piece(const at::Tensor& tensor, base::Microbatch microbatch, int micr
 }
 
 // The tensors of a call that are split, and lists that may be meant to be.
-struct Found {
-  struct Part {
+struct SplitTensors {
+  struct Split {
     at::Tensor tensor;
     std::int64_t axis;
     int place;
     bool is_said;  // that it is split
   };
-  std::vector<Part> parts;
+  std::vector<Split> parts;
   std::vector<std::pair<int, std::size_t>> lists;  // places, and lengths
   bool asked = false;                              // to split anything
 
@@ -75,10 +75,8 @@ struct Found {
     for (const auto& part : parts) lengths.push_back(part.tensor.size(part.axis));
     for (const auto& [tensor, axis, place, is_said] : parts) {
       if (is_said || !pipeline::looks_like_offsets(tensor, lengths, /*is_called_so=*/false)) continue;
-      return base::str(
-          argument(tensor, place),
-          " looks like offsets into another one, which have no pieces: pass padded tensors and lengths, or "
-          "lamina::whole(argument) of both, or, if it has a value for each row, lamina::along(0, argument)");
+      return faces::said("offsets", argument(tensor, place), "lamina::whole(argument) of both",
+                         "pass lamina::along(0, argument)");
     }
     return "";
   }
@@ -92,7 +90,7 @@ struct Found {
     if (parts.size() > kNamed) text += base::str(" and ", parts.size() - kNamed, " more");
     for (const auto& [place, length] : lists) {
       const bool is_batch = std::ranges::any_of(
-          parts, [&](const Part& part) { return part.tensor.size(part.axis) == static_cast<std::int64_t>(length); });
+          parts, [&](const Split& part) { return part.tensor.size(part.axis) == static_cast<std::int64_t>(length); });
       if (is_batch)
         whole +=
             base::str(whole.empty() ? "; whole to each: argument " : ", argument ", place, " (a list of ", length, ")");
@@ -101,8 +99,8 @@ struct Found {
   }
 };
 
-Found look_into(const std::vector<frontend::Argument>& arguments) {
-  Found found;
+SplitTensors look_into(const std::vector<frontend::Argument>& arguments) {
+  SplitTensors found;
   for (std::size_t place = 0; place < arguments.size(); ++place) {
     if (!arguments[place].batch) continue;
     found.asked = true;
@@ -132,8 +130,8 @@ frontend::Batch frontend::batch_of(const std::vector<Argument>& arguments, Said&
   const auto found = look_into(arguments);
   if (found.parts.empty()) {
     if (found.asked) {
-      say_once(said.nothing, base::str("nothing in its arguments can be split: each of ", configured,
-                                       " microbatches gets all of them; pass what is to be whole as lamina::whole()"));
+      say_once(said.nothing,
+               faces::said("nothing-to-split", configured, "pass what is to be whole as lamina::whole()"));
     }
     return {configured, "", ""};
   }
@@ -142,7 +140,7 @@ frontend::Batch frontend::batch_of(const std::vector<Argument>& arguments, Said&
   int fewer = configured;
   while (!found.uneven(fewer).empty()) --fewer;
   if (fewer < configured) {
-    say_once(said.fewer, base::str("a batch is split into ", fewer, " microbatches: it cannot be into ", configured));
+    say_once(said.fewer, faces::said("fewer-microbatches", fewer, configured));
   }
   say_once(said.split,
            base::str("split into ", fewer, " microbatches: ", found.summary(),

@@ -9,6 +9,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/fused/rules.h"
 #include "lamina/optim/fused_functional.h"
 #include "lamina/optim/update_tensors.h"
@@ -78,10 +79,7 @@ void step_groups(const Functional& functional, std::span<GroupStep> groups, Thre
 void step(const Functional& functional, Hyper hyper, std::span<const at::Tensor> parameters,
           std::span<const at::Tensor> gradients, std::span<State> states, Threads& threads) {
   if (parameters.size() != gradients.size()) {
-    throw base::UsageError(
-        base::str("the gradients passed in does not equal to the size of the parameters! Params "
-                  "length: ",
-                  parameters.size(), ". Gradients length: ", gradients.size()));
+    throw base::UsageError(faces::said("as-many-gradients", parameters.size(), gradients.size()));
   }
   base::internal_check(parameters.size() == states.size(), "a state for each parameter");
   functional.check(hyper);

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "lamina/faces/sayings.h"
 #include "lamina/remote/crossing.h"
 #include "lamina/remote/data_watch.h"
 #include "lamina/remote/protocol.h"
@@ -68,6 +69,14 @@ void write_arguments(const std::string& module, const value::List& written, cons
 at::Tensor told(const Arrival& arrival, const base::CallId& id) {
   if (const auto* failure = std::get_if<value::Failure>(&arrival)) tell(id, *failure);
   return tensor_of(arrival);
+}
+
+// Throws where the gradient of a leaf is made on another rank.
+void require_here(const Tensors& asked) {
+  for (const auto& leaf : asked) {
+    if (!value::is_released(leaf)) continue;
+    throw faces::refusal("gradient-elsewhere", value::where_released(leaf));
+  }
 }
 
 }  // namespace
@@ -194,13 +203,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
     throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"),
                            base::Code{"step-earlier-graph"});
   }
-  for (const auto& leaf : options.asked) {
-    if (!value::is_released(leaf)) continue;
-    throw base::UsageError(
-        base::str("autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: ",
-                  value::where_released(leaf), "; use model.backward() and read .grad on the rank that owns it"),
-        base::Code{"step-autograd-grad"});
-  }
+  require_here(options.asked);
   if (!options.asked.empty()) scope_of(*context).calls.ask_for(forward.id.microbatch, options.asked);
   ++backwards_;
   if (options.accumulate) ++thread_backwards();

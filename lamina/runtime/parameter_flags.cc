@@ -7,6 +7,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/value/bytes.h"
 
 namespace lamina::runtime {
@@ -93,11 +94,8 @@ void ParameterFlags::end_body(base::Microbatch microbatch, const Flags& left) {
   const auto next = began_.upper_bound(microbatch);
   if (next == began_.end()) return;
   if (const auto name = difference(next->second, left); !name.empty()) {
-    const auto text = base::str(
-        "the step body left ", name,
-        " with another requires_grad than it found, when the next microbatch had begun, which in one process begins "
-        "with what this one left: set it at the beginning of the body, before any call of the model, or put it back "
-        "at the end; or set schedule: interleaved and active_microbatches: 1");
+    const auto text = faces::said("left-changed", name + " with another requires_grad",
+                                  "it at the beginning of the body, before any call of the model", "it");
     throw base::UsageError(text, base::Code{"step-frozen"});
   }
 }

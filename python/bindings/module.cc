@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/printable.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/value/encoding.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
@@ -36,6 +37,11 @@ PYBIND11_MODULE(_lamina, module) {
   bind_optim(module);
   bind_parameter_server(module);
   bind_parameters(module);
+  module.def("said", [](const std::string& name, const std::vector<std::string>& values) {
+    const auto* saying = lamina::faces::find(name);
+    lamina::base::internal_check(saying != nullptr, "a text without the name " + name);
+    return std::pair(lamina::faces::fill(saying->text, values), saying->code.name);
+  });
   module.def("printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); });
   module.def("printable_line",
              [](const py::bytes& text) { return lamina::base::printable_line(std::string_view(text)); });

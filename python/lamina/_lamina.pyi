@@ -43,6 +43,9 @@ def printable(text: bytes) -> str:
 def printable_line(text: bytes) -> str:
     """As `printable`, and ends of lines and tabs, too."""
 
+def said(name: str, values: Sequence[str]) -> tuple[str, str]:
+    """The text of that name in lamina/faces/sayings.h with its values, and its code, "" for none."""
+
 def looks_like_offsets(tensor: torch.Tensor, lengths: Sequence[int], is_called_so: bool) -> bool:
     """See [Note: offsets] in lamina/pipeline/offsets.h."""
 

@@ -74,7 +74,7 @@ class InternalError(Error):
     @classmethod
     def found(cls, what: str) -> "InternalError":
         """The error that says that `what` was found: "an object that nobody holds"."""
-        return cls(f"a bug of lamina: {what}; report it with the log of all ranks")
+        return cls(f"a bug of lamina: {what}; please report it, with what all ranks have logged")
 
 
 class RemoteError(Error):
@@ -90,3 +90,14 @@ class RemoteError(Error):
 
     rank: int = -1
     remote_traceback: str = ""
+
+
+def said(name: str, *values: object) -> str:
+    """A text that the C++ face says, too, by its name in lamina/faces/sayings.h, with its values."""
+    return _lamina.said(name, list(map(str, values)))[0]
+
+
+def refusal(name: str, *values: object, kind: type[Error] = UsageError) -> Error:
+    """An error that the C++ face raises, too: a text with its code."""
+    text, code = _lamina.said(name, list(map(str, values)))
+    return kind(text, code=code)

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PYTHON = ("python/lamina", "python/compat")
 ENGINE = ("lamina", "apps", "python/bindings")
+SAYINGS = ROOT / "lamina/faces/sayings.h"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Raised:
 def raised() -> list[Raised]:
     python = sorted(path for folder in PYTHON for path in (ROOT / folder).rglob("*.py"))
     engine = sorted(path for folder in ENGINE for path in (ROOT / folder).rglob("*.*") if path.suffix in (".cc", ".h"))
-    return [each for path in python for each in in_python(path)] + [each for path in engine for each in in_cpp(path)]
+    found = [each for path in python for each in in_python(path)] + [each for path in engine for each in in_cpp(path)]
+    return found + list(in_sayings("\n".join(path.read_text() for path in engine)))
 
 
 def in_python(path: Path) -> Iterator[Raised]:
@@ -45,3 +47,10 @@ def in_cpp(path: Path) -> Iterator[Raised]:
     for match in re.finditer(r'\bCode\{"([^"]+)"\}', text):
         kind = re.findall(r"\b(\w*Error)\(", text[: match.start()])[-1]
         yield Raised(match[1], kind, f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}")
+
+
+def in_sayings(sources: str) -> Iterator[Raised]:
+    """The errors that both faces raise: they are UsageErrors, unless the sources ask for another type."""
+    kinds = {name: kind for kind, name in re.findall(r'refusal<base::(\w+)>\("([^"]+)"', sources)}
+    for match in re.finditer(r'^    \{"([^"]+)",(?:[^{}]|\{\})*\{"([^"]+)"\}\}', SAYINGS.read_text(), re.MULTILINE):
+        yield Raised(match[2], kinds.get(match[1], "UsageError"), f"{SAYINGS.relative_to(ROOT)}: {match[1]}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import refusal
 
 Made = TypeVar("Made")
 
@@ -96,9 +96,7 @@ def is_initialized() -> bool:
 def job() -> Job:
     """The current job. Raises UsageError before `init`."""
     if _job is None:
-        raise UsageError(
-            "lamina is not initialised in this process: call lamina.init() first", code="start-not-initialised"
-        )
+        raise refusal("not-initialised", "lamina.init()")
     return _job
 
 
@@ -120,11 +118,7 @@ def in_step() -> bool:
 def outside_step(what: str) -> Job:
     """The current job; raises UsageError inside a step function, where `what` is not allowed."""
     if in_step():
-        raise UsageError(
-            f"{what} was called inside a step function, which runs once per microbatch and on one rank of the pipeline "
-            "only: call it before or after the step",
-            code="step-nested",
-        )
+        raise refusal("inside-step", what)
     return job()
 
 
@@ -137,6 +131,4 @@ def everywhere(what: str) -> None:
 def before_cut(what: str) -> None:
     """Refuses what is to be said of a module before the model is cut over several ranks."""
     if _job is not None and _job.pipelined and _job.partitioned_model is not None:
-        raise UsageError(
-            f"{what} after the model was partitioned; call it before the first step", code="model-cut-already"
-        )
+        raise refusal("cut-already", what)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lamina import _lamina
-from lamina.errors import ConfigError, Error
+from lamina.errors import ConfigError, Error, refusal, said
 from lamina.exits import excepthook, failures
 from lamina.job import current
 from lamina.util import call_sites
@@ -95,11 +95,7 @@ def _to_json(config: Mapping[str, Any] | None, keys: dict[str, Any]) -> str:
 def _require_same(first: _lamina.Config, text: str) -> None:
     asked, _ = _lamina.parse_config(text)
     if difference := first.differences(asked):
-        raise ConfigError(
-            f"init() was called before with another configuration; call shutdown() first to change it. "
-            f"Then and now: {difference}",
-            code="start-initialised-twice",
-        )
+        raise refusal("other-configuration", difference, kind=ConfigError)
 
 
 def _at_exit() -> None:
@@ -113,7 +109,7 @@ def _at_exit() -> None:
     if job is not None and job.saves is not None:
         _end_saves(job, last_error is None)
     if job is not None and last_error is None:
-        job.session.tell_leaving("came to the end of its program")
+        job.session.tell_leaving(said("end-of-program"))
     if interrupted:
         excepthook.end_without_collecting()
     ended = (job is None or _leave(job, interrupted)) and not _stuck

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.job import current
 
 _KEY = "_lamina_rng_step"  # in a state, where torch's optimizers look at no key but their own
@@ -71,5 +71,5 @@ def check(job: current.Job) -> None:
 def _seeded(what: str) -> Any:
     session = current.outside_step(what).session
     if session.seeded_steps is None:
-        raise UsageError(f"{what} needs the key `seed`; without it the state of torch's generator says")
+        raise refusal("no-seed", what)
     return session

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, said
 from lamina.job import current
 from lamina.torch_patches import scoped
 from lamina.util.checks import require_module
@@ -78,10 +78,7 @@ def ignored(modules: Iterable[nn.Module]) -> list[str]:
     count = sum(_CREATED in module.__dict__ for module in modules)
     if not count or _contexts_count():
         return []
-    return [
-        f"{count} modules were created in partition() contexts, which auto_partition ignores: set auto_partition to "
-        "false, or place them by set_partition()"
-    ]
+    return [said("ignored-scopes", count, "were created in partition() contexts")]
 
 
 def _contexts_count() -> bool:

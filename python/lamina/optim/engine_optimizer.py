@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 
+from lamina.errors import said
 from lamina.optim.functional import FunctionalOptimizer
 
 
 def require_as_many(parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
     """ValueError, in torch's words, unless there is a gradient, or None, for each parameter."""
     if len(parameters) != len(gradients):
-        raise ValueError(
-            "the gradients passed in does not equal to the size of the parameters! "
-            f"Params length: {len(parameters)}. Gradients length: {len(gradients)}"
-        )
+        raise ValueError(said("as-many-gradients", len(parameters), len(gradients)))
 
 
 _turn = threading.Lock()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.optim.shards import why_not_parts
@@ -66,11 +66,7 @@ def DistributedOptimizer(  # noqa: N802
         raise UsageError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     job = current.job()
     if job.pipelined and isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError(
-            "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
-            "partitions take an optimizer that updates each parameter by itself",
-            code="model-one-rank-optimizer",
-        )
+        raise refusal("lbfgs-in-parts")
     scale = _loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
     _require_known(optimizer, job)
     state = next((known for known in job.optimizers if known.optimizer is optimizer), None)
@@ -90,8 +86,8 @@ def _require_free(optimizer: torch.optim.Optimizer) -> None:
     """UsageError for one of a job that has ended: its groups have what the other job's model was cut into."""
     if getattr(optimizer, "optimizer", None) is optimizer:
         raise UsageError(
-            "this optimizer is a DistributedOptimizer of a job that was shut down: make a new one, and load the state "
-            "dict of this one, taken before",
+            "this optimizer is a DistributedOptimizer of an earlier job: make a new one, and load the state dict of "
+            "this one, taken before the job was shut down",
             code="step-after-shutdown",
         )
 
@@ -102,9 +98,9 @@ def _require_known(optimizer: torch.optim.Optimizer, job: current.Job) -> None:
     if not (why := why_not_parts(optimizer)):
         return
     if config.sharded_data_parallel_degree > 1:
-        raise UsageError(f"{kind} with sharded_data_parallel_degree: {why}", code="shard-optimizer")
+        raise refusal("sharded-optimizer", kind, why)
     if job.session.updates_divided_over is not None:
-        raise UsageError(f"{kind} with shard_optimizer_state: {why}", code="optimizer-divided")
+        raise refusal("divided-optimizer", kind, why)
 
 
 def _loss_scale(static: float | None, dynamic: bool, args: Mapping[str, Any] | None) -> _lamina.LossScale:
@@ -135,9 +131,5 @@ def _shared(job: current.Job, scale: _lamina.LossScale) -> _lamina.LossScale:
             job.model.backwards.scale_by(scale)
             job.cut.see_to_norms()
     elif job.loss_scale.is_dynamic or scale.is_dynamic or job.loss_scale.value != scale.value:
-        raise UsageError(
-            "a job has one loss scale, which model.backward() takes: give every DistributedOptimizer the same static "
-            "one, or have one optimizer, with the parameters as groups",
-            code="optimizer-loss-scale",
-        )
+        raise refusal("two-loss-scales")
     return job.loss_scale

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.job import current, seeds
 from lamina.job.arguments import require_same
 from lamina.optim import named_state
@@ -90,10 +90,7 @@ class OptimizerState(OptimizerSteps):
         self._nothing_waits()
         job = self._job("local_state_dict()")
         if job.partitioned_model is None:
-            raise UsageError(
-                "optimizer.local_state_dict(): nothing is local before the model is partitioned",
-                code="state-before-cut",
-            )
+            raise refusal("nothing-local", "optimizer.local_state_dict()")
         place = (job.session.group_rank("partitions"), job.session.group_size("partitions"))
         named = self._named("here" if gather_if_shard else "part")
         parts = self._parts(job.session)
@@ -190,7 +187,7 @@ class OptimizerState(OptimizerSteps):
         self._lent.see_to_states()
 
     def _load_named(self, named: Mapping[str, Any], are_parts: bool) -> None:
-        """Loads this rank's part of a state by name, or what is that already; of masters, too."""
+        """Loads this rank's part of a state by name, or a state that is that part already, and masters likewise."""
         members = self._members()
         names = {name for group in members for name, *_ in group}
         parts = self._engine.parts_of(self._lent, named_state.of_parameters(named, names), are_parts)
@@ -302,11 +299,7 @@ class OptimizerState(OptimizerSteps):
 
     def _nothing_waits(self) -> None:
         if self._waiting is not None:
-            raise UsageError(
-                "a state that was loaded into the optimizer waits for the model to be partitioned: ask for its state "
-                "after the first step",
-                code="state-before-cut",
-            )
+            raise refusal("state-waits", "a state of the optimizer", "ask for it")
 
 
 def _cut() -> bool:

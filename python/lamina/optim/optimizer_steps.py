@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.job import current, groups
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim.flat_groups import FlatGroups, lie_together
@@ -51,7 +51,7 @@ class OptimizerSteps:
             job.cut.watch()
 
     def _give_gradients(self) -> None:
-        """Has what stands for parameters in the groups be of a class whose `.grad` we know."""
+        """Gives tensors that stand for parameters in the groups a class with a `.grad` of ours."""
         stand_ins = [each for each in self._lent.members() if self.parameters.source(each) is not each]
         if not stand_ins:
             return
@@ -151,7 +151,7 @@ class OptimizerSteps:
         return [[(name, given or None) for name, given, _, _ in group] for group in self._members()]
 
     def _part_of_state(self, local: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> Any:
-        """The state of what is in the place of a parameter from the parameter's."""
+        """Makes the state of a tensor that stands for a parameter out of the parameter's state."""
         return self._engine.part_of_state(self._lent, local, parameter, dict(state)) or {}
 
     def _members(self) -> list[list[tuple[str, str, torch.Tensor, torch.Tensor | None]]]:
@@ -187,9 +187,7 @@ class OptimizerSteps:
 
     def _require_job(self, what: str, job: current.Job | None) -> None:
         if job is None or not self._is_in(job):
-            raise UsageError(
-                f"optimizer.{what} of a DistributedOptimizer whose job was shut down", code="step-after-shutdown"
-            )
+            raise refusal("job-ended", f"optimizer.{what}", "DistributedOptimizer")
 
     def _is_in(self, job: current.Job) -> bool:
         return any(known is self for known in job.optimizers)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lamina import _lamina
+from lamina.errors import said
 from lamina.job import current
 
 _NO_OPTIONS = {"params", "param_names"}
@@ -47,8 +48,7 @@ class PlainOptimizers:
             is_model_s = any(id(each) in mine for each in given)
             self._known[optimizer] = Options(optimizer, lambda each: each) if is_model_s else None
         if (options := self._known[optimizer]) is not None:
-            broken_off = f"the number of updates that an error broke off = {options.broken_off}\n"
-            text = broken_off + options.text(counts=not job.pipelined)
+            text = said("broken-off", options.broken_off) + "\n" + options.text(counts=not job.pipelined)
             _lamina.require_same_options(job.session, text, not is_joining(job))
             options.broken_off += 1
 
@@ -71,8 +71,8 @@ class Options:
         parameter_of: finds the parameter of the model for which something stands in its groups.
 
     Attributes:
-        broken_off: for whoever counts how many of its updates an error has ended, which this rank may have caught: its
-            parameters, or a part of them, lack what those of the others have.
+        broken_off: how many of its updates an error has ended, for a hook that counts them. This rank may have caught
+            that error: then its parameters lack an update that the other ranks made.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameter_of: Callable[[torch.Tensor], torch.Tensor]):
@@ -111,7 +111,7 @@ class Options:
                 own = map(self._parameter_of, self._optimizer.param_groups[place]["params"])
                 names = [known.get(id(parameter), "none of the model's") for parameter in own]
                 lines += [f"parameter {number} of group {place} = {name}" for number, name in enumerate(names)]
-        return [*lines, f"the number of states that were loaded into it = {self._loads}"]
+        return [*lines, said("loads", self._loads)]
 
 
 def _count_load(options: "weakref.ReferenceType[Options]") -> None:
@@ -120,7 +120,7 @@ def _count_load(options: "weakref.ReferenceType[Options]") -> None:
 
 
 def _fixed(value: Any) -> Any:
-    """A value that does not change when that one does, and may be compared."""
+    """Copies a value into one that may be compared later: it does not change when the original does."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 and not value.is_meta else str(tuple(value.shape))
     if isinstance(value, list | tuple):

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from lamina.errors import said
 from lamina.job import current
 from lamina.pipeline.split import Splitter, UnevenError
 from lamina.util.told import tell
@@ -50,8 +51,7 @@ class Batches:
             except UnevenError as error:
                 uneven = uneven or str(error)
         if uneven:
-            line = f"a batch is split into {count} microbatches: it cannot be into {job.microbatches}"
-            self._say_once(job, "fewer", line)
+            self._say_once(job, "fewer", said("fewer-microbatches", count, job.microbatches))
         return pieces, uneven
 
     def _pieces(
@@ -87,11 +87,8 @@ class Batches:
             self._say_once(job, "split", f"split into {count} microbatches: {summary}. {_OTHERWISE}")
         elif "nothing" not in self._said:
             self._said.add("nothing")
-            warnings.warn(
-                f"{self._name}: nothing in its arguments can be split: each of {count} microbatches gets all of them. "
-                "Pass tensors, or containers of them; list what is to be whole in non_split_inputs",
-                stacklevel=2,
-            )
+            line = said("nothing-to-split", count, "list what is to be whole in non_split_inputs")
+            warnings.warn(f"{self._name}: {line}", stacklevel=2)
 
     def _say_once(self, job: current.Job, what: str, line: str) -> None:
         if what not in self._said and job.session.rank == 0:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.job import current
 from lamina.model import shards
 from lamina.model.places import only_own, without
@@ -218,7 +218,7 @@ class CutModel(WrappedModule):
         """The job, outside of steps, for what it is to do with this model."""
         job = current.outside_step(what)
         if job.model is not self:
-            raise UsageError(f"{what} of a DistributedModel whose job was shut down", code="step-after-shutdown")
+            raise refusal("job-ended", what, "DistributedModel")
         return job
 
     def _local(self, named: Names) -> Names:

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook
 from lamina.data_parallel.replicas import Replicas
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal, said
 from lamina.job import current, groups
 from lamina.model import precision
 from lamina.pipeline.model_hooks import Hook, ModelHooks
@@ -80,10 +80,7 @@ class DistributedModel(SavedModel):
         job = current.outside_step("DistributedModel()")
         require_wrappable(module)
         if job.model is not None:
-            raise UsageError(
-                "there is a DistributedModel already: a job has one; call shutdown() to begin another job",
-                code="model-twice",
-            )
+            raise refusal("model-twice")
         require_booleans(
             trace_execution_times=trace_execution_times,
             overlapping_allreduce=overlapping_allreduce,
@@ -131,10 +128,7 @@ class DistributedModel(SavedModel):
         """Has the gradients averaged over the copies of the model, with `ddp`; else None."""
         if not job.session.config.ddp:
             if (replicas := job.session.group_size("replicas")) > 1 and job.session.rank == 0:
-                warnings.warn(
-                    f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
-                    stacklevel=3,
-                )
+                warnings.warn(said("copies-apart", replicas), stacklevel=3)
             return None
         groups.of_job()
         overlap = overlapping_allreduce and not job.session.config.deterministic_server
@@ -255,9 +249,7 @@ class DistributedModel(SavedModel):
         with job.replicas.join(divide_by_initial_world_size, throw_on_early_termination):
             yield
             if not self.partitioned:
-                raise UsageError(
-                    "join(): this replica made no step; give each at least one batch", code="replica-no-step"
-                )
+                raise refusal("no-step-in-join")
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -336,11 +328,7 @@ class DistributedModel(SavedModel):
         if current.job().model is not self:
             raise UsageError(f"{what}, but its job was shut down", code="step-after-shutdown")
         if not current.in_step():
-            raise UsageError(
-                f"{what} outside a step; with more than one partition call it inside a function decorated with "
-                "@lamina.step",
-                code="step-outside",
-            )
+            raise refusal("outside-step", what, "decorated with @lamina.step")
 
 
 def _reducer() -> _lamina.Reducer | None:

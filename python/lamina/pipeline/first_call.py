@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from lamina import _lamina
+from lamina.errors import said
 from lamina.pipeline.before_cut import BeforeCut
 from lamina.torch_patches import module_call
 from lamina.tracing.proposal import Tracer
@@ -72,4 +73,4 @@ class FirstCall:
 
 
 def _nothing(why: str) -> Tracer:
-    return lambda _: Trace(notes=[f"{why}: it is cut by the bytes of its parameters"])
+    return lambda _: Trace(notes=[f"{why}: {said('untraced')}"])

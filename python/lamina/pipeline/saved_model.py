@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from lamina.deferred_init.delayed import is_delayed
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.job import current
 from lamina.job.arguments import require_same
 from lamina.pipeline.cut_model import CutModel
@@ -42,11 +42,7 @@ class SavedModel(CutModel):
         """
         if self._cut.whole_everywhere:
             if self._cut.waiting:
-                raise UsageError(
-                    "state_dict() while a partial state dict waits for the model to be partitioned: call it after the "
-                    "first step",
-                    code="state-before-cut",
-                )
+                raise refusal("state-waits", "a partial state dict", "call state_dict()")
             return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         session = self._own_job("state_dict()").session
         require_same(session, "one_copy", "model.state_dict()", code="state-arguments", gather_to_rank0=gather_to_rank0)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal, said
 from lamina.util import pytree
 
 _NAMED = 8  # so many tensors are named in a summary
@@ -93,13 +93,12 @@ class Splitter:
                 continue
             held = torch.as_tensor(tensor)
             if _lamina.looks_like_offsets(held, sorted(self._rows), _OFFSETS.search(name) is not None):
-                raise UsageError(
-                    f"argument {name} of shape {tuple(tensor.shape)} looks like offsets into another one, which have "
-                    "no pieces: each microbatch would get the offsets of other rows. Pass padded tensors and lengths, "
-                    "or list the argument in non_split_inputs, with the tensor that it points into, or give an object "
-                    "with a method smp_slice(num_mb, mb, axis); if it has a value for each row, say so in "
-                    "input_split_axes",
-                    code="step-offsets",
+                raise refusal(
+                    "offsets",
+                    f"argument {name} of shape {tuple(tensor.shape)}",
+                    "list the argument in non_split_inputs, with the tensor that it points into, or give an object "
+                    "with a method smp_slice(num_mb, mb, axis)",
+                    "say so in input_split_axes",
                 )
 
     def summary(self) -> str:
@@ -131,14 +130,11 @@ def _cut(tensor: Any, count: int, axis: int, name: str) -> list[Any]:
         )
     shape = tuple(tensor.shape)
     if not -len(shape) <= axis < len(shape):
-        raise UsageError(f"argument {name} of shape {shape} has no axis {axis} to split it along")
+        raise refusal("no-axis", f"argument {name} of shape {shape}", axis)
     size = shape[axis]
     if size % count:
-        raise UnevenError(
-            f"argument {name} of shape {shape} cannot be split into {count} microbatches: its size {size} along axis "
-            f"{axis} is not a multiple of {count}. Change the batch size or `microbatches`, or list the argument in "
-            "non_split_inputs"
-        )
+        whole = "list the argument in non_split_inputs"
+        raise UnevenError(said("uneven", f"argument {name} of shape {shape}", count, size, axis, count, whole))
     length = size // count
     if not is_tensor:
         before = (slice(None),) * (axis % len(shape))

@@ -25,7 +25,7 @@ class Context:
     def __enter__(self) -> "Context":
         if self._context is not None:
             raise UsageError(
-                f"{self} was entered before: each iteration needs a context of its own", code="remote-context-ended"
+                f"{self} was entered before: begin another one for each iteration", code="remote-context-ended"
             )
         session = current.outside_step("lamina.remote.context()").session
         self._context = session.parameter_server.begin_context()
@@ -46,7 +46,7 @@ class Context:
         if self._context is None:
             raise UsageError(f"{what}: the context was not entered: with lamina.remote.context() as context")
         if self._session is not session:
-            raise UsageError(f"{what}: {self} is of a job that was shut down", code="remote-other-job")
+            raise UsageError(f"{what}: {self} is of an earlier job", code="remote-other-job")
         return session, self._context
 
 

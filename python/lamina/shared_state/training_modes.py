@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import UsageError, said
 from lamina.shared_state.modules import Modules
 
 _NAME = "training"
@@ -118,13 +118,9 @@ class TrainingModes:
         return [place for place, value in now if value != found.get(place, vars(self.modules.all[place])[_NAME])]
 
     def _left_error(self, place: int) -> UsageError:
-        return UsageError(
-            f"the step body left {self.modules.names[place] or 'the model'} in another mode (training or evaluation) "
-            "than it found, when the next microbatch had begun, which in one process begins with what this one left: "
-            "set modes before the step or at the beginning of the body, or put them back at its end; or set schedule: "
-            "interleaved and active_microbatches: 1",
-            code="step-mode",
-        )
+        changed = f"{self.modules.names[place] or 'the model'} in another mode (training or evaluation)"
+        how = said("left-changed", changed, "modes before the step or at the beginning of the body", "them")
+        return UsageError(how, code="step-mode")
 
 
 class _Mode:

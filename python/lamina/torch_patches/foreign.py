@@ -18,7 +18,7 @@ from torch.nn.modules import module as registrations
 from torch.optim import optimizer as optimizers
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.integrations import hugging_face
 from lamina.job import current
 from lamina.util.settings import replace
@@ -97,7 +97,7 @@ def _refuse_for_parts(method: str, module: nn.Module, *_: Any, **__: Any) -> Non
             what = "to(), half() and the like" if method == "_apply" else f"{method}()"
             raise UsageError(
                 f"{what} of a module in a step, whose part {home[0]} lives on partition {home[1]}, where it would not "
-                "happen: call it before or after the step function, on every rank",
+                "happen: do it outside of step functions, on every rank",
                 code="step-foreign-module",
             )
 
@@ -148,9 +148,4 @@ def _refuse_inputs(_: str, *given: Any, **__: Any) -> None:
     """autograd.grad(), and backward(inputs=...): torch gives what is asked for in the fifth place."""
     for tensor in given[4] if len(given) > 4 else ():
         if isinstance(tensor, torch.Tensor) and (where := _lamina.where_released(tensor)):
-            raise UsageError(
-                f"autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: {where}; use "
-                "model.backward(loss) and read .grad after the step on the rank that owns it "
-                "(model.local_named_parameters(); lamina.allgather brings them together)",
-                code="step-autograd-grad",
-            )
+            raise refusal("gradient-elsewhere", where)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, said
 from lamina.modules.tree import ModuleTree
 from lamina.tracing import leftovers
 from lamina.tracing.costs import nominal
@@ -91,7 +91,7 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
         if found.measures is None and not _is_fake(tree):
             found.measures = _run(tree, call, options, found)
         if found.measures is None:
-            found.notes.append("it is cut by the bytes of its parameters")
+            found.notes.append(said("untraced"))
         elif options.times:
             try:
                 measure_times(tree, call, options.device, found.measures)

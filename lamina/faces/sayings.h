@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+// Words that both faces say at their border to the user's program, each written once. C++ takes them by name, checked
+// when it is compiled, and Python by the same name through `lamina.errors`.
+namespace lamina::faces {
+
+struct Saying {
+  std::string_view name;
+  std::string_view text;  // with `{}` for each value, in their order
+  base::Code code{};      // of an error that the docs tell more of
+};
+
+inline constexpr Saying kSayings[] = {
+    // The job.
+    {"not-initialised", "lamina is not initialised in this process: call {} first", {"start-not-initialised"}},
+    {"other-configuration",
+     "init() was called before with another configuration; call shutdown() first to change it. Then and now: {}",
+     {"start-initialised-twice"}},
+    {"inside-step",
+     "{} was called inside a step function, which runs once per microbatch and on one rank of the pipeline only: call "
+     "it before or after the step",
+     {"step-nested"}},
+    {"outside-step", "{} outside a step; with more than one partition call it inside a function {}", {"step-outside"}},
+    {"job-ended", "{} of a {} whose job was shut down", {"step-after-shutdown"}},
+    {"no-seed", "{} needs the key `seed`; without it the state of torch's generator says"},
+    {"end-of-program", "came to the end of its program"},
+    // The model.
+    {"model-twice",
+     "there is a DistributedModel already: a job has one; call shutdown() to begin another job",
+     {"model-twice"}},
+    {"cut-already", "{} after the model was partitioned; call it before the first step", {"model-cut-already"}},
+    {"untraced", "it is cut by the bytes of its parameters"},
+    {"ignored-scopes",
+     "{} modules {}, which auto_partition ignores: set auto_partition to false, or place them by set_partition()"},
+    {"copies-apart", "{} replicas of the model train apart: their gradients are not averaged without ddp: true"},
+    {"no-step-in-join", "join(): this replica made no step; give each at least one batch", {"replica-no-step"}},
+    {"gradient-elsewhere",
+     "autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: {}; use model.backward() "
+     "and read .grad on the rank that owns it",
+     {"step-autograd-grad"}},
+    {"left-changed",
+     "the step body left {} than it found, when the next microbatch had begun, which in one process begins with what "
+     "this one left: set {}, or put {} back at the end; or set schedule: interleaved and active_microbatches: 1"},
+    // The batch.
+    {"fewer-microbatches", "a batch is split into {} microbatches: it cannot be into {}"},
+    {"nothing-to-split",
+     "nothing in its arguments can be split: each of {} microbatches gets all of them. Pass tensors, or containers of "
+     "them; {}"},
+    {"no-axis", "{} has no axis {} to split it along"},
+    {"uneven",
+     "{} cannot be split into {} microbatches: its size {} along axis {} is not a multiple of {}. Change the batch "
+     "size or `microbatches`, or {}"},
+    {"offsets",
+     "{} looks like offsets into another one, which have no pieces: each microbatch would get the offsets of other "
+     "rows. Pass padded tensors and lengths, or {}; if it has a value for each row, {}",
+     {"step-offsets"}},
+    // Optimizers.
+    {"lbfgs-in-parts",
+     "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
+     "partitions take an optimizer that updates each parameter by itself",
+     {"model-one-rank-optimizer"}},
+    {"sharded-optimizer",
+     "{} with sharded_data_parallel_degree: a rank has a part of each parameter, and {}",
+     {"shard-optimizer"}},
+    {"divided-optimizer",
+     "{} with shard_optimizer_state: a rank has a part of each parameter, and {}",
+     {"optimizer-divided"}},
+    {"measures-all", "it measures all parameters of a model at once: take one that updates each parameter by itself"},
+    {"needs-unknown",
+     "it is not known whether it looks at more of one than the element that it updates. Say so before: {}, with which "
+     "each parameter is updated on one rank that has all of it"},
+    {"two-loss-scales",
+     "a job has one loss scale, which model.backward() takes: give every DistributedOptimizer the same static one, or "
+     "have one optimizer, with the parameters as groups",
+     {"optimizer-loss-scale"}},
+    {"state-waits", "{} waits for the model to be partitioned: {} after the first step", {"state-before-cut"}},
+    {"nothing-local", "{}: nothing is local before the model is partitioned", {"state-before-cut"}},
+    {"as-many-gradients",
+     "the gradients passed in does not equal to the size of the parameters! Params length: {}. Gradients length: {}"},
+    {"broken-off", "the number of updates that an error broke off = {}"},
+    {"loads", "the number of states that were loaded into it = {}"},
+};
+
+// nullptr where there is none of that name.
+constexpr const Saying* find(std::string_view name) {
+  for (const auto& saying : kSayings) {
+    if (saying.name == name) return &saying;
+  }
+  return nullptr;
+}
+
+// A name that is in the table: any other one does not compile.
+class Name {
+ public:
+  consteval Name(const char* name) : saying_(find(name)) {
+    if (saying_ == nullptr) throw "no saying has this name";
+  }
+  constexpr const Saying& saying() const { return *saying_; }
+
+ private:
+  const Saying* saying_;
+};
+
+// The text with its values. Throws base::InternalError where there are more or fewer than it has places.
+std::string fill(std::string_view text, const std::vector<std::string>& values);
+
+template <class... Values>
+std::string said(Name name, const Values&... values) {
+  return fill(name.saying().text, {base::str(values)...});
+}
+
+template <class Error = base::UsageError, class... Values>
+Error refusal(Name name, const Values&... values) {
+  return Error(said(name, values...), name.saying().code);
+}
+
+}  // namespace lamina::faces
