@@ -15,7 +15,7 @@ LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
 WORD = re.compile(r"[\w.`'-]+|\0")
 IN_A_ROW = 7
-LEFT = ("python/lamina/checkpoints/",)  # not yet said once: the checkpoint of a job is driven by each face
+LEFT = ()
 VALUE = " \0 "  # between texts: what is computed
 
 

@@ -14,6 +14,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/config/problems.h"
+#include "lamina/faces/sayings.h"
 
 namespace lamina::archive {
 namespace {
@@ -44,7 +45,7 @@ std::set<std::string> indexed_files(FileSystem& files, const Path& path, std::se
     if (!file.is_string()) refuse(base::str(tensor, " has no file"));
     const auto name = file.get<std::string>();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
-      refuse(base::str("\"", name, "\" is no name of a file beside it"));
+      refuse(faces::said("no-file-beside", base::str('"', name, '"')));
     }
     tensors.insert(tensor);
     names.insert(name);

@@ -13,6 +13,7 @@
 #include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
+#include "lamina/faces/sayings.h"
 
 namespace lamina::archive {
 namespace {
@@ -41,10 +42,7 @@ void check_part(const std::string& part, std::size_t most, const char* what) {
 void check_printable(const std::string& tag) {
   const auto shown = base::printable_line(tag);
   if (shown == tag) return;
-  throw UsageError(
-      base::str("\"", shown,
-                "\" is no tag: it has characters that cannot be printed, or that are no UTF-8. Take one of "
-                "letters, digits, - and _"));
+  throw UsageError(faces::said("no-tag", base::str('"', shown, '"')));
 }
 
 // Files are opened by C strings, which end at a NUL.

@@ -10,6 +10,7 @@
 #include "lamina/archive/model_folder.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/messaging/outcome.h"
 
 namespace lamina::checkpoint {
@@ -94,8 +95,7 @@ void Save::look_around(std::uint64_t bytes) {
   if (!peers_.is_first()) return;
   const auto free = files_.free_bytes(place_);
   if (bytes <= free) return;
-  refuse(base::str(request_.folder.string(), ": the checkpoint needs ", bytes, " bytes, and ", free,
-                   " are free: make room, or take another folder"));
+  refuse(faces::said("no-room", request_.folder.string(), bytes, free));
 }
 
 void Save::agree() {

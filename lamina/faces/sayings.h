@@ -87,6 +87,12 @@ inline constexpr Saying kSayings[] = {
      "the gradients passed in does not equal to the size of the parameters! Params length: {}. Gradients length: {}"},
     {"broken-off", "the number of updates that an error broke off = {}"},
     {"loads", "the number of states that were loaded into it = {}"},
+    // Checkpoints.
+    {"no-tag",
+     "{} is no tag: it has characters that cannot be printed, or that are no UTF-8. Take one of letters, digits, - and "
+     "_"},
+    {"no-room", "{}: the checkpoint needs {} bytes, and {} are free: make room, or take another folder"},
+    {"no-file-beside", "{} is no name of a file beside it"},
 };
 
 // nullptr where there is none of that name.

@@ -39,7 +39,7 @@ PYBIND11_MODULE(_lamina, module) {
   bind_parameters(module);
   module.def("said", [](const std::string& name, const std::vector<std::string>& values) {
     const auto* saying = lamina::faces::find(name);
-    lamina::base::internal_check(saying != nullptr, "a text without the name " + name);
+    if (saying == nullptr) throw lamina::base::InternalError("a text without the name " + name);
     return std::pair(lamina::faces::fill(saying->text, values), saying->code.name);
   });
   module.def("printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); });

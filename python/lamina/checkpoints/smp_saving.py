@@ -14,7 +14,7 @@ from lamina import _lamina
 from lamina.checkpoints import pickled_content, smp_files
 from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.checkpoints.together import everywhere
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal, said
 from lamina.integrations.replacements import module_manager
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
@@ -58,7 +58,7 @@ def save_full(job: current.Job, path: str, tag: str, model: Any, user_content: A
     """Saves the whole model as PATH/TAG, and the content beside it. The first rank writes both, and has the whole
     model in memory. PATH/TAG has the content, too, so that no save that ends between the two mixes them."""
     if not is_printable_line(tag):
-        raise UsageError(f"save_checkpoint(): {tag!r} is no tag: it has characters that cannot be printed")
+        raise refusal("no-tag", repr(tag))
     _lamina.require_ready(job.session, CheckpointedJob(job, model))
     state = job.model.state_dict(gather_to_rank0=True)
     is_first = job.session.rank == 0
@@ -137,11 +137,7 @@ def _write_full(path: str, tag: str, state: Mapping[str, Any], user_content: Any
     os.makedirs(path, exist_ok=True)
     needed, free = _size(dict(state)) + len(content), shutil.disk_usage(path).free
     if needed > free:
-        raise UsageError(
-            f"save_checkpoint(): {path}: the checkpoint needs {needed} bytes, and {free} are free: make room, or take "
-            "another folder",
-            code="checkpoint-refused",
-        )
+        raise UsageError(said("no-room", f"save_checkpoint(): {path}", needed, free), code="checkpoint-refused")
     with replacing(os.path.join(path, tag), 0) as file:
         torch.save(state, file)
         archives.attach(file, pickled_content.NAME, content)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lamina.errors import FormatError
+from lamina.errors import FormatError, said
 from lamina.saved_state import archives
 
 _FILE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -53,5 +53,5 @@ def _files(path: str) -> Iterator[str]:
         raise FormatError(f"{path}: no index of a model's files: {error!r}") from error
     for name in names:
         if os.path.basename(name) != name:
-            raise FormatError(f"{path}: {name!r} is no name of a file beside it")
+            raise FormatError(f"{path}: " + said("no-file-beside", repr(name)))
         yield os.path.join(folder, name)
