@@ -9,8 +9,8 @@
 
 #include "apps/lamina/checkpoint_command.h"
 #include "apps/lamina/say.h"
-#include "lamina/archive/store.h"
 #include "lamina/archive/piece_reader.h"
+#include "lamina/archive/store.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/launch/options/command_line.h"

@@ -8,6 +8,7 @@
 
 #include "lamina/archive/budget.h"
 #include "lamina/base/error.h"
+#include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 #include "lamina/config/json_reader.h"
 #include "lamina/config/problems.h"
@@ -375,8 +376,9 @@ class Parser : public Json::json_sax_t {
 }  // namespace
 
 std::string describe(const SavedTensor& tensor) {
-  if (tensor.kind == Kind::kMaster) return "the master of " + tensor.name;
-  return tensor.kind == Kind::kState ? tensor.state + " of " + tensor.name : tensor.name;
+  const auto name = base::printable_line(tensor.name);
+  if (tensor.kind == Kind::kMaster) return "the master of " + name;
+  return tensor.kind == Kind::kState ? base::str(base::printable_line(tensor.state), " of ", name) : name;
 }
 
 std::string entry_name(const SavedTensor& tensor) {

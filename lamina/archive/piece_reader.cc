@@ -6,6 +6,7 @@
 
 #include "lamina/archive/verify.h"
 #include "lamina/base/error.h"
+#include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 #include "lamina/layout/common.h"
 
@@ -113,7 +114,7 @@ void PieceReader::check(const Share& share, const WentOn& went_on) {
   const auto damage = verify_share(files_, folder_, manifest_, share, [&](std::uint64_t /*bytes*/) { went_on(); });
   if (damage.empty()) return;
   const auto& first = damage.front();
-  const auto tensors = first.tensors.empty() ? "" : base::str(" (", first.tensors.front(), ")");
+  const auto tensors = first.tensors.empty() ? "" : base::str(" (", base::printable_line(first.tensors.front()), ")");
   throw damaged(base::str((folder_ / first.file).string(), ": ", first.what, ": the file is damaged", tensors));
 }
 

@@ -558,21 +558,21 @@ bool is_smp_checkpoint(FileSystem& files, const Path& folder) {
 std::optional<Path> find_smp_checkpoint(FileSystem& files, const Path& folder, const std::optional<std::string>& tag) {
   constexpr std::uint64_t kMostNameBytes = 4096;
   constexpr auto kNewest = "newest", kSuffix = "_partial";
-  std::vector<Path> places{folder};
-  if (tag) {
-    places = {folder / (*tag + kSuffix), folder / *tag};
-  } else {
+  const auto newest = [&] {
     try {
       auto name = read_all(files, folder / kNewest, kMostNameBytes);
       while (!name.empty() && std::isspace(static_cast<unsigned char>(name.back())) != 0) name.pop_back();
-      places.insert(places.begin(), folder / Path(name).filename());
-    } catch (const base::Error&) {  // no file of a name
+      return folder / Path(name).filename();
+    } catch (const base::Error&) {
+      return folder;  // it names none
     }
-  }
+  };
+  const auto places = tag ? std::vector{folder / (*tag + kSuffix), folder / *tag} : std::vector<Path>{newest(), folder};
   for (const auto& place : places) {
     try {
       if (is_smp_checkpoint(files, place)) return place;
-    } catch (const base::FileError&) {  // no folder
+    } catch (const base::FileError&) {
+      continue;  // there is no folder
     }
   }
   return std::nullopt;

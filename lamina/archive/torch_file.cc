@@ -78,22 +78,21 @@ class TorchFile {
 
   void add(const std::string& name, const PickleValue& value, int depth) {
     if (depth > kMostDepth) throw base::FormatError("it has too many dicts in dicts");
-    budget_->take(sizeof(ForeignValue) + name.size());  // a value may stand in many places
+    budget_->take(sizeof(ForeignValue) + name.size());   // a value may stand in many places
+    const bool is_own = name.ends_with("_extra_state");  // of a module, in any form
     if (value.is_object("torch._utils._rebuild_parameter")) {
       const auto* data = value.argument(0);
       if (data == nullptr) throw base::FormatError(name + ": a parameter without a tensor");
       add(name, *data, depth + 1);
     } else if (is_tensor(value)) {
       add_tensor(name, value);
-    } else if (name.ends_with("_extra_state")) {  // a module's own, of any form
-      found_.left.push_back({name, plain_->of(value)});
-    } else if (value.is(Type::kDict) &&
+    } else if (!is_own && value.is(Type::kDict) &&
                std::ranges::all_of(keys_of(value), [](const auto* key) { return key->is(Type::kText); })) {
       for (std::size_t i = 0; i < value.items.size(); i += 2) {
         add(name.empty() ? value.items[i]->text : base::str(name, ".", value.items[i]->text), *value.items[i + 1],
             depth + 1);
       }
-    } else if ((value.is(Type::kList) || value.is(Type::kTuple)) &&
+    } else if (!is_own && (value.is(Type::kList) || value.is(Type::kTuple)) &&
                std::ranges::any_of(value.items, [](const auto* item) { return is_tensor(*item); })) {
       for (std::size_t i = 0; i < value.items.size(); ++i) add(base::str(name, ".", i), *value.items[i], depth + 1);
     } else {
@@ -191,7 +190,10 @@ class TorchFile {
       std::int64_t offset = 0;
       for (std::size_t d = 0; d < shape.size(); ++d) offset += at[d] * strides[d];
       std::memcpy(&to[place], &from[static_cast<std::uint64_t>(offset) * size], size);
-      for (auto d = shape.size(); d-- > 0 && ++at[d] == shape[d];) at[d] = 0;
+      for (auto d = shape.size(); d > 0; --d) {
+        if (++at[d - 1] < shape[d - 1]) break;
+        at[d - 1] = 0;
+      }
     }
     return to;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -107,7 +108,7 @@ constexpr const Saying* find(std::string_view name) {
 class Name {
  public:
   consteval Name(const char* name) : saying_(find(name)) {
-    if (saying_ == nullptr) throw "no saying has this name";
+    if (saying_ == nullptr) throw std::invalid_argument("no saying has this name");
   }
   constexpr const Saying& saying() const { return *saying_; }
 

@@ -157,8 +157,9 @@ def test_importing_twice_over_and_decorating_needs_no_init():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_checkpoints_differ_in_their_form_alone():
-    assert smp.resume_from_checkpoint is lamina.resume_from_checkpoint
+def test_checkpoints_differ_in_their_form_and_in_objects_of_classes():
+    assert smp.resume_from_checkpoint.func is lamina.resume_from_checkpoint
+    assert smp.resume_from_checkpoint.keywords == {"allow_pickle": True}  # as scripts for the original have them
     assert smp.save_checkpoint.func is lamina.save_checkpoint
     assert smp.save_checkpoint.keywords == {"form": "smp"}
 
