@@ -2,8 +2,6 @@
 #include "lamina/data_parallel/passes.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "lamina/base/error.h"
 #include "lamina/base/rank_list.h"
@@ -12,9 +10,6 @@ namespace lamina::data_parallel {
 namespace {
 
 constexpr auto kPurpose = "passes";
-// The time that words of one replica take at most longer than the loss of another one, and between looks for them.
-constexpr auto kWordsTake = std::chrono::milliseconds(300);
-constexpr auto kLooks = std::chrono::milliseconds(5);
 
 }  // namespace
 
@@ -137,21 +132,8 @@ Passes::Come Passes::exchange(const Come& own) {
   const auto merge = [](const value::Value& low, const value::Value& high) {
     return to_value(merged(to_come(low), to_come(high)));
   };
-  try {
-    return to_come(mailbox_.exchange(replicas_, kPurpose, to_value(own), merge, patience, {named, /*is_loose=*/true}));
-  } catch (const base::PeerError&) {
-    hear_cause();
-    throw;
-  }
-}
-
-// Throws the failure of another replica, where there is one: a replica that has heard of it may be gone before its word
-// comes here.
-void Passes::hear_cause() {
-  for (const auto until = base::Deadline::after(kWordsTake); !until.expired(); std::this_thread::sleep_for(kLooks)) {
-    listen();
-    for (const auto rank : replicas_) require_unfailed(rank);
-  }
+  const auto all = mailbox_.exchange(replicas_, kPurpose, to_value(own), merge, patience, {named, /*is_loose=*/true});
+  return to_come(all);
 }
 
 value::Value Passes::to_value(const Come& come) {

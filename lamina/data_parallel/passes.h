@@ -99,7 +99,6 @@ class Passes {
   };
   Come come(const Coming& coming) const;
   Come exchange(const Come& own);
-  void hear_cause();
   static Come merged(Come low, const Come& high);
   static value::Value to_value(const Come& come);
   static Come to_come(const value::Value& value);

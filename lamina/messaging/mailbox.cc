@@ -14,6 +14,9 @@ namespace {
 // A member that was lost leaves those who hear of it from others this long: where it has done its part, all that is
 // lacked is on its way.
 constexpr auto kOnItsWay = std::chrono::seconds(1);
+// One that is waited for itself, in a loose exchange, may have left for what a third one has told it: that is on its
+// way here, too.
+constexpr auto kCauseOnItsWay = std::chrono::milliseconds(300);
 
 [[noreturn]] void throw_different(const Given::Caller& one, const Given::Caller& other) {
   throw base::DesyncError(base::str("rank ", one.rank, " is in ", one.call.name, " at ", one.call.where, ", rank ",
@@ -129,7 +132,7 @@ bool Mailbox::is_here(base::Rank from, const std::string& channel, std::int64_t 
 }
 
 std::string Mailbox::name(const Lacked& lacked) {
-  const auto& [from, channel, number, call, scope, named] = lacked;
+  const auto& [from, channel, number, call, scope, named, is_loose] = lacked;
   const auto awaited = scope.awaited({from});
   if (named) return named(awaited.absent) + beyond(awaited);
   const auto value = base::str("value on channel \"", channel, "\" from ", base::name_ranks(awaited.absent));
@@ -149,8 +152,10 @@ value::Value Mailbox::await(const Lacked& lacked, const base::Patience& patience
   std::unique_lock lock(mutex_);
   const auto ready = [&] {
     if (is_here(lacked.from, lacked.channel, lacked.number)) return true;
-    if (const auto found = lost_.find(lacked.from); found != lost_.end()) throw_lost(found->second.loss, lacked);
-    return false;
+    const auto found = lost_.find(lacked.from);
+    if (found == lost_.end()) return false;
+    if (lacked.is_loose && base::Deadline::Clock::now() - found->second.at < kCauseOnItsWay) return false;
+    throw_lost(found->second.loss, lacked);
   };
   base::wait_until(lock, arrived_, patience, ready, [&] { return name(lacked); });
   return take(boxes_.find({lacked.from, lacked.channel}));
@@ -277,7 +282,7 @@ void Mailbox::meet(std::span<const base::Rank> members, const std::string& chann
       if (meeting.gives) give(with, message(channel, number, to_value(given)));
       if (!meeting.takes || !given.error.empty()) continue;
       awaited = with;
-      auto taken = to_given(await({with, channel, number, call, scope, course.named}, watched));
+      auto taken = to_given(await({with, channel, number, call, scope, course.named, course.is_loose}, watched));
       const bool is_before = meeting.with < place;
       auto& low = is_before ? taken : given;
       auto& high = is_before ? given : taken;

@@ -107,6 +107,7 @@ class Mailbox {
     const base::Call& call;
     const MutualWaits::Scope& scope;
     const Named& named;  // empty: by the channel
+    bool is_loose = false;
   };
   value::Value await(const Lacked& lacked, const base::Patience& patience);
   // These are called under the lock. The second drops what came before.
