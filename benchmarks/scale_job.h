@@ -27,6 +27,7 @@
 #include "lamina/model/values.h"
 #include "lamina/optim/step.h"
 #include "lamina/topology/topology.h"
+#include "lamina/transport/forwarding.h"
 #include "lamina/transport/inproc/network.h"
 #include "lamina/transport/message.h"
 
@@ -38,33 +39,22 @@ struct Sent {
 };
 
 // Counts what is sent through another transport.
-class CountingTransport : public transport::Transport {
+class CountingTransport : public transport::ForwardingTransport {
  public:
   CountingTransport(std::unique_ptr<transport::Transport> inner, std::atomic<std::int64_t>& messages,
                     std::atomic<std::int64_t>& bytes)
-      : inner_(std::move(inner)), messages_(messages), bytes_(bytes) {}
+      : ForwardingTransport(std::move(inner)), messages_(messages), bytes_(bytes) {}
 
-  base::Rank rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  void start(Events events) override { inner_->start(std::move(events)); }
   void send(base::Rank to, const transport::Message& message) override {
     const auto frame = transport::pack(message);
     ++messages_;
     bytes_ += static_cast<std::int64_t>(frame.head.size());
     for (const auto& buffer : frame.buffers) bytes_ += static_cast<std::int64_t>(buffer.nbytes());
-    inner_->send(to, message);
+    ForwardingTransport::send(to, message);
   }
   void tell(base::Rank to, const transport::Message& message) override { send(to, message); }
-  std::unique_ptr<transport::Transfer> post(base::Rank from, transport::Parcel parcel) override {
-    return inner_->post(from, std::move(parcel));
-  }
-  std::unique_ptr<transport::Transfer> put(base::Rank to, transport::Parcel parcel) override {
-    return inner_->put(to, std::move(parcel));
-  }
-  void close(bool orderly) override { inner_->close(orderly); }
 
  private:
-  const std::unique_ptr<transport::Transport> inner_;
   std::atomic<std::int64_t>&messages_, &bytes_;
 };
 

@@ -61,17 +61,17 @@ void RecordingTransport::start(Events events) {
                              [&] { return event_of(What::kReceive, message, rank()); });
     deliver(std::move(message));
   };
-  inner_->start({std::move(message), std::move(events.lost)});
+  ForwardingTransport::start({std::move(message), std::move(events.lost)});
 }
 
 void RecordingTransport::send(base::Rank to, const Message& message) {
   const observe::Span span(recorder_for(message, recorder_), [&] { return sent(message, to); });
-  inner_->send(to, message);
+  ForwardingTransport::send(to, message);
 }
 
 void RecordingTransport::tell(base::Rank to, const Message& message) {
   const observe::Span span(recorder_for(message, recorder_), [&] { return sent(message, to); });
-  inner_->tell(to, message);
+  ForwardingTransport::tell(to, message);
 }
 
 }  // namespace lamina::messaging

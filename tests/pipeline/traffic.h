@@ -10,7 +10,7 @@
 
 #include "lamina/pipeline/step_messages.h"
 #include "lamina/remote/protocol.h"
-#include "lamina/transport/transport.h"
+#include "lamina/transport/forwarding.h"
 #include "lamina/value/encoding.h"
 
 namespace lamina::pipeline {
@@ -74,27 +74,18 @@ class Traffic {
 };
 
 // A transport whose messages are noted before they leave.
-class WatchedTransport : public transport::Transport {
+class WatchedTransport : public transport::ForwardingTransport {
  public:
-  WatchedTransport(std::unique_ptr<Transport> inner, Traffic& traffic) : inner_(std::move(inner)), traffic_(traffic) {}
+  WatchedTransport(std::unique_ptr<Transport> inner, Traffic& traffic)
+      : ForwardingTransport(std::move(inner)), traffic_(traffic) {}
 
-  base::Rank rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  void start(Events events) override { inner_->start(std::move(events)); }
   void send(base::Rank to, const transport::Message& message) override {
     traffic_.note(rank(), to, message);
-    inner_->send(to, message);
+    ForwardingTransport::send(to, message);
   }
-  std::unique_ptr<transport::Transfer> post(base::Rank from, transport::Parcel parcel) override {
-    return inner_->post(from, std::move(parcel));
-  }
-  std::unique_ptr<transport::Transfer> put(base::Rank to, transport::Parcel parcel) override {
-    return inner_->put(to, std::move(parcel));
-  }
-  void close(bool orderly) override { inner_->close(orderly); }
+  void tell(base::Rank to, const transport::Message& message) override { send(to, message); }
 
  private:
-  const std::unique_ptr<Transport> inner_;
   Traffic& traffic_;
 };
 
