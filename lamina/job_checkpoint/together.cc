@@ -10,11 +10,7 @@ void together(const checkpoint::Peers& peers, const std::function<void()>& act) 
 }
 
 value::Value from_first(const checkpoint::Peers& peers, const std::function<value::Value()>& make) {
-  std::optional<value::Value> made;
-  together(peers, [&] {
-    if (peers.is_first()) made = make();
-  });
-  return messaging::first_given(peers.mailbox, peers.world, std::move(made), peers.patience)->value;
+  return messaging::made_by_first(peers.mailbox, peers.world, make, peers.patience);
 }
 
 }  // namespace lamina::job_checkpoint

@@ -75,4 +75,22 @@ void act_together(Mailbox& mailbox, std::span<const base::Rank> members, const s
   std::rethrow_exception(first->rank == mailbox.rank() ? error : to_error(first->value.as<std::string>()));
 }
 
+value::Value made_by_first(Mailbox& mailbox, std::span<const base::Rank> members, const std::function<Value()>& make,
+                           const base::Patience& patience) {
+  std::exception_ptr error;
+  std::optional<Value> own;  // whether it failed; then a text, else what was made
+  if (mailbox.rank() == members.front()) {
+    try {
+      own = Tuple{{false, make()}};
+    } catch (...) {
+      error = std::current_exception();
+      own = Tuple{{true, to_text(error, mailbox.rank())}};
+    }
+  }
+  auto first = first_given(mailbox, members, std::move(own), patience)->value;
+  auto& items = first.as<Tuple>().items;
+  if (!items.at(0).as<bool>()) return std::move(items.at(1));
+  std::rethrow_exception(error ? error : to_error(items.at(1).as<std::string>()));
+}
+
 }  // namespace lamina::messaging

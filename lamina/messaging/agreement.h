@@ -39,4 +39,8 @@ std::vector<double> largest(Mailbox& mailbox, std::span<const base::Rank> member
 void act_together(Mailbox& mailbox, std::span<const base::Rank> members, const std::function<void()>& act,
                   const base::Patience& patience);
 
+// Gives all members what the first one makes, which alone is asked; where that fails, all throw its error.
+value::Value made_by_first(Mailbox& mailbox, std::span<const base::Rank> members,
+                           const std::function<value::Value()>& make, const base::Patience& patience);
+
 }  // namespace lamina::messaging

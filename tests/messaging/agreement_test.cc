@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "tests/messaging/mailboxes.h"
@@ -67,6 +69,30 @@ TEST(Agreement, EndsWithTheErrorOfTheFirstRankOnAll) {
     }
   }
   expect_none(boxes.run([&](int rank) { act_together(boxes[rank], boxes.ranks(), [] {}, kPatience); }));
+}
+
+TEST(Agreement, GivesAllWhatTheFirstMakesOrItsError) {
+  Mailboxes boxes(3, 4);
+  std::atomic<int> calls = 0;
+  expect_none(boxes.run([&](int rank) {
+    const auto make = [&] {
+      ++calls;
+      return Value(std::int64_t{rank + 5});
+    };
+    EXPECT_EQ(made_by_first(boxes[rank], boxes.ranks(), make, kPatience).as<std::int64_t>(), 5);
+  }));
+  EXPECT_EQ(calls, 1);
+  const auto errors = boxes.run([&](int rank) {
+    made_by_first(boxes[rank], boxes.ranks(), []() -> Value { throw base::FormatError("no such"); }, kPatience);
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(errors[rank]);
+    try {
+      std::rethrow_exception(errors[rank]);
+    } catch (const base::FormatError& error) {
+      EXPECT_STREQ(error.what(), rank == 0 ? "no such" : "on rank 0: no such");
+    }
+  }
 }
 
 }  // namespace
