@@ -22,7 +22,7 @@ inline std::uint64_t bytes_of(const SavedTensor& tensor) {
 }
 
 // Elements of a saved tensor that somebody wants, and memory for region.size of them, of which padding is left alone.
-// What is only checked needs none.
+// A check needs no memory.
 struct Wanted {
   const SavedTensor* tensor = nullptr;
   layout::Region region;

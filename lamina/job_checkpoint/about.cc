@@ -19,8 +19,9 @@ constexpr const char* kParameters = "params";  // among the options of a group
 
 std::int64_t number_at(const Dict& dict, const char* key) { return at(dict, key).as<std::int64_t>(); }
 
-std::string text_at(const Dict& dict, const char* key) {
-  const auto* text = at(dict, key).get_if<std::string>();
+// Gives the text that it is, "" where it is none.
+std::string text_of(const Value& value) {
+  const auto* text = value.get_if<std::string>();
   return text == nullptr ? "" : *text;
 }
 
@@ -56,7 +57,7 @@ Value optimizer_value(const OptimizerAbout& optimizer) {
 }
 
 OptimizerAbout to_optimizer(const Dict& saved) {
-  OptimizerAbout optimizer{.class_name = text_at(saved, "class"), .groups = {}, .rest = at(saved, "rest")};
+  OptimizerAbout optimizer{.class_name = text_of(at(saved, "class")), .groups = {}, .rest = at(saved, "rest")};
   for (const auto& each : at(saved, "groups").as<List>().items) {
     auto& group = optimizer.groups.emplace_back();
     for (const auto& item : each.as<Dict>().items) {
@@ -140,17 +141,13 @@ About read_about(const nlohmann::json& json, const std::function<at::Tensor(std:
     return json.contains(key) ? checkpoint::to_value(json[key], tensor, allow_objects) : Value();
   };
   About about{.version = 1};
-  const auto version = told("version"), lamina = told("lamina"), saved_at = told("saved_at"), form = told("form");
+  const auto version = told("version");
   if (const auto* number = version.get_if<std::int64_t>()) about.version = *number;
-  const auto text = [](const Value& value) {
-    const auto* held = value.get_if<std::string>();
-    return held == nullptr ? std::string() : *held;
-  };
-  about.lamina = text(lamina);
+  about.lamina = text_of(told("lamina"));
   require_known_version(about);
-  about.saved_at = text(saved_at);
-  about.form = text(form);
-  about.no_optimizer = text(told("no_optimizer"));
+  about.saved_at = text_of(told("saved_at"));
+  about.form = text_of(told("form"));
+  about.no_optimizer = text_of(told("no_optimizer"));
   const auto layout = told("layout"), partition = told("partition"), scale = told("loss_scale");
   if (const auto* sizes = layout.get_if<Dict>()) about.layout = to_layout(*sizes);
   if (const auto* modules = partition.get_if<Dict>()) {

@@ -173,13 +173,11 @@ std::string Reader::check_model(const std::vector<NamesOf>& model, bool strict) 
 std::pair<Kind, int> Reader::best_source(const std::string& name, at::ScalarType dtype) const {
   const auto* saved = find(name, Kind::kParameter);
   base::internal_check(saved != nullptr, "a source of nothing");
-  const auto& about = manifest().about;
-  const auto optimizers = about.contains("optimizers") ? static_cast<int>(about["optimizers"].size()) : 0;
-  const bool is_other = at::isFloatingType(dtype) && dtype != checkpoint::scalar_type(saved->dtype);
-  for (int optimizer = 0; is_other && optimizer < optimizers; ++optimizer) {
-    if (find(name, Kind::kMaster, optimizer) != nullptr) return {Kind::kMaster, optimizer};
-  }
-  return {Kind::kParameter, 0};
+  if (!at::isFloatingType(dtype) || dtype == checkpoint::scalar_type(saved->dtype)) return {Kind::kParameter, 0};
+  const auto found = by_key_.lower_bound(Key{name, Kind::kMaster, 0, ""});  // of the first optimizer that has one
+  if (found == by_key_.end()) return {Kind::kParameter, 0};
+  const auto& [its_name, kind, optimizer, state] = found->first;
+  return its_name == name && kind == Kind::kMaster ? std::pair(kind, optimizer) : std::pair(Kind::kParameter, 0);
 }
 
 void Reader::want_row(const Parts& parts, const std::string& name, Kind from, int optimizer, const at::Tensor& into) {

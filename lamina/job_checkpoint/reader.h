@@ -38,8 +38,8 @@ using NamesOf = std::pair<std::vector<std::string>, at::Tensor>;
 // A checkpoint that is read into a job: what this rank wants of it is listed first, and then read at once.
 class Reader {
  public:
-  // Throws base::FormatError, or base::FileError, where the folder is no whole checkpoint.
-  // Of what has checksums in its files alone, this rank compares its share then.
+  // Throws base::FormatError, or base::FileError, where the folder is no whole checkpoint. Compares this rank's share
+  // of files that have their checksums in themselves.
   Reader(const std::filesystem::path& place, bool verify, const archive::Share& share);
   Reader(const Reader&) = delete;
 

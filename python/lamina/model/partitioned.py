@@ -134,15 +134,15 @@ class PartitionedModel:
     def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
         self.tree.require_unchanged(is_cut=any(owner != self.partition for owner in self.owners))
-        return self._rows()
+        return [(name, tensor, self.owner_of(name)) for name, tensor in named_tensors(self.tree.root)]
 
     @property
     def table(self) -> _lamina.ParameterTable:
         """The table of who holds what of its tensors, as they are now."""
-        rows = self._rows()
-        tabled = [(name, id(tensor)) for name, tensor, _ in rows]  # which the table keeps
+        named = named_tensors(self.tree.root)
+        tabled = [(name, id(tensor)) for name, tensor in named]  # which the table keeps
         if self._table is None or tabled != self._tabled:
-            given = [(name, tensor, not isinstance(tensor, nn.Parameter)) for name, tensor, _ in rows]
+            given = [(name, tensor, not isinstance(tensor, nn.Parameter)) for name, tensor in named]
             self._table = _lamina.ParameterTable(self.session, self.cut, given)
             self._tabled = tabled
         return self._table
@@ -155,9 +155,6 @@ class PartitionedModel:
     def whole_everywhere(self) -> bool:
         """True where each rank has all of it, as it was cut. Alike on all ranks."""
         return (self._table or self.table).whole_everywhere
-
-    def _rows(self) -> list[Row]:
-        return [(name, tensor, self.owner_of(name)) for name, tensor in named_tensors(self.tree.root)]
 
     def remote(self) -> dict[int, int]:
         """The number of each module that other ranks own, by id(module)."""
