@@ -35,20 +35,27 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The value of a plain tree."""
+    """The value of a plain tree; FormatError for what `to_plain` does not make."""
+    try:
+        return _made(value)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise FormatError(f"a checkpoint has a value that is none: {error}") from error
+
+
+def _made(value: Any) -> Any:
     kind = type(value)
     if kind is list:
-        return [from_plain(each) for each in value]
+        return [_made(each) for each in value]
     if kind is dict:
-        return {from_plain(key): from_plain(each) for key, each in value.items()}
+        return {_made(key): _made(each) for key, each in value.items()}
     if kind is not tuple:
         return value
     if len(value) == 3 and value[0] == _MARK:
         name, held = value[1:]
         if name not in _FROM_PLAIN:
             raise FormatError(f"a checkpoint has a value of the unknown kind {name!r}: read it with a newer lamina")
-        return _FROM_PLAIN[name](from_plain(held))
-    return tuple(from_plain(each) for each in value)
+        return _FROM_PLAIN[name](_made(held))
+    return tuple(_made(each) for each in value)
 
 
 def _marked(name: str, held: Any) -> tuple[str, str, Any]:
@@ -57,6 +64,14 @@ def _marked(name: str, held: Any) -> tuple[str, str, Any]:
 
 def _items(value: dict) -> list[list[Any]]:
     return [[key, each] for key, each in value.items()]
+
+
+def _dict(value: dict) -> Any:
+    plain = [(to_plain(key), to_plain(each)) for key, each in value.items()]
+    try:
+        return dict(plain)
+    except TypeError:  # keys of classes that are written with lists
+        return (_MARK, "dict", [list(item) for item in plain])
 
 
 def _tuple(value: tuple) -> tuple:
@@ -90,9 +105,9 @@ def _to_default(held: list) -> defaultdict:
 
 _TO_PLAIN: dict[type, Callable[[Any], Any]] = {
     list: lambda value: [to_plain(each) for each in value],
-    dict: lambda value: {to_plain(key): to_plain(each) for key, each in value.items()},
+    dict: _dict,
     tuple: _tuple,
-    int: lambda value: value if value in _INT64 else _marked("int", str(value)),
+    int: lambda value: value if value in _INT64 else _marked("int", hex(value)),
     OrderedDict: lambda value: _marked("OrderedDict", _items(value)),
     Counter: lambda value: _marked("Counter", _items(value)),
     defaultdict: _defaultdict,
@@ -108,7 +123,8 @@ _TO_PLAIN: dict[type, Callable[[Any], Any]] = {
 
 _FROM_PLAIN: dict[str, Callable[[Any], Any]] = {
     "tuple": tuple,
-    "int": int,
+    "int": lambda held: int(held, 0),
+    "dict": dict,
     "OrderedDict": lambda held: OrderedDict((key, each) for key, each in held),
     "Counter": lambda held: Counter({key: each for key, each in held}),
     "defaultdict": _to_default,

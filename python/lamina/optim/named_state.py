@@ -78,7 +78,8 @@ def own_part(
     groups, numbers = [], itertools.count()
     for group, members in zip(named["param_groups"], own, strict=True):
         groups.append(_with_members(group, [next(numbers) for _ in members], [given for _, given in members]))
-    return {"state": state, "param_groups": groups}
+    rest = {key: value for key, value in without_marks(named).items() if key != MASTERS}
+    return {**rest, "state": state, "param_groups": groups}
 
 
 def check_count(state_dict: Mapping[str, Any], count: int) -> str:

@@ -155,10 +155,13 @@ class OptimizerState(OptimizerSteps):
     # As checkpoints have it: see lamina.checkpoints.
 
     def described(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The options of each group, and what else the optimizer's state dict has."""
+        """The options of each group, and what else the optimizer's state dict has: states of no parameter, too."""
         state_dict = self._torchs.state_dict(self.optimizer)
         groups = [named_state.options(group) for group in state_dict["param_groups"]]
-        return groups, {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
+        numbers = set(itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"]))
+        others = {key: value for key, value in state_dict["state"].items() if key not in numbers}
+        rest = {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
+        return groups, rest | ({"state": others} if others else {})
 
     def layout(self) -> Layout:
         """The groups of the whole optimizer; collective over the pipeline. Groups that each rank made of its own
@@ -177,7 +180,8 @@ class OptimizerState(OptimizerSteps):
     ) -> None:
         """Loads what this rank has of a state, by name, and what `described` has given. Masters stay."""
         self.follow()
-        self._load_named({**rest, "state": state, "param_groups": groups}, are_parts=True)
+        whole = {**rest, "state": rest.get("state", {}) | state, "param_groups": groups}
+        self._load_named(whole, are_parts=True)
 
     # Inside.
 
