@@ -39,10 +39,10 @@ class Odd(nn.Module):
 class Job:
     """Its training."""
 
-    def __init__(self, layout, module):
+    def __init__(self, layout, module, make=torch.optim.AdamW):
         lamina.init(microbatches=2, timeout_s=30, **LAYOUTS[layout])
         self.model = lamina.DistributedModel(module)
-        self.optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(self.model.parameters()))
+        self.optimizer = lamina.DistributedOptimizer(make(self.model.parameters()))
         self.step = lamina.step(lambda x: self.model.backward(self.model(x).square().mean()))
 
     def train(self):
@@ -141,7 +141,8 @@ def case_contents_of_numpy_and_views_are_what_they_were():
         "path": pathlib.PurePosixPath("a/b"),
         "nan": [float("nan"), -0.0, 2**63, -(2**63) - 1],
         "empty": ((), [], {}, "", b"", torch.zeros(0, 2)),
-        "keys": {"dict": 1, None: 2, 1.5: 3, (): 4},
+        "keys": {"dict": 1, None: 2, 1.5: 3, (): 4, frozenset({5}): 5, (1j, range(3)): 6},
+        "digits": [10**5000, -(10**5000)],
     }
     with folder() as path:
         job = Job("dp4", nn.Linear(4, 4))
@@ -157,6 +158,7 @@ def case_contents_of_numpy_and_views_are_what_they_were():
     assert str(found["path"]) == "a/b"
     assert str(found["nan"]) == str(content["nan"])
     require_same(found["empty"], content["empty"])
+    assert found["digits"] == content["digits"]
     assert list(found["keys"].items()) == list(content["keys"].items())
 
 
@@ -244,18 +246,65 @@ def case_one_rank_that_cannot_say_what_it_saves_is_an_error_on_all():
         job.train()
 
 
-def case_extra_states_are_unpickled_only_where_that_is_allowed():
-    class Dated(nn.Linear):
-        extra = None
+class Stateful(nn.Linear):
+    extra = None
 
-        def get_extra_state(self):
-            return self.extra
+    def get_extra_state(self):
+        return self.extra
 
-        def set_extra_state(self, state):
-            self.extra = state
+    def set_extra_state(self, state):
+        self.extra = state
 
+
+def case_extra_states_of_modules_that_take_none_change_nothing_or_are_left_out():
     with folder() as path:
-        model = Dated(4, 4)
+        job = Job("dp4", nn.Sequential(Stateful(4, 4)))
+        job.train()
+        lamina.save_checkpoint(path, "a")
+        lamina.shutdown()
+        job = Job("dp4", nn.Sequential(nn.Linear(4, 4)))
+        job.train()
+        before = copy.deepcopy(job.states())
+        with pytest.raises(lamina.UsageError, match=r"extra states of modules that take none here: \['0'\]"):
+            lamina.resume_from_checkpoint(path)
+        require_same(job.states(), before)
+        lamina.resume_from_checkpoint(path, strict=False)
+        job.train()
+
+
+class Counting(torch.optim.SGD):
+    """Has a state that is no parameter's, and an entry of its own in its state dict."""
+
+    seen = 0
+
+    def step(self, closure=None):
+        self.seen += 1
+        self.state["rounds"] = {"number": self.seen, "values": torch.full((2,), float(self.seen))}
+        return super().step(closure)
+
+    def state_dict(self):
+        return super().state_dict() | {"seen": self.seen}
+
+    def load_state_dict(self, state_dict):
+        self.seen = state_dict["seen"]
+        super().load_state_dict(state_dict)
+
+
+def case_states_of_an_optimizer_that_are_of_no_parameter_are_there_again():
+    for layout in ("dp4", "pp2 dp2"):
+        with folder() as path:
+            job = Job(layout, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), lambda own: Counting(own, momentum=0.9))
+            job.train()
+            lamina.save_checkpoint(path, "a")
+            expected = copy.deepcopy((job.optimizer.state["rounds"], job.optimizer.seen, *job.states()))
+            job.train()
+            lamina.resume_from_checkpoint(path, "a")
+            require_same((job.optimizer.state["rounds"], job.optimizer.seen, *job.states()), expected)
+
+
+def case_extra_states_are_unpickled_only_where_that_is_allowed():
+    with folder() as path:
+        model = Stateful(4, 4)
         model.extra = {"seen": 3}
         job = Job("dp4", model)
         job.train()

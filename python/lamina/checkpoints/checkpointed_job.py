@@ -12,11 +12,12 @@ from lamina import _lamina
 from lamina.checkpoints import pickled_content
 from lamina.checkpoints.plain import from_plain, to_plain
 from lamina.checkpoints.together import everywhere
-from lamina.errors import UsageError
+from lamina.errors import FormatError, UsageError
 from lamina.job import current
 from lamina.optim import named_state
 from lamina.optim.functional import class_name
 from lamina.optim.optimizer_state import OptimizerState
+from lamina.util.told import tell
 
 
 class CheckpointedOptimizer:
@@ -47,7 +48,7 @@ class CheckpointedOptimizer:
         versions have not either, and set."""
         defaults = self._state.optimizer.defaults.items()
         needed = {key for key, value in defaults if not (value is None or isinstance(value, bool))}
-        return sorted(needed - options.keys())
+        return sorted(needed - from_plain(options).keys())
 
     def load_options(self, groups: list[dict[str, Any]]) -> None:
         """Loads the options of its groups alone."""
@@ -97,7 +98,7 @@ class CheckpointedJob:
         self._strict = strict
         self._pickles = pickles
         self._optimizers: dict[OptimizerState, CheckpointedOptimizer] = {}
-        self._extra_states: list[tuple[torch.nn.Module, Any]] = []
+        self._extra_states: list[tuple[str, torch.nn.Module, Any]] = []
 
     def has_model(self) -> bool:
         return self._job.model is not None
@@ -204,10 +205,22 @@ class CheckpointedJob:
         self.content = pickled_content.read(file, *self._pickles)
 
     def take_extra_states(self, states: Any) -> None:
-        module = self._job.model.module
-        self._extra_states = [
-            (name, module.get_submodule(name), value) for name, value in (from_plain(states) or {}).items()
-        ]
+        modules = dict(self._job.model.module.named_modules(remove_duplicate=False))
+        self._extra_states, unexpected = [], []
+        for name, value in _dictionary(states).items():
+            module = modules.get(name)
+            if module is None or type(module).set_extra_state is torch.nn.Module.set_extra_state:
+                unexpected.append(name)
+            else:
+                self._extra_states.append((name, module, value))
+        if unexpected and self._strict:
+            raise UsageError(
+                f"the checkpoint has extra states of modules that take none here: {unexpected}; strict=False leaves "
+                "them out",
+                code="checkpoint-names",
+            )
+        if unexpected and self._job.session.rank == 0:
+            tell(f"resume_from_checkpoint(strict=False) left out: extra states of {unexpected}")
 
     def load_extra_states(self) -> None:
         for name, module, value in self._extra_states:
@@ -216,7 +229,7 @@ class CheckpointedJob:
 
     def set_generators(self, states: Any) -> None:
         """Has them go on from these states; what is not there stays."""
-        found = from_plain(states) or {}
+        found = _dictionary(states)
         if "python" in found:  # a program in C++ has none
             random.setstate(found["python"])
         if "cuda" in found and torch.cuda.is_available():
@@ -236,6 +249,16 @@ class CheckpointedJob:
             raise UsageError(
                 "save_checkpoint(): `model` is not this job's DistributedModel", code="checkpoint-no-model"
             )
+
+
+def _dictionary(states: Any) -> dict[str, Any]:
+    """Returns what a checkpoint has by name; FormatError for something else."""
+    found = from_plain(states)
+    if found is None:
+        return {}
+    if isinstance(found, dict) and all(isinstance(name, str) for name in found):
+        return found
+    raise FormatError("a checkpoint has something else where states go by names")
 
 
 def _persistent(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,9 +2,11 @@
 """Saving of checkpoints in the form of smdistributed.modelparallel: see [Note: smp form] in smp_files.py."""
 
 import io
+import itertools
 import os
 import pickle
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,12 +16,12 @@ from lamina import _lamina
 from lamina.checkpoints import pickled_content, smp_files
 from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.checkpoints.together import everywhere
-from lamina.errors import UsageError, refusal, said
+from lamina.errors import FileError, UsageError, refusal, said
 from lamina.integrations.replacements import module_manager
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.saved_state import archives
-from lamina.util.files import replacing
+from lamina.util.files import first_os_error, replacing
 from lamina.util.told import is_printable_line
 
 _SLACK = 1 << 20  # bytes of a file beside its tensors
@@ -78,6 +80,7 @@ def _one(optimizers: list[OptimizerState]) -> OptimizerState | None:
 def _states(job: current.Job, optimizer: OptimizerState | None) -> dict[str, Any]:
     """The files of states that this rank writes; collective over the sharding group."""
     session, files = job.session, {}
+    _require_plain_extra_states(job)
     sharded = smp_files.shards_of(session) > 1
     model = {"module": job.cut.state().of_partition()} if sharded else job.model.local_state_dict()
     if smp_files.writes_model(session):
@@ -93,6 +96,29 @@ def _states(job: current.Job, optimizer: OptimizerState | None) -> dict[str, Any
     if optimizer.has_precision():
         files[precision_name] = precision
     return files
+
+
+def _require_plain_extra_states(job: current.Job) -> None:
+    """Refuses what is not read again: nothing of these files is executed then."""
+    for name, module in job.model.module.named_modules():
+        has_own = type(module).get_extra_state is not torch.nn.Module.get_extra_state
+        if not has_own or not job.partitioned_model.owns(name):
+            continue
+        state = module.get_extra_state()
+        if not isinstance(state, torch.Tensor) and not _is_plain(state):
+            raise UsageError(
+                f'save_checkpoint(form="smp"): the extra state of {name or "the model"} is neither plain data nor a '
+                'tensor, and files of this form are read as data: take form="lamina"',
+                code="checkpoint-cannot-save",
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple, torch.Size):
+        return all(map(_is_plain, value))
+    if type(value) in (dict, OrderedDict):
+        return all(map(_is_plain, itertools.chain(value.keys(), value.values())))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _with_shapes(job: current.Job, optimizer: OptimizerState | None, content: Any) -> Any:
@@ -138,8 +164,17 @@ def _write_full(path: str, tag: str, state: Mapping[str, Any], user_content: Any
     needed, free = _size(dict(state)) + len(content), shutil.disk_usage(path).free
     if needed > free:
         raise UsageError(said("no-room", f"save_checkpoint(): {path}", needed, free), code="checkpoint-refused")
-    with replacing(os.path.join(path, tag), 0) as file:
-        torch.save(state, file)
-        archives.attach(file, pickled_content.NAME, content)
-    with replacing(pickled_content.beside(os.path.join(path, tag)), 0) as file:
-        file.write(content)
+    name = os.path.join(path, tag)
+    try:
+        with replacing(name, 0) as file:
+            torch.save(state, file)
+            archives.attach(file, pickled_content.NAME, content)
+        with replacing(pickled_content.beside(name), 0) as file:
+            file.write(content)
+    except (OSError, RuntimeError) as error:
+        cause = first_os_error(error)
+        if cause is None:
+            raise
+        refused = FileError(f"save_checkpoint(): writing {name}: {cause.strerror or cause}")
+        refused.errno = cause.errno
+        raise refused from error

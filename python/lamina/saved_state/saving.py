@@ -19,7 +19,7 @@ import torch
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.saved_state import archives
-from lamina.util.files import replacing
+from lamina.util.files import first_os_error, replacing
 
 
 def save(
@@ -54,7 +54,7 @@ def save(
             if partial:
                 archives.note(file, _ranks(session, v3))
     except (OSError, RuntimeError) as error:
-        cause = _first_os_error(error)
+        cause = first_os_error(error)
         if cause is None:
             raise
         raise _explained(cause, f"save() on rank {session.rank} cannot write", path) from error
@@ -132,15 +132,6 @@ def _of_every_rank(session: Any, v3: bool) -> bool:
 def _ranks(session: Any, v3: bool) -> dict[str, int]:
     """How many ranks there are that save a file each."""
     return {axis: session.group_size(axis) for axis in ("pp", "tp", *(("rdp",) if _of_every_rank(session, v3) else ()))}
-
-
-def _first_os_error(error: BaseException | None) -> OSError | None:
-    """Returns what the system said: torch's writer says something else about it when it is closed."""
-    found = None
-    while error is not None:
-        found = error if isinstance(error, OSError) else found
-        error = error.__context__
-    return found
 
 
 def _explained(error: OSError, what: str, path: str) -> OSError:

@@ -48,6 +48,15 @@ def replacing(path: str, owner: int) -> Iterator[BinaryIO]:
     _sync_folder(os.path.dirname(path) or ".")
 
 
+def first_os_error(error: BaseException | None) -> OSError | None:
+    """Returns what the system said: torch's writer says something else about it when it is closed."""
+    found = None
+    while error is not None:
+        found = error if isinstance(error, OSError) else found
+        error = error.__context__
+    return found
+
+
 def _sync_folder(folder: str) -> None:
     """The new name of a file in it is on the disk, too."""
     handle = os.open(folder, os.O_RDONLY)
