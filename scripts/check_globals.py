@@ -2,10 +2,12 @@
 """Names the globals of modules in python/lamina that can change and have no reason here. State belongs to an object
 that somebody owns: the job (`Job.own`), the cut, an optimizer. A new job then finds nothing of the last one.
 
-A global that can change is one whose name is no constant's, or that a function sets by `global`.
+A global that can change is one whose name is no constant's, that a function sets by `global`, or that a function puts
+something into. So is a container in a class, where a function puts something into that.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,19 +38,54 @@ REASONS = {
 }
 
 
+MUTATORS = {"append", "appendleft", "extend", "insert", "pop", "popleft", "popitem", "remove", "clear", "update"}
+MUTATORS |= {"setdefault", "add", "discard", "sort", "reverse"}
+CONSTANT = re.compile(r"_*[A-Z][A-Z0-9_]*")
+CONTAINERS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def bound(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
+    """The names that statements bind, with their values, in the branches of `if`, `try`, `with` and loops, too."""
+    for statement in body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for node in (node for target in targets for node in ast.walk(target)):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.id, statement.value
+        elif not isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+            branches = [getattr(statement, part, []) for part in ("body", "orelse", "finalbody")]
+            branches += [handler.body for handler in getattr(statement, "handlers", [])]
+            for branch in branches:
+                yield from bound(branch)
+
+
+def put_into(tree: ast.AST) -> Iterator[str]:
+    """The names of containers whose content functions change."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    for node in (node for function in functions for node in ast.walk(function)):
+        held = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+            held = node.func.value
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            held = node.value
+        if isinstance(held, ast.Name):
+            yield held.id
+        elif isinstance(held, ast.Attribute):
+            yield held.attr
+
+
 def globals_of(tree: ast.Module) -> Iterator[str]:
     """The globals of a module that can change."""
-    rebound = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign):
-            targets = statement.targets
-        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            targets = [statement.target]
-        else:
-            continue
-        for name in (target.id for target in targets if isinstance(target, ast.Name)):
-            if name in rebound or (name.islower() and not name.startswith("__")):
-                yield name
+    changed = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    changed |= set(put_into(tree))
+    for name, value in bound(tree.body):
+        is_type = name[0].isupper() and not isinstance(value, CONTAINERS)
+        if name in changed or not (CONSTANT.fullmatch(name) or name.startswith("__") or is_type):
+            yield name
+    for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        held = {name for name, value in bound(kind.body) if isinstance(value, CONTAINERS)}
+        yield from (f"{kind.name}.{name}" for name in held & changed)
 
 
 def main() -> int:

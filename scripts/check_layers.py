@@ -10,8 +10,8 @@ from pathlib import Path
 from circles import circles
 
 ROOT = Path(__file__).resolve().parent.parent
-INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
-OWN_HASH = re.compile(r"\bstd::hash<")
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(lamina/[^>]+)>)', re.MULTILINE)
+OWN_HASH = re.compile(r"\bstd\s*::\s*hash\s*[<;]")
 HASHES = Path("lamina/base/ids.h")  # keys of containers
 
 
@@ -32,6 +32,10 @@ def engine_files() -> dict[Path, str]:
     return {name: (ROOT / name).read_text() for name in names if len(name.parts) > 2}
 
 
+def includes(text: str) -> list[str]:
+    return [quoted or angled for quoted, angled in INCLUDE.findall(text)]
+
+
 def layer_problems(files: dict[Path, str]) -> list[str]:
     order = {folder: height for height, folder in enumerate(folder_order())}
     problems = []
@@ -42,7 +46,7 @@ def layer_problems(files: dict[Path, str]) -> list[str]:
             continue
         if name != HASHES and OWN_HASH.search(text):
             problems.append(f"{name}: a hash of this process's own; take that of lamina/base/hash.h")
-        for included in INCLUDE.findall(text):
+        for included in includes(text):
             parts = included.split("/")
             if parts[0] != "lamina" or not (ROOT / included).exists():
                 problems.append(f'{name}: "{included}" is not a path from the repository root')
@@ -56,7 +60,7 @@ def unit_circles(files: dict[Path, str]) -> set[tuple[str, ...]]:
     uses: dict[str, set[str]] = {}
     for name, text in files.items():
         unit = str(name.with_suffix(""))
-        inside = {included for included in INCLUDE.findall(text) if included.split("/")[1:2] == [name.parts[1]]}
+        inside = {included for included in includes(text) if included.split("/")[1:2] == [name.parts[1]]}
         uses.setdefault(unit, set()).update(str(Path(included).with_suffix("")) for included in inside)
     return circles(uses)
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names what is wrong with the notes of the tree. A note is a block of a comment or docstring that begins with its name
-in brackets, and is referred to by that name elsewhere. It has to stand once, and to be where a reference says."""
+in brackets, and is referred to by that name elsewhere. It has to stand once, and to be where a reference says.
+
+A line that begins with a reference is told from a note by what follows: a sentence. A note that begins a block may go
+on with any word."""
 
 import re
 import sys
@@ -12,7 +15,10 @@ from tree import ROOT, tracked
 SUFFIXES = {".h", ".cc", ".py", ".pyi", ".sh", ".cmake", ".txt", ".md"}
 BREAK = r"\s+(?:(?://|#)\s*)?"  # a line's end within a comment, too
 NOTE = re.compile(rf"\[Note:{BREAK}((?:[^\]\s]|{BREAK})+)\](?:{BREAK}in{BREAK}`?([\w./]+\w))?")
-BEGINS = re.compile(r'^[ \t]*(?://|#|""")?[ \t]*$')
+MARK = r"(?:/{2,}!?|/\*+|\*|#+|[-*>]|[rRbBfFuU]*(?:\"{3}|'{3})|\d+\.)"
+BEGINS = re.compile(rf"[ \t]*{MARK}?[ \t]*")
+COMMENT = re.compile(rf"[ \t]*{MARK}")
+SAYS = re.compile(r"\s+(?:(?://|#)\s*)?[\w*`\"]")
 DEFINES = re.compile(r"\s+(?:(?://|#)\s*)?[A-Z0-9*`\"]")
 
 
@@ -20,8 +26,10 @@ def notes(text: str) -> Iterator[tuple[int, str, bool, str | None]]:
     """The mentions of notes: the line, the note's name, if the note stands here, and the file that a reference
     gives."""
     for found in NOTE.finditer(text):
-        before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-        defines = bool(BEGINS.match(before)) and not found[2] and bool(DEFINES.match(text, found.end()))
+        *above, before = text[: found.start()].rsplit("\n", 2)[-2:]
+        is_first = not above or BEGINS.fullmatch(above[0]) or (before.strip() and not COMMENT.match(above[0]))
+        goes_on = SAYS.match(text, found.end()) if is_first else DEFINES.match(text, found.end())
+        defines = bool(BEGINS.fullmatch(before) and goes_on and not found[2])
         name = re.sub(BREAK, " ", found[1])
         yield text.count("\n", 0, found.start()) + 1, name, defines, found[2]
 

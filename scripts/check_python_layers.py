@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names the modules of python/lamina that import one from a package that is not below their own, and those that import
-each other in a circle. Imports in functions count, and those under TYPE_CHECKING."""
+each other in a circle. Imports in functions count, those under TYPE_CHECKING, and `import_module`."""
 
 import ast
 import sys
@@ -58,6 +58,8 @@ def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            names = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
         else:
             continue
         for name in names:

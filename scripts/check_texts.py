@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the texts of Python that the engine says, too: seven words in a row that stand in strings of both. A text that
-both faces say is a row of lamina/faces/sayings.h, which Python takes by name. Names that have no row are told as well.
+"""Names the texts of Python that the engine says, too: seven words in a row that stand in strings of both, whatever
+values are between them. A text that both faces say is a row of lamina/faces/sayings.h, which Python takes by name.
+Names that have no row are told as well.
 """
 
 import ast
@@ -14,17 +15,21 @@ SAYINGS = ROOT / "lamina" / "faces" / "sayings.h"
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
 WORD = re.compile(r"[\w.`'-]+|\0")
+ADDED = re.compile(r"\+[^;{}]*\+")  # a value between two literals
 IN_A_ROW = 7
 LEFT = ()
 VALUE = " \0 "  # between texts: what is computed
 
 
 def cpp_texts(text: str) -> Iterator[tuple[int, str]]:
-    """The string literals, those that stand next to each other as one, with their lines."""
+    """The string literals, with their lines; those that stand next to each other, or are added, as one."""
     code = COMMENT.sub(lambda found: " " * len(found[0]), text)
     end, begin, said = 0, 0, ""
     for found in LITERAL.finditer(code):
-        if said and code[end : found.start()].strip():
+        between = code[end : found.start()].strip()
+        if said and ADDED.fullmatch(between):
+            said += VALUE
+        elif said and between:
             yield code.count("\n", 0, begin) + 1, said
             said = ""
         begin, said, end = begin if said else found.start(), said + found[1], found.end()
@@ -48,11 +53,10 @@ def docstrings(text: str) -> set[str]:
 
 
 def rows(said: str) -> Iterator[tuple[str, ...]]:
-    words = [word.strip(".'`").lower() for word in WORD.findall(said.replace("\\n", " ").replace("{}", VALUE))]
+    found = WORD.findall(said.replace("\\n", " ").replace("{}", VALUE))
+    words = [word.strip(".'`").lower() for word in found if word != "\0"]
     for place in range(len(words) - IN_A_ROW + 1):
-        row = tuple(words[place : place + IN_A_ROW])
-        if "\0" not in row:
-            yield row
+        yield tuple(words[place : place + IN_A_ROW])
 
 
 def main() -> int:

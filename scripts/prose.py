@@ -30,7 +30,7 @@ def comments(text: str, mark: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate([*text.splitlines(), ""], 1):
         before, found, said = line.strip().partition(mark)
         if found and not before and not said.strip().startswith("SPDX"):  # a sentence may follow the licence
-            lines.append(said.removeprefix(" "))
+            lines.append(said.lstrip("/!#").removeprefix(" "))
         elif lines:
             yield number - len(lines), lines
             lines = []

@@ -9,7 +9,8 @@ from docs.raised import ENGINE, ROOT
 KINDS = r"std::(?:jthread|thread|(?:shared_|recursive_)?(?:timed_)?mutex)\b(?!::)"
 MENTION = re.compile(KINDS)
 LOCK = re.compile(r"(?:unique|scoped|shared)_lock<" + KINDS + r"|lock_guard<" + KINDS)
-MEMBER = re.compile(r"(?:vector<|optional<)?" + KINDS + r">?\s+(\w+)")
+MEMBER = re.compile(r"(?:vector<|optional<)?" + KINDS + r">?\s+(\w+(?:\s*,\s*\w+)*)")
+OTHER = re.compile(r"std::async\b|pthread_create\b|using \w+ = " + KINDS)  # have no name that a row could have
 KEPT = re.compile(r"(\w+)\s*=\s*\*new " + KINDS)
 STARTED = re.compile(r"\w+\s*=\s*" + KINDS + r"\(")  # of a member, which is listed where it is declared
 ROW = re.compile(r"^\| `([\w./]+)` \| `([\w:]+)` \|", re.MULTILINE)
@@ -19,9 +20,9 @@ def declared(text):
     """The names of threads and mutexes in a source; its line where they have none."""
     for line in text.splitlines():
         line = LOCK.sub("", line.partition("//")[0])
-        names = MEMBER.findall(line) + KEPT.findall(line)
+        names = [name for found in MEMBER.findall(line) for name in re.findall(r"\w+", found)] + KEPT.findall(line)
         yield from names
-        if not names and MENTION.search(line) and not STARTED.search(line):
+        if OTHER.search(line) or (not names and MENTION.search(line) and not STARTED.search(line)):
             yield line.strip()
 
 
@@ -33,6 +34,11 @@ def test_a_declaration_is_seen_in_whatever_form_and_a_use_is_not():
     assert list(declared("auto& lock = *new std::shared_mutex();\nstd::thread([] {}).detach();")) == [
         "lock",
         "std::thread([] {}).detach();",
+    ]
+    assert list(declared("std::mutex one_, other_;\nusing Lock = std::mutex;")) == [
+        "one_",
+        "other_",
+        "using Lock = std::mutex;",
     ]
     assert not list(declared("thread_ = std::thread([] {});\nvoid run(std::unique_lock<std::mutex>& lock);"))
     assert not list(declared("std::thread::id thread_;  // std::mutex\nstd::lock_guard<std::mutex> guard(mutex_);"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The copies of a model that read different data: what Python tells the engine's Reducer of their calls and backwards.
 
-[Note: backward pass] and [Note: join] in lamina/data_parallel/reducer.h say what becomes of it.
+See [Note: backward pass] and [Note: join] in lamina/data_parallel/reducer.h.
 """
 
 import weakref
