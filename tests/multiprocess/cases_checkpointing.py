@@ -77,6 +77,11 @@ def placed(module, *partitions):
     return module
 
 
+def placed_on(module, partition):
+    lamina.set_partition(module, partition)
+    return module
+
+
 def start(**keys):
     lamina.init(
         **(
@@ -225,6 +230,35 @@ def case_torchs_own_checkpoint_around_local_and_remote_children():
     expected = plain(around())
     for schedule in SCHEDULES:
         assert_equal(train(around(), schedule=schedule), expected)
+
+
+class Activated(nn.Module):
+    """Calls a module without parameters, which may run on either rank, on what another rank gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = placed_on(nn.Linear(6, 6, dtype=torch.float64), 1)
+        self.activation = nn.GELU()
+
+    def forward(self, x):
+        return self.activation(self.linear(x)) + x
+
+
+class Twice(nn.Module):
+    """Calls a module first in a checkpoint, then as it is: the second call has what came for the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Activated()
+        self.activation = self.inner.activation  # of two modules
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False) + self.inner(x)
+
+
+def case_a_module_that_may_run_anywhere_saves_as_much_in_the_second_run():
+    make = lambda: seeded(lambda: nn.Sequential(nn.Linear(6, 6, dtype=torch.float64), Twice()))  # noqa: E731
+    assert_equal(train(make(), active_microbatches=2), plain(make()))
 
 
 class Split(nn.Module):

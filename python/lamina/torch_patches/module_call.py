@@ -181,7 +181,11 @@ def _call_plain(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _call_anywhere(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    if any(isinstance(each, torch.Tensor) and _lamina.is_pending(each) for each in (*args, *kwargs.values())):
+    lies_elsewhere = any(
+        isinstance(each, torch.Tensor) and _lamina.is_pending(each) for each in (*args, *kwargs.values())
+    )
+    # Activation checkpointing counts what is saved here, now and when it computes again: by then the value may be here.
+    if lies_elsewhere and torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
         return _current.route(_current.anywhere[id(module)], args, kwargs)
     return _call_hooked(module, args, kwargs) if id(module) in _current.hooked else _call_plain(module, args, kwargs)
 
