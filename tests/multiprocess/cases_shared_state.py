@@ -335,7 +335,35 @@ class Counts:
         return Counts.total
 
 
+class Keeper:
+    """Has a global number in its methods."""
+
+    def put(self, value):
+        Registry.level = value
+
+    def scaled(self, x):
+        return x * (Registry.level % 3)
+
+
+class Named(Slots):
+    """Is one object, as its name is, in a model and its copies."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+NAMED = Named()
+TAKEN = itertools.cycle([1.0, 2.0, 3.0, 4.0])  # one for each layer
+
+
 SHARED = {
+    "what methods of an object share": (
+        Keeper,
+        lambda held, x: held.scaled(x),
+        lambda held: held.put(5.0),
+    ),
+    "what has another name": (lambda: NAMED, lambda held, x: x * held.scale, lambda _: setattr(NAMED, "scale", 3.0)),
+    "an iterator": (lambda: None, lambda _, x: x * next(TAKEN), lambda _: None),
     "a function's number": (lambda: None, scaled, lambda _: setattr(scaled, "calls", 0)),
     "what a classmethod counts": (
         lambda: None,
@@ -402,7 +430,7 @@ def case_microbatches_draw_from_a_generator_of_their_modules_in_turns():
 
 
 def case_state_that_modules_of_different_ranks_share_is_an_error():
-    HELD.scale = 1.0  # what another case has left would be no change
+    HELD.scale = NAMED.scale = Registry.level = 1.0  # what another case has left would be no change
     for name in [name for name in SHARED if name != "a thread's own"]:
         model, _ = distributed(shared_net(name), ["layers.1", "layers.3"], microbatches=1, **BY_HAND)
         step = train_step(model)
@@ -413,7 +441,76 @@ def case_state_that_modules_of_different_ranks_share_is_an_error():
         lamina.shutdown()
 
 
+class KeptPast(nn.Linear):
+    """Its parent sets its scale past `__setattr__`."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self):
+        super().__init__(6, 6)
+        self.scale, self.slot = 1.0, 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.scale * self.slot
+
+
+class SetsPast(nn.Module):
+    def __init__(self, put):
+        super().__init__()
+        self.put = put
+        self.first, self.second = KeptPast(), KeptPast()
+
+    def forward(self, x):
+        return self.second(self.put(self, x, x.abs().max().item()) or self.first(x))
+
+
+def in_a_dictionary(module, _, value):
+    module.second.__dict__["scale"] = value
+
+
+def by_object(module, _, value):
+    object.__setattr__(module.second, "scale", value)
+
+
+def in_a_slot(module, _, value):
+    module.second.slot = value
+
+
+def case_attributes_that_are_set_past_the_module_are_an_error_on_other_ranks():
+    for put in (in_a_dictionary, by_object, in_a_slot):
+        model, _ = distributed(SetsPast(put), ["second"], microbatches=1, **BY_HAND)
+        with pytest.raises(lamina.UsageError, match=r"second\.(scale|slot) is set on partition 0"):
+            train_step(model)(BATCH)
+        lamina.shutdown()
+
+
+NORMS = [1.0]
+
+
+class Measured(nn.Linear):
+    """Its forward uses what its last backward has measured, and that of another one."""
+
+    def __init__(self):
+        super().__init__(6, 6)
+
+    def forward(self, x):
+        y = super().forward(x) * NORMS[-1]
+        if y.requires_grad:
+            y.register_hook(lambda gradient: NORMS.append(gradient.norm().item()))
+        return y
+
+
+def case_what_a_backward_leaves_for_modules_of_other_ranks_is_an_error_of_the_next_step():
+    NORMS[:] = [1.0]
+    model, plain = distributed(nn.Sequential(Measured(), Measured()), ["1"], microbatches=1, **BY_HAND)
+    step, expected = train_step(model), plain(BATCH).square().mean().detach()
+    torch.testing.assert_close(step(BATCH).reduce_mean(), expected)
+    with pytest.raises(lamina.UsageError, match=r"NORMS, which 1 changes on partition 1, is used by 0"):
+        step(BATCH)
+
+
 SCALE = contextvars.ContextVar("scale", default=1.0)
+BOX = contextvars.ContextVar("box")
 
 
 def read_variable(_, x):
@@ -424,6 +521,20 @@ def set_in_a_layer(_, x):
     y = x * SCALE.get()
     SCALE.set(SCALE.get() + 1)
     return y
+
+
+def read_box(_, x):
+    return x * BOX.get()["scale"]
+
+
+def case_what_is_in_a_context_variable_goes_with_calls():
+    BOX.set({"scale": 1.0})
+    model, plain = distributed(
+        Net(None, read_box, lambda _: BOX.get().update(scale=3.0)), ["layers.1"], microbatches=1, **BY_HAND
+    )
+    expected = plain(BATCH)
+    BOX.set({"scale": 1.0})
+    torch.testing.assert_close(lamina.step(lambda x: model(x))(BATCH).concat(), expected.detach())
 
 
 def case_context_variables_go_with_calls():

@@ -165,6 +165,7 @@ class StepFunction:
             return output, (self._around.changes(), state.modes.left()) if running == 0 else None
 
         def merge_brought(outputs: list[tuple[Any, Any]]) -> Any:
+            state.look_back()
             for _, brought in [] if job.leads else outputs:
                 if brought is not None:
                     changes, modes = brought

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
-import torch
 from torch import nn
 
-from lamina.shared_state.contents import Content, changed, is_changeable, is_plain_tensor, within
+from lamina.shared_state.contents import Content, changed, is_changeable, is_plain_tensor, memory_of, whole_of, within
 from lamina.shared_state.held_objects import HeldObjects, content_of
 from lamina.shared_state.modules import Key, Modules
+from lamina.shared_state.names import used_in, words_in
+from lamina.shared_state.uses import uses
 
 _TORCHS = frozenset(vars(nn.Module()))
+_PAST = {"__dict__", "__setattr__", "vars"}
 
 
 class AttributeContents:
@@ -32,15 +34,28 @@ class AttributeContents:
         self._contents: dict[Key, Content] = {}
         self._aliases: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}  # by `_alias`: who hold it
         self._used: dict[Key, nn.Module] = {}  # those of `_contents` that were read since, in a step
+        self._past: dict[Key, nn.Module] = {}  # those that the script may set past `__setattr__`
         self._objects = HeldObjects()
 
     def hold_all(self, guard: Callable[[type, str], None]) -> None:
-        """From now on uses of what is in attributes are noticed, which `guard` has noticed."""
+        """From now on uses of what is in attributes are noticed, by `guard`, and what the script sets in a module's
+        `__dict__`."""
+        words = {word for code in self._codes() if used_in(code) & _PAST for word in words_in(code)}
+        for module in self._modules.all:
+            for name in words & vars(module).keys() - _TORCHS:
+                guard(type(module), name)
+                self._past[id(module), name] = module
+        self.begin_step()
         for module, name, value in self._held():
             guard(type(module), name)
             self._contents[id(module), name] = content_of(value)
             for each in within(value) or [value]:
                 self._aliases.setdefault(_alias(each), (each, []))[1].append((module, name))
+
+    def begin_step(self) -> None:
+        """A script may have set them since the last step, which is no change."""
+        for key, module in self._past.items():
+            self._contents[key] = content_of(vars(module).get(key[1]))
 
     def note_set(self, key: Key, value: Any) -> None:
         """An attribute was set in a step: it may hold what can change from now on."""
@@ -49,8 +64,8 @@ class AttributeContents:
 
     def look(self) -> None:
         """Touches the attributes whose content has changed since it was looked at last."""
-        while self._used:
-            key, module = self._used.popitem()
+        used, self._used = self._used | self._past, {}
+        for key, module in used.items():
             value = vars(module).get(key[1])
             before, after = self._contents[key], content_of(value)
             self._contents[key] = after
@@ -58,17 +73,26 @@ class AttributeContents:
                 continue
             found = (self._aliases.get(_alias(each), (each, []))[1] for each in within(value) or [value])
             others = [(other, name) for aliases in found for other, name in aliases if (id(other), name) != key]
-            # A dictionary that several modules only add to is a cache, which each rank fills for itself.
-            if not others or changed(before, after):
+            if not others or changed(before, after) or not self._is_cache({key[1], *(name for _, name in others)}):
                 for alias in [(module, key[1]), *others]:
                     self._touch(*alias)
+
+    def _is_cache(self, names: set[str]) -> bool:
+        """True for a dictionary in attributes of these names, to which several modules only add: each rank fills it for
+        itself. Nothing is a cache that a function reads which never adds to it."""
+        for code in self._codes():
+            found = [use for use in uses(code) or () if use.name in names]
+            if any(use.reads for use in found) and not any(use.writes for use in found):
+                return False
+        return True
 
     def use(self, module: nn.Module, name: str, value: Any, microbatch: int) -> None:
         """A microbatch reads an attribute."""
         key = id(module), name
         if key not in self._contents:
             return
-        if not self._objects.used(value) and key not in self._used:  # a script may have changed it between steps
+        is_known = self._objects.used(value) or key in self._used or key in self._past
+        if not is_known:  # a script may have changed it between steps
             self._contents[key] = content_of(value)
         self._used[key] = module
         self._objects.use(value, name, microbatch, self._codes, self._modules.path(module, name))
@@ -97,6 +121,5 @@ class AttributeContents:
 
 
 def _alias(value: Any) -> int:
-    """Names what changes together: one object, or tensors in one memory."""
-    in_memory = is_plain_tensor(value) and value.layout is torch.strided and value.numel()
-    return value.untyped_storage().data_ptr() if in_memory else id(value)
+    """Names what changes together: one object, arrays of one, or tensors in one memory."""
+    return memory_of(value) if is_plain_tensor(value) else id(whole_of(value))

@@ -15,7 +15,7 @@ update: before it reads, this thread waits for all that it may wait for.
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -69,6 +69,10 @@ class Attributes:
         self._contents = AttributeContents(modules, codes, self.homes.touch)
         self._contents.hold_all(self._guard)
 
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._contents.begin_step()
+
     def look(self) -> None:
         """Looks at what is in them, before others hear of it.
 
@@ -83,6 +87,13 @@ class Attributes:
         Errors:
             UsageError: a parameter or buffer of another rank.
         """
+        if name == "__class__":
+            where = self._modules.names[self._modules.places[id(module)]] or "the model"
+            raise UsageError(
+                f"the class of {where} is set in a step, which neither other ranks nor other microbatches see: have "
+                "its forward choose what it does",
+                code="step-attribute-shared",
+            )
         if _is_plain(module, name, value):
             self._guard(type(module), name)
         elif not isinstance(value, nn.Module) and (owner := self._elsewhere(module)) is not None:
@@ -127,7 +138,7 @@ class Attributes:
         if updates:
             _lamina.settle()
             self._updated.setdefault(microbatch, {})[key] = attribute.last(module)
-        last = vars(module).get(name, _MISSING)
+        last = attribute.stored(module)
         if last is not _MISSING and microbatch >= 0:
             self._contents.use(module, name, last, microbatch)
         return last
@@ -137,14 +148,14 @@ class Attributes:
         name, microbatch = attribute.name, _lamina.microbatch()
         key = id(module), name
         if microbatch < 0 or module not in self._modules:
-            vars(module)[name] = value
+            attribute.store(module, value)
             self._mine(microbatch).pop(key, None)
             return
         last = attribute.last(module)
         if self.homes.is_elsewhere(module, name) or not same(last, value):
             self.homes.touch(module, name)
         self._note_update(module, name, last, value, microbatch)
-        vars(module)[name] = value
+        attribute.store(module, value)
         self._contents.note_set(key, value)
         self._own.setdefault(microbatch, {})[key] = value
         self.setters.note(key, microbatch)
@@ -159,7 +170,8 @@ class Attributes:
     def _guard(self, kind: type, name: str) -> None:
         """Has attributes of that name be `_Attribute`s of the class, unless the class has a property of that name."""
         default = getattr(kind, name, _MISSING)
-        if (kind, name) not in self._replaced and not hasattr(default, "__set__"):
+        is_property = hasattr(default, "__set__") and not isinstance(default, MemberDescriptorType)
+        if (kind, name) not in self._replaced and not is_property:
             self._replaced[kind, name] = vars(kind).get(name, _MISSING)
             setattr(kind, name, _Attribute(self, name, default))
 
@@ -186,14 +198,15 @@ class _Attribute:
 
     Args:
         kept: the attributes of the model.
-        name: of the attribute. What was set last is in the module's dictionary, where torch has it.
-        default: what the class has, for a module that has none.
+        name: of the attribute. What was set last is in the module's dictionary, where torch has it, or in its slot.
+        default: what the class has, for a module that has none; of one with a slot that.
     """
 
     def __init__(self, kept: Attributes, name: str, default: Any):
         self._kept = kept
         self.name = name
-        self._default = default
+        self._slot = default if isinstance(default, MemberDescriptorType) else None
+        self._default = default if self._slot is None else _MISSING
 
     @compiled.outside
     def __get__(self, module: nn.Module | None, kind: type) -> Any:
@@ -210,12 +223,31 @@ class _Attribute:
 
     def __delete__(self, module: nn.Module) -> None:
         self._kept.forget(module, self.name)
-        if vars(module).pop(self.name, _MISSING) is _MISSING:
+        if self._slot is not None:
+            self._slot.__delete__(module)
+        elif vars(module).pop(self.name, _MISSING) is _MISSING:
             raise AttributeError(self.name)
 
     def last(self, module: nn.Module) -> Any:
         """The value that was set last, by whomever."""
-        return vars(module).get(self.name, self._default)
+        value = self.stored(module)
+        return self._default if value is _MISSING else value
+
+    def stored(self, module: nn.Module) -> Any:
+        """Returns this without the default of the class."""
+        if self._slot is None:
+            return vars(module).get(self.name, _MISSING)
+        try:
+            return self._slot.__get__(module)
+        except AttributeError:
+            return _MISSING
+
+    def store(self, module: nn.Module, value: Any) -> None:
+        """Sets it, for everybody."""
+        if self._slot is None:
+            vars(module)[self.name] = value
+        else:
+            self._slot.__set__(module, value)
 
     def _of_class(self, module: nn.Module | None, kind: type) -> Any:
         if self._default is _MISSING:

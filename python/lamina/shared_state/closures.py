@@ -21,7 +21,7 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations import hugging_face
 from lamina.shared_state.contents import Content, changed_by_more_than_counting, is_generator
-from lamina.shared_state.names import Place, Places
+from lamina.shared_state.places import Change, Place, Places
 from lamina.shared_state.variables import ContextVariables, travels
 
 _BODY = "the step function"
@@ -65,9 +65,10 @@ class WatchedNames:
     def __init__(self, modules: Iterable[tuple[str, nn.Module, int]], here: int, in_turns: bool):
         self.variables = ContextVariables()
         self._modules, self._here, self._in_turns = list(modules), here, in_turns
-        self._places = Places()
+        self._places = Places(module for _, module, _ in self._modules)
         self._watched: list[_Watched] = []
         self._told: set[int] = set()  # places, by id
+        self._late: UsageError | None = None  # of the step before
         self._handles = 0  # as many hooks of whatever kind there were when those of the modules were looked at
         self._looked = 0  # the same for the last look within a step
         self._hung: dict[int, set[int]] = {}  # their ids, by id(module)
@@ -92,8 +93,17 @@ class WatchedNames:
         self._watched = [
             _Watched(place)
             for place in found
-            if not travels(place) and (place.elsewhere(self._here) or (self._in_turns and self._is_kept(place)))
+            if not travels(place) and (place.elsewhere(self._here) or (self._in_turns and place.keeps(self._here)))
         ]
+
+    def look_back(self) -> None:
+        """Looks once more on a rank that follows: hooks of a backward may have run since. It tells in the next step of
+        what they changed. What the body of the rank that leads changes comes to the others."""
+        if self._here != 0:
+            try:
+                self.look()
+            except UsageError as error:
+                self._late = error
 
     def look(self) -> None:
         """Called where other ranks, or another microbatch, may go on with what is here.
@@ -101,19 +111,24 @@ class WatchedNames:
         Errors:
             UsageError: what functions share has changed, and not all of them see that.
         """
+        if self._late is not None:
+            late, self._late = self._late, None
+            raise late
         if RemovableHandle.next_id not in (self._handles, self._looked):
             self._look_at_hooks()
         for watched in self._watched:
             before, after = watched.look()
             if before != after:
-                self._require_seen(watched, before, after)
+                self._require_seen(watched, watched.place.change(before, after))
 
-    def _require_seen(self, watched: _Watched, before: Content, after: Content) -> None:
+    def _require_seen(self, watched: _Watched, change: Change) -> None:
         place, here = watched.place, self._here
+        if not change.parts:
+            return
         microbatch, watched.microbatch = watched.microbatch, _lamina.microbatch()
-        if not place.tells_nothing(before, after, here):
-            other = next(iter(place.elsewhere(here).values()))
-            if not place.is_read():
+        if not place.tells_nothing(change, here):
+            other = next(iter(place.elsewhere(here, change).values()))
+            if not place.is_read(change):
                 self._tell(place, other)
             else:
                 raise UsageError(
@@ -122,18 +137,14 @@ class WatchedNames:
                     "result, or place both on one partition with set_partition",
                     code="step-name-shared",
                 )
-        turns = self._in_turns and self._is_kept(place) and microbatch not in (-1, _lamina.microbatch())
+        turns = self._in_turns and place.keeps(here, change) and microbatch not in (-1, _lamina.microbatch())
         turns = turns and not is_generator(place.read())  # whose numbers are anybody's
-        if turns and changed_by_more_than_counting(before, after, place.counts):
+        if turns and changed_by_more_than_counting(change.before, change.after, place.counts):
             raise UsageError(
                 f"{place.name} is changed by several microbatches, which run in turns, and read by another function "
                 "than the one that changes it, or later: set active_microbatches to 1, or return the value",
                 code="step-object-shared",
             )
-
-    def _is_kept(self, place: Place) -> bool:
-        """True where one microbatch may read here what another one has changed."""
-        return sum(self._here in users for users in place.users.values()) > 1 or place.keeps(self._here)
 
     def _tell(self, place: Place, other: str) -> None:
         """Warns, once, of what a function changes that runs on other ranks as well: a log, mostly, or a counter."""
@@ -173,18 +184,19 @@ class SharedNames:
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module, int]]):
-        places = Places()
+        modules = list(modules)
+        places = Places(module for _, module, _ in modules)
         for name, module, node in modules:
             places.add_module(module, node, name or "the model")
-        shared = [place for place in places.by_key.values() if len(_nodes(place)) > 1]
+        shared = [place for place in places.by_key.values() if len(place.nodes()) > 1]
         self._seen = [(place, place.look()) for place in shared if not travels(place)]
         self._used: dict[int, list[int]] = {}  # of those, which the code of each node names
         for number, (place, _) in enumerate(self._seen):
-            for node in _nodes(place):
+            for node in place.nodes():
                 self._used.setdefault(node, []).append(number)
         self._variables = [place for place in shared if travels(place)]
         self._frames: list[list[Content]] = []  # of the variables, when each call began that has not ended
-        self._written: dict[int, Place] = {}
+        self._written: dict[str, set[int]] = {}  # by name: the nodes that meet what was written
         self._called: set[int] = set()
 
     def enter(self, node: int) -> None:
@@ -197,16 +209,15 @@ class SharedNames:
         self._look(node)
         for place, before in zip(self._variables, self._frames.pop(), strict=True):
             if place.look() != before:  # its caller sees that
-                self._written[id(place)] = place
+                self._written.setdefault(place.name, set()).update(place.nodes())
 
     def ties(self) -> list[tuple[set[int], str]]:
         """Nodes that share a name, and the name; once the model has been called."""
         for number in range(len(self._seen)):  # whoever has changed what it was handed
             self._compare(number, 0)
-        drawn = [place for place, _ in self._seen if is_generator(place.read())]
-        found = {id(place): place for place in drawn} | self._written
-        ties = [(_nodes(place) & self._called, place.name) for place in found.values()]
-        return [tie for tie in ties if len(tie[0]) > 1]
+        drawn = [(place.nodes(), place.name) for place, _ in self._seen if is_generator(place.read())]
+        found = [(nodes & self._called, name) for nodes, name in [*drawn, *((v, k) for k, v in self._written.items())]]
+        return [tie for tie in found if len(tie[0]) > 1]
 
     def _look(self, node: int) -> None:
         self._called.add(node)
@@ -217,13 +228,9 @@ class SharedNames:
         place, before = self._seen[number]
         after = place.look()
         if before != after:
-            self._seen[number] = place, after
-            if not place.tells_nothing(before, after, node) and place.is_read():
-                self._written[id(place)] = place
-
-
-def _nodes(place: Place) -> set[int]:
-    return {node for users in place.users.values() for node in users}
+            self._seen[number], change = (place, after), place.change(before, after)
+            if change.parts and not place.tells_nothing(change, node) and place.is_read(change):
+                self._written.setdefault(place.name, set()).update(place.nodes(change))
 
 
 def _hooks_of(module: nn.Module) -> dict[int, Callable]:

@@ -5,55 +5,72 @@ changed them."""
 import argparse
 import array
 import functools
+import gc
 import itertools
 import numbers
+import operator
 import pickle
+import queue
 import random
 import sys
 import threading
+import weakref
 import zlib
 from collections import UserList, deque
 from collections.abc import Callable, Iterator, MutableMapping
-from types import FunctionType, MethodType, SimpleNamespace
+from types import FunctionType, GeneratorType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lamina.util.reach import ITERATORS
+
 Content = dict[Any, Any]
 
 _LISTS = (list, deque)
-_SPACES = (SimpleNamespace, argparse.Namespace, threading.local)
+_SETS = (set, weakref.WeakSet)
+_SPACES = (SimpleNamespace, argparse.Namespace, threading.local, threading.Event, queue.Queue)
 _BYTES = (bytearray, array.array)
-_GENERATORS = (torch.Generator, random.Random, itertools.count)
-_FUNCTIONS = (FunctionType, MethodType, functools.partial, functools._lru_cache_wrapper)
+_ITERATORS = (*ITERATORS, GeneratorType)
+_CACHE = functools._lru_cache_wrapper
+_GENERATORS = (torch.Generator, random.Random, *_ITERATORS)
+_FUNCTIONS = (FunctionType, MethodType, functools.partial)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), slice, torch.dtype, torch.device, torch.Size)
-_LARGE = 1000  # of larger ones only the ends are looked at
-_LARGE_BYTES = 1 << 16  # of larger arrays every so many bytes
+_COMMON = {bool, int, float, str, type(None), torch.Tensor}  # asked for first, for time's sake
+_LARGE = 1000  # only the ends of larger ones are looked into
+_LARGEST = 20_000  # and of larger ones at
+_LARGE_BYTES = 1 << 20  # of larger arrays every so many bytes
+_MOST = 1000  # objects in one
 THEIRS = {"torch", "torchvision", "numpy", "transformers", "lamina", "_lamina"} | sys.stdlib_module_names
 
 
 def is_changeable(value: Any) -> bool:
-    """True for a list, a dictionary, a set, an array, a generator of random numbers, or an object of a class of the
-    script's own."""
-    if isinstance(value, (torch.Tensor, nn.Module)):
+    """True for a container, an array, a generator of random numbers, an iterator, or an object of a class of the
+    script's own. A tuple counts where it has one of these, or a tensor."""
+    if type(value) in _COMMON or isinstance(value, (torch.Tensor, nn.Module)):
         return False
-    if isinstance(value, (*_LISTS, MutableMapping, set, UserList, *_SPACES, *_BYTES, *_GENERATORS)):
+    if isinstance(value, (*_LISTS, MutableMapping, *_SETS, UserList, *_SPACES, *_BYTES, *_GENERATORS, _CACHE)):
         return True
+    if isinstance(value, tuple):
+        return any(is_plain_tensor(part) or is_changeable(part) for part in value)
     if isinstance(value, (type, *_FUNCTIONS)):
         return False
-    return _is_numpys(value) or (is_of_the_script(type(value)) and (hasattr(value, "__dict__") or bool(_slots(value))))
+    has_parts = hasattr(value, "__dict__") or bool(slots_of(value))
+    return _is_numpys(value) or (is_of_the_script(type(value)) and has_parts)
 
 
 def is_generator(value: Any) -> bool:
-    """True for a generator of random numbers, or another one that each use changes."""
+    """True for a generator of random numbers, or an iterator: what each use changes."""
     return isinstance(value, _GENERATORS) or (_is_numpys(value) and not _is_array(value))
 
 
 def is_plain_tensor(value: Any) -> bool:
     """True for a tensor that may be written in place by whoever has it: neither a parameter nor part of a graph."""
-    return isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and not value.requires_grad
+    if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
+        return False
+    return not value.requires_grad or value.is_leaf
 
 
 def is_of_the_script(made: Any) -> bool:
@@ -68,14 +85,37 @@ def same(old: Any, new: Any) -> bool:
 
 def within(value: Any) -> list[Any]:
     """`value` and what is in it, as far as it is changeable."""
-    return [each for _, each in _walk(value)]
+    return [each for _, each, _ in _walk(value)]
+
+
+def tensors_within(objects: list[Any]) -> list[torch.Tensor]:
+    """Tensors that may be written in place, in what `within` gave."""
+    return [part for each in objects for _, part in _items(each) if is_plain_tensor(part)]
+
+
+def modules_within(value: Any) -> list[nn.Module]:
+    """Modules in lists, dictionaries and objects."""
+    return [part for _, _, items in _walk(value) for _, part in items if isinstance(part, nn.Module)]
+
+
+def whole_of(value: Any) -> Any:
+    """The array that a view of one is of, with whose other views it changes; else `value`."""
+    while _is_numpys(value) and _is_numpys(getattr(value, "base", None)):
+        value = value.base
+    return value
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Names what tensors in one memory have in common."""
+    in_memory = tensor.layout is torch.strided and tensor.numel() > 0
+    return tensor.untyped_storage().data_ptr() if in_memory else id(tensor)
 
 
 def content(value: Any) -> Content:
     """Equal as long as nobody has changed `value` or what is within it."""
     found = {}
-    for path, each in _walk(value):
-        found |= {(path, key): token(part) for key, part in _items(each)}
+    for path, each, items in _walk(value):
+        found.update(((path, key), token(part)) for key, part in items)
         if isinstance(each, _LISTS):
             found[path, "size"] = ("size", len(each))
     return found
@@ -99,7 +139,7 @@ def changed_by_more_than_counting(
 
 def put_numbers(value: Any, numbers_of: Content) -> None:
     """Puts numbers back where `content` found them in `value`, which has others there now."""
-    for path, each in list(_walk(value)):
+    for path, each, _ in list(_walk(value)):
         for (where, key), (_, number) in numbers_of.items():
             if where != path:
                 continue
@@ -112,27 +152,38 @@ def put_numbers(value: Any, numbers_of: Content) -> None:
 _GONE = object()
 
 
-def _walk(value: Any, path: tuple = (), depth: int = 3) -> Iterator[tuple[tuple, Any]]:
-    if is_changeable(value):
-        yield path, value
-        if depth:
-            for key, part in _items(value):
-                yield from _walk(part, (*path, key), depth - 1)
+def _walk(value: Any) -> Iterator[tuple[tuple, Any, list[tuple[Any, Any]]]]:
+    """`value` and all that is in it, each once, where it is changeable: where it was found, itself, what it has."""
+    ahead, seen = deque([((), value)] if is_changeable(value) else []), {id(value)}
+    while ahead:
+        path, each = ahead.popleft()
+        items = _items(each)
+        yield path, each, items
+        for key, part in items:
+            if len(seen) < _MOST and id(part) not in seen and is_changeable(part):
+                seen.add(id(part))
+                ahead.append(((*path, key), part))
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, _LISTS):
         if len(value) > _LARGE:
-            return [(0, value[0]), (len(value) - 1, value[-1])]
+            ids = array.array("Q", map(id, value if len(value) <= _LARGEST else ()))
+            return [(0, value[0]), (len(value) - 1, value[-1]), ("state", _Sum(ids.tobytes()))]
         return list(enumerate(value))
-    if isinstance(value, set):
+    if isinstance(value, _SETS):
         return [(token(each), True) for each in value]
     if isinstance(value, (*_BYTES, *_GENERATORS)) or _is_numpys(value):
         return [("state", _Sum(_state(value)))]
+    if isinstance(value, _CACHE):
+        return [(id(each), each) for each in gc.get_referents(value) if each is not vars(value)]
     items = list(value.items()) if isinstance(value, MutableMapping) else []
-    return (
-        items + [(name, getattr(value, name)) for name in _slots(value)] + list(getattr(value, "__dict__", {}).items())
-    )
+    items += enumerate(value) if isinstance(value, tuple) else []
+    return items + [(name, getattr(value, name)) for name in slots_of(value)] + list(_attributes(value).items())
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    return getattr(value, "__dict__", {})
 
 
 class _Sum:
@@ -149,8 +200,8 @@ def _state(value: Any) -> bytes | memoryview:
             return value.get_state().numpy().tobytes()  # in memory of the host, of whatever device it is
     if isinstance(value, random.Random):
         return repr(value.getstate()).encode()
-    if isinstance(value, itertools.count):
-        return repr(value).encode()
+    if isinstance(value, _ITERATORS):
+        return _state_of_iterator(value).encode()
     if isinstance(value, _BYTES):
         return memoryview(value).cast("B")
     if not _is_array(value):
@@ -160,6 +211,19 @@ def _state(value: Any) -> bytes | memoryview:
         return repr([id(each) for each in value.flat[:_LARGE]]).encode()
     step = max(1, value.nbytes // _LARGE_BYTES)
     return value.reshape(-1)[::step].tobytes()
+
+
+def _state_of_iterator(value: Any) -> str:
+    if isinstance(value, itertools.count):
+        return repr(value)
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        held = {} if frame is None else frame.f_locals
+        return repr((frame and frame.f_lasti, [(name, token(each)) for name, each in held.items()]))
+    _, arguments, *state = value.__reduce__()
+    left = [operator.length_hint(each, 0) for each in arguments]
+    parts = [part for each in state for part in (each if isinstance(each, tuple) else (each,))]
+    return repr((left, [part if isinstance(part, int) else operator.length_hint(part, 0) for part in parts]))
 
 
 def _is_numpys(value: Any) -> bool:
@@ -172,7 +236,7 @@ def _is_array(value: Any) -> bool:
     return type(value).__name__ in ("ndarray", "memmap", "matrix")
 
 
-def _slots(value: Any) -> list[str]:
+def slots_of(value: Any) -> list[str]:
     """Names of what it has in slots."""
     given = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
     names = [name for each in given for name in ((each,) if isinstance(each, str) else each)]
@@ -187,7 +251,7 @@ def version_of(tensor: torch.Tensor) -> int:
 def token(value: Any) -> Any:
     """Tells a value from another one that takes its place; numbers and words by what they are, tensors that may be
     written in place by how often that was done."""
-    if isinstance(value, numbers.Number):
+    if type(value) in (int, float, bool) or isinstance(value, numbers.Number):
         return type(value), value
     if isinstance(value, _Sum):
         return value.token

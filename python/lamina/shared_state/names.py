@@ -1,262 +1,325 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that functions of a script share outside of modules: those of closures and globals, attributes of classes and
-of bound objects. Which functions use which, and how, is read in their code and their source.
+"""Names that functions of a script use outside of modules: those of closures and globals, attributes of classes and of
+bound objects. The code of a function tells which of them it uses, and what other functions it may call.
 """
 
 import functools
 import inspect
-import threading
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lamina.shared_state.contents import (
     THEIRS,
-    Content,
-    changed,
-    content,
     is_changeable,
-    is_generator,
     is_of_the_script,
-    token,
+    is_plain_tensor,
+    memory_of,
+    modules_within,
+    slots_of,
+    tensors_within,
+    whole_of,
+    within,
 )
-from lamina.shared_state.uses import Use, uses
+from lamina.shared_state.uses import uses
 from lamina.util.reach import codes
 
-_MAKING = {"__new__", "__init__", "__enter__", "__exit__", "__call__"}  # methods without a name in who calls them
-_DEPTH = 3  # of functions that call functions
+_UNNAMED = {"forward", "backward", "setup_context"}  # methods that run without a name in who calls them
+_MAKING = {"__init__", "__new__", "__init_subclass__", "__set_name__"}  # methods that run when an object is made
+_ASIDE = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"}
+_BY_WORDS = {"globals", "vars", "getattr", "setattr", "delattr", "__dict__", "__setattr__", "__delattr__"}
+_LARGE = 1000
+_MOST = 2000  # functions that one may call
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, torch.Tensor)
+
+Callee = tuple[FunctionType, Any]  # a function, and the object that it is a method of
 
 
-@dataclass
-class Place:
-    """A name, and who uses it.
+class Found(NamedTuple):
+    """A name that a function uses.
 
     Attributes:
+        key: tells what is used from other things.
         name: as messages have it.
-        read: gives its value.
-        users: of each function, by where it runs (a partition, or a node of the model), what it is called in messages.
-        words: for each function, the code that uses it, its own or that of one that it calls, and what it is called
-            there.
-        whose: the names of all modules that each function is of, or what else it is called in messages.
+        read: gives the value of the name.
+        source: the code that uses it.
+        word: what it is called there; None where the source does not tell what is done with it.
+        way: which way leads to it: by an "attribute", from the "owner" of a method, or by the name with that key.
+        alone: whether it matters though no other way does.
     """
 
+    key: Any
     name: str
     read: Callable[[], Any]
-    users: dict[CodeType, dict[int, str]] = field(default_factory=dict)
-    words: dict[CodeType, set[tuple[CodeType, str]]] = field(default_factory=dict)
-    whose: dict[CodeType, set[str]] = field(default_factory=dict)
+    source: CodeType
+    word: str | None
+    way: Any
+    alone: bool = False
 
-    def look(self) -> Content:
-        """Returns what it is and has, in this thread."""
-        value = self.read()
-        if isinstance(value, ContextVar):
-            value = value.get(None)
-        if isinstance(value, threading.local):
-            return content(value)
-        return {"is": token(value)} | (content(value) if is_changeable(value) else {})
+    def thing(self) -> Any:
+        """Returns what is used, as long as the name, or something in its value, is that; else None."""
+        return next((each for key, each in _things(self.read()) if key == self.key), None)
 
-    def elsewhere(self, here: int) -> dict[CodeType, str]:
-        """The functions that run elsewhere, too."""
-        others = {
-            code: next((what for where, what in users.items() if where != here), None)
-            for code, users in self.users.items()
-        }
-        return {code: what for code, what in others.items() if what is not None}
-
-    def here(self, here: int) -> str:
-        """A function that runs here."""
-        return next((users[here] for users in self.users.values() if here in users), "a function")
-
-    def tells_nothing(self, before: Content, after: Content, here: int) -> bool:
-        """True where a change is nothing to functions that run elsewhere: they fill a cache, each for itself."""
-        if changed(before, after) or isinstance(self.read(), threading.local):
-            return not self.elsewhere(here)
-        return not any(self._reads(code) and not self._writes(code) for code in self.elsewhere(here))
-
-    def is_read(self) -> bool:
-        """True where functions read what others of them change; else they all change it, and read no more of it than an
-        update needs: a log, mostly, or a counter."""
-        if is_generator(self.read()):
-            return True
-        if len(self.users) > 1:
-            return any(map(self._reads, self.users))
-        (code,) = self.users
-        found = self._uses(code)
-        read = [use for use in found if use.reads and (not use.writes or not use.certain)]
-        written = [use for use in found if use.writes and use.certain]
-        return any(_meet(one, other) for one in read for other in written)
-
-    def is_read_outside(self, name: str) -> bool:
-        """True where something else than the module of that name and those under it may read it."""
-        readers = {what for code, whose in self.whose.items() if self._reads(code) for what in whose}
-        if name == "the model":
-            return "the step function" in readers
-        return any(what != name and not what.startswith(f"{name}.") for what in readers)
-
-    def keeps(self, here: int) -> bool:
-        """True where a function here sets it, or a part of it, anew, and reads that further down."""
-        for code, users in self.users.items():
-            found = self._uses(code) if here in users else []
-            anew = [use for use in found if use.writes and not use.reads]
-            read = [use for use in found if use.reads and not use.writes]
-            if any(_meet(one, other) and one.last < other.first for one in anew for other in read):
-                return True
-        return False
-
-    def counts(self, part: Any) -> bool:
-        """True where what functions do with this part of it only ever updates it."""
-        anew = [use for code in self.users for use in self._uses(code) if use.writes and not use.reads]
-        return not any(use.part in (part, None, ...) for use in anew)
-
-    def _uses(self, code: CodeType) -> list[Use]:
-        return [use for source, word in self.words[code] for use in uses(source) or () if use.name == word]
-
-    def _reads(self, code: CodeType) -> bool:
-        """True where it may."""
-        found = self._uses(code)
-        return not found or any(use.reads and (not use.writes or not use.certain) for use in found)
-
-    def _writes(self, code: CodeType) -> bool:
-        """True where it may."""
-        found = self._uses(code)
-        return not found or any(use.writes for use in found)
+    def is_there(self) -> bool:
+        """True where the name still leads to what is used."""
+        return self.key[0] not in ("object", "memory") or self.alone or self.thing() is not None
 
 
-class Places:
-    """The names that functions use, by whatever tells one from another."""
+class Names:
+    """The names that functions use, and those that they call. Each function is read once.
 
-    def __init__(self) -> None:
-        self.by_key: dict[Any, Place] = {}
+    Args:
+        inside: modules that are watched otherwise.
+    """
 
-    def add(self, function: Callable, where: int, what: str) -> None:
-        """Notes what a function uses that runs at `where`."""
-        self._note(_names(function, _DEPTH, set()), where, what)
+    def __init__(self, inside: Collection[nn.Module] = ()):
+        self._inside = set(map(id, inside))
+        self._kinds = sorted({kind for kind in map(type, inside) if is_of_the_script(kind)}, key=_name_of)
+        self._read_before: dict[tuple[int, int], tuple[list[Found], list[Callee]]] = {}
+        self._walked: dict[tuple, list[Found]] = {}
+        self._of_classes: dict[tuple[type, CodeType], list[Found]] = {}
+        self._kept: list[Any] = []  # so that ids stay theirs
 
-    def add_module(self, module: nn.Module, where: int, what: str) -> None:
-        """Notes what the functions of the script use that run when a module is called."""
-        for function in _methods_of(module):
-            self.add(function, where, what)
-            for kind in type(module).__mro__ if isinstance(function, FunctionType) else ():
-                used = {each for code in codes(function.__code__) for each in code.co_names}
-                self._note(_of_class(kind, used, function.__code__), where, what)
+    def of(self, function: Any) -> list[Found]:
+        """Returns the names of a function, or of an object that is called, and of all that it may call."""
+        begin = list(functions_of(function))
+        key = tuple((id(each), id(owner)) for each, owner in begin)
+        if key not in self._walked:
+            self._kept.append(begin)
+            self._walked[key] = self._walk(begin)
+        return self._walked[key]
 
-    def _note(self, found: Iterable, where: int, what: str) -> None:
-        for key, name, read, code, source in found:
-            place = self.by_key.setdefault(key, Place(name, read))
-            place.users.setdefault(code, {}).setdefault(where, what)
-            place.whose.setdefault(code, set()).add(what)
-            place.words.setdefault(code, set()).add((source, name.rpartition(".")[2]))
+    def of_class(self, kind: type, code: CodeType) -> list[Found]:
+        """Returns the names that a method with that code uses of its class, or of others by `type()`."""
+        if (kind, code) not in self._of_classes:
+            used = used_in(code) | {"forward"}
+            kinds = {kind, *(self._kinds if used & {"type", "__class__"} else ())}
+            named = [each for one in sorted(kinds, key=_name_of) for each in _parts(one, "", used)]
+            self._of_classes[kind, code] = [each for one in named for each in self._found(*one, code)]
+        return self._of_classes[kind, code]
+
+    def _walk(self, ahead: list[Callee]) -> list[Found]:
+        found, seen = {}, set()
+        while ahead and len(seen) < _MOST:
+            callee = ahead.pop()
+            key = id(callee[0]), id(callee[1])
+            if key in seen:
+                continue
+            seen.add(key)
+            if key not in self._read_before:
+                self._kept.append(callee)
+                self._read_before[key] = self._read(*callee)
+            names, callees = self._read_before[key]
+            found |= {(each.key, each.source, each.word, each.way): each for each in names}
+            ahead = ahead + callees
+        return list(found.values())
+
+    def _read(self, function: FunctionType, owner: Any) -> tuple[list[Found], list[Callee]]:
+        """The names that a function itself uses, and the functions that it may call."""
+        if not is_of_the_script(function) or _is_theirs(function.__globals__.get("__name__")):
+            return [], []  # around one of the script's, maybe, which is read for itself
+        code = function.__code__
+        used = used_in(code)
+        found, callees = [], []
+        for key, name, read in _named(function, used):
+            found += self._found(key, name, read, code)
+            value = read()
+            callees += functions_of(value, used)
+            for module in self._outside(value):
+                callees += _methods(module, used)
+        if _is_object(owner):
+            for name in used & {*getattr(owner, "__dict__", ()), *slots_of(owner)}:
+                read = functools.partial(getattr, owner, name, None)
+                called = self._found((id(owner), name), f"{type(owner).__name__}.{name}", read, code)
+                found += (each._replace(way="owner") for each in called)
+                callees += functions_of(read(), used)
+            read, word = functools.partial(_same, owner), next(iter(code.co_varnames), "")
+            found += self.held(read, type(owner).__name__, code, word, "owner")
+            callees += functions_of(owner, used)
+        callees_of_class = _parts(owner if isinstance(owner, type) else type(owner), "", used)
+        for key, name, read in callees_of_class:
+            found += self._found(key, name, read, code)
+            callees += functions_of(read(), used)
+        return found, callees
+
+    def _found(self, key: Any, name: str, read: Callable[[], Any], code: CodeType) -> Iterator[Found]:
+        value, word = read(), name.rpartition(".")[2]
+        if isinstance(value, ModuleType):
+            return
+        if isinstance(value, ContextVar) or is_changeable(value):
+            thing = ("object", id(whole_of(value)))
+            yield Found(thing, name, read, code, word, thing if whole_of(value) is value else key, True)
+        else:
+            yield Found(key, name, read, code, word, key, isinstance(value, _PLAIN) or _is_set(code, word))
+        for thing, each in _things(value):
+            if each is not value or is_plain_tensor(value):
+                yield Found(thing, name, read, code, None, key)
+        yield from self._modules_in(value, name, code, key)
+
+    def held(self, read: Callable[[], Any], name: str, code: CodeType, word: str, way: str) -> Iterator[Found]:
+        """Gives what an attribute leads to, or what the object of a method is, as far as others may name it."""
+        value = read()
+        for thing, each in _things(value):
+            is_all = each is value and not is_plain_tensor(each)
+            yield Found(thing, name, read, code, word if is_all else None, way)
+        yield from self._modules_in(value, name, code, way)
+
+    def _modules_in(self, value: Any, name: str, code: CodeType, way: Any) -> Iterator[Found]:
+        """The state of modules, in containers too, that nobody watches otherwise."""
+        for module in (each for one in (value, *modules_within(value)) for each in self._outside(one)):
+            read = functools.partial(_same, vars(module))
+            yield Found(("object", id(module)), name, read, code, None, way, True)
+
+    def _outside(self, value: Any) -> list[nn.Module]:
+        """`value` and all under it, where that is a module that is not watched otherwise."""
+        if not isinstance(value, nn.Module) or type(value).__module__.partition(".")[0] == "lamina":
+            return []
+        return [module for module in value.modules() if id(module) not in self._inside]
 
 
-def _meet(one: Use, other: Use) -> bool:
-    return one.part == other.part or None in (one.part, other.part) or ... in (one.part, other.part)
+def code_of(function: Any) -> CodeType | None:
+    """The code of a function of the script, inside of whatever is around it."""
+    while not isinstance(function, FunctionType):
+        if isinstance(function, (functools.partial, MethodType, functools.cached_property)):
+            function = function.__func__ if isinstance(function, MethodType) else function.func
+        elif isinstance(function, (staticmethod, classmethod, functools._lru_cache_wrapper)):
+            function = function.__wrapped__
+        elif not isinstance(function := inspect.getattr_static(function, "__call__", None), FunctionType):
+            return None
+    return inspect.unwrap(function).__code__
 
 
-def _methods_of(module: nn.Module) -> Iterator[Callable]:
-    """The functions of the script that run when a module is called."""
-    for kind in type(module).__mro__:
-        if is_of_the_script(kind):
-            methods = {name: _function(each) for name, each in vars(kind).items()}
-            yield from (each for name, each in methods.items() if each is not None and name != "__init__")
-    functions = FunctionType, MethodType, functools.partial
-    yield from (each for each in vars(module).values() if isinstance(each, functions))
+@functools.cache
+def used_in(code: CodeType) -> frozenset[str]:
+    """The names that a function, and functions in it, have in their code."""
+    names = {name for each in codes(code) for name in each.co_names}
+    return frozenset(names | words_in(code) if names & _BY_WORDS else names)
 
 
-def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Callable[[], Any], CodeType, CodeType]]:
-    """The names that a function, and those that it calls, use: a key, the name, its value, the function's code, and the
-    code that uses it."""
-    owner = None
-    while isinstance(function, (functools.partial, MethodType)):
-        if isinstance(function, MethodType):
-            owner = function.__self__
-        function = function.func if isinstance(function, functools.partial) else function.__func__
-    if not isinstance(function, FunctionType):
-        owner, function = function, vars(type(function)).get("__call__")
-    function = inspect.unwrap(function) if isinstance(function, FunctionType) else None
-    if not isinstance(function, FunctionType) or not is_of_the_script(function) or (function, id(owner)) in seen:
+def words_in(code: CodeType) -> set[str]:
+    """Texts in a function, and the keywords of its calls."""
+    held = [each for every in codes(code) for each in every.co_consts]
+    parts = [part for each in held for part in (each if isinstance(each, tuple) else (each,))]
+    return {part for part in parts if isinstance(part, str)}
+
+
+def functions_of(value: Any, used: Collection[str] = (), depth: int = 3) -> Iterator[Callee]:
+    """The functions that a use of `value` may run, where the names `used` are used of it."""
+    if isinstance(value, FunctionType):
+        yield value, None
+        inner = [vars(value).get("__wrapped__"), vars(value).get("registry")]  # of functools.singledispatch
+    elif isinstance(value, MethodType):
+        yield from ((function, value.__self__) for function, _ in functions_of(value.__func__, used, depth))
         return
-    seen.add((function, id(owner)))
-    code = function.__code__
+    elif isinstance(value, functools.partial):
+        inner = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, (staticmethod, classmethod, functools._lru_cache_wrapper)):
+        inner = [value.__wrapped__]
+    elif isinstance(value, property):
+        inner = [value.fget, value.fset, value.fdel]
+    elif isinstance(value, functools.cached_property):
+        inner = [value.func]
+    elif isinstance(value, (list, tuple, dict, MappingProxyType)):
+        inner = list(value) if isinstance(value, (list, tuple)) else list(value.values())
+        inner = inner if len(inner) <= _LARGE else []
+    else:
+        if not isinstance(value, nn.Module):
+            yield from _methods(value, used)
+        return
+    for each in inner if depth else ():
+        yield from functions_of(each, used, depth - 1)
+
+
+def _methods(value: Any, used: Collection[str]) -> Iterator[Callee]:
+    """The methods of an object, or of a class that makes objects: those with names that are used, and special ones."""
+    is_class = isinstance(value, type)
+    kind = value if is_class else type(value)
+    if is_class and issubclass(kind, nn.Module):
+        return
+    for each in (*kind.__mro__, *(type(kind).__mro__ if is_class else ())):
+        for name, member in vars(each).items() if is_of_the_script(each) else ():
+            is_special = name.startswith("__") and name.endswith("__") and name not in _ASIDE
+            if name in used or name in _UNNAMED or (is_special and (is_class or name not in _MAKING)):
+                yield from ((function, value) for function, _ in functions_of(member, (), 1))
+
+
+def _named(function: FunctionType, used: frozenset[str]) -> Iterator[tuple[Any, str, Callable[[], Any]]]:
+    """Names that a function uses: a key, the name, and how its value is read."""
+    code, names = function.__code__, function.__globals__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        key = "cell", id(cell)  # which `read` keeps
-        yield from _value(key, name, functools.partial(_of_cell, cell), code, depth, seen)
+        read = functools.partial(_of_cell, cell)  # which keeps it
+        yield ("cell", id(cell)), name, read
+        yield from _parts(read(), name, used)
     defaults = function.__defaults__ or ()
     positional = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     for name, value in (dict(zip(positional, defaults, strict=True)) | (function.__kwdefaults__ or {})).items():
-        read = functools.partial(lambda value: value, value)
-        yield from _value((id(code), name), f"the default of {function.__qualname__}.{name}", read, code, depth, seen)
-    used = {name for each in codes(code) for name in each.co_names}
-    for name in used & function.__globals__.keys():
-        read = functools.partial(function.__globals__.get, name)
-        yield from _value((id(function.__globals__), name), name, read, code, depth, seen)
-        if isinstance(found := read(), type):
-            yield from _of_class(found, used, code)
-            yield from _of_making(found, used, code, depth, seen)
-        elif isinstance(found, FunctionType) and is_of_the_script(found):
-            for each in used & vars(found).keys():
-                read = functools.partial(vars(found).get, each)
-                yield from _value((id(found), each), f"{name}.{each}", read, code, 0, seen)
-        elif isinstance(found, ModuleType) and _is_of_the_script(found):
-            for each in used & vars(found).keys():
-                read = functools.partial(vars(found).get, each)
-                yield from _value((id(vars(found)), each), f"{name}.{each}", read, code, depth, seen)
-    if owner is not None and is_of_the_script(type(owner)) and not isinstance(owner, (nn.Module, type)):
-        for name in used:
-            if name in getattr(owner, "__dict__", ()):
-                read = functools.partial(vars(owner).get, name)
-                yield from _value((id(owner), name), f"{type(owner).__name__}.{name}", read, code, depth, seen)
-            elif isinstance(method := getattr(type(owner), name, None), FunctionType) and depth:
-                yield from _of_callee(MethodType(method, owner), code, depth, seen)
+        yield (id(code), name), f"the default of {function.__qualname__}.{name}", functools.partial(_same, value)
+    for name in used & names.keys():
+        read = functools.partial(names.get, name)
+        yield (id(names), name), name, read
+        yield from _parts(read(), name, used)
+    for name in used & sys.modules.keys() - names.keys():  # imported in the function
+        yield from _parts(sys.modules[name], name, used)
 
 
-def _value(key: Any, name: str, read: Callable[[], Any], code: CodeType, depth: int, seen: set) -> Iterator:
-    value = read()
-    if isinstance(value, (FunctionType, MethodType)):
-        if depth:
-            yield from _of_callee(value, code, depth, seen)
-    elif value is None or isinstance(value, (bool, int, float, str, torch.Tensor, ContextVar)) or is_changeable(value):
-        # One dictionary under two names is one place.
-        is_object = is_changeable(value) or isinstance(value, ContextVar)
-        yield (("object", id(value)) if is_object else key), name, read, code, code
+def _parts(holder: Any, name: str, used: frozenset[str], depth: int = 3) -> Iterator:
+    """Gives the parts of a class, a function or a file that are used."""
+    if isinstance(holder, type):
+        kinds = [kind for kind in (*holder.__mro__, type(holder)) if is_of_the_script(kind)]
+        names = {each: vars(kind)[each] for kind in kinds for each in used & vars(kind).keys()}
+        for each, value in names.items():
+            if not type(value).__module__.startswith("lamina"):  # ours, which watches attributes
+                for kind in kinds:
+                    yield (id(kind), each), f"{kind.__name__}.{each}", functools.partial(_of_class, kind, each)
+    elif isinstance(holder, FunctionType) and is_of_the_script(holder):
+        for each in used & vars(holder).keys():
+            yield (id(holder), each), f"{name}.{each}", functools.partial(vars(holder).get, each)
+    elif isinstance(holder, ModuleType) and not _is_theirs(holder.__name__) and depth:
+        for each in used & vars(holder).keys():
+            read = functools.partial(vars(holder).get, each)
+            yield (id(vars(holder)), each), f"{name}.{each}", read
+            if isinstance(read(), (type, ModuleType)):
+                yield from _parts(read(), f"{name}.{each}", used, depth - 1)
 
 
-def _of_callee(function: Any, code: CodeType, depth: int, seen: set) -> Iterator:
-    """The names that a function uses which the one with `code` calls."""
-    yield from ((*found[:3], code, found[4]) for found in _names(function, depth - 1, seen))
+def _things(value: Any) -> Iterator[tuple[Any, Any]]:
+    """A value, and what is in it, as far as others may have that under another name."""
+    objects = within(value)
+    for each in objects:
+        yield ("object", id(whole_of(each))), whole_of(each)
+    for tensor in [value] if is_plain_tensor(value) else tensors_within(objects):
+        yield ("memory", memory_of(tensor)), tensor
 
 
-def _is_of_the_script(module: ModuleType) -> bool:
-    return module.__name__.partition(".")[0] not in THEIRS
+def _is_set(code: CodeType, word: str) -> bool:
+    return any(use.name == word and use.writes and use.certain and use.part is None for use in uses(code) or ())
 
 
-def _of_class(kind: type, used: set[str], code: CodeType) -> Iterator:
-    """The attributes of a class itself that are used."""
-    if is_of_the_script(kind):
-        for name in used & vars(kind).keys():
-            read = functools.partial(getattr, kind, name, None)
-            yield from _value((id(kind), name), f"{kind.__name__}.{name}", read, code, 0, set())
+def _is_object(owner: Any) -> bool:
+    """True for an object of a class of the script's own that is no module."""
+    return owner is not None and is_of_the_script(type(owner)) and not isinstance(owner, (nn.Module, type))
 
 
-def _of_making(kind: type, used: set[str], code: CodeType, depth: int, seen: set) -> Iterator:
-    """The names that methods of a class use, of its own attributes too, where a function makes objects of it or calls
-    these methods of it."""
-    if depth and is_of_the_script(kind) and not issubclass(kind, nn.Module):
-        for name, held in vars(kind).items():
-            if (name in used or name in _MAKING) and (method := _function(held)) is not None:
-                yield from _of_callee(method, code, depth, seen)
-                names = {each for every in codes(method.__code__) for each in every.co_names}
-                yield from ((*found[:4], method.__code__) for found in _of_class(kind, names, code))
+def _is_theirs(name: str | None) -> bool:
+    return (name or "").partition(".")[0] in THEIRS
 
 
-def _function(held: Any) -> FunctionType | None:
-    """The function in what a class has, if that is a method."""
-    held = held.__func__ if isinstance(held, (classmethod, staticmethod)) else held
-    return held if isinstance(held, FunctionType) else None
+def _same(value: Any) -> Any:
+    return value
+
+
+def _of_class(kind: type, name: str) -> Any:
+    value = inspect.getattr_static(kind, name, None)
+    return value.__get__(None, kind) if isinstance(value, (staticmethod, classmethod)) else value
+
+
+def _name_of(kind: type) -> str:
+    return kind.__qualname__
 
 
 def _of_cell(cell: Any) -> Any:

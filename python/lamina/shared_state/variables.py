@@ -11,7 +11,7 @@ from typing import Any
 from lamina.errors import UsageError
 from lamina.job import codec
 from lamina.shared_state.contents import Content, content, is_changeable, token
-from lamina.shared_state.names import Place
+from lamina.shared_state.places import Place
 
 _MISSING = object()
 
@@ -21,7 +21,8 @@ class ContextVariables:
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}  # by what they are called on every rank
-        self._before: dict[str, Any] = {}  # their values when the step began, in the thread that entered it
+        self._before: dict[str, tuple[Any, Content]] = {}  # when the step began, in the thread that entered it
+        self._changed: set[str] = set()  # those whose value has changed while it stayed one object
 
     def begin_step(self, places: Iterable[Place]) -> None:
         """A step begins, in this thread.
@@ -31,7 +32,7 @@ class ContextVariables:
         """
         found = [(_label(place), place) for place in places if travels(place)]
         self._places = dict(sorted(found, key=lambda each: each[0]))
-        self._before = {label: place.read().get(_MISSING) for label, place in self._places.items()}
+        self._before = {label: (_value(place), _look(place)) for label, place in self._places.items()}
 
     def captured(self) -> bytes:
         """Returns what was set of them in the step in this context, as it travels; nothing where nothing was.
@@ -39,10 +40,13 @@ class ContextVariables:
         Errors:
             UsageError: a value that cannot travel so.
         """
-        found = {label: place.read().get(_MISSING) for label, place in self._places.items()}
-        told = {
-            label: value for label, value in found.items() if value is not _MISSING and value is not self._before[label]
-        }
+        told = {}
+        for label, place in self._places.items():
+            value, (before, content_before) = _value(place), self._before[label]
+            if value is before and _look(place) != content_before:
+                self._changed.add(label)
+            if value is not _MISSING and (value is not before or label in self._changed):
+                told[label] = value
         if not told:
             return b""
         data, tensors = codec.pack(told)
@@ -83,6 +87,10 @@ class ContextVariables:
 def travels(place: Place) -> bool:
     """True for a place that has a context variable."""
     return isinstance(place.read(), ContextVar)
+
+
+def _value(place: Place) -> Any:
+    return place.read().get(_MISSING)
 
 
 def _look(place: Place) -> Content:

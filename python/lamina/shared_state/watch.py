@@ -88,18 +88,24 @@ class Watch:
     def begin_step(self, body: Callable, owner: tuple) -> None:
         """A step begins, with a body that the rank of partition 0 runs; `owner`: the object of a body that is a
         method."""
-        key = id(body), id(owner[0]) if owner else None
+        key = *_identity(body), id(owner[0]) if owner else None
         if key not in self._bodies:
             self._bodies[key] = MethodType(body, owner[0]) if owner else body
             if self._names is not None:
                 self._names.add_body(self._bodies[key])
         if self._names is not None:
             self._names.begin_step()
+            self._attributes.begin_step()
 
     def end_microbatch(self, microbatch: int) -> None:
         """A step body is over, or has failed."""
         if self._attributes is not None:
             self._attributes.end_microbatch(microbatch)
+
+    def look_back(self) -> None:
+        """All bodies are over, and nothing of what they changed has been brought here: see `WatchedNames.look_back`."""
+        if self._names is not None:
+            self._names.look_back()
 
     def end_step(self, failed: bool = False) -> None:
         """All bodies are over."""
@@ -158,5 +164,15 @@ class Watch:
         """Gives the code of functions that run in a step."""
         kinds = {kind for module in self._modules.all for kind in type(module).__mro__ if is_of_the_script(kind)}
         yield from (each.__code__ for kind in kinds for each in vars(kind).values() if isinstance(each, FunctionType))
+        held = (each for module in self._modules.all for each in vars(module).values())
+        yield from (each.__code__ for each in held if isinstance(each, FunctionType))
         bodies = (inspect.unwrap(getattr(body, "__func__", body)) for body in self._bodies.values())
         yield from (body.__code__ for body in bodies if isinstance(body, FunctionType))
+
+
+def _identity(body: Callable) -> tuple:
+    """Tells a function from one that would use other names: a script may make the same one in each step."""
+    if not isinstance(body, FunctionType):
+        return (id(body),)
+    held = (*(body.__closure__ or ()), *(body.__defaults__ or ()), *(body.__kwdefaults__ or {}).values())
+    return (body.__code__, *map(id, held))

@@ -17,6 +17,7 @@ from lamina.errors import UsageError
 from lamina.job import codec
 from lamina.util import pytree
 from lamina.util.reach import Reach
+from lamina.util.told import tell
 
 _LISTS = (list, deque)
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
@@ -65,6 +66,11 @@ def undisturbed(root: nn.Module, call: Call) -> Iterator[Reach]:
     finally:
         streams.restore()
         reach.restore()
+        for name in reach.advanced():
+            tell(
+                f"{name}, a generator function, has gone on in the trace, and cannot be put back: have it draw where "
+                "lamina.is_tracing() is false, or set skip_tracing"
+            )
 
 
 def put_stand_ins(root: nn.Module, make: Make) -> None:

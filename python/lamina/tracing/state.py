@@ -19,7 +19,7 @@ from torch import nn
 
 from lamina.modules.tree import ModuleTree
 from lamina.shared_state.closures import SharedNames
-from lamina.shared_state.contents import content, is_generator, is_plain_tensor, same, within
+from lamina.shared_state.contents import content, is_generator, is_plain_tensor, same, whole_of, within
 from lamina.torch_patches import scoped
 from lamina.util import pytree
 from lamina.util.reach import codes, is_theirs
@@ -153,7 +153,7 @@ class StateWatch:
         return [Tie(frozenset(self._with_callers(nodes)), name) for nodes, name in found]
 
     def _hold(self, key: Key, value: Any) -> None:
-        for each in within(value):
+        for each in map(whole_of, within(value)):
             self._held.setdefault(id(each), (each, content(each), []))[2].append(key)
         parts = [value, *(part for each in within(value) for part in _parts(each))]
         for part in parts:

@@ -10,6 +10,7 @@ import copy
 import functools
 import gc
 import itertools
+import queue
 import random
 import sys
 import threading
@@ -17,7 +18,7 @@ import weakref
 from collections import OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,9 +33,9 @@ _MOST = 300_000
 _LARGE_BYTES = 1 << 24
 _THEIRS = {"torch", "numpy", "lamina", "_lamina", "triton"} | set(sys.stdlib_module_names)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size)
-_HOLDERS = (UserDict, UserList, SimpleNamespace, threading.local, weakref.WeakKeyDictionary)
-_HOLDERS += (weakref.WeakValueDictionary, weakref.WeakSet)
-_ITERATORS = (itertools.count, itertools.cycle, *(type(iter(made)) for made in ([], (), range(0), {}.values(), "")))
+_HOLDERS = (UserDict, UserList, SimpleNamespace, threading.local, threading.Event, queue.Queue)
+_HOLDERS += (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+ITERATORS = (itertools.count, itertools.cycle, *(type(iter(made)) for made in ([], (), range(0), {}.values(), "")))
 _HIDDEN = ("__dict__", "__weakref__")
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
 _WRAPPERS += (functools.partial, functools.partialmethod, MethodType)
@@ -84,6 +85,7 @@ class Reach:
         self._unused: dict[str, list[tuple[str, Any]]] = {}  # functions of classes by names that are not among them
         self._copies: dict[int, Any] = {}  # of iterators, by id
         self._states: list[Callable[[], None]] = []  # put back what is no holder
+        self._running: list[tuple[str, GeneratorType, Any]] = []  # generator functions, and where they are
         given = list(roots)
         names = {id(root): name for name, root in given}
         self._ahead = given[::-1]
@@ -104,6 +106,10 @@ class Reach:
                 holder.put(wanted)
         for put_back in self._states:
             put_back()
+
+    def advanced(self) -> list[str]:
+        """Returns the names of generator functions that have gone on since, which nobody can put back."""
+        return [name for name, running, before in self._running if _position(running) != before]
 
     def holders(self) -> Iterator[tuple[str, "Holder"]]:
         """Yields each with its name, in an order that is the same wherever the same objects were made."""
@@ -137,8 +143,10 @@ class Reach:
                 self._hold(name, Cache(value))
             names = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
             self._push((name, getattr(value, each, None)) for each in names)
-        elif isinstance(value, _ITERATORS):
+        elif isinstance(value, ITERATORS):
             self._copy(value)
+        elif isinstance(value, GeneratorType):
+            self._running.append((name, value, _position(value)))
         elif (source := _source(name, value)) is not None:
             self._states.append(functools.partial(source.put, source.get()))
             if hasattr(value, "__array_interface__"):
@@ -430,6 +438,11 @@ def cache_of(cached: Any) -> dict | None:
         if place and type(cache := parts[place - 1]) is dict and len(cache) == cached.cache_info().currsize:
             return cache
     return None
+
+
+def _position(running: GeneratorType) -> Any:
+    frame = running.gi_frame
+    return None if frame is None else (frame.f_lasti, [id(each) for each in frame.f_locals.values()])
 
 
 def _is_same(now: Content, before: Content) -> bool:
