@@ -654,6 +654,7 @@ def case_shared_parameters_placed_apart_are_an_error_on_every_rank():
 
 def case_shared_parameters_live_together():
     start()
+    torch.manual_seed(0)
     module = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
     module[3].weight = module[0].weight
     plain = copy.deepcopy(module)
