@@ -8,6 +8,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/part.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/value/dtype.h"
 
 namespace lamina::checkpoint {
@@ -228,10 +229,7 @@ class TreeReader {
 
   Value object(const Json& json) {
     if (!allow_objects_) {
-      throw base::UsageError(
-          "the checkpoint has an object that was pickled, and a pickle can execute anything when it is loaded: give "
-          "allow_pickle=True if you trust who wrote it",
-          base::Code{"checkpoint-pickle"});
+      throw faces::refusal("pickled", "the checkpoint");
     }
     if (!json.is_object() || !json.contains("codec") || !json["codec"].is_string() || !json.contains("bytes") ||
         !json.contains("tensors")) {

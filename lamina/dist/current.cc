@@ -8,6 +8,7 @@
 #include "lamina/base/str.h"
 #include "lamina/dist/dist.h"
 #include "lamina/dist/ranks.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/rendezvous/job_store.h"
 
 namespace lamina::dist {
@@ -48,9 +49,7 @@ Current* find_current() { return the_current.get(); }
 collective::Group* group_for(const std::string& what) {
   if (the_current) return the_current->world.size > 1 ? the_current->group.get() : nullptr;
   if (const int size = get_world_size(); size > 1) {
-    throw base::UsageError(base::str(what, ": the world_size(", size, ") > 1, but there is no process group: call ",
-                                     "lamina::dist::initialize_dist() first"),
-                           base::Code{"group-none"});
+    throw faces::refusal("no-group", what, size, "lamina::dist::initialize_dist()");
   }
   return nullptr;
 }

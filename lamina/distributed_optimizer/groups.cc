@@ -2,6 +2,7 @@
 #include "lamina/distributed_optimizer/groups.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "lamina/base/str.h"
 
@@ -17,11 +18,16 @@ bool is_like(const value::Value& value, const at::Tensor& parameter) {
 
 value::Value of_each_like(const value::Value& state, const at::Tensor& parameter,
                           const std::function<at::Tensor(const at::Tensor&)>& made) {
+  const auto of_each = [&](auto list) -> value::Value {
+    for (auto& item : list.items) item = of_each_like(item, parameter, made);
+    return list;
+  };
+  if (is_like(state, parameter)) return made(state.as<at::Tensor>());
+  if (const auto* list = state.get_if<value::List>()) return of_each(*list);
+  if (const auto* tuple = state.get_if<value::Tuple>()) return of_each(*tuple);
   if (state.get_if<value::Dict>() == nullptr) return state;
   auto result = state.as<value::Dict>();
-  for (auto& [name, field] : result.items) {
-    if (is_like(field, parameter)) field = made(field.as<at::Tensor>());
-  }
+  for (auto& [name, field] : result.items) field = of_each_like(field, parameter, made);
   return result;
 }
 
@@ -35,24 +41,38 @@ std::vector<std::vector<Groups::Member>> Groups::members(const UserOptimizer& us
   std::vector<std::vector<Member>> all;
   const auto now = user.groups();
   for (std::size_t group = 0; group < now.size(); ++group) {
-    std::unordered_map<const at::TensorImpl*, at::Tensor> here;
-    std::vector<Made> made;
-    for (const auto& [tensor, given] : now[group]) {
-      const auto stands_for = parameter_of_.find(tensor.unsafeGetTensorImpl());
-      const auto& parameter = stands_for == parameter_of_.end() ? tensor : stands_for->second;
-      here.emplace(parameter.unsafeGetTensorImpl(), tensor);
-      made.push_back({parameter, given});
-    }
-    if (group < made_with_.size()) made = made_with_[group];
     auto& own = all.emplace_back();
-    for (const auto& [parameter, given] : made) {
+    const auto add = [&](const at::Tensor& parameter, const std::string& given, const at::Tensor& local) {
       const auto name = names.find(parameter.unsafeGetTensorImpl());
-      const auto local = here.find(parameter.unsafeGetTensorImpl());
-      own.push_back({name != names.end() ? name->second : base::str(group, ":", own.size()), given, parameter,
-                     local == here.end() ? at::Tensor() : local->second});
+      own.push_back({name != names.end() ? name->second : base::str(group, ":", own.size()), given, parameter, local});
+    };
+    std::unordered_set<const at::TensorImpl*> here;
+    for (const auto& each : now[group]) here.insert(parameter_known(each.tensor).unsafeGetTensorImpl());
+    auto next = now[group].begin();
+    const auto add_next = [&] {
+      add(parameter_known(next->tensor), next->name, next->tensor);
+      ++next;
+    };
+    for (const auto& [parameter, given] : group < made_with_.size() ? made_with_[group] : std::vector<Made>()) {
+      if (here.contains(parameter.unsafeGetTensorImpl())) {
+        add_next();
+      } else if (is_elsewhere(parameter)) {
+        add(parameter, given, {});
+      }
     }
+    while (next != now[group].end()) add_next();
   }
   return all;
+}
+
+const at::Tensor& Groups::parameter_known(const at::Tensor& local) const {
+  const auto known = parameter_of_.find(local.unsafeGetTensorImpl());
+  return known == parameter_of_.end() ? local : known->second;
+}
+
+bool Groups::is_elsewhere(const at::Tensor& parameter) const {
+  const auto found = locals_.find(parameter.unsafeGetTensorImpl());
+  return found != locals_.end() && !found->second.defined();
 }
 
 at::Tensor Groups::parameter_of(const at::Tensor& local) const {
@@ -90,7 +110,10 @@ bool Groups::trim(UserOptimizer& user) {
   std::vector<at::Tensor> beside;
   for (const auto& group : now) {
     for (const auto& [tensor, given] : group) {
-      if (parameters_.is_beside(tensor, table)) beside.push_back(tensor);
+      // One that the model had until a program put another one in its place is beside it on the ranks that had it
+      // alone.
+      const bool is_new = !parameter_of_.contains(tensor.unsafeGetTensorImpl());
+      if (is_new && parameters_.is_beside(tensor, table)) beside.push_back(tensor);
     }
   }
   const auto known = beside_.all().size();

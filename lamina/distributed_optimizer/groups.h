@@ -33,7 +33,9 @@ class Groups {
     at::Tensor parameter;  // the model's
     at::Tensor local;      // what stands for it here; undefined where another rank updates it
   };
-  // As far as this rank knows: those of a group that each rank made of its own parameters are its own.
+  // As far as this rank knows: those of a group that each rank made of its own parameters are its own. What a program
+  // has taken out of groups, put into other ones, or in another order, is so here as well. Of what another rank updates
+  // it is known there alone.
   std::vector<std::vector<Member>> members(const UserOptimizer& user) const;
   // Gives the parameter of the model that a tensor is, or stands for.
   at::Tensor parameter_of(const at::Tensor& local) const;
@@ -58,6 +60,10 @@ class Groups {
     std::string given;
   };
   at::Tensor local_of(const at::Tensor& parameter, const model::ParameterTable& table);
+  // The parameter that a member stands for since groups were cut; the member itself, where that is new.
+  const at::Tensor& parameter_known(const at::Tensor& local) const;
+  // True of one that left the groups, because another rank updates it.
+  bool is_elsewhere(const at::Tensor& parameter) const;
 
   LocalParameters& parameters_;
   Beside& beside_;
@@ -68,7 +74,7 @@ class Groups {
   std::unordered_map<const at::TensorImpl*, at::Tensor> parameter_of_;  // by what stands for it
 };
 
-// Calls `made` for each tensor of a state that is like the parameter, a dictionary by name, and has its result there.
+// Calls `made` for each tensor of a state, however deep, that is like the parameter, and has its result there.
 value::Value of_each_like(const value::Value& state, const at::Tensor& parameter,
                           const std::function<at::Tensor(const at::Tensor&)>& made);
 

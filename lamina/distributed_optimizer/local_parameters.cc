@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -110,6 +111,7 @@ at::Tensor LocalParameters::whole_of(const at::Tensor& local, const at::Tensor& 
 void LocalParameters::begin_step(std::span<const at::Tensor> locals, double factor, bool as_is) {
   const at::NoGradGuard no_grad;
   stand_ins_.give_gradients(factor, as_is);
+  in_step_ = true;
   if (as_is || factor == 1) return;
   for (const auto& local : locals) {
     auto& gradient = local.mutable_grad();
@@ -120,6 +122,7 @@ void LocalParameters::begin_step(std::span<const at::Tensor> locals, double fact
 
 void LocalParameters::abandon_step() {
   const at::NoGradGuard no_grad;
+  if (std::exchange(in_step_, false)) stand_ins_.forget_gradients();
   for (auto& [gradient, factor] : std::exchange(multiplied_, {})) gradient.mul_(1 / factor);
 }
 
@@ -142,7 +145,6 @@ void LocalParameters::update(const optim::Functional& functional, std::span<opti
 
 void LocalParameters::end_step(bool as_is) {
   stand_ins_.write_back(as_is);
-  stand_ins_.forget_gradients();
   abandon_step();
   std::vector<at::Tensor> divided;
   for (std::size_t i = 0; i < stand_ins_.size(); ++i) {
@@ -151,6 +153,15 @@ void LocalParameters::end_step(bool as_is) {
   if (!divided.empty()) shard_ranks_->gather(divided);
   stand_ins_.settle();
   if (sharding_) sharding_->after_update();
+}
+
+void LocalParameters::share_written() {
+  const auto numbers = stand_ins_.written();
+  if (numbers.empty()) return;
+  std::vector<at::Tensor> parameters;
+  for (const auto number : numbers) parameters.push_back(stand_ins_.of(number));
+  shard_ranks_->gather(parameters);
+  for (const auto number : numbers) stand_ins_.settle(number);
 }
 
 void LocalParameters::spread_wholes(std::span<const at::Tensor> locals) {

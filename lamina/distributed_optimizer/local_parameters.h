@@ -63,6 +63,9 @@ class LocalParameters {
 
   // Gives stand-ins what was written to the parameters they stand for.
   void follow() { stand_ins_.follow(); }
+  // Gives parameters on all holders what a program has written to their parts, which all holders do: collective over
+  // them then, and nothing else.
+  void share_written();
 
   // A step. Gives each of these its gradient, multiplied by the factor, until the step ends; `as_is`, where whoever
   // updates multiplies them itself, and gives halves their values.
@@ -70,6 +73,7 @@ class LocalParameters {
   // As optim::step_groups(), of what stands in groups, as it is: what is measured of parts is combined, collectively
   // over the holders, and halves get the values of their masters.
   void update(const optim::Functional& functional, std::span<optim::GroupStep> groups, optim::Threads& threads) const;
+  bool in_step() const { return in_step_; }
   // All are updated: so are the parameters, on all ranks.
   void end_step(bool as_is);
   // Undoes what a step that failed has left.
@@ -98,6 +102,7 @@ class LocalParameters {
   Table table_ = [] { return nullptr; };
   std::shared_ptr<sharding::Sharding> sharding_;
   StandIns stand_ins_;
+  bool in_step_ = false;
   std::vector<std::pair<at::Tensor, double>> multiplied_;  // in a step: gradients in their own memory, by how much
 };
 

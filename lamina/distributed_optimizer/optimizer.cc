@@ -2,6 +2,7 @@
 #include "lamina/distributed_optimizer/optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <limits>
 #include <sstream>
@@ -42,6 +43,7 @@ Optimizer::Optimizer(collective::Ranks ranks, const config::Config& config, std:
 
 void Optimizer::step(UserOptimizer& user, const ModelInUse& model, const Closure& closure) {
   require_usable(model, closure);
+  parameters_.share_written();
   const auto compute = [&] {
     closure();
     if (model.reducer != nullptr) model.reducer->complete("optimizer.step(closure)");
@@ -59,7 +61,6 @@ void Optimizer::step(UserOptimizer& user, const ModelInUse& model, const Closure
     return step_plainly(user, model, std::move(again));
   }
   if (!computed) compute();
-  parameters_.abandon_step();  // one that failed
   if (measured_after_ == passes(model)) {
     require_alike(options(user), trained_with(model), ranks_);
   } else {
@@ -71,8 +72,9 @@ void Optimizer::step(UserOptimizer& user, const ModelInUse& model, const Closure
 }
 
 double Optimizer::clip(UserOptimizer& user, const ModelInUse& model, double max_norm) {
+  if (!(max_norm > 0) || !std::isfinite(max_norm)) throw faces::refusal("not-positive", "max_norm", max_norm);
   if (parameters_.are_cut() && model.reducer != nullptr) model.reducer->complete("clip_master_grads()");
-  parameters_.abandon_step();
+  parameters_.share_written();
   clip_ = max_norm;
   measure(user, model);
   measured_after_ = passes(model);
@@ -223,10 +225,15 @@ void Optimizer::tell_of_clipping() {
 void Optimizer::update(UserOptimizer& user) {
   const bool as_is = user.takes_any_gradient();
   ++broken_off_;
-  parameters_.begin_step(user.members(), begun_.factor, as_is);
-  const UpdateTerms terms{as_is ? begun_.factor : 1, begun_.clipped_norm, &parameters_, {}};
-  user.needs() == fused::Needs::kWhole ? update_wholes(user, terms) : user.update(terms);
-  parameters_.end_step(as_is);
+  try {
+    parameters_.begin_step(user.members(), begun_.factor, as_is);
+    const UpdateTerms terms{as_is ? begun_.factor : 1, begun_.clipped_norm, &parameters_, {}};
+    user.needs() == fused::Needs::kWhole ? update_wholes(user, terms) : user.update(terms);
+    parameters_.end_step(as_is);
+  } catch (...) {
+    parameters_.abandon_step();
+    throw;
+  }
   beside_.bring();
   --broken_off_;
   scale_->update(false);

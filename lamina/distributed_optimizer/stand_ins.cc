@@ -64,7 +64,9 @@ bool note_copied(const at::Tensor& master, const at::Tensor& half, std::vector<f
 at::Tensor StandIns::take(const at::Tensor& of, const std::optional<layout::Share>& share, bool in_float32) {
   const at::NoGradGuard no_grad;
   const auto part = flat_part(of, share);
-  auto own = in_float32 ? part.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous() : part;
+  // In the same memory, with a count of writes of its own.
+  auto own =
+      in_float32 ? part.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous() : part.variable_data();
   own.requires_grad_(of.requires_grad());
   by_stand_in_[own.unsafeGetTensorImpl()] = all_.size();
   all_.push_back({of, own, share, in_float32, version_of(of), version_of(own)});
@@ -177,10 +179,22 @@ void StandIns::write_back(bool as_is) {
 }
 
 void StandIns::settle() {
-  for (auto& one : all_) {
-    one.of_version = version_of(one.of);
-    one.own_version = version_of(one.own);
+  for (std::size_t i = 0; i < all_.size(); ++i) settle(i);
+}
+
+void StandIns::settle(std::size_t number) {
+  auto& one = all_.at(number);
+  one.of_version = version_of(one.of);
+  one.own_version = version_of(one.own);
+}
+
+std::vector<std::size_t> StandIns::written() const {
+  std::vector<std::size_t> numbers;
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    const auto& one = all_[i];
+    if (!one.master && one.share && version_of(one.own) != one.own_version) numbers.push_back(i);
   }
+  return numbers;
 }
 
 void StandIns::follow() {

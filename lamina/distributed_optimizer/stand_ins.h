@@ -24,7 +24,8 @@ namespace lamina::distributed_optimizer {
 //
 // A program may write to a parameter between steps, and give it other memory: in a step stand-ins have its values. A
 // master keeps its precision while the parameter is unchanged. Where a program wrote to the master since the last step,
-// and not to the parameter, the parameter gets the master's value with the next update.
+// and not to the parameter, the parameter gets the master's value with the next update. What it wrote to a part in the
+// parameter's own memory the other holders get before they use the parameter again.
 class StandIns {
  public:
   // A stand-in for a share of the tensor, flattened, or for all of it, of its shape. With `in_float32` a copy, else it
@@ -52,6 +53,9 @@ class StandIns {
   void write_back(bool as_is);
   // Notes that tensors and stand-ins are as the step has left them.
   void settle();
+  void settle(std::size_t number);
+  // The parts in a parameter's own memory that a program has written to since.
+  std::vector<std::size_t> written() const;
   // Gives stand-ins the values of their tensors, where those have changed since.
   void follow();
 

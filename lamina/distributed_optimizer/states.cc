@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "lamina/faces/sayings.h"
 #include "lamina/model/values.h"
 
 namespace lamina::distributed_optimizer {
@@ -105,6 +106,19 @@ std::vector<value::Value> States::parts_of(const UserOptimizer& user, const Name
 NamedState States::gathered(NamedState own) const {
   add_others(own, ranks_.one_copy(), false);
   return own;
+}
+
+// Files of the original have parts, and no word of it.
+std::string States::misfit(const UserOptimizer& user, const std::map<std::string, at::Tensor>& masters,
+                           bool are_parts) const {
+  for (const auto& member : here(user)) {
+    const auto found = masters.find(member.name);
+    if (found == masters.end() || !parameters_.is_master(member.local)) continue;
+    const auto given = found->second.numel(), own = member.local.numel();
+    const auto expected = are_parts ? own : member.parameter.numel();
+    if (given != expected && given != own) return faces::said("other-master", member.name, given, expected);
+  }
+  return "";
 }
 
 void States::take_masters(const UserOptimizer& user, const std::map<std::string, at::Tensor>& masters,

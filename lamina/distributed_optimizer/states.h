@@ -41,6 +41,8 @@ class States {
   std::vector<value::Value> parts_of(const UserOptimizer& user, const NamedState& state, bool are_parts) const;
   // The states that these ranks have together, of which each has some: collective over one copy of the model.
   NamedState gathered(NamedState own) const;
+  // Says what keeps masters here from having the values in a state, "" if nothing.
+  std::string misfit(const UserOptimizer& user, const std::map<std::string, at::Tensor>& masters, bool are_parts) const;
   // Gives masters here the values in a state.
   void take_masters(const UserOptimizer& user, const std::map<std::string, at::Tensor>& masters, bool are_parts) const;
 

@@ -21,7 +21,7 @@ struct JobOptimizer {
   JobOptimizer(std::shared_ptr<torch::optim::Optimizer> its, fused::Needs needs,
                const std::shared_ptr<optim::LossScale>& scale, Current& job)
       : optimizer(std::move(its)),
-        lent(*optimizer, needs),
+        lent(*optimizer, needs, [this](const at::Tensor& local) { return engine.groups().parameter_of(local); }),
         engine(job.session->ranks(), job.session->config(), scale, std::ssize(job.optimizers), job.clips_by_default) {}
   JobOptimizer(const JobOptimizer&) = delete;
   virtual ~JobOptimizer() = default;

@@ -4,7 +4,9 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 
+#include <algorithm>
 #include <sstream>
+#include <unordered_map>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -14,8 +16,11 @@
 #include "lamina/frontend/model.h"
 
 namespace lamina::frontend {
-LentOptimizer::LentOptimizer(torch::optim::Optimizer& optimizer, fused::Needs needs)
-    : optimizer_(optimizer), fused_(dynamic_cast<FusedOptimizer*>(&optimizer)), needs_(needs) {}
+LentOptimizer::LentOptimizer(torch::optim::Optimizer& optimizer, fused::Needs needs, ParameterOf parameter_of)
+    : optimizer_(optimizer),
+      fused_(dynamic_cast<FusedOptimizer*>(&optimizer)),
+      needs_(needs),
+      parameter_of_(std::move(parameter_of)) {}
 
 std::vector<LentOptimizer::Given> LentOptimizer::named_parameters() const {
   std::vector<Given> all;
@@ -85,7 +90,6 @@ std::string LentOptimizer::options(bool counts) const {
   auto text = base::str("the class = ", class_name(optimizer_), "\nthe number of groups = ", groups.size(), "\n",
                         faces::said("loads", loads_));
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    if (counts) text += base::str("\nthe number of parameters of group ", i, " = ", groups[i].params().size());
     for (const auto& [name, value] : options_of(groups[i])) {
       std::ostringstream word;
       word.precision(12);  // machines may round the last digits of a schedule differently
@@ -93,7 +97,30 @@ std::string LentOptimizer::options(bool counts) const {
       text += base::str("\n", name, " of group ", i, " = ", word.str());
     }
   }
-  return text;
+  return counts ? text + names() : text;
+}
+
+const std::string& LentOptimizer::names() const {
+  const auto& groups = optimizer_.param_groups();
+  const auto are_same = [](const at::Tensor& one, const at::Tensor& other) { return one.is_same(other); };
+  const auto is_named = [&](const std::vector<at::Tensor>& named, const torch::optim::OptimizerParamGroup& group) {
+    return std::ranges::equal(named, group.params(), are_same);
+  };
+  if (!names_.empty() && std::ranges::equal(named_, groups, is_named)) return names_;
+  std::unordered_map<const at::TensorImpl*, std::string> known;
+  for (const auto& [tensor, name] : named_parameters()) known.emplace(tensor.unsafeGetTensorImpl(), name);
+  named_.clear();
+  names_.clear();
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto& members = named_.emplace_back(groups[i].params());
+    names_ += base::str("\nthe number of parameters of group ", i, " = ", members.size());
+    for (std::size_t k = 0; k < members.size(); ++k) {
+      const auto name = known.find(parameter_of_(members[k]).unsafeGetTensorImpl());
+      names_ += base::str("\nparameter ", k, " of group ", i, " = ",
+                          name == known.end() ? "none of the model's" : name->second);
+    }
+  }
+  return names_;
 }
 
 bool LentOptimizer::needs_norm() const { return fused_ != nullptr && fused_->functional().declaration().gradient_norm; }

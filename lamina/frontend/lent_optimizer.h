@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,7 +18,10 @@ namespace lamina::frontend {
 // An optimizer of torch's, of a program or of ours, as the engine sees it.
 class LentOptimizer : public distributed_optimizer::UserOptimizer {
  public:
-  LentOptimizer(torch::optim::Optimizer& optimizer, fused::Needs needs);  // which outlives it
+  using ParameterOf = std::function<at::Tensor(const at::Tensor&)>;
+
+  // The optimizer outlives it. `parameter_of` finds the parameter of the model for which something stands in groups.
+  LentOptimizer(torch::optim::Optimizer& optimizer, fused::Needs needs, ParameterOf parameter_of);
 
   std::vector<Given> named_parameters() const override;
   std::vector<std::vector<Given>> groups() const override;
@@ -44,11 +48,17 @@ class LentOptimizer : public distributed_optimizer::UserOptimizer {
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
  private:
+  // Names the members of groups, as ranks compare them.
+  const std::string& names() const;
+
   torch::optim::Optimizer& optimizer_;
   FusedOptimizer* const fused_;  // nullptr for one of torch's, or of a program's
   const fused::Needs needs_;
-  std::int64_t loads_ = 0;  // of states, which one rank alone may have made
-  at::Tensor loss_;         // that the closure of a step has given
+  const ParameterOf parameter_of_;
+  std::int64_t loads_ = 0;                              // of states, which one rank alone may have made
+  mutable std::vector<std::vector<at::Tensor>> named_;  // members, when `names_` was made
+  mutable std::string names_;
+  at::Tensor loss_;  // that the closure of a step has given
 };
 
 // "AdamW", for one of torch's and for the engine's.

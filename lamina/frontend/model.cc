@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "lamina/base/log.h"
@@ -42,11 +43,7 @@ void tell_of_ignored_scopes(const ModuleTree& tree) {
   base::log_warning(faces::said("ignored-scopes", count, "became a Child while a Partition lived"));
 }
 
-base::UsageError before_partition() {
-  return base::UsageError(
-      "the model is partitioned in the first step; nothing is local, and there is no report, before",
-      base::Code{"model-uncut"});
-}
+std::string shown(bool given) { return given ? "true" : "false"; }
 
 }  // namespace
 
@@ -59,8 +56,11 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   if (job_.model != nullptr) {
     throw faces::refusal("model-twice");
   }
-  if (options.backward_passes_per_step < 1 || !(options.bucket_cap_mb > 0)) {
-    throw base::UsageError("backward_passes_per_step is at least 1, and bucket_cap_mb above 0");
+  if (options.backward_passes_per_step < 1) {
+    throw faces::refusal("not-a-count", "backward_passes_per_step", options.backward_passes_per_step);
+  }
+  if (!(options.bucket_cap_mb > 0) || !std::isfinite(options.bucket_cap_mb)) {
+    throw faces::refusal("not-positive", "bucket_cap_mb", options.bucket_cap_mb);
   }
   const auto& session = *job_.session;
   convert();
@@ -90,17 +90,17 @@ void Model::convert() {
 }
 
 const model::ParameterTable& Model::table() const {
-  if (!partitioned()) throw before_partition();
+  if (!partitioned()) throw faces::refusal("not-cut", "nothing is local");
   return *table_;
 }
 
 const std::string& Model::report() const {
-  if (!partitioned()) throw before_partition();
+  if (!partitioned()) throw faces::refusal("not-cut", "there is no report");
   return report_;
 }
 
 plan::KeptPartition Model::partition() const {
-  if (!partitioned()) throw before_partition();
+  if (!partitioned()) throw faces::refusal("not-cut", "there is no report");
   plan::KeptPartition owners;
   for (int node = 0; node < tree_.size(); ++node) owners[tree_.nodes()[node].name] = cut_->owners()[node];
   return owners;
@@ -113,6 +113,15 @@ class Model::Life : public session::ModelFace {
  public:
   Life(Model& model, const std::optional<Example>& example) : model_(model), job_(model.job_), example_(example) {}
 
+  std::vector<messaging::Argument> arguments() const override {
+    const auto& options = model_.options_;
+    return {{"backward_passes_per_step", base::str(options.backward_passes_per_step)},
+            {"overlapping_allreduce", shown(options.overlapping_allreduce)},
+            {"average_grads_across_microbatches", shown(options.average_grads_across_microbatches)},
+            {"bucket_cap_mb", base::str(options.bucket_cap_mb)},
+            {"broadcast_buffers", shown(options.broadcast_buffers)},
+            {"gradient_as_bucket_view", shown(options.gradient_as_bucket_view)}};
+  }
   model::Proposal propose() override {
     auto& session = *job_.session;
     const bool scopes_count = !session.config().auto_partition;

@@ -39,8 +39,8 @@ void Model::watch() {
 }
 
 void Model::register_comm_hook(CommHook hook) {
-  if (!job_.session->config().ddp) throw base::UsageError("register_comm_hook() needs ddp: true");
-  if (!hook) throw base::UsageError("register_comm_hook() takes a function, not an empty one");
+  if (!job_.session->config().ddp) throw faces::refusal("needs-ddp", "register_comm_hook()");
+  if (!hook) throw faces::refusal("not-a-function", "register_comm_hook()", "an empty one");
   if (!reducer_) {  // one replica alone has passes for its hook only
     make_reducer();
     if (partitioned()) watch();
@@ -50,7 +50,7 @@ void Model::register_comm_hook(CommHook hook) {
 }
 
 void Model::join(const std::function<void()>& loop, const JoinOptions& options) {
-  if (!job_.session->config().ddp) throw base::UsageError("join() needs ddp: true");
+  if (!job_.session->config().ddp) throw faces::refusal("needs-ddp", "join()");
   if (!options.enable || !reducer_) return loop();
   reducer_->begin_join(options.divide_by_initial_world_size, options.throw_on_early_termination);
   try {

@@ -5,6 +5,7 @@
 #include "lamina/base/error.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
+#include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/routing.h"
 #include "lamina/job_checkpoint/saves.h"
@@ -20,18 +21,25 @@ pipeline::StepResult run(const Current& job, const pipeline::StepSpec& spec) {
   return job.pipelined() ? job.session->job().run_step(spec) : job.session->job().run_step_here(spec);
 }
 
+// Has all ranks have what a program wrote to parts of parameters, which stand in optimizers.
+void share_written(const Current& job) {
+  for (const auto& optimizer : optimizers_of(job)) optimizer->engine.parameters().share_written();
+}
+
 }  // namespace
 
 void set_model(std::shared_ptr<Model> model) { current().model = std::move(model); }
 
 Model& model_outside_step(const std::string& what) {
   const auto& job = outside_step(what);
+  share_written(job);
   if (job.model == nullptr) throw base::UsageError(base::str(what, " without a DistributedModel"));
   return *job.model;
 }
 
 std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
   const auto& job = outside_step("a step function");
+  share_written(job);
   if (job.saves != nullptr) job.saves->check_before_step();
   const auto refuse = [&](base::Microbatch) -> Value {
     throw base::UsageError(batch.refused, base::Code{"step-offsets"});
@@ -47,6 +55,7 @@ std::int64_t Model::begin_call() {
     throw faces::refusal("outside-step", "the model was called",
                          "made by lamina::step, in the thread that runs its body");
   }
+  share_written(job_);
   if (c10::GradMode::is_enabled()) watch();
   return reducer_ ? reducer_->note_call(training()) : 0;
 }
@@ -125,8 +134,8 @@ void Model::backward(const remote::Tensors& tensors, const remote::Tensors& grad
   if (!has_current() || current().model.get() != this) {
     throw faces::refusal("job-ended", "backward", "DistributedModel");
   }
-  if (tensors.size() < gradients.size()) {
-    throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
+  if (!gradients.empty() && tensors.size() != gradients.size()) {
+    throw faces::refusal("gradients-for-tensors", tensors.size(), gradients.size());
   }
   const auto run = [&] { backwards_.run(tensors, gradients); };
   reducer_ ? reducer_->run_backward(run) : run();

@@ -116,7 +116,9 @@ struct OptimizerPart::Rest : JobOptimizer {
     waits.reset();
   }
   void replace_new() override {
-    if (is_cut() && !engine.groups().are_cut(lent)) cut();
+    if (!is_cut()) return;
+    if (!engine.groups().are_cut(lent)) cut();
+    engine.parameters().share_written();
   }
 
   static distributed_optimizer::ModelInUse model() {
@@ -165,16 +167,15 @@ struct OptimizerPart::Rest : JobOptimizer {
   std::string misfit(const OptimizerState& state) const {
     const auto all = members();
     if (state.groups.size() != all.size()) {
-      return base::str("the state has ", state.groups.size(), " parameter groups, the optimizer ", all.size());
+      return faces::said("other-groups", state.groups.size(), all.size());
     }
     for (std::size_t i = 0; i < all.size(); ++i) {
       const bool whole = state.saved_by.empty();
       const auto here = std::ranges::count_if(all[i], [&](const auto& each) { return whole || each.local.defined(); });
       if (std::ssize(state.groups[i].parameters) == here) continue;
-      return base::str("group ", i, " has ", state.groups[i].parameters.size(), " parameters in the state and ", here,
-                       " in the optimizer");
+      return faces::said("other-members", i, state.groups[i].parameters.size(), here);
     }
-    return "";
+    return engine.states().misfit(lent, named(state).masters, /*are_parts=*/!state.saved_by.empty());
   }
 
   // Tells parts of states apart: this rank, and its layout.
@@ -222,8 +223,17 @@ at::Tensor OptimizerPart::step(torch::optim::Optimizer::LossClosure closure) {
 }
 
 void OptimizerPart::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  if (!rest_->in_job()) return rest_->lent.add_param_group(group);
+  for (const auto& members : rest_->members()) {
+    for (const auto& member : members) {
+      const auto is_it = [&](const at::Tensor& added) {
+        return member.local.defined() && added.is_same(member.parameter);
+      };
+      if (std::ranges::any_of(group.params(), is_it)) throw faces::refusal("in-two-groups", member.name);
+    }
+  }
   rest_->lent.add_param_group(group);
-  if (rest_->in_job()) rest_->replace_new();
+  rest_->replace_new();
 }
 
 void OptimizerPart::zero_grad(bool set_to_none) {
@@ -264,7 +274,7 @@ void OptimizerPart::load(torch::serialize::InputArchive& archive) {
     problem = "it is the part of another rank, or of another layout: load what save() has saved";
   }
   if (!state.saved_by.empty() && !rest.is_cut()) problem = "the part of a rank is loaded after the first step";
-  if (!problem.empty()) throw base::UsageError("optimizer.load(): " + problem, base::Code{"state-other-optimizer"});
+  if (!problem.empty()) throw faces::refusal("other-state", problem);
   if (auto& scale = rest.engine.scale(); scale.is_dynamic() && state.scale) scale.set_state(*state.scale);
   std::vector<Fields> options;
   for (const auto& group : state.groups) options.push_back(group.options);

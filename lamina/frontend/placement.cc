@@ -16,7 +16,7 @@ namespace {
 thread_local std::optional<int> around;
 
 int checked(int index) {
-  if (index < 0) throw base::UsageError(base::str("a partition is a number from 0 on, not ", index));
+  if (index < 0) throw faces::refusal("not-a-partition", index);
   return index;
 }
 

@@ -9,6 +9,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/job_checkpoint/generators.h"
 #include "lamina/job_checkpoint/optimizer_states.h"
 #include "lamina/job_checkpoint/save_list.h"
@@ -68,9 +69,7 @@ Names agreed(const std::vector<Names>& everyone, const model::ParameterTable& ta
   Names merged(everyone.front().size());
   for (const auto& other : everyone) {
     if (other.size() != merged.size()) {
-      throw base::UsageError(
-          base::str("the optimizer has ", merged.size(), " or ", other.size(), " groups, depending on the rank"),
-          base::Code{"state-other-optimizer"});
+      throw faces::refusal("groups-apart", merged.size(), other.size());
     }
     for (std::size_t i = 0; i < merged.size(); ++i) {
       for (const auto& name : other[i]) {

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/optim/registry.h"
 #include "lamina/runtime/modes.h"
 
@@ -36,8 +37,7 @@ RemoteModule Trainer::find(base::Rank owner, const std::string& name, const base
 
 void Trainer::check_context(const Context& context) const {
   if (context.job == job_) return;
-  throw UsageError(base::str(context.id, " is of another job: this one has begun since; begin a context in it"),
-                   Code{"remote-other-job"});
+  throw faces::refusal("other-job", context.id);
 }
 
 Value Trainer::call(const Address& module, const std::string& label, Value arguments, const base::Patience& patience) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "lamina/faces/sayings.h"
 #include "lamina/pipeline/step_messages.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/schedule/schedule.h"
@@ -409,9 +410,7 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
     return call_hooks_.call(*modules_, id, modules_->capture_state(id).state, std::move(arguments), /*remote=*/false);
   }
   if (runtime::ExecutionContext::current() == nullptr) {
-    throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,
-                                     ": call it inside a step function, in the thread that runs the step's body"),
-                           base::Code{"step-outside"});
+    throw faces::refusal("called-elsewhere", modules_->name(id), owner);
   }
   return calls_.call(owner, id, *modules_, std::move(arguments));
 }

@@ -1,23 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/session/model_life.h"
 
+#include <exception>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
+#include "lamina/faces/sayings.h"
+#include "lamina/messaging/agreement.h"
 #include "lamina/session/sharding.h"
 
 namespace lamina::session {
 
 void begin_life(Session& session, ModelFace& face) {
+  if (!session.half_cut().empty()) throw faces::refusal("half-cut", session.half_cut());
+  const auto world = session.members(topology::Group::kWorld);
+  const auto differences = messaging::differing_arguments(session.mailbox(), world, "DistributedModel()",
+                                                          face.arguments(), session.patience());
+  if (!differences.empty()) throw faces::refusal("arguments-differ", differences);
   const auto proposal = face.propose();
-  face.take_cut(model::agree_on_cut(face.tree(), proposal, session.partition(),
-                                    session.members(topology::Group::kWorld), session.mailbox(), session.patience()));
+  face.take_cut(
+      model::agree_on_cut(face.tree(), proposal, session.partition(), world, session.mailbox(), session.patience()));
   std::vector<std::string> modules;
   for (const auto& node : face.tree().nodes()) modules.push_back(node.name);
-  face.take_values(give_values(session, face.table(), modules, face.value_hooks(), face.portion_bytes()));
-  face.trim_optimizers();
-  face.watch();
-  face.route();
+  try {
+    face.take_values(give_values(session, face.table(), modules, face.value_hooks(), face.portion_bytes()));
+    // One rank alone may have what cannot be trimmed; the others would wait for it in the step.
+    messaging::act_together(session.mailbox(), world, [&] { face.trim_optimizers(); }, session.patience());
+    face.watch();
+    face.route();
+  } catch (const std::exception& error) {
+    if (!face.table().whole_everywhere()) session.note_half_cut(error.what());
+    if (typeid(error) == typeid(base::Error)) throw base::UsageError(error.what());  // another rank's, of Python's
+    throw;
+  }
   face.load();
   face.settle();
 }

@@ -72,6 +72,10 @@ class Session {
   // already.
   void start_timeline();
 
+  // Why the job's model was not cut to the end once values had gone; "" where that did not happen.
+  const std::string& half_cut() const { return half_cut_; }
+  void note_half_cut(std::string why) { half_cut_ = std::move(why); }
+
   // Tells the other ranks how this one comes to leave, before it does.
   void tell_leaving(const std::string& how);
   // Has something called at close(), before it returns.
@@ -97,6 +101,7 @@ class Session {
   const std::function<base::Call()> call_;
   bool open_ = true;
   std::vector<std::function<void()>> when_closed_;
+  std::string half_cut_;
   observe::Recorder recorder_;
   std::unique_ptr<messaging::Messenger> messenger_;
   std::unique_ptr<pipeline::Job> job_;

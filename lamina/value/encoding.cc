@@ -2,6 +2,7 @@
 #include "lamina/value/encoding.h"
 
 #include "lamina/base/error.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/value/bytes.h"
 #include "lamina/value/tensor_table.h"
 
@@ -16,9 +17,7 @@ class Encoder {
   Encoder(const TensorTable& table, Writer& out) : table_(table), out_(out) {}
 
   void write(const Value& tree) {
-    if (++depth_ > kMaxDepth)
-      throw base::UsageError("a value nested more than 500 levels deep cannot be sent",
-                             base::Code{"step-cannot-travel"});
+    if (++depth_ > kMaxDepth) throw faces::refusal("too-deep", kMaxDepth);
     out_.put<std::uint8_t>(tree.variant().index());
     std::visit([this](const auto& held) { write_held(held); }, tree.variant());
     --depth_;

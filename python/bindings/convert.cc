@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "lamina/base/error.h"
+#include "lamina/faces/sayings.h"
 #include "python/bindings/hooks.h"
 
 namespace lamina::python {
@@ -58,8 +59,7 @@ Value convert_slice(py::handle object, int depth) {
 }
 
 Value convert(py::handle object, int depth) {
-  if (depth > kMaxDepth)
-    throw base::UsageError("a value nested more than 500 levels deep cannot be sent", base::Code{"step-cannot-travel"});
+  if (depth > kMaxDepth) throw faces::refusal("too-deep", kMaxDepth);
   PyObject* const p = object.ptr();
   if (object.is_none()) return value::None{};
   if (THPVariable_CheckExact(p)) return THPVariable_Unpack(p);

@@ -98,6 +98,14 @@ class PythonModel : public session::ModelFace {
   // They outlive it.
   PythonModel(const Session& session, py::handle lent) : session_(session), lent_(lent) {}
 
+  std::vector<messaging::Argument> arguments() const override {
+    const Acquire acquire;
+    std::vector<messaging::Argument> all;
+    for (auto& [name, value] : lent_.attr("arguments").cast<std::vector<std::pair<std::string, std::string>>>()) {
+      all.push_back({std::move(name), std::move(value)});
+    }
+    return all;
+  }
   model::Proposal propose() override {
     const Acquire acquire;
     py::object plan, word;

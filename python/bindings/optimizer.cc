@@ -170,6 +170,7 @@ void bind_local_parameters(py::module_& module) {
       .def("source", &LocalParameters::source, py::arg("local"))
       .def("is_master", &LocalParameters::is_master, py::arg("local"))
       .def("follow", &LocalParameters::follow)
+      .def("share_written", &LocalParameters::share_written, py::call_guard<Release>())
       .def_property_readonly("divided_over", [](const LocalParameters& locals) {
         const auto group = locals.divided_over();
         return group ? std::optional(kind_of(*group)) : std::nullopt;
@@ -228,6 +229,11 @@ void bind_model_optimizer(py::module_& module) {
       .def("state", &state_of_model, py::arg("user"), py::arg("extent"))
       .def("parts_of", &parts_of, py::arg("user"), py::arg("states"), py::arg("are_parts"))
       .def("gathered", &gathered, py::arg("states"), py::arg("masters"))
+      .def(
+          "misfit",
+          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
+             bool are_parts) { return optimizer.states().misfit(PythonOptimizer(lent), masters, are_parts); },
+          py::arg("user"), py::arg("masters"), py::arg("are_parts"))
       .def(
           "take_masters",
           [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,

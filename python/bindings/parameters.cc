@@ -108,7 +108,7 @@ std::shared_ptr<distributed_optimizer::Optimizer> stands_in(const at::Tensor& te
 
 // torch and we see none: norms, scalers and zero_grad() know the parameters, and it may take a copy.
 PyObject* get_gradient_of_stand_in(LocalParameters& parameters, const at::Tensor& own, PyObject* none) {
-  const auto gradient = reader_knows() ? at::Tensor() : parameters.gradient(own);
+  const auto gradient = parameters.in_step() || reader_knows() ? at::Tensor() : parameters.gradient(own);
   if (!gradient.defined()) return none;
   Py_DECREF(none);
   PyObject* found = THPVariable_Wrap(gradient);
@@ -122,7 +122,8 @@ PyObject* get_gradient_of_stand_in(LocalParameters& parameters, const at::Tensor
 
 int set_gradient_of_stand_in(LocalParameters& parameters, PyObject* self, PyObject* value, void* closure) {
   const bool clears = value == nullptr || value == Py_None;
-  if (!clears && !THPVariable_Check(value)) return gradient.set(self, value, closure);  // torch's error
+  const bool is_its = parameters.in_step() || (!clears && !THPVariable_Check(value));  // the error is torch's, too
+  if (is_its) return gradient.set(self, value, closure);
   if (gradient.set(self, Py_None, closure) != 0) return -1;
   const auto own = THPVariable_Unpack(self);
   const auto given = clears ? at::Tensor() : THPVariable_Unpack(value);

@@ -21,36 +21,49 @@ namespace lamina::python {
 class KeptStates {
  public:
   value::Value keep(py::handle state) {
-    if (!py::isinstance<py::dict>(state)) return to_value(state);
-    value::Dict kept;
-    for (const auto& [name, field] : py::reinterpret_borrow<py::dict>(state)) {
-      auto* const object = field.ptr();
-      const bool is_plain = THPVariable_Check(object) || field.is_none() || PyBool_Check(object) ||
-                            PyLong_CheckExact(object) || PyFloat_CheckExact(object) || PyUnicode_CheckExact(object);
-      if (is_plain) {
-        kept.items.emplace_back(to_value(name), to_value(field));
-      } else {
-        kept.items.emplace_back(to_value(name), value::Opaque{kCodec, std::to_string(objects_.size()), {}});
-        objects_.push_back(py::reinterpret_borrow<py::object>(field));
+    auto* const object = state.ptr();
+    const bool is_plain = THPVariable_Check(object) || state.is_none() || PyBool_Check(object) ||
+                          PyLong_CheckExact(object) || PyFloat_CheckExact(object) || PyUnicode_CheckExact(object);
+    if (is_plain) return to_value(state);
+    if (PyDict_CheckExact(object)) {
+      value::Dict kept;
+      for (const auto& [name, field] : py::reinterpret_borrow<py::dict>(state)) {
+        kept.items.emplace_back(to_value(name), keep(field));
       }
+      return kept;
     }
-    return kept;
+    if (PyList_CheckExact(object)) return value::List{all_kept(state)};
+    if (PyTuple_CheckExact(object)) return value::Tuple{all_kept(state)};
+    objects_.push_back(py::reinterpret_borrow<py::object>(state));
+    return value::Opaque{kCodec, std::to_string(objects_.size() - 1), {}};
   }
 
   py::object give(const value::Value& state) const {
-    const auto* fields = state.get_if<value::Dict>();
-    if (fields == nullptr) return to_object(state);
-    py::dict given;
-    for (const auto& [name, field] : fields->items) {
-      const auto* object = field.get_if<value::Opaque>();
-      const bool is_kept = object != nullptr && object->codec == kCodec;
-      given[to_object(name)] = is_kept ? objects_.at(std::stoul(object->bytes)) : to_object(field);
+    if (const auto* fields = state.get_if<value::Dict>()) {
+      py::dict given;
+      for (const auto& [name, field] : fields->items) given[to_object(name)] = give(field);
+      return given;
     }
-    return given;
+    if (const auto* list = state.get_if<value::List>()) return all_given(list->items);
+    if (const auto* tuple = state.get_if<value::Tuple>()) return py::tuple(all_given(tuple->items));
+    const auto* object = state.get_if<value::Opaque>();
+    const bool is_kept = object != nullptr && object->codec == kCodec;
+    return is_kept ? objects_.at(std::stoul(object->bytes)) : to_object(state);
   }
 
  private:
   static constexpr const char* kCodec = "kept";
+
+  std::vector<value::Value> all_kept(py::handle items) {
+    std::vector<value::Value> kept;
+    for (const auto& item : items) kept.push_back(keep(item));
+    return kept;
+  }
+  py::list all_given(const std::vector<value::Value>& items) const {
+    py::list given;
+    for (const auto& item : items) given.append(give(item));
+    return given;
+  }
 
   std::vector<py::object> objects_;
 };

@@ -647,6 +647,9 @@ class LocalParameters:
     def is_master(self, local: torch.Tensor) -> bool: ...
     def follow(self) -> None:
         """Gives masters the values of their parameters where those have changed."""
+    def share_written(self) -> None:
+        """Gives parameters on all ranks what a program has written to their parts; collective over those who hold them
+        where there is something."""
     @property
     def divided_over(self) -> str | None:
         """The group of those who hold parts of the same parameters, where anything is divided."""
@@ -727,6 +730,9 @@ class Optimizer:
         self, states: dict[str, Any], masters: dict[str, torch.Tensor]
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The states that the ranks of one copy of the model have together; collective over these."""
+    def misfit(self, user: UserOptimizer, masters: dict[str, torch.Tensor], are_parts: bool) -> str:
+        """Says what keeps masters here from having these values, "" if nothing."""
+
     def take_masters(self, user: UserOptimizer, masters: dict[str, torch.Tensor], are_parts: bool) -> None:
         """Gives masters here these values."""
     def step(

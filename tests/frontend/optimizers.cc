@@ -334,7 +334,7 @@ void refusals() {
   const auto other = seeded();
   const auto one_group = saved(torch::optim::AdamW(other->parameters()));
   expect_error<UsageError>([&] { load(ours, one_group); },
-                           {"optimizer.load()", "1 parameter groups, the optimizer 2", "[state-other-optimizer]"});
+                           {"not this optimizer's", "1 parameter groups, the optimizer 2", "[state-other-optimizer]"});
   std::stringstream tensor;
   torch::save(torch::ones({2}), tensor);
   expect_error<UsageError>([&] { load(ours, tensor.str()); }, {"no state of an optimizer"});

@@ -3,10 +3,12 @@
 // Each begins a job of its own.
 //
 //     lamina run -n 2 -c frontend_refusals
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <sstream>
 #include <string>
 
 #include "tests/frontend/models.h"
@@ -93,12 +95,117 @@ void masters_of_one_memory() {
   DistributedOptimizer optimizer(sgd(model));
 }
 
+void options_of_models_that_differ() {
+  init({{"ddp", true}});
+  DistributedModel model(Net(), ModelOptions{.backward_passes_per_step = 1 + rank()});
+}
+
+void a_count_that_is_none() {
+  init({{"ddp", true}});
+  DistributedModel model(Net(), ModelOptions{.backward_passes_per_step = 0});
+}
+
+void a_size_that_is_none() {
+  init({{"ddp", true}});
+  DistributedModel model(Net(), ModelOptions{.bucket_cap_mb = -1});
+}
+
+void a_norm_that_is_none() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model));
+  model(batch()).square().mean().backward();
+  optimizer.clip_master_grads(-1);
+}
+
+void parameters_in_another_order() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  auto parameters = model.parameters();
+  if (rank() == 1) std::ranges::reverse(parameters);
+  DistributedOptimizer optimizer(torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1)));
+  model(batch()).square().mean().backward();
+  optimizer.step();
+}
+
+void gradients_without_tensors() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  const auto output = model(batch());
+  model.backward(std::vector<Tensor>{output, output}, std::vector<Tensor>{output});
+}
+
+void a_backward_after_the_job() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  const auto output = model(batch()).sum();
+  shutdown();
+  model.backward(output);
+}
+
+void a_join_without_ddp() {
+  init();
+  DistributedModel model{Net()};
+  model.join([] {});
+}
+
+void parts_before_the_cut() {
+  init({{"pipeline_parallel_degree", 2}});
+  DistributedModel model{Net()};
+  model.local_parameters();
+}
+
+void a_partition_below_none() {
+  init({{"pipeline_parallel_degree", 2}});
+  set_partition(*Net(), -1);
+}
+
+void a_call_outside_of_a_step() {
+  init({{"pipeline_parallel_degree", 2}});
+  Net net;
+  set_partition(*net->lower, 0);
+  set_partition(*net->upper, 1);
+  DistributedModel model(net);
+  step([&](const Tensor& x) { model.backward(model(x).square().mean()); })(batch().narrow(0, 0, 4));
+  if (rank() == 0) net->upper(torch::ones({2, 6}));
+}
+
 void clipping_after_the_job() {
   init({{"ddp", true}});
   DistributedModel model{Net()};
   DistributedOptimizer optimizer(sgd(model));
   shutdown();
   optimizer.clip_master_grads(1);
+}
+
+void load(DistributedOptimizer<torch::optim::SGD>& optimizer, torch::optim::SGD& other) {
+  std::stringstream bytes;
+  torch::save(other, bytes);
+  torch::load(optimizer, bytes);
+}
+
+void a_state_with_other_groups() {
+  init({{"ddp", true}, {"shard_optimizer_state", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model));
+  torch::optim::SGD other(Net()->lower->parameters(), torch::optim::SGDOptions(0.1));
+  other.add_param_group(torch::optim::OptimizerParamGroup(Net()->upper->parameters()));
+  load(optimizer, other);
+}
+
+void a_state_with_other_members() {
+  init({{"ddp", true}, {"shard_optimizer_state", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model));
+  torch::optim::SGD other(Net()->lower->parameters(), torch::optim::SGDOptions(0.1));
+  load(optimizer, other);
+}
+
+void a_parameter_in_two_groups() {
+  init({{"ddp", true}, {"shard_optimizer_state", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model));
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup({model.parameters().front()}));
 }
 
 const char* folder() { return std::getenv("REFUSALS_FOLDER"); }
@@ -182,7 +289,21 @@ int main() {
       {"options_that_differ", options_that_differ},
       {"lbfgs_over_partitions", lbfgs_over_partitions},
       {"masters_of_one_memory", masters_of_one_memory},
+      {"options_of_models_that_differ", options_of_models_that_differ},
+      {"a_count_that_is_none", a_count_that_is_none},
+      {"a_size_that_is_none", a_size_that_is_none},
+      {"a_norm_that_is_none", a_norm_that_is_none},
+      {"parameters_in_another_order", parameters_in_another_order},
+      {"gradients_without_tensors", gradients_without_tensors},
+      {"a_backward_after_the_job", a_backward_after_the_job},
+      {"a_join_without_ddp", a_join_without_ddp},
+      {"parts_before_the_cut", parts_before_the_cut},
+      {"a_partition_below_none", a_partition_below_none},
+      {"a_call_outside_of_a_step", a_call_outside_of_a_step},
       {"clipping_after_the_job", clipping_after_the_job},
+      {"a_state_with_other_groups", a_state_with_other_groups},
+      {"a_state_with_other_members", a_state_with_other_members},
+      {"a_parameter_in_two_groups", a_parameter_in_two_groups},
       {"a_save_without_a_model", a_save_without_a_model},
       {"a_save_before_the_cut", a_save_before_the_cut},
       {"a_resumption_without_a_model", a_resumption_without_a_model},

@@ -352,7 +352,7 @@ def case_api_states_that_do_not_fit_the_optimizer():
             load = Run(partitions=2).optimizer.load_state_dict
         shorter = copy.deepcopy(whole)
         shorter["param_groups"][1]["params"].pop()
-        refuses(r"group 1 has \d parameters in the state dict and \d in the optimizer", load, shorter)
+        refuses(r"group 1 has \d parameters in the state and \d in the optimizer", load, shorter)
         moved = part | {"_lamina_saved_by": (RANK, 3)}
         refuses(r"saved by partition \d of 3, and this rank has partition \d of 2", load, moved)
 
@@ -490,7 +490,7 @@ def case_api_cpu_brings_the_model_together_until_the_next_step():
     train_step(model)(X)
     foreign = model.module[1 - RANK].weight
     refuses("lives in partition", foreign.sum)
-    with pytest.raises(lamina.UsageError, match="inside a function decorated"):
+    with pytest.raises(lamina.UsageError, match="inside a step function"):
         model.module[1 - RANK](X)
 
 

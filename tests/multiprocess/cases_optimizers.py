@@ -5,6 +5,7 @@ optimizer's groups."""
 import contextlib
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -363,6 +364,214 @@ def case_groups_that_a_script_gives_the_parameters_again_are_this_ranks_part():
                 each.zero_grad()
         torch.testing.assert_close(model(batch), plain(batch))
         lamina.shutdown()
+
+
+def thirds(parameters):
+    own = list(parameters)
+    return torch.optim.Adam([{"params": own[at : at + 2], "lr": 0.01 * (at + 1)} for at in (0, 2, 4)])
+
+
+def without_its_first(optimizer):
+    taken = optimizer.param_groups[1]["params"][:1]
+    optimizer.param_groups[1]["params"] = optimizer.param_groups[1]["params"][1:]
+    for each in taken:
+        optimizer.state.pop(each, None)
+
+
+def without_a_group(optimizer):
+    for each in optimizer.param_groups.pop(0)["params"]:
+        optimizer.state.pop(each, None)
+
+
+def with_joined_groups(optimizer):
+    groups = optimizer.param_groups
+    groups[0]["params"] += groups[2]["params"]
+    groups[2]["params"].clear()
+
+
+CHANGES = (without_its_first, without_a_group, with_joined_groups, lambda optimizer: optimizer.param_groups.reverse())
+
+
+def case_groups_that_a_script_changes_are_so_in_the_state():
+    """As on one device: the same values, and a state dict with the same groups, which loads."""
+    pipeline = {"ddp": False, "partitions": 2, "microbatches": 1}
+    batches = torch.arange(24.0).view(3, 2, 4).double() / 24
+    for keys, change in zip(
+        itertools.cycle((pipeline, SHARDED, {"shard_optimizer_state": True})), CHANGES * 2, strict=False
+    ):
+        if keys is pipeline and change is without_its_first:
+            continue  # the rank that has the first of its part would take another one out
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)).double()
+        net = copy.deepcopy(plain)
+        model, optimizer = started(net, thirds, **keys)
+        plain.load_state_dict(model.state_dict())
+        theirs = thirds(plain.parameters())
+        step = lamina.step(lambda x, model=model: model.backward(model(x).square().mean()))
+        for number, batch in enumerate(batches):
+            step(batch.chunk(2)[lamina.rank()] if "partitions" not in keys else batch)
+            plain(batch).square().mean().backward()
+            if number == 1:
+                change(optimizer)
+                change(theirs)
+            for each, whole in ((optimizer, model), (theirs, plain)):
+                each.step()
+                whole.zero_grad()
+            state, expected = optimizer.state_dict(), theirs.state_dict()
+            assert [group["params"] for group in state["param_groups"]] == [
+                group["params"] for group in expected["param_groups"]
+            ]
+            assert state["state"].keys() == expected["state"].keys()
+            for place, held in expected["state"].items():
+                torch.testing.assert_close(state["state"][place], held)
+            optimizer.load_state_dict(copy.deepcopy(state))
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, plain.state_dict()[name])
+        lamina.shutdown()
+
+
+def decays(optimizer):
+    with torch.no_grad():
+        for place in parameters_of(optimizer):
+            place.mul_(0.9)
+
+
+def case_what_is_written_to_parts_other_ranks_have_before_the_model_is_used():
+    batches = torch.arange(24.0).view(3, 2, 4).double() / 24
+    for keys in ({"shard_optimizer_state": True},):
+        plain = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+        model, optimizer = started(copy.deepcopy(plain), adamw, **keys)
+        plain.load_state_dict(model.state_dict())
+        theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
+        for batch in batches:
+            model.backward(model(batch.chunk(2)[lamina.rank()]).square().mean())
+            plain(batch).square().mean().backward()
+            for each in (optimizer, theirs):
+                each.step()
+                each.zero_grad()
+                decays(each)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, plain.state_dict()[name])
+        lamina.shutdown()
+
+
+class Nested(torch.optim.Optimizer):
+    """Has tensors deeper in its states, and an entry of its own in its state dict."""
+
+    steps = 0
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.steps += 1
+        for place in parameters_of(self):
+            if place.grad is not None:
+                sums = self.state[place].setdefault("sums", {"all": [torch.zeros_like(place)]})["all"][0]
+                place.sub_(sums.add_(place.grad), alpha=0.1)
+
+    def state_dict(self):
+        return super().state_dict() | {"steps": self.steps}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.steps = state_dict["steps"]
+
+
+def case_states_are_whole_however_deep_and_entries_of_a_class_are_loaded():
+    lamina.optim.register_functional_optimizer(Nested, needs="elements")
+    pipeline = {"ddp": False, "partitions": 2, "microbatches": 1}
+    for keys in (pipeline, {"shard_optimizer_state": True}, SHARDED):
+        model, optimizer = started(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), Nested, **keys)
+        step = lamina.step(lambda x, model=model: model.backward(model(x).sum()))
+        for number in range(2):
+            step(torch.ones(2, 4))
+            optimizer.step()
+            state = copy.deepcopy(optimizer.state_dict())
+            shapes = [state["state"][place]["sums"]["all"][0].shape for place in range(4)]
+            assert shapes == [
+                parameter.shape for parameter in nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).parameters()
+            ]
+            assert state["steps"] == number + 1
+            optimizer.steps = 0
+            optimizer.load_state_dict(state)
+            assert optimizer.steps == number + 1
+        lamina.shutdown()
+
+
+def case_an_optimizer_with_parts_is_not_copied_nor_stepped_by_its_class():
+    for keys in ({"ddp": False, "partitions": 2, "microbatches": 1}, {"shard_optimizer_state": True}, SHARDED):
+        model, optimizer = started(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), adamw, **keys)
+        lamina.step(lambda x, model=model: model.backward(model(x).sum()))(torch.ones(2, 4))
+        before = copy.deepcopy(model.state_dict())
+        for copied in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(lamina.UsageError, match=r"\[optimizer-copied\]"):
+                copied(optimizer)
+        if "partitions" not in keys:
+            with pytest.raises(lamina.UsageError, match=r"\[optimizer-step-apart\]"):
+                type(optimizer).step(optimizer)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        lamina.shutdown()
+
+
+def case_hooks_of_a_step_change_the_gradients_of_what_stands_in_the_groups():
+    """In place, and by others in their places, as for parameters."""
+
+    def halves(optimizer, *_):
+        for place in parameters_of(optimizer):
+            if place.grad is not None:
+                place.grad = place.grad.mul_(0.5) * 0.5
+
+    batch = torch.arange(8.0).view(2, 4).double()
+    for keys, make in itertools.product(({"shard_optimizer_state": True}, SHARDED), (sgd, adamw)):
+        plain = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+        model, optimizer = started(copy.deepcopy(plain), make, **keys)
+        plain.load_state_dict(model.state_dict())
+        theirs = make(plain.parameters())
+        for each in (optimizer, theirs):
+            each.register_step_pre_hook(halves)
+        for _ in range(2):
+            model.backward(model(batch.chunk(2)[lamina.rank()]).square().mean())
+            plain(batch).square().mean().backward()
+            for each in (optimizer, theirs):
+                each.step()
+                each.zero_grad()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, plain.state_dict()[name])
+        lamina.shutdown()
+
+
+def case_an_optimizer_that_one_rank_cannot_have_is_an_error_of_all_in_each_step():
+    lamina.init(partitions=2, microbatches=1, bf16=True, timeout_s=30)
+    there = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).bfloat16()
+    there[1].weight.data = there[0].weight.data
+    net = nn.Sequential(nn.Linear(4, 4), there)
+    for partition, module in enumerate(net):
+        lamina.set_partition(module, partition)
+    model = lamina.DistributedModel(net)
+    lamina.DistributedOptimizer(sgd(model.parameters()))
+    step = lamina.step(lambda x: model.backward(model(x).sum()))
+    for words in (r"lie in one memory.*\[optimizer-shared-memory\]", r"\[(model-half-cut|step-calls-differ)\]"):
+        with pytest.raises(lamina.UsageError, match=words):
+            step(torch.ones(2, 4))
+
+
+def case_states_may_be_sparse_over_partitions():
+    net = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3))
+    model, optimizer = started(net, sgd, ddp=False, partitions=2, microbatches=1)
+    step = lamina.step(lambda x: model.backward(model(x).sum()))
+    for _ in range(2):
+        step(torch.tensor([1, 3]))
+        optimizer.step()
+        optimizer.zero_grad()
+        state = copy.deepcopy(optimizer.state_dict())
+        sums = state["state"][0]["momentum_buffer"]
+        assert sums.is_sparse and sums.to_dense()[[1, 3]].ne(0).any()
+        optimizer.load_state_dict(state)
+    lamina.shutdown()
+    with pytest.raises(lamina.UsageError, match=r"\[optimizer-sparse\]"):
+        started(nn.Embedding(5, 4, sparse=True), torch.optim.SparseAdam)
 
 
 def scale(gradient):

@@ -516,7 +516,7 @@ def case_calls_outside_a_step_are_errors_that_say_so():
     parts = (model.module.first, model.module.second, *model.module.rest)
     foreign = [module for module in parts if not _is_local(model, module)]
     assert foreign
-    with pytest.raises(lamina.UsageError, match=r"lives on partition .*@lamina\.step"):
+    with pytest.raises(lamina.UsageError, match=r"lives on rank .*step function"):
         foreign[0](BATCH)
 
 

@@ -93,11 +93,104 @@ def masters_of_one_memory():
     sgd(lamina.DistributedModel(net))
 
 
+def options_of_models_that_differ():
+    lamina.init(ddp=True)
+    lamina.DistributedModel(Net(), backward_passes_per_step=1 + lamina.rank())
+
+
+def a_count_that_is_none():
+    lamina.init(ddp=True)
+    lamina.DistributedModel(Net(), backward_passes_per_step=0)
+
+
+def a_size_that_is_none():
+    lamina.init(ddp=True)
+    lamina.DistributedModel(Net(), bucket_cap_mb=-1)
+
+
+def a_norm_that_is_none():
+    lamina.init(ddp=True)
+    model = lamina.DistributedModel(Net())
+    optimizer = sgd(model)
+    model(batch()).square().mean().backward()
+    optimizer.clip_master_grads(-1)
+
+
+def parameters_in_another_order():
+    lamina.init(ddp=True)
+    model = lamina.DistributedModel(Net())
+    parameters = list(model.parameters())[:: 1 - 2 * lamina.rank()]
+    optimizer = lamina.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))
+    model(batch()).square().mean().backward()
+    optimizer.step()
+
+
+def gradients_without_tensors():
+    lamina.init(ddp=True)
+    model = lamina.DistributedModel(Net())
+    output = model(batch())
+    model.backward([output, output], [output])
+
+
+def a_backward_after_the_job():
+    lamina.init(ddp=True)
+    model = lamina.DistributedModel(Net())
+    output = model(batch()).sum()
+    lamina.shutdown()
+    model.backward(output)
+
+
+def a_join_without_ddp():
+    lamina.init()
+    with lamina.DistributedModel(Net()).join():
+        pass
+
+
+def parts_before_the_cut():
+    lamina.init(pipeline_parallel_degree=2)
+    list(lamina.DistributedModel(Net()).local_parameters())
+
+
+def a_partition_below_none():
+    lamina.init(pipeline_parallel_degree=2)
+    lamina.set_partition(Net(), -1)
+
+
+def a_call_outside_of_a_step():
+    lamina.init(pipeline_parallel_degree=2)
+    net = Net()
+    for part, partition in ((net, 0), (net.lower, 0), (net.upper, 1)):
+        lamina.set_partition(part, partition)
+    model = lamina.DistributedModel(net)
+    lamina.step(lambda x: model.backward(model(x).square().mean()))(batch()[:4])
+    if lamina.rank() == 0:
+        net.upper(torch.ones(2, 6))
+
+
 def clipping_after_the_job():
     lamina.init(ddp=True)
     optimizer = sgd(lamina.DistributedModel(Net()))
     lamina.shutdown()
     optimizer.clip_master_grads(1)
+
+
+def a_state_with_other_groups():
+    lamina.init(ddp=True, shard_optimizer_state=True)
+    optimizer, state = sgd(lamina.DistributedModel(Net())), torch.optim.SGD(Net().lower.parameters(), lr=0.1)
+    state.add_param_group({"params": Net().upper.parameters()})
+    optimizer.load_state_dict(state.state_dict())
+
+
+def a_state_with_other_members():
+    lamina.init(ddp=True, shard_optimizer_state=True)
+    optimizer = sgd(lamina.DistributedModel(Net()))
+    optimizer.load_state_dict(torch.optim.SGD(Net().lower.parameters(), lr=0.1).state_dict())
+
+
+def a_parameter_in_two_groups():
+    lamina.init(ddp=True, shard_optimizer_state=True)
+    model = lamina.DistributedModel(Net())
+    sgd(model).add_param_group({"params": list(model.parameters())[:1]})
 
 
 def folder():
@@ -178,7 +271,21 @@ CASES = (
     options_that_differ,
     lbfgs_over_partitions,
     masters_of_one_memory,
+    options_of_models_that_differ,
+    a_count_that_is_none,
+    a_size_that_is_none,
+    a_norm_that_is_none,
+    parameters_in_another_order,
+    gradients_without_tensors,
+    a_backward_after_the_job,
+    a_join_without_ddp,
+    parts_before_the_cut,
+    a_partition_below_none,
+    a_call_outside_of_a_step,
     clipping_after_the_job,
+    a_state_with_other_groups,
+    a_state_with_other_members,
+    a_parameter_in_two_groups,
     a_save_without_a_model,
     a_save_before_the_cut,
     a_resumption_without_a_model,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lamina.errors import FormatError, UsageError
+from lamina.errors import FormatError, UsageError, refusal
 from lamina.saved_state import archives
 
 NAME = "user_content"
@@ -42,11 +42,7 @@ def made(content: bytes, file: str, allow_pickle: bool) -> Any:
         raise FormatError(f"{file} cannot be loaded: {error}", code="state-damaged") from error
     except pickle.UnpicklingError as error:
         if not allow_pickle:
-            raise UsageError(
-                f"{file} has objects of classes, and making them may execute anything: give allow_pickle=True where "
-                "you trust who wrote it",
-                code="checkpoint-pickle",
-            ) from error
+            raise refusal("pickled", file) from error
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
     except Exception as error:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lamina.dist import ranks
-from lamina.errors import Error, PeerError, TimeoutError, UsageError
+from lamina.errors import Error, PeerError, TimeoutError, UsageError, refusal
 
 _OPERATIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
@@ -63,10 +63,7 @@ def alone(what: str) -> bool:
     if ranks.is_initialized():
         return False
     if (size := ranks.get_world_size()) > 1:
-        raise UsageError(
-            f"{what}: the world_size({size}) > 1, but the distributed package is not available or has not been "
-            "initialized: call lamina.dist.initialize_dist() first", code="group-none"
-        )
+        raise refusal("no-group", what, size, "lamina.dist.initialize_dist()")
     return True
 
 

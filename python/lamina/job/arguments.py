@@ -2,6 +2,7 @@
 """Arguments that have to be the same on all ranks that make a call together."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from lamina import _lamina
@@ -14,9 +15,13 @@ _SHOWN = (bool, int, float, str, type(None))  # the classes of values that are c
 def require_same(session: _lamina.Session, group: str, call: str, code: str, **given: Any) -> None:
     """Raises the same UsageError on all ranks of a group where they have given different arguments to `call`, with the
     values. Collective, before the call does anything; `given` has the same names on all of them."""
-    arguments = [(name, _text(value)) for name, value in given.items()]
-    if differences := session.differing_arguments(group, call, arguments):
+    if differences := session.differing_arguments(group, call, as_texts(given)):
         raise UsageError(f"{call}: {differences}", code=code)
+
+
+def as_texts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names with values as they are compared."""
+    return [(name, _text(value)) for name, value in given.items()]
 
 
 def _text(value: Any) -> str:

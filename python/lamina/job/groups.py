@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from lamina import _lamina
-from lamina.errors import Error, PeerError, UsageError
+from lamina.errors import Error, PeerError, UsageError, refusal
 from lamina.job import backend, current
 from lamina.job.ranks import CommGroup
 
@@ -78,7 +78,7 @@ def of_job() -> ProcessGroups:
     """
     job = current.job()
     if not job.session.config.ddp:
-        raise UsageError("process groups need the configuration ddp: true", code="group-no-ddp")
+        raise refusal("needs-ddp", "a process group")
     if job.groups is None:
         job.groups = ProcessGroups(current.outside_step("the first use of process groups").session)
         job.closers.append(job.groups.close)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from lamina.errors import UsageError, said
+from lamina.errors import UsageError, refusal, said
 from lamina.job import current
 from lamina.torch_patches import scoped
 from lamina.util.checks import require_module
@@ -99,7 +99,7 @@ def _checked(index: int) -> int:
 
 def _an_index(index: int) -> int:
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        raise UsageError(f"a partition is an integer from 0, not {index!r}")
+        raise refusal("not-a-partition", repr(index))
     return index
 
 

@@ -56,7 +56,7 @@ class GradScaler(torch.amp.GradScaler):
         found = super()._unscale_grads_(types.SimpleNamespace(param_groups=[{"params": held}]), *args, **kwargs)
         here = max((each.item() for each in found.values()), default=0.0)
         everywhere = job.session.largest("one_copy" if is_joining(job) else "world", here)
-        return {torch.device(self._device): torch.tensor(everywhere, device=self._device)}
+        return {torch.device(self._device): torch.tensor(everywhere, dtype=torch.float32, device=self._device)}
 
 
 def holders(optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:

@@ -9,6 +9,7 @@ import torch
 
 from lamina import _lamina
 from lamina.job import current
+from lamina.model.partitioned import packed, unpacked
 from lamina.optim.functional import FunctionalOptimizer
 from lamina.optim.options import Options
 from lamina.optim.registry import needs_of
@@ -27,6 +28,7 @@ class LentOptimizer:
 
     Attributes:
         loss: in a step, what its closure has returned.
+        updates: whether an update is under way.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class LentOptimizer:
         self._places: dict[int, torch.Tensor | None] = {}  # as States has them, of parameters that `_given` keeps
         self._given: list[torch.Tensor] = []
         self.loss: Any = None
+        self.updates = False
 
     def members(self) -> list[torch.Tensor]:
         """Lists all that the groups have."""
@@ -80,13 +83,13 @@ class LentOptimizer:
     def state_of(self, member: torch.Tensor) -> dict[str, Any] | None:
         """The state of a member; None where it has none."""
         state = dict.get(self._optimizer.state, member)
-        return None if state is None else dict(state)
+        return None if state is None else {name: packed(field) for name, field in state.items()}
 
     def set_state(self, member: torch.Tensor, state: dict[str, Any] | None) -> None:
         """Gives it another one."""
         dict.pop(self._optimizer.state, member, None)
         if state:
-            dict.__setitem__(self._optimizer.state, member, state)
+            dict.__setitem__(self._optimizer.state, member, {name: unpacked(field) for name, field in state.items()})
 
     def options(self, counts: bool) -> str:
         """The class and the options, as ranks compare them. `counts`: how many members groups have is one."""
@@ -111,8 +114,12 @@ class LentOptimizer:
             self.loss = self._step(lambda: (terms.close(), self.loss)[1])
             return
         is_ours = terms.parameters is not None and isinstance(self._optimizer, FunctionalOptimizer)
-        with self._optimizer.around(terms) if is_ours else nullcontext():
-            self._step()
+        self.updates = True
+        try:
+            with self._optimizer.around(terms) if is_ours else nullcontext():
+                self._step()
+        finally:
+            self.updates = False
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Forgets the gradients of the members, or makes them zero."""

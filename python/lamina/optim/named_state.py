@@ -6,16 +6,18 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal, said
 from lamina.job import current
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY
 
 # The parameters of the whole optimizer by group, each with its name in the model and the name that a script gave it in
 # the group.
 Layout = list[list[tuple[str, str | None]]]
+Known = list[list[tuple[str, str | None, bool]]]  # the same as one rank knows it, and what of it is here
 
 _MEMBERS = ("params", "param_names")
 PARTS = "_lamina_parts"  # (group, part, parts) of each parameter's states, where a partial state has no more
+SCALE = "loss_scale"
 MASTERS = "masters"  # of parameters, beside their states: the plain optimizer then knows all of these
 
 
@@ -29,17 +31,21 @@ def without_marks(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state_dict.items() if key not in (PARTIAL, SAVED_BY, PARTS)}
 
 
-def agreed(everyone: Sequence[Layout]) -> Layout:
+def agreed(everyone: Sequence[Known]) -> Layout:
     """The groups of the whole optimizer from what each rank of a pipeline knows of them."""
-    if all(other == everyone[0] for other in everyone):
-        return everyone[0]
-    if len(counts := {len(other) for other in everyone}) > 1:
-        raise UsageError(
-            f"the optimizer has {' or '.join(map(str, sorted(counts)))} groups, depending on the rank",
-            code="state-other-optimizer",
-        )
+    for other in everyone:
+        if len(other) != len(everyone[0]):
+            raise refusal("groups-apart", len(everyone[0]), len(other))
+    # A parameter that no rank has any more was taken out of the groups.
+    held = {(place, name) for known in everyone for place, group in enumerate(known) for name, _, here in group if here}
+    layouts = [
+        [[(name, given) for name, given, _ in group if (place, name) in held] for place, group in enumerate(known)]
+        for known in everyone
+    ]
+    if all(other == layouts[0] for other in layouts):
+        return layouts[0]
     order = {name: place for place, (name, _) in enumerate(current.job().model.named_parameters())}
-    merged = [dict(itertools.chain.from_iterable(group)) for group in zip(*everyone, strict=True)]
+    merged = [dict(itertools.chain.from_iterable(group)) for group in zip(*layouts, strict=True)]
     return [sorted(group.items(), key=lambda item: order.get(item[0], len(order))) for group in merged]
 
 
@@ -78,14 +84,14 @@ def own_part(
     groups, numbers = [], itertools.count()
     for group, members in zip(named["param_groups"], own, strict=True):
         groups.append(_with_members(group, [next(numbers) for _ in members], [given for _, given in members]))
-    rest = {key: value for key, value in without_marks(named).items() if key != MASTERS}
+    rest = {key: value for key, value in without_marks(named).items() if key not in (MASTERS, SCALE)}
     return {**rest, "state": state, "param_groups": groups}
 
 
 def check_count(state_dict: Mapping[str, Any], count: int) -> str:
     """Says what is wrong with the number of groups, "" if nothing."""
     saved = len(state_dict["param_groups"])
-    return "" if saved == count else f"the state dict has {saved} parameter groups, the optimizer {count}"
+    return "" if saved == count else said("other-groups", saved, count)
 
 
 def check_lengths(state_dict: Mapping[str, Any], layout: Layout) -> str:
@@ -94,10 +100,7 @@ def check_lengths(state_dict: Mapping[str, Any], layout: Layout) -> str:
         return problem
     for number, (group, members) in enumerate(zip(state_dict["param_groups"], layout, strict=True)):
         if len(group["params"]) != len(members):
-            return (
-                f"group {number} has {len(group['params'])} parameters in the state dict and {len(members)} in the "
-                f"optimizer ({', '.join(name for name, _ in members[:3])}, ...)"
-            )
+            return said("other-members", number, len(group["params"]), len(members))
     return ""
 
 

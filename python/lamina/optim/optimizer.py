@@ -54,8 +54,9 @@ def DistributedOptimizer(  # noqa: N802
         `local_state_dict` that of this rank's part, and `load_state_dict` takes either.
 
     Errors:
-        UsageError: not an optimizer, one that measures all parameters at once (LBFGS) over several partitions, a loss
-            scale that makes no sense or is not the job's, or no `init`.
+        UsageError: not an optimizer, one that measures all parameters at once (LBFGS) over several partitions, or takes
+            sparse gradients alone (SparseAdam) over copies. A loss scale that makes no sense or is not the job's, or no
+            `init`.
     """
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         raise UsageError(
@@ -95,6 +96,12 @@ def _require_free(optimizer: torch.optim.Optimizer) -> None:
 def _require_known(optimizer: torch.optim.Optimizer, job: current.Job) -> None:
     """UsageError for an optimizer that needs more of a parameter than a rank has."""
     config, kind = job.session.config, type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.SparseAdam) and config.ddp and job.session.group_size("replicas") > 1:
+        raise UsageError(
+            f"{kind} with ddp: it takes sparse gradients alone, and averaged over copies of the model these are dense: "
+            "take Adam, or make the embedding without sparse=True",
+            code="optimizer-sparse",
+        )
     if not (why := why_not_parts(optimizer)):
         return
     if config.sharded_data_parallel_degree > 1:

@@ -13,13 +13,12 @@ from lamina import _lamina
 from lamina.errors import UsageError, refusal
 from lamina.job import current, seeds
 from lamina.job.arguments import require_same
+from lamina.model.partitioned import unpacked
 from lamina.optim import named_state
-from lamina.optim.named_state import MASTERS, Layout
+from lamina.optim.named_state import MASTERS, SCALE, Layout
 from lamina.optim.optimizer_steps import OptimizerSteps
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, require_one_kind, saved_elsewhere
 from lamina.util.checks import require_booleans
-
-_SCALE = "loss_scale"
 
 
 class OptimizerState(OptimizerSteps):
@@ -48,6 +47,7 @@ class OptimizerState(OptimizerSteps):
         self.optimizer.step = types.MethodType(step, self.optimizer)  # which schedulers take apart
         self.optimizer.overflow, self.optimizer._global_grad_norm = False, 0.0
         self.optimizer.optimizer = self.optimizer
+        self.optimizer.__reduce_ex__ = self._reduced
         self._name_groups()
         # The job's group goes with the job, whoever keeps the optimizer.
         current.job().on_end.callback(vars(self.optimizer).pop, "ds_param_shard_group", None)
@@ -116,7 +116,7 @@ class OptimizerState(OptimizerSteps):
         job = current.job_if_any()
         if self.is_whole() and not _cut() and (job is None or not (job.pipelined or is_partial(state_dict))):
             if problem := self._scale_problem(state_dict):
-                raise UsageError(f"optimizer.load_state_dict(): {problem}", code="state-other-optimizer")
+                raise refusal("other-state", problem)
             self._load_torchs(named_state.without_marks(state_dict))
             self._load_scale(state_dict)
             return
@@ -125,8 +125,8 @@ class OptimizerState(OptimizerSteps):
             self._waiting = None
             self._load(state_dict, job)
             return
-        if problem := self._problem(state_dict, job, self.known()):
-            raise UsageError(f"optimizer.load_state_dict(): {problem}", code="state-other-optimizer")
+        if problem := self._problem(state_dict, job, named_state.agreed([self.known()])):
+            raise refusal("other-state", problem)
         self._waiting = state_dict
         for group, saved in zip(self.optimizer.param_groups, state_dict["param_groups"], strict=True):
             group.update(copy.deepcopy(named_state.options(saved)))
@@ -185,6 +185,16 @@ class OptimizerState(OptimizerSteps):
 
     # Inside.
 
+    def _reduced(self, protocol: Any) -> Any:
+        """As torch's, for copies and pickles of the optimizer."""
+        if not self.is_whole() or _cut():
+            raise UsageError(
+                "an optimizer that has parts of the model is neither copied nor pickled: the copy would know nothing "
+                "of the other parts; take optimizer.state_dict(), on all ranks",
+                code="optimizer-copied",
+            )
+        return self._torchs.__reduce_ex__(self.optimizer, protocol)
+
     def _load_torchs(self, state_dict: Mapping[str, Any]) -> None:
         self._torchs.load_state_dict(self.optimizer, state_dict)
         self._engine.note_load()
@@ -214,10 +224,7 @@ class OptimizerState(OptimizerSteps):
         mine = (partial, self._problem(state_dict, job, layout), own == list(map(set, names)), names)
         partials, problems, fitting, everyone = zip(*job.session.all_gather("one_copy", mine), strict=True)
         if any(problems):
-            raise UsageError(
-                f"optimizer.load_state_dict(): {next(problem for problem in problems if problem)}",
-                code="state-other-optimizer",
-            )
+            raise refusal("other-state", next(filter(None, problems)))
         require_one_kind(partials, "state dict of the optimizer")
         if not partial:
             return named_state.by_name(state_dict, [[name for name, _ in group] for group in layout])
@@ -251,13 +258,13 @@ class OptimizerState(OptimizerSteps):
 
     def _scale_problem(self, state_dict: Mapping[str, Any]) -> str:
         """Says what keeps a dynamic loss scale from going on with a state, "" if nothing."""
-        saved = state_dict.get(_SCALE)
+        saved = state_dict.get(SCALE)
         if saved is None or not self._scale.is_dynamic:
             return ""
         try:
             _lamina.LossScale(init_scale=1.0).state = saved
         except (LookupError, TypeError, RuntimeError) as error:
-            return f"its {_SCALE} is {saved!r}, which is none ({error})"
+            return f"its {SCALE} is {saved!r}, which is none ({error})"
         return ""
 
     def _masters_problem(self, state_dict: Mapping[str, Any], layout: Layout) -> str:
@@ -269,22 +276,13 @@ class OptimizerState(OptimizerSteps):
                 number: name for group, own in members for number, (name, _) in zip(group["params"], own, strict=True)
             }
             masters = {names[number]: master for number, master in masters.items() if number in names}
-        for name, local in self._here():
-            parameter = self.parameter_of(local)
-            whole = local if named_state.PARTS in state_dict else parameter
-            # Files of the original have parts, and no word of it.
-            if (
-                parameter is not local
-                and name in masters
-                and masters[name].numel() not in (whole.numel(), local.numel())
-            ):
-                return f"the master of {name} has shape {tuple(masters[name].shape)}, and not {tuple(whole.shape)}"
-        return ""
+        return self._engine.misfit(self._lent, masters, named_state.PARTS in state_dict)
 
     def _named(self, extent: str) -> dict[str, Any]:
         """The state by name; see Extent in lamina/distributed_optimizer/states.h."""
         state_dict = self._torchs.state_dict(self.optimizer)
         states, masters = self._engine.state(self._lent, extent)
+        states = {name: {key: unpacked(field) for key, field in state.items()} for name, state in states.items()}
         own = [[name for name, _, _, local in group if local is not None] for group in self._members()]
         named = named_state.by_name(state_dict, own)
         names = set(itertools.chain(*own))
@@ -294,12 +292,12 @@ class OptimizerState(OptimizerSteps):
 
     def _scales(self) -> dict[str, Any]:
         """Says what goes into a state dict of the loss scale."""
-        return {_SCALE: self._scale.state} if self._scale.is_on else {}
+        return {SCALE: self._scale.state} if self._scale.is_on else {}
 
     def _load_scale(self, state_dict: Mapping[str, Any]) -> None:
         """A dynamic one goes on where it was; a static one is the script's."""
-        if self._scale.is_dynamic and _SCALE in state_dict:
-            self._scale.state = state_dict[_SCALE]
+        if self._scale.is_dynamic and SCALE in state_dict:
+            self._scale.state = state_dict[SCALE]
 
     def _nothing_waits(self) -> None:
         if self._waiting is not None:

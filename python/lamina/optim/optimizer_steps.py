@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The groups of an optimizer whose parameters live on several ranks, and its steps."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from lamina.job import current, groups
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim.flat_groups import FlatGroups, lie_together
 from lamina.optim.lent_optimizer import LentOptimizer
-from lamina.optim.named_state import Layout
+from lamina.optim.named_state import Known
 from lamina.torch_patches import zero_grad
 from lamina.util.checks import require_positive
 
@@ -62,25 +62,45 @@ class OptimizerSteps:
             self._watched = True
             zero_grad.give_gradients(self._engine, current.job().on_end)
 
-    def settle(self, model: PartitionedModel) -> None:
-        """Makes what a program has put into the groups since the cut this rank's part; all ranks do."""
+    def settle(self, model: PartitionedModel | None) -> None:
+        """Makes what a program has put into the groups since the model was cut this rank's part; all ranks do."""
+        if model is None:
+            return
         if not self._engine.are_cut(self._lent):
             self.trim(model)
+        self.parameters.share_written()
 
     def lent(self) -> tuple[_lamina.Optimizer, LentOptimizer]:
         """The engine's part of it, and how that sees the optimizer."""
         return self._engine, self._lent
+
+    def require_own_step(self) -> None:
+        """UsageError for a step that the optimizer makes apart from ours, with parts of parameters in its groups."""
+        if self._engine.holds_others and not self._lent.updates:
+            raise UsageError(
+                f"{self._torchs.__name__}.step() was called, and not the step() that DistributedOptimizer has given "
+                "the optimizer: what it updates are parts of parameters, or masters, and nobody would give the "
+                "parameters their values. Call optimizer.step(), looked up after DistributedOptimizer(optimizer)",
+                code="optimizer-step-apart",
+            )
 
     def follow(self) -> None:
         """Gives masters the values of parameters that have changed."""
         self._engine.follow()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's."""
+        """As torch's; UsageError inside the step function of a pipeline."""
+        current.everywhere("optimizer.add_param_group()")
         self._torchs.add_param_group(self.optimizer, param_group)
         job = current.job_if_any()
-        if job is not None and job.partitioned_model is not None:
-            self.trim(job.partitioned_model)
+        if job is None or job.partitioned_model is None or not self._is_in(job):
+            return
+        *others, added = self._members()  # torch does not know parameters again that something stands for
+        known = {id(parameter) for group in others for _, _, parameter, local in group if local is not None}
+        if twice := [name for name, _, parameter, _ in added if id(parameter) in known]:
+            self.optimizer.param_groups.pop()
+            raise refusal("in-two-groups", twice[0])
+        self.trim(job.partitioned_model)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's. Collective over the ranks of the model and its copies, whose options are compared first. With a
@@ -103,8 +123,7 @@ class OptimizerSteps:
             if job.cut is not None:
                 job.cut.watch()
 
-        if job.partitioned_model is not None:
-            self.settle(job.partitioned_model)
+        self.settle(job.partitioned_model)
         self._engine.step(self._lent, *_model_of(job), None if closure is None else closed)
         self._tell_measured()
         loss, self._lent.loss = self._lent.loss, None
@@ -128,7 +147,8 @@ class OptimizerSteps:
         return norm
 
     def holders(self) -> list[torch.Tensor]:
-        """Lists what has the gradients of this rank: parameters and shards of the model."""
+        """Lists what has the gradients of this rank: parameters and shards of the model. All ranks do."""
+        self.settle(current.job().partitioned_model)
         return list(map(self.parameters.source, self._lent.members()))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -146,9 +166,11 @@ class OptimizerSteps:
         """The parameter of the model that a tensor of the groups is, or stands for."""
         return self._engine.parameter_of(local)
 
-    def known(self) -> Layout:
+    def known(self) -> Known:
         """The groups of the whole optimizer as far as this rank knows them."""
-        return [[(name, given or None) for name, given, _, _ in group] for group in self._members()]
+        return [
+            [(name, given or None, local is not None) for name, given, _, local in group] for group in self._members()
+        ]
 
     def _part_of_state(self, local: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> Any:
         """Makes the state of a tensor that stands for a parameter out of the parameter's state."""
@@ -158,11 +180,6 @@ class OptimizerSteps:
         """By group, all members as far as this rank knows them: the name, the name it was given with, the parameter,
         and what stands for it here, None where another rank updates it."""
         return self._engine.members(self._lent)
-
-    def _here(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names what stands in the groups here."""
-        for group in self._members():
-            yield from ((name, local) for name, _, _, local in group if local is not None)
 
     def _tell_measured(self) -> None:
         self.optimizer.overflow, self.optimizer._global_grad_norm = self._engine.overflow, self._engine.norm
@@ -183,7 +200,9 @@ class OptimizerSteps:
 
     def _job(self, what: str) -> current.Job:
         self._require_job(what, current.job_if_any())
-        return current.outside_step(f"optimizer.{what}")
+        job = current.outside_step(f"optimizer.{what}")
+        self.settle(job.partitioned_model)
+        return job
 
     def _require_job(self, what: str, job: current.Job | None) -> None:
         if job is None or not self._is_in(job):

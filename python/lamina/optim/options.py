@@ -37,10 +37,13 @@ class PlainOptimizers:
         its parameters.
 
         Errors:
-            UsageError: its options differ between ranks.
+            UsageError: its options differ between ranks; a DistributedOptimizer's own step was passed by.
         """
         job = self._job
-        if current.in_step() or any(known.optimizer is optimizer for known in job.optimizers):
+        if current.in_step():
+            return
+        if (known := next((each for each in job.optimizers if each.optimizer is optimizer), None)) is not None:
+            known.require_own_step()
             return
         if optimizer not in self._known:
             mine = set(map(id, job.model.parameters()))

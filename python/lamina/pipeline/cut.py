@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lamina import _lamina
 from lamina.calls.remote_call import RemoteCalls
-from lamina.errors import ConfigError, DesyncError, UsageError
+from lamina.errors import ConfigError, DesyncError, UsageError, refusal
 from lamina.integrations import hugging_face
 from lamina.job import current
 from lamina.model import shards
@@ -97,6 +97,7 @@ class Cut:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
         is cut at its first call: the ranks that lead get what lets their step do so, the others wait for them here."""
         job = current.job()
+        self.share_written()
         self._watch_flags(job.session)
         config = job.session.config
         traced = self.pipelined and self.model is None and config.auto_partition and not config.skip_tracing
@@ -148,6 +149,12 @@ class Cut:
             job.replicas.watch(parameters)
         if scaled:
             job.model.backwards.watch(parameters, self.model.sharding is None and not self.pipelined)
+
+    def share_written(self) -> None:
+        """Gives all ranks what a program wrote to parts of parameters, which stand in optimizers, before the model is
+        used."""
+        for optimizer in current.job().optimizers:
+            optimizer.parameters.share_written()
 
     def let_go(self) -> None:
         """Holds no parameters in the engine until the next `watch`."""
@@ -297,12 +304,8 @@ class Cut:
 
     def call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not current.in_step():
-            name = self.model.callee_name(number)
-            raise UsageError(
-                f"{name} lives on partition {self.model.callee_owner(number)}: call it inside a function decorated "
-                "with @lamina.step",
-                code="step-outside",
-            )
+            owner = current.session().translate("partitions", self.model.callee_owner(number))
+            raise refusal("called-elsewhere", self.model.callee_name(number), owner)
         output = self.calls.call(current.session(), number, args, kwargs)
         hugging_face.collect(self.model.callee(number), args, output)
         return output

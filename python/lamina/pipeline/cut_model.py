@@ -219,6 +219,7 @@ class CutModel(WrappedModule):
         job = current.outside_step(what)
         if job.model is not self:
             raise refusal("job-ended", what, "DistributedModel")
+        self._cut.share_written()
         return job
 
     def _local(self, named: Names) -> Names:
@@ -227,9 +228,7 @@ class CutModel(WrappedModule):
 
     def _require_partitioned(self, otherwise: str = "nothing is local") -> None:
         if not self.partitioned:
-            raise UsageError(
-                f"the model is partitioned at the first call of a step function; {otherwise} before", code="model-uncut"
-            )
+            raise refusal("not-cut", otherwise)
 
 
 def _require_whole(optimizer: torch.optim.Optimizer) -> None:

@@ -151,9 +151,11 @@ class DistributedModel(SavedModel):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. With more than one partition inside step functions only, else UsageError."""
-        self._check_called("the model was called")
+        self._check_called("the model was called", "a call")
         job = current.job_if_any()
         replicas = job.replicas if job is not None else None
+        if job is not None and job.model is self and not current.in_step():
+            self._cut.share_written()
         if torch.is_grad_enabled() and not self._cut.pipelined:
             self._watch()
         call = replicas.note_call() if replicas is not None else 0
@@ -182,11 +184,12 @@ class DistributedModel(SavedModel):
         Errors:
             UsageError: outside a step function, with more than one partition; not one gradient for each tensor.
         """
-        self._check_called("model.backward was called")
+        self._require_job("backward")
+        self._check_called("model.backward was called", "backward")
         outputs = _listed(tensors)
         gradients = [None] * len(outputs) if grad_tensors is None else _listed(grad_tensors)
         if len(gradients) != len(outputs):
-            raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
+            raise refusal("gradients-for-tensors", len(outputs), len(gradients))
         self._backwards.run(outputs, gradients, _reducer())
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
@@ -204,10 +207,12 @@ class DistributedModel(SavedModel):
             UsageError: without `ddp`, with overlapping_allreduce=False, or a second time.
         """
         job = self._own_job("DistributedModel.register_comm_hook()")
-        if self._replicas is None or not self._overlapping:
-            raise UsageError("register_comm_hook() needs ddp=True and overlapping_allreduce=True")
+        if self._replicas is None:
+            raise refusal("needs-ddp", "register_comm_hook()")
+        if not self._overlapping:
+            raise UsageError("register_comm_hook() needs overlapping_allreduce=True")
         if not hasattr(callable, "__call__"):  # noqa: B004 -- the argument's name is the original's
-            raise UsageError(f"register_comm_hook() takes a function, not {type(callable).__name__}")
+            raise refusal("not-a-function", "register_comm_hook()", type(callable).__name__)
         self._replicas.set_hook(state, callable)
         self._backwards.add_up()  # the hook does all of the averaging
         job.replicas = self._replicas
@@ -242,7 +247,7 @@ class DistributedModel(SavedModel):
         )
         job = self._own_job("DistributedModel.join()")
         if self._replicas is None:
-            raise UsageError("join() needs ddp=True")
+            raise refusal("needs-ddp", "join()")
         if not enable or job.replicas is None:
             yield
             return
@@ -322,11 +327,15 @@ class DistributedModel(SavedModel):
         self._steps += 1
         self._after_step.run(self)
 
-    def _check_called(self, what: str) -> None:
+    def _require_job(self, what: str) -> None:
+        job = current.job_if_any()
+        if job is None or job.model is not self:
+            raise refusal("job-ended", what, "DistributedModel")
+
+    def _check_called(self, what: str, name: str) -> None:
         if not self._cut.pipelined:
             return
-        if current.job().model is not self:
-            raise UsageError(f"{what}, but its job was shut down", code="step-after-shutdown")
+        self._require_job(name)
         if not current.in_step():
             raise refusal("outside-step", what, "decorated with @lamina.step")
 

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.job.arguments import require_same
+from lamina.job.arguments import as_texts
 from lamina.model import partitioned, shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.model.statistics import Statistics
@@ -39,10 +39,14 @@ class Life:
         self._cut, self._tracer = cut, tracer
         self._tree: ModuleTree | None = None
 
+    @property
+    def arguments(self) -> list[tuple[str, str]]:
+        """The arguments that are to be alike on all ranks."""
+        return as_texts(self._cut.arguments)
+
     def propose(self) -> tuple[_lamina.ModuleTree, _lamina.Plan | None, str, tuple]:
         """The tree, the plan, why there is none, and what the others are to know."""
         session, resumption = current.session(), self._cut.resumption
-        require_same(session, "world", "DistributedModel()", code="model-ranks-differ", **self._cut.arguments)
         self._tree = ModuleTree(self._cut.module())
         kept = {} if resumption is None else resumption.partition
         proposal = propose(self._tree, session, self._tracer, kept)

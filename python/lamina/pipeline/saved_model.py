@@ -43,6 +43,8 @@ class SavedModel(CutModel):
         if self._cut.whole_everywhere:
             if self._cut.waiting:
                 raise refusal("state-waits", "a partial state dict", "call state_dict()")
+            if (job := current.job_if_any()) is not None and job.model is self and not current.in_step():
+                self._cut.share_written()
             return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         session = self._own_job("state_dict()").session
         require_same(session, "one_copy", "model.state_dict()", code="state-arguments", gather_to_rank0=gather_to_rank0)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.job import current
 
 
@@ -46,7 +46,7 @@ class Context:
         if self._context is None:
             raise UsageError(f"{what}: the context was not entered: with lamina.remote.context() as context")
         if self._session is not session:
-            raise UsageError(f"{what}: {self} is of an earlier job", code="remote-other-job")
+            raise refusal("other-job", f"{what}: {self}")
         return session, self._context
 
 

@@ -37,7 +37,8 @@ def install(worst: Worst, holders: Holders, complete: Complete, undo: ExitStack)
         everywhere = worst(optimizer, here)
         for each in found.values():
             each.fill_(everywhere)
-        return found or {torch.device(self._device): torch.tensor(everywhere, device=self._device)}
+        alone = torch.tensor(everywhere, dtype=torch.float32, device=self._device)
+        return found or {torch.device(self._device): alone}
 
     replace(undo, GradScaler, "_unscale_grads_", unscale)
 

@@ -2,12 +2,11 @@
 """Arguments that are not what they have to be, said in the words of the argument."""
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 
 
 def require_module(module: Any, what: str) -> None:
@@ -18,17 +17,23 @@ def require_module(module: Any, what: str) -> None:
 
 def require_booleans(**given: Any) -> None:
     """Errors: UsageError: an argument is neither True nor False; "False" would count as True."""
-    _require(given, lambda value: type(value) is bool, "True or False")
+    for name, value in given.items():
+        if type(value) is not bool:
+            raise UsageError(f"{name} is True or False, not {value!r}")
 
 
 def require_count(**given: Any) -> None:
     """Errors: UsageError: an argument is no integer from 1."""
-    _require(given, lambda value: type(value) is int and value >= 1, "an integer, at least 1")
+    for name, value in given.items():
+        if type(value) is not int or value < 1:
+            raise refusal("not-a-count", name, repr(value))
 
 
 def require_positive(**given: Any) -> None:
     """Errors: UsageError: an argument is no number above 0."""
-    _require(given, lambda value: type(value) in (int, float) and 0 < value < float("inf"), "a number above 0")
+    for name, value in given.items():
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise refusal("not-positive", name, repr(value))
 
 
 def require_no_nul(**given: Any) -> None:
@@ -37,9 +42,3 @@ def require_no_nul(**given: Any) -> None:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(text, str) and "\0" in text:
             raise UsageError(f"{name} has a NUL, which no name of a file has: {text!r}")
-
-
-def _require(given: dict[str, Any], holds: Callable[[Any], bool], what: str) -> None:
-    for name, value in given.items():
-        if not holds(value):
-            raise UsageError(f"{name} is {what}, not {value!r}")
