@@ -46,6 +46,10 @@ class NewNames {
 std::vector<SavedTensor> chosen(const ForeignCheckpoint& from, const NewNames& names, const std::string& prefix) {
   std::vector<SavedTensor> tensors;
   for (auto tensor : from.tensors) {
+    if (tensor.kind == Kind::kContent) {  // which stands in `about`
+      tensors.push_back(std::move(tensor));
+      continue;
+    }
     if (!is_of_model(tensor)) {
       const auto name = names.of_parameter(tensor.name);
       if (!name) continue;

@@ -64,8 +64,8 @@ FileSystem& file_system();
 
 // Reads a file of at most so many bytes. Throws base::FormatError where it is larger.
 std::string read_all(FileSystem& files, const Path& path, std::uint64_t most);
-// Makes a file anew, or in the place of another one: at once, and for good. It is written under the name `by`, in the
-// same folder, which two that replace a file at the same time must not share.
-void replace(FileSystem& files, const Path& path, std::string_view text, const Path& by);
+// Makes a file anew; what has its name goes first. All is on the disk when this returns, but for its name in the
+// folder.
+void write_new(FileSystem& files, const Path& path, std::string_view text);
 
 }  // namespace lamina::archive

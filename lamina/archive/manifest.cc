@@ -383,7 +383,7 @@ std::string describe(const SavedTensor& tensor) {
 
 std::string entry_name(const SavedTensor& tensor) {
   if (tensor.kind != Kind::kMaster && tensor.kind != Kind::kState) return tensor.name;
-  return base::str(tensor.name, ".", tensor.kind == Kind::kMaster ? "master" : tensor.state,
+  return base::str(tensor.name, ".", tensor.kind == Kind::kMaster ? "#master" : tensor.state,
                    tensor.optimizer == 0 ? "" : base::str(".", tensor.optimizer));
 }
 

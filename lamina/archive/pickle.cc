@@ -15,10 +15,12 @@ namespace lamina::archive {
 using Type = PickleValue::Type;
 
 const PickleValue* PickleValue::find(std::string_view key) const {
-  if (type == Type::kObject) return items.size() > 1 ? items[1]->find(key) : nullptr;
-  if (type != Type::kDict) return nullptr;
-  for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
-    if (items[i]->type == Type::kText && items[i]->text == key) return items[i + 1];
+  // A hostile object has itself as its state: only a dict has entries there.
+  const auto* entries = type == Type::kObject && items.size() > 1 ? items[1] : this;
+  if (entries->type != Type::kDict) return nullptr;
+  const auto& all = entries->items;
+  for (std::size_t i = 0; i + 1 < all.size(); i += 2) {
+    if (all[i]->type == Type::kText && all[i]->text == key) return all[i + 1];
   }
   return nullptr;
 }

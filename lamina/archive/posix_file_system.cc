@@ -222,13 +222,11 @@ std::string read_all(FileSystem& files, const Path& path, std::uint64_t most) {
   return text;
 }
 
-void replace(FileSystem& files, const Path& path, std::string_view text, const Path& by) {
-  files.remove(by);
-  const auto file = files.create(by);
+void write_new(FileSystem& files, const Path& path, std::string_view text) {
+  files.remove(path);
+  const auto file = files.create(path);
   file->write(std::as_bytes(std::span(text)));
   file->sync();
-  files.rename(by, path);
-  files.sync_folder(path.parent_path());
 }
 
 }  // namespace lamina::archive

@@ -20,7 +20,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kFileSuffix = ".pt", kModels = "model_", kOptimizers = "optimizer_",
-                           kPrecisions = "fp16_states_";
+                           kPrecisions = "fp16_states_", kState = "state.";
 constexpr std::int64_t kMostNumber = std::int64_t{1} << 40;
 constexpr const char* kScale[] = {"last_overflow", "overflows_left", "scale", "steps"};
 constexpr auto kUserContent = "user_content.pt";
@@ -28,6 +28,14 @@ constexpr std::string_view kMarks[] = {"_smp_is_partial", "_lamina_saved_by", "_
 
 bool is_mark(std::string_view name) {
   return std::ranges::any_of(kMarks, [&](auto mark) { return name == mark || name.starts_with(base::str(mark, ".")); });
+}
+
+// The module whose extra state has that name in a state dict, "" for the root; none for a name of something else.
+std::optional<std::string> module_of_extra(const std::string& name) {
+  constexpr std::string_view kExtra = "_extra_state";
+  if (name == kExtra) return "";
+  if (!name.ends_with(base::str(".", kExtra))) return std::nullopt;
+  return name.substr(0, name.size() - kExtra.size() - 1);
 }
 
 // A file of a rank: "optimizer_0_0_1.pt" has the numbers 0, 0, 1.
@@ -236,7 +244,7 @@ class SmpFolder {
   }
 
   void read_model(const RankFile& file) {
-    constexpr std::string_view kModule = "module.", kExtra = "._extra_state";
+    constexpr std::string_view kModule = "module.";
     if (file.numbers.size() > 1 && file.numbers.back() > 0) {
       throw base::UsageError(base::str((folder_ / file.name).string(),
                                        ": it has slices of tensors (tensor parallelism), which are not put together "
@@ -252,19 +260,40 @@ class SmpFolder {
     for (auto& tensor : model.tensors) {
       tensor.name = own_name(tensor.name);
       for (auto& name : tensor.also) name = own_name(name);
-      add_of_model(std::move(tensor));
+      add_model_or_extra(std::move(tensor));
     }
     for (auto& value : model.left) {
       if (!is_state_dict && value.name.starts_with(kModule)) value.name = own_name(value.name);
-      if (value.name.ends_with(kExtra)) {
+      if (const auto module = module_of_extra(value.name)) {
         if (!value.plain) {
           throw base::FormatError(base::str((folder_ / file.name).string(), ": ", value.name, " is no plain data"));
         }
-        found_.about["extra_state"][value.name.substr(0, value.name.size() - kExtra.size())] = *value.plain;
+        found_.about["extra_state"][*module] = *value.plain;
       } else if (!is_mark(value.name)) {
         found_.left.push_back(std::move(value));
       }
     }
+  }
+
+  // Adds a tensor under the names that parameters and buffers have, and as content for modules whose extra state it is.
+  void add_model_or_extra(SavedTensor tensor) {
+    auto names = std::move(tensor.also);
+    names.insert(names.begin(), tensor.name);
+    std::erase_if(names, [&](const auto& name) {
+      const auto module = module_of_extra(name);
+      if (!module) return false;
+      auto content = tensor;
+      content.kind = Kind::kContent;
+      content.name = base::str("content/", contents_);
+      content.also.clear();
+      found_.about["extra_state"][*module] = {{"tensor", contents_++}};
+      found_.tensors.push_back(std::move(content));
+      return true;
+    });
+    if (names.empty()) return;
+    tensor.name = names.front();
+    tensor.also.assign(names.begin() + 1, names.end());
+    add_of_model(std::move(tensor));
   }
 
   // Files of several partitions may have one tensor, under other names where it is tied.
@@ -304,7 +333,6 @@ class SmpFolder {
 
   // "state.h.0.weight.exp_avg" is the state exp_avg of h.0.weight: the longest name of a parameter counts.
   std::optional<std::pair<std::string, std::string>> state_name(const std::string& name) const {
-    constexpr std::string_view kState = "state.";
     if (!name.starts_with(kState)) return std::nullopt;
     for (auto dot = name.rfind('.'); dot > kState.size(); dot = name.rfind('.', dot - 1)) {
       const auto parameter = std::string_view(name).substr(kState.size(), dot - kState.size());
@@ -327,7 +355,7 @@ class SmpFolder {
       } else if (tensor.name.starts_with(kFlat)) {
         flat_[tensor.name.substr(kFlat.size())].push_back(std::move(tensor));
       } else {
-        found_.left.push_back({base::str(file.name, ": ", tensor.name), std::nullopt});
+        leave(file, tensor.name);
       }
     }
     for (auto& value : optimizer.left) read_value(file, value);
@@ -352,7 +380,12 @@ class SmpFolder {
     }
     // Empty groups of flat tensors, and dicts without entries, say nothing.
     if (is_mark(value.name) || value.name == "fp32_flat_groups" || value.name == "state") return;
-    found_.left.push_back({base::str(file.name, ": ", value.name), std::nullopt});
+    leave(file, value.name);
+  }
+
+  void leave(const RankFile& file, const std::string& name) {
+    found_.left.push_back({base::str(file.name, ": ", name), std::nullopt});
+    if (name.starts_with(kState)) strays_.insert(name.substr(kState.size()));
   }
 
   // The options of groups whose parameters go by name; partitions have groups of their own parameters.
@@ -526,6 +559,10 @@ class SmpFolder {
           base::str(folder_.string(),
                     " does not say which states of its optimizer are of which parameter: they go by "
                     "numbers, or are of a class of their own");
+    } else if (own_ && !strays_.empty()) {
+      found_.about["no_optimizer"] =
+          base::str(folder_.string(), " has a state of its optimizer that is no tensor or number of a parameter, ",
+                    *strays_.begin(), ", which this form does not keep: save such an optimizer in lamina's own");
     }
     const auto* const scale = &found_.about["loss_scale"];
     const bool is_ours = std::ranges::all_of(kScale, [&](const auto* key) { return scale->contains(key); });
@@ -545,6 +582,8 @@ class SmpFolder {
   std::map<std::string, std::vector<SavedTensor>> flat_;                           // by the group's number
   std::int64_t partition_count_ = 0;
   std::set<std::string, std::less<>> outside_;  // parameters of the optimizer that the model has not
+  std::set<std::string> strays_;                // states of the optimizer that are no tensors or numbers of parameters
+  std::uint64_t contents_ = 0;                  // tensors that are no parameters or buffers
   json groups_;
   bool has_names_ = true;  // in the groups of all files
 };
@@ -555,27 +594,38 @@ bool is_smp_checkpoint(FileSystem& files, const Path& folder) {
   return !files_with(files.list(folder), kModels).empty();
 }
 
+// A folder of checkpoints may have files of the user's with such names: it is no checkpoint itself.
 std::optional<Path> find_smp_checkpoint(FileSystem& files, const Path& folder, const std::optional<std::string>& tag) {
   constexpr std::uint64_t kMostNameBytes = 4096;
   constexpr auto kNewest = "newest", kSuffix = "_partial";
-  const auto newest = [&] {
+  const auto listed = [&](const Path& place) {
+    try {
+      return files.list(place);
+    } catch (const base::FileError&) {
+      return std::vector<FileSystem::Entry>();  // it is no folder
+    }
+  };
+  const auto has = [&](const auto& is_meant) { return std::ranges::any_of(listed(folder), is_meant); };
+  const auto newest = [&]() -> std::string {
     try {
       auto name = read_all(files, folder / kNewest, kMostNameBytes);
       while (!name.empty() && std::isspace(static_cast<unsigned char>(name.back())) != 0) name.pop_back();
-      return folder / Path(name).filename();
+      return Path(name).filename().string();
     } catch (const base::Error&) {
-      return folder;  // it names none
+      return "";  // it names none
     }
   };
-  const auto places = tag ? std::vector{folder / (*tag + kSuffix), folder / *tag} : std::vector<Path>{newest(), folder};
-  for (const auto& place : places) {
-    try {
-      if (is_smp_checkpoint(files, place)) return place;
-    } catch (const base::FileError&) {
-      continue;  // there is no folder
-    }
+  const auto found = [&](const Path& place) {
+    return files_with(listed(place), kModels).empty() ? std::nullopt : std::optional(place);
+  };
+  if (tag) {
+    const auto name = *tag + kSuffix;
+    return found(folder / (has([&](const auto& entry) { return entry.name == name; }) ? name : *tag));
   }
-  return std::nullopt;
+  const auto named = newest();
+  auto place = named.empty() ? std::nullopt : found(folder / named);
+  const auto is_checkpoint = [](const auto& entry) { return entry.folder && entry.name.ends_with(kSuffix); };
+  return place || has(is_checkpoint) ? place : found(folder);
 }
 
 ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder, std::optional<Share> verify) {

@@ -101,6 +101,7 @@ Save::~Save() {
   if (store_ == nullptr) return;
   try {
     store_->files_.remove(folder_);
+    store_->files_.remove(store_->beside(name_, kNaming));
   } catch (const base::FileError& error) {
     base::log_warning(base::str(error.what(), ": it stays until the next save"));
   }
@@ -118,11 +119,12 @@ void Save::commit(Manifest manifest) {
     throw FormatError(
         base::str((folder_ / each.name).string(), ": ", size, " bytes, where its writer says ", each.bytes));
   }
-  const auto file = files.create(folder_ / kManifestName);
-  file->write(std::as_bytes(std::span(text)));
-  file->sync();
+  write_new(files, folder_ / kManifestName, text);
   files.sync_folder(folder_);
 
+  // Written before anything takes its place, so that a full disk is met here.
+  const auto naming = store_->beside(name_, kNaming);
+  write_new(files, naming, name_);
   const auto& root = store_->folder_;
   const auto place = root / name_;
   const bool replaces = std::ranges::any_of(files.list(root), [&](const auto& each) { return each.name == name_; });
@@ -134,10 +136,10 @@ void Save::commit(Manifest manifest) {
     files.rename(place, rest);
     files.rename(folder_, place);
   }
-  const auto naming = store_->beside(name_, kNaming);
   store_ = nullptr;  // from here on that folder is not to be removed: it may hold what a power cut would bring back
   files.sync_folder(root);
-  replace(files, root / kNewest, name_, naming);
+  files.rename(naming, root / kNewest);
+  files.sync_folder(root);
   if (replaces) files.remove(rest);
 }
 

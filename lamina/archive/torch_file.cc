@@ -142,7 +142,7 @@ class TorchFile {
     const auto member = members_.find(base::str(root_, "data/", id->items[2]->text));
     if (member == members_.end()) refuse("its storage is not in the file");
     const auto begin = static_cast<std::uint64_t>(offset->integer), elements = member->second.size / bytes;
-    if (is_to_verify(member->first) && !is_undamaged(*file_, member->second)) {
+    if (is_to_verify(member->first, /*is_read=*/!in_rows) && !is_undamaged(*file_, member->second)) {
       refuse("its elements are damaged: their checksum is another one");
     }
     if (begin > elements || static_cast<std::uint64_t>(count) > elements - begin)
@@ -165,11 +165,12 @@ class TorchFile {
     found_.tensors.push_back(std::move(tensor));
   }
 
-  // True for storages of this rank's share: their names say whose they are.
-  bool is_to_verify(const std::string& storage) {
-    if (!options_.verify || !verified_.insert(storage).second) return false;
+  // True for storages that this rank reads, and those of its share: their names say whose they are.
+  bool is_to_verify(const std::string& storage, bool is_read) {
+    if (!options_.verify) return false;
     const auto whose = path_.filename().string() + storage;
-    return checksum(std::as_bytes(std::span(whose))) % options_.verify->of == options_.verify->index;
+    const bool is_own = checksum(std::as_bytes(std::span(whose))) % options_.verify->of == options_.verify->index;
+    return (is_own || is_read) && verified_.insert(storage).second;
   }
 
   // Reads elements that do not lie row by row, and puts them so; empty where one lies outside. A tensor has no more of

@@ -26,6 +26,8 @@ layout::DType savable_dtype(const at::Tensor& tensor, const std::string& name) {
   return *dtype;
 }
 
+at::Tensor memory_of(const at::Tensor& tensor) { return tensor.detach().resolve_neg().contiguous(); }
+
 Part whole_part(std::string name, archive::Kind kind, const at::Tensor& tensor) {
   Part part;
   part.tensor.dtype = savable_dtype(tensor, name);
@@ -33,7 +35,7 @@ Part whole_part(std::string name, archive::Kind kind, const at::Tensor& tensor) 
   part.tensor.kind = kind;
   part.tensor.shape = tensor.sizes().vec();
   part.region = layout::whole(part.tensor.shape);
-  part.elements = tensor.detach().contiguous();
+  part.elements = memory_of(tensor);
   return part;
 }
 

@@ -24,6 +24,9 @@ struct Part {
 // place in a checkpoint: sparse, quantised, complex, a subclass's, or of a dtype that safetensors does not know.
 Part whole_part(std::string name, archive::Kind kind, const at::Tensor& tensor);
 
+// Contiguous memory with the elements of a tensor, its own where that is such.
+at::Tensor memory_of(const at::Tensor& tensor);
+
 // Throws base::UsageError as whole_part() does; `name` is for the message.
 layout::DType savable_dtype(const at::Tensor& tensor, const std::string& name);
 

@@ -59,7 +59,7 @@ Key key_of(const archive::SavedTensor& tensor) { return {tensor.name, tensor.kin
 std::string entry_name(const Part& part) {
   const auto& tensor = part.tensor;
   std::string name = tensor.name;
-  if (tensor.kind == Kind::kMaster) name += base::str("/", tensor.optimizer, "/master");
+  if (tensor.kind == Kind::kMaster) name += base::str("/", tensor.optimizer, "#master");  // no state's name
   if (tensor.kind == Kind::kState) name += base::str("/", tensor.optimizer, "/", tensor.state);
   return is_whole(part) ? name : base::str(name, "[", part.region.begin, ":", part.region.end, "]");
 }

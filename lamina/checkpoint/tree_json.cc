@@ -143,6 +143,14 @@ class TreeReader {
       : tensor_(tensor), allow_objects_(allow_objects) {}
 
   Value read(const Json& json) {
+    if (++depth_ > kMostDepth) throw base::FormatError("a value of a checkpoint is nested too deeply");
+    auto value = held(json);
+    --depth_;
+    return value;
+  }
+
+ private:
+  Value held(const Json& json) {
     switch (json.type()) {
       case Json::value_t::null:
         return value::None{};
@@ -167,7 +175,6 @@ class TreeReader {
     }
   }
 
- private:
   std::vector<Value> items(const Json& json) {
     if (!json.is_array()) refuse(json);
     std::vector<Value> values;
@@ -240,8 +247,11 @@ class TreeReader {
     return opaque;
   }
 
+  static constexpr int kMostDepth = 200;  // more than a manifest has; the stack has room for it
+
   const std::function<at::Tensor(std::size_t)>& tensor_;
   const bool allow_objects_;
+  int depth_ = 0;
 };
 
 }  // namespace

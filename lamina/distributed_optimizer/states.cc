@@ -11,12 +11,10 @@
 namespace lamina::distributed_optimizer {
 namespace {
 
-constexpr const char* kMaster = "master";  // of a parameter, between ranks: the name of no field
-
-// A state with the master in it, as ranks send each other.
+// A state with the master in it, as ranks send each other: under None, for fields may have any name.
 value::Value with_master(value::Value state, const at::Tensor& master) {
   if (state.get_if<value::Dict>() == nullptr) state = value::Dict();
-  state.as<value::Dict>().items.emplace_back(kMaster, master);
+  state.as<value::Dict>().items.emplace_back(value::None{}, master);
   return state;
 }
 
@@ -24,8 +22,7 @@ at::Tensor take_master(value::Value& state) {
   auto& items = state.as<value::Dict>().items;
   at::Tensor master;
   std::erase_if(items, [&](const auto& item) {
-    const auto* name = item.first.template get_if<std::string>();
-    if (name == nullptr || *name != kMaster) return false;
+    if (item.first.template get_if<value::None>() == nullptr) return false;
     master = item.second.template as<at::Tensor>();
     return true;
   });

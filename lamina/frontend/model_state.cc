@@ -10,6 +10,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/serializer.h"
+#include "lamina/job_checkpoint/resumption.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/value/released.h"
@@ -79,6 +80,7 @@ at::Tensor Model::detached(const at::Tensor& tensor) const {
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_location& site) {
+  job_checkpoint::require_none_waits(job_.waiting.get(), "state_dict()");
   auto& session = *job_.session;
   std::vector<std::pair<std::string, at::Tensor>> state = tree_.named();
   const auto whole = whole_values();
@@ -97,6 +99,7 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
 }
 
 void Model::load(const std::map<std::string, at::Tensor>& state) {
+  job_checkpoint::require_none_waits(job_.waiting.get(), "load_state_dict()");
   std::string wrong;
   std::set<std::string> known;
   for (const auto& [name, tensor] : tree_.named()) {

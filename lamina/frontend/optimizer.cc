@@ -22,6 +22,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
+#include "lamina/job_checkpoint/resumption.h"
 #include "lamina/model/make_table.h"
 
 namespace lamina::frontend {
@@ -114,6 +115,11 @@ struct OptimizerPart::Rest : JobOptimizer {
     if (engine.groups().trim(lent)) model.watch();
     if (waits) load(named(*waits), /*are_parts=*/false, lent.options_of_groups());
     waits.reset();
+  }
+  // A checkpoint that waits for the cut would undo what is loaded, and is not in what is saved.
+  static void require_none_waits(const std::string& call) {
+    const auto& waiting = current().waiting;
+    if (waiting != nullptr && waiting->has_optimizers()) job_checkpoint::require_none_waits(waiting.get(), call);
   }
   void replace_new() override {
     if (!is_cut()) return;
@@ -255,6 +261,7 @@ void OptimizerPart::save(torch::serialize::OutputArchive& archive, bool whole) c
   auto& rest = *rest_;
   rest.require_job(whole ? "save()" : "save_local()");
   if (rest.waits) throw faces::refusal("state-waits", "a state of the optimizer", "ask for it");
+  Rest::require_none_waits(whole ? "optimizer.save()" : "optimizer.save_local()");
   if (!whole && !rest.is_cut()) throw faces::refusal("nothing-local", "optimizer.save_local()");
   rest.replace_new();
   const auto extent = whole ? distributed_optimizer::Extent::kWhole : distributed_optimizer::Extent::kPart;
@@ -267,6 +274,7 @@ void OptimizerPart::save(torch::serialize::OutputArchive& archive, bool whole) c
 void OptimizerPart::load(torch::serialize::InputArchive& archive) {
   auto& rest = *rest_;
   rest.require_job("load()");
+  Rest::require_none_waits("optimizer.load()");
   rest.replace_new();
   auto state = read(archive);
   auto problem = rest.misfit(state);

@@ -16,6 +16,7 @@ using value::List;
 using value::Value;
 
 constexpr const char* kParameters = "params";  // among the options of a group
+constexpr std::string_view kSmpForm = "smp";
 
 std::int64_t number_at(const Dict& dict, const char* key) { return at(dict, key).as<std::int64_t>(); }
 
@@ -58,6 +59,7 @@ Value optimizer_value(const OptimizerAbout& optimizer) {
 
 OptimizerAbout to_optimizer(const Dict& saved) {
   OptimizerAbout optimizer{.class_name = text_of(at(saved, "class")), .groups = {}, .rest = at(saved, "rest")};
+  if (optimizer.rest.get_if<value::None>() == nullptr) optimizer.rest.as<Dict>();  // throws for another kind
   for (const auto& each : at(saved, "groups").as<List>().items) {
     auto& group = optimizer.groups.emplace_back();
     for (const auto& item : each.as<Dict>().items) {
@@ -81,9 +83,11 @@ Value scale_value(const optim::LossScale::State& state) {
 optim::LossScale::State to_scale(const Dict& saved) {
   const auto& scale = at(saved, "scale");
   const auto* whole = scale.get_if<std::int64_t>();
-  return {whole != nullptr ? static_cast<double>(*whole) : scale.as<double>(),
-          static_cast<int>(number_at(saved, "overflows_left")), number_at(saved, "steps"),
-          number_at(saved, "last_overflow")};
+  const optim::LossScale::State state{whole != nullptr ? static_cast<double>(*whole) : scale.as<double>(),
+                                      static_cast<int>(number_at(saved, "overflows_left")), number_at(saved, "steps"),
+                                      number_at(saved, "last_overflow")};
+  optim::LossScale().set_state(state);  // throws for what is none
+  return state;
 }
 
 void require_known_version(const About& about) {
@@ -147,6 +151,10 @@ About read_about(const nlohmann::json& json, const std::function<at::Tensor(std:
   require_known_version(about);
   about.saved_at = text_of(told("saved_at"));
   about.form = text_of(told("form"));
+  if (!about.form.empty() && about.form != kSmpForm) {
+    throw base::UsageError(base::str("the checkpoint has the form ", about.form, ", which this lamina does not know"),
+                           base::Code{"checkpoint-newer"});
+  }
   about.no_optimizer = text_of(told("no_optimizer"));
   const auto layout = told("layout"), partition = told("partition"), scale = told("loss_scale");
   if (const auto* sizes = layout.get_if<Dict>()) about.layout = to_layout(*sizes);

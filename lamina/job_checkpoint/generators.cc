@@ -5,6 +5,7 @@
 
 #include <mutex>
 
+#include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
 namespace lamina::job_checkpoint {
@@ -22,22 +23,29 @@ void add_generators(JobAccess& job, SaveList& list) {
   if (rest.get_if<value::None>() == nullptr) list.add_tree(face_name(rank), rest);
 }
 
-std::optional<Generators> read_generators(const JobAccess& job, const Reader& reader, const About& about) {
-  if (about.layout != JobLayout::of(job.ranks().topology)) return std::nullopt;
+SavedGenerators::SavedGenerators(JobAccess& job, const Reader& reader, const About& about)
+    : are_there_(about.layout == JobLayout::of(job.ranks().topology)) {
+  if (!are_there_) return;
   const auto rank = job.ranks().own;
+  engine_ = reader.content(engine_name(rank));
+  try {
+    if (engine_.defined()) at::detail::createCPUGenerator().set_state(engine_);
+  } catch (const c10::Error&) {
+    throw base::FormatError(base::str(reader.folder().string(), ": ", engine_name(rank), " is no state of one"));
+  }
   const auto number = static_cast<std::size_t>(rank.value);
   const bool is_told = number < about.generators.size();
-  return Generators{reader.content(engine_name(rank)),
-                    is_told ? about.generators[number] : reader.tree(face_name(rank))};
+  job.take_generators(is_told ? about.generators[number] : reader.tree(face_name(rank)));
 }
 
-void set_generators(JobAccess& job, const Generators& states) {
-  if (states.engine.defined()) {
+void SavedGenerators::set(JobAccess& job) const {
+  if (!are_there_) return;
+  if (engine_.defined()) {
     auto generator = at::detail::getDefaultCPUGenerator();
     const std::lock_guard guard(generator.mutex());
-    generator.set_state(states.engine);
+    generator.set_state(engine_);
   }
-  job.set_generators(states.face);
+  job.set_generators();
 }
 
 }  // namespace lamina::job_checkpoint

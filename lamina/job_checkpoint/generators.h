@@ -11,14 +11,20 @@ namespace lamina::job_checkpoint {
 
 // The states of a rank's random generators: the engine's, and those of the face. Content of a checkpoint under the
 // rank's number, which no other rank has.
-struct Generators {
-  at::Tensor engine;
-  value::Value face;
-};
-
 void add_generators(JobAccess& job, SaveList& list);
-// Reads those of this rank where its layout is the checkpoint's, and none else.
-std::optional<Generators> read_generators(const JobAccess& job, const Reader& reader, const About& about);
-void set_generators(JobAccess& job, const Generators& states);
+
+// States in a checkpoint of this rank's generators: none where the layouts differ.
+class SavedGenerators {
+ public:
+  // Reads them, and the face takes its own. Throws base::FormatError for what is no state of one.
+  SavedGenerators(JobAccess& job, const Reader& reader, const About& about);
+
+  // Has the job's go on from them.
+  void set(JobAccess& job) const;
+
+ private:
+  bool are_there_ = false;
+  at::Tensor engine_;
+};
 
 }  // namespace lamina::job_checkpoint

@@ -85,9 +85,10 @@ class JobAccess {
   // Takes what lies in a pickle, which may not be there; `known` is what of it is plain, as it was read as data.
   virtual void take_pickle(const std::filesystem::path& file, const value::Value& known) = 0;
   virtual void take_extra_states(const value::Value& states) {}
+  virtual void take_generators(const value::Value& states) {}
   // Then, in this order.
   virtual void load_extra_states() {}
-  virtual void set_generators(const value::Value& states) {}
+  virtual void set_generators() {}
 
   // Has a resumption wait for the cut, in the place of one that waits; nullptr: nothing waits any more.
   virtual void wait_for_cut(std::shared_ptr<Resumption> resumption) = 0;

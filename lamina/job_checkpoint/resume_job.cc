@@ -41,7 +41,7 @@ std::string before(const checkpoint::Peers& peers, const ResumeOptions& options,
 struct Opened {
   std::shared_ptr<Reader> reader;
   About about;
-  std::optional<Generators> generators;
+  std::optional<SavedGenerators> generators;
 };
 
 Opened open(JobAccess& job, const FoundCheckpoint& place, const ResumeOptions& options, OfOptimizers wanted) {
@@ -63,7 +63,7 @@ Opened open(JobAccess& job, const FoundCheckpoint& place, const ResumeOptions& o
   } else {
     job.take_pickle(place.folder / "user_content.pt", opened.about.user_content);
   }
-  if (options.partial) opened.generators = read_generators(job, *opened.reader, opened.about);
+  if (options.partial) opened.generators.emplace(job, *opened.reader, opened.about);
   return opened;
 }
 
@@ -99,7 +99,7 @@ void load(const std::shared_ptr<JobAccess>& job, const FoundCheckpoint& place, c
   if (!options.partial) return;
   together(peers, [&] {
     resumption->go_on();
-    if (opened.generators) set_generators(*job, *opened.generators);
+    opened.generators->set(*job);
   });
 }
 

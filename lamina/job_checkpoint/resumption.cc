@@ -4,6 +4,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/job_checkpoint/together.h"
 
 namespace lamina::job_checkpoint {
@@ -76,6 +77,10 @@ void Resumption::load() {
     job_->load_extra_states();
     for (auto& each : states) each.load();
   });
+}
+
+void require_none_waits(const Resumption* waiting, const std::string& call) {
+  if (waiting != nullptr) throw faces::refusal("state-waits", "a checkpoint", "call " + call);
 }
 
 void Resumption::go_on() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "lamina/job_checkpoint/job.h"
@@ -25,6 +26,7 @@ class Resumption {
         strict_(strict),
         of_optimizers_(wanted) {}
 
+  bool has_optimizers() const { return of_optimizers_ != OfOptimizers::kNothing; }
   // The partition that was saved, where the job has as many; else of no module.
   plan::KeptPartition partition() const;
   // Throws base::UsageError where the checkpoint does not fit the model and the optimizers.
@@ -46,5 +48,9 @@ class Resumption {
   const OfOptimizers of_optimizers_;
   std::vector<bool> have_options_;  // of the optimizers
 };
+
+// Where one waits for the cut of the model: throws base::UsageError for a call that would not see what it will load, or
+// that it would undo.
+void require_none_waits(const Resumption* waiting, const std::string& call);
 
 }  // namespace lamina::job_checkpoint

@@ -56,7 +56,7 @@ void SaveList::add(SavedTensor tensor, Parts::Piece piece, const at::Tensor& ele
   tensor.shape = std::move(piece.shape);
   tensor.dtype = checkpoint::savable_dtype(elements, archive::describe(tensor));
   if (!piece.writes) return;
-  to_write_.push_back({std::move(tensor), std::move(piece.region), elements.detach().contiguous()});
+  to_write_.push_back({std::move(tensor), std::move(piece.region), checkpoint::memory_of(elements)});
 }
 
 }  // namespace lamina::job_checkpoint

@@ -70,6 +70,7 @@ void bind_checkpoint(py::module_& module) {
   bind_saves(module);
   py::class_<Resumption, std::shared_ptr<Resumption>>(module, "Resumption")
       .def_property_readonly("partition", &Resumption::partition)
+      .def_property_readonly("has_optimizers", &Resumption::has_optimizers)
       .def("load", [](Resumption& resumption) { uncarried([&] { resumption.load(); }); });
   module.def("save_job", &save_job, py::arg("session"), py::arg("job"), py::arg("saves"), py::kw_only(),
              py::arg("folder"), py::arg("tag"), py::arg("partial"), py::arg("keep"), py::arg("asynchronous"),

@@ -132,7 +132,8 @@ class PythonCheckpointedJob : public job_checkpoint::JobAccess {
   }
   void take_extra_states(const value::Value& states) override { give("take_extra_states", states); }
   void load_extra_states() override { lent_.ask<void>("load_extra_states"); }
-  void set_generators(const value::Value& states) override { give("set_generators", states); }
+  void take_generators(const value::Value& states) override { give("take_generators", states); }
+  void set_generators() override { lent_.ask<void>("set_generators"); }
 
   void wait_for_cut(std::shared_ptr<job_checkpoint::Resumption> resumption) override {
     const py::gil_scoped_acquire acquire;

@@ -929,6 +929,9 @@ class Resumption:
     @property
     def partition(self) -> dict[str, int]:
         """The partition of each module, where the job has as many as the saved one; else {}."""
+    @property
+    def has_optimizers(self) -> bool:
+        """False for the model alone."""
     def load(self) -> None:
         """Loads it into a model that is cut; collective over the world."""
 

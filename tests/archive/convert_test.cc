@@ -115,6 +115,13 @@ TEST(Pickle, HasTheValuesThatWereWritten) {
   EXPECT_EQ(pickle.root().find("c"), nullptr);
 }
 
+TEST(Pickle, HasNoEntriesOfAnObjectThatIsItsOwnState) {
+  const auto recalled = std::string("q\0h\0b", 5);
+  const auto bytes = pickle(call(global("torch", "Size"), "") + recalled);
+  const Pickle pickle(bytes, any);
+  EXPECT_EQ(pickle.root().find("a"), nullptr);
+}
+
 TEST(Pickle, RefusesWhatIsNotAllowedAndNamesIt) {
   const auto words = message_of<base::FormatError>(
       [] { Pickle("cos\nsystem\n(X\x02\x00\x00\x00lstR.", [](auto global) { return global == "torch.Size"; }); });
@@ -223,6 +230,30 @@ TEST(SmpCheckpoint, IsFoundByTagByTheNameOfTheNewestAndByItself) {
   EXPECT_TRUE(find_smp_checkpoint(files, "/c/a_partial", {}) == Path("/c/a_partial"));
   write_file(files, "/c/newest", "elsewhere/a_partial\n");
   EXPECT_TRUE(find_smp_checkpoint(files, "/c", {}) == Path("/c/a_partial"));
+}
+
+TEST(SmpCheckpoint, IsNoFolderOfCheckpointsWithAFileOfTheUsers) {
+  SimulatedFiles files;
+  write_smp(files, "/c");
+  write_smp(files, "/c/b");
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c", {}) == Path("/c"));
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c", "b") == Path("/c/b"));
+  files.make_folder("/c/b_partial");  // of lamina's own form
+  write_file(files, "/c/newest", "b_partial");
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c", {}) == std::nullopt);
+  EXPECT_TRUE(find_smp_checkpoint(files, "/c", "b") == std::nullopt);
+}
+
+TEST(SmpCheckpoint, HasExtraStatesThatAreTensorsAsContent) {
+  SimulatedFiles files;
+  const auto model =
+      dict(text("w") + tensor() + text("_extra_state") + integer(3) + text("a._extra_state") + tensor(1));
+  const auto found = smp_with({{"model_0.pt", pickle(model)}}, files);
+  EXPECT_EQ(found.about.at("extra_state"), nlohmann::json::parse(R"({"": 3, "a": {"tensor": 0}})"));
+  const auto* content = found.find("content/0");
+  ASSERT_NE(content, nullptr);
+  EXPECT_EQ(content->kind, Kind::kContent);
+  EXPECT_EQ(found.find("a._extra_state"), nullptr);
 }
 
 TEST(SmpCheckpoint, WithATransposedTensorHasItRowByRow) {

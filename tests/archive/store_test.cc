@@ -221,7 +221,7 @@ TEST(Store, ReadsThroughASaveThatReplacesWhatIsRead) {
 TEST(Prune, KeepsTheLatestTheOneBeingReadAndTheNewest) {
   SimulatedFiles files;
   for (std::uint64_t i = 0; i < 6; ++i) save(files, kFolder, std::string(1, "abcdef"[i]), {.seed = i + 1});
-  replace(files, kFolder / "newest", "b_partial\n", kFolder / "other");  // the process of `f` was killed before that
+  write_new(files, kFolder / "newest", "b_partial\n");  // the process of `f` was killed before that
   Store store(files, kFolder);
   EXPECT_THAT(store.prune(2, "c"), ElementsAre("d", "a"));
   EXPECT_THAT(tags_of(store), ElementsAre("f", "e", "c", "b"));

@@ -7,6 +7,7 @@ import enum
 import os
 import pathlib
 import time
+import unittest.mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from soak import SOAK
 from torch import nn
 
 import lamina
+from lamina.checkpoints.checkpointed_job import CheckpointedJob
 
 
 class Odd(nn.Module):
@@ -143,6 +145,7 @@ def case_contents_of_numpy_and_views_are_what_they_were():
         "empty": ((), [], {}, "", b"", torch.zeros(0, 2)),
         "keys": {"dict": 1, None: 2, 1.5: 3, (): 4, frozenset({5}): 5, (1j, range(3)): 6},
         "digits": [10**5000, -(10**5000)],
+        "negated": torch.tensor([1 + 2j]).conj().imag,  # a view that turns signs as it is read
     }
     with folder() as path:
         job = Job("dp4", nn.Linear(4, 4))
@@ -159,6 +162,7 @@ def case_contents_of_numpy_and_views_are_what_they_were():
     assert str(found["nan"]) == str(content["nan"])
     require_same(found["empty"], content["empty"])
     assert found["digits"] == content["digits"]
+    assert found["negated"].tolist() == [-2.0]
     assert list(found["keys"].items()) == list(content["keys"].items())
 
 
@@ -272,6 +276,20 @@ def case_extra_states_of_modules_that_take_none_change_nothing_or_are_left_out()
         job.train()
 
 
+def case_states_of_generators_that_are_none_change_nothing():
+    with folder() as path:
+        job = Job("dp4", nn.Linear(4, 4))
+        job.train()
+        for states in ({"python": 3}, {"python": (3, (1, 2), None)}, {"numpy": ("MT19937", 3, 4, 5, 6.0)}, [1]):
+            with unittest.mock.patch.object(CheckpointedJob, "generators", lambda job, states=states: states):
+                lamina.save_checkpoint(path, "a")
+            job.train()
+            before = copy.deepcopy((*job.states(), torch.get_rng_state()))
+            with pytest.raises(lamina.FormatError, match=r"generators|by names"):
+                lamina.resume_from_checkpoint(path)
+            require_same((*job.states(), torch.get_rng_state()), before)
+
+
 class Counting(torch.optim.SGD):
     """Has a state that is no parameter's, and an entry of its own in its state dict."""
 
@@ -296,10 +314,36 @@ def case_states_of_an_optimizer_that_are_of_no_parameter_are_there_again():
             job = Job(layout, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), lambda own: Counting(own, momentum=0.9))
             job.train()
             lamina.save_checkpoint(path, "a")
+            lamina.save_checkpoint(path, "smp", form="smp")
             expected = copy.deepcopy((job.optimizer.state["rounds"], job.optimizer.seen, *job.states()))
             job.train()
+            with pytest.raises(lamina.UsageError, match="checkpoint-optimizers"):
+                lamina.resume_from_checkpoint(path, "smp")
             lamina.resume_from_checkpoint(path, "a")
             require_same((job.optimizer.state["rounds"], job.optimizer.seen, *job.states()), expected)
+
+
+def case_what_waits_for_the_cut_is_not_passed_over():
+    """Neither is a state that does not have it read, nor one loaded that it would undo."""
+    with folder() as path:
+        job = Job("pp2 dp2", nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        job.train()
+        expected = copy.deepcopy(job.states())
+        lamina.save_checkpoint(path, "a")
+        lamina.shutdown()
+        job = Job("pp2 dp2", nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        lamina.resume_from_checkpoint(path)
+        refused = (
+            job.model.state_dict,
+            job.optimizer.state_dict,
+            lambda: job.model.load_state_dict(expected[0]),
+            lambda: job.optimizer.load_state_dict(expected[1]),
+        )
+        for call in refused:
+            with pytest.raises(lamina.UsageError, match=r"a checkpoint waits .*state-before-cut"):
+                call()
+        job.step(torch.ones(4, 4))
+        require_same(job.states(), expected)
 
 
 def case_extra_states_are_unpickled_only_where_that_is_allowed():

@@ -13,9 +13,21 @@ from collections import OrderedDict
 import pytest
 import torch
 from launch.launcher_harness import command
-from multiprocess.cases_checkpoints import ROWS, Job, Net, adamw, folder, fused, lamb, require_same, sgd
+from multiprocess.cases_checkpoints import (
+    ROWS,
+    VOCABULARY,
+    Job,
+    Net,
+    adamw,
+    folder,
+    fused,
+    lamb,
+    require_same,
+    sgd,
+)
 from multiprocess.trainer_calls import require_resumed
 from soak import some
+from torch import nn
 
 import lamina
 import smdistributed.modelparallel.torch as smp
@@ -384,6 +396,61 @@ def case_tensors_that_do_not_lie_row_by_row_load():
         job.train(1)
         smp.resume_from_checkpoint(path)
         require_same(job.states(), expected)
+        lamina.shutdown()
+
+
+def case_damage_of_one_that_does_not_lie_row_by_row_is_found():
+    with folder() as path:
+        job = Job("pp2 dp2")
+        with torch.no_grad():
+            job.model.module.embedding.weight.data = torch.randn(9, VOCABULARY).t()
+        job.train(1)
+        smp.save_checkpoint(path, "t")
+        lamina.barrier()
+        if lamina.rank() == 0:
+            file = path / "t_partial/model_0.pt"
+            weight = torch.load(file, weights_only=False)["embedding.weight"]
+            assert not weight.is_contiguous()
+            held = bytearray(file.read_bytes())
+            held[held.index(weight.t().numpy().tobytes()) + 5] ^= 16
+            file.write_bytes(held)
+        lamina.barrier()
+        before = copy.deepcopy(job.states())
+        with pytest.raises(lamina.FormatError, match=r"embedding.weight.*damaged"):
+            smp.resume_from_checkpoint(path, "t")
+        require_same(job.states(), before)
+        lamina.shutdown()
+
+
+def case_extra_states_are_there_again():
+    """The model has one of its own, and a module a tensor; others would not be read again."""
+
+    class Stateful(nn.Module):
+        def __init__(self, inner, extra):
+            super().__init__()
+            self.inner, self.extra = inner, extra
+
+        def forward(self, x):
+            return self.inner(x)
+
+        def get_extra_state(self):
+            return self.extra
+
+        def set_extra_state(self, state):
+            self.extra = state
+
+    with folder() as path:
+        lamina.init(ddp=True, timeout_s=30)
+        inner = Stateful(nn.Linear(2, 2), torch.arange(3))
+        module = Stateful(inner, {"seen": (1, None)})
+        lamina.DistributedModel(module)
+        smp.save_checkpoint(path, "t")
+        module.extra = inner.extra = None
+        smp.resume_from_checkpoint(path)
+        require_same((module.extra, inner.extra), ({"seen": (1, None)}, torch.arange(3)))
+        inner.extra = {"values": torch.arange(3)}
+        with pytest.raises(lamina.UsageError, match=r"extra state of inner .*checkpoint-cannot-save"):
+            smp.save_checkpoint(path, "t")
         lamina.shutdown()
 
 

@@ -99,6 +99,7 @@ class CheckpointedJob:
         self._pickles = pickles
         self._optimizers: dict[OptimizerState, CheckpointedOptimizer] = {}
         self._extra_states: list[tuple[str, torch.nn.Module, Any]] = []
+        self._generators: dict[str, Any] = {}
 
     def has_model(self) -> bool:
         return self._job.model is not None
@@ -222,18 +223,31 @@ class CheckpointedJob:
         if unexpected and self._job.session.rank == 0:
             tell(f"resume_from_checkpoint(strict=False) left out: extra states of {unexpected}")
 
+    def take_generators(self, states: Any) -> None:
+        """Tries them first: setting them is to succeed."""
+        self._generators = _dictionary(states)
+        try:
+            if "python" in self._generators:
+                random.Random().setstate(self._generators["python"])
+            if "numpy" in self._generators and (numpy := sys.modules.get("numpy")) is not None:
+                numpy.random.RandomState().set_state(self._generators["numpy"])
+            if "cuda" in self._generators:
+                self._generators["cuda"] = self._generators["cuda"].cpu()
+        except (TypeError, ValueError, OverflowError, LookupError, AttributeError) as error:
+            raise FormatError(f"the checkpoint has states of random generators that are none: {error}") from error
+
     def load_extra_states(self) -> None:
         for name, module, value in self._extra_states:
             if self._job.partitioned_model.owns(name):
                 module.set_extra_state(value)
 
-    def set_generators(self, states: Any) -> None:
-        """Has them go on from these states; what is not there stays."""
-        found = _dictionary(states)
+    def set_generators(self) -> None:
+        """Has them go on from the saved states; what is not there stays."""
+        found = self._generators
         if "python" in found:  # a program in C++ has none
             random.setstate(found["python"])
         if "cuda" in found and torch.cuda.is_available():
-            torch.cuda.set_rng_state(found["cuda"].cpu())
+            torch.cuda.set_rng_state(found["cuda"])
         if "numpy" in found and (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.set_state(found["numpy"])
 

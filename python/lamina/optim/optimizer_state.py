@@ -112,6 +112,7 @@ class OptimizerState(OptimizerSteps):
                 "optimizer.load_state_dict() takes a state dict of an optimizer, with `state` and `param_groups`",
                 code="state-other-optimizer",
             )
+        _require_no_checkpoint_waits("call optimizer.load_state_dict()")
         state_dict = seeds.taken_from(state_dict)
         job = current.job_if_any()
         if self.is_whole() and not _cut() and (job is None or not (job.pipelined or is_partial(state_dict))):
@@ -180,7 +181,8 @@ class OptimizerState(OptimizerSteps):
     ) -> None:
         """Loads what this rank has of a state, by name, and what `described` has given. Masters stay."""
         self.follow()
-        whole = {**rest, "state": rest.get("state", {}) | state, "param_groups": groups}
+        others = rest.get("state")
+        whole = {**rest, "state": (others if isinstance(others, dict) else {}) | state, "param_groups": groups}
         self._load_named(whole, are_parts=True)
 
     # Inside.
@@ -302,6 +304,7 @@ class OptimizerState(OptimizerSteps):
     def _nothing_waits(self) -> None:
         if self._waiting is not None:
             raise refusal("state-waits", "a state of the optimizer", "ask for it")
+        _require_no_checkpoint_waits("ask for the optimizer's state")
 
 
 def _cut() -> bool:
@@ -309,6 +312,14 @@ def _cut() -> bool:
     job = current.job_if_any()
     model = None if job is None else job.partitioned_model
     return model is not None and (job.pipelined or model.sharding is not None)
+
+
+def _require_no_checkpoint_waits(then: str) -> None:
+    """Refuses what would not see the states that an optimizer will have, or what they would undo."""
+    job = current.job_if_any()
+    waiting = None if job is None or job.cut is None else job.cut.resumption
+    if waiting is not None and waiting.has_optimizers:
+        raise refusal("state-waits", "a checkpoint", then)
 
 
 METHODS = (

@@ -43,6 +43,7 @@ class SavedModel(CutModel):
         if self._cut.whole_everywhere:
             if self._cut.waiting:
                 raise refusal("state-waits", "a partial state dict", "call state_dict()")
+            self._require_no_checkpoint_waits("state_dict()")
             if (job := current.job_if_any()) is not None and job.model is self and not current.in_step():
                 self._cut.share_written()
             return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
@@ -92,6 +93,7 @@ class SavedModel(CutModel):
             UsageError, which is a RuntimeError: names, shapes or the partition do not fit. Whole models are torch's
             business: RuntimeError.
         """
+        self._require_no_checkpoint_waits("load_state_dict()")
         if current.is_initialized():
             current.job().loaded = True
         if not self._cut.whole_everywhere:
@@ -117,6 +119,11 @@ class SavedModel(CutModel):
         if assign:
             self._cut.watch()  # its parameters are others now
         return loaded
+
+    def _require_no_checkpoint_waits(self, call: str) -> None:
+        """Refuses what would not see the values that it will have, or what they would undo."""
+        if self._cut.resumption is not None:
+            raise refusal("state-waits", "a checkpoint", f"call {call}")
 
     def _tell_optimizers(self) -> None:
         """Has optimizers take the values of parameters that were loaded."""
