@@ -25,7 +25,10 @@ LAYERS = 2 * PARTITIONS
 
 
 class Phases:
-    """Where this rank is in a step; ends the process in the phase asked for, at its end at the latest."""
+    """Where this rank is in a step; ends the process in the phase asked for, at its end at the latest. Each rank has
+    its own, as of an object of a library's."""
+
+    __module__ = "torch"
 
     def __init__(self):
         self.step = 0

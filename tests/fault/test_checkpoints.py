@@ -128,7 +128,7 @@ CALLS = [
     ("rename", "*/save-3_partial.tmp-*", "new", "manifest"),
     ("renameat2", "*/last_partial.tmp-*", "one", "manifest"),
     ("unlinkat", "*/last_partial.tmp-*", "one", "replaced"),
-    ("write", "*/save-3_partial.newest", "new", "newest"),
+    ("write", "*/save-3_partial.newest", "new", "manifest"),
     ("rename", "*/save-3_partial.newest", "new", "newest"),
     ("rename", "*/save-1_partial", "new", "a claim"),
     ("unlinkat", "*/save-1_partial.tmp-pruned/*", "new", "pruning"),

@@ -61,7 +61,7 @@ void placement() {
   init({{"partitions", 2}, {"auto_partition", false}, {"default_partition", 0}});
   DistributedModel model(Placed{});
   DistributedOptimizer sgd(torch::optim::SGD(model.parameters(), 0.1));
-  expect_error<UsageError>([&] { model.local_parameters(); }, {"first step"});
+  expect_error<UsageError>([&] { model.local_parameters(); }, {"first call of a step function"});
   step([&](const Tensor& x) { model.backward(model(x)); })(torch::ones({2, kWidth}));
   const auto part = rank() == 0 ? "here" : "there";
   expect(names(model.local_parameters()) ==

@@ -312,12 +312,10 @@ def case_an_optimizer_of_which_nothing_is_known_is_refused():
     class Own(torch.optim.SGD):
         pass
 
-    for kind in (Own, torch.optim.SparseAdam):
-        with pytest.raises(
-            lamina.UsageError,
-            match=rf"{kind.__name__} with sharded.*register_functional_optimizer\({kind.__name__}, needs=",
-        ):
-            lamina.DistributedOptimizer(kind(model.parameters(), lr=0.1))
+    with pytest.raises(lamina.UsageError, match=r"Own with sharded.*register_functional_optimizer\(Own, needs="):
+        lamina.DistributedOptimizer(Own(model.parameters(), lr=0.1))
+    with pytest.raises(lamina.UsageError, match="SparseAdam with ddp: it takes sparse gradients alone"):
+        lamina.DistributedOptimizer(torch.optim.SparseAdam(model.parameters(), lr=0.1))
     with pytest.raises(lamina.UsageError, match=r"LBFGS with sharded.*measures all parameters"):
         lamina.DistributedOptimizer(torch.optim.LBFGS(model.parameters()))
     lamina.optim.register_functional_optimizer(Own, needs="elements")
