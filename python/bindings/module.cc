@@ -38,9 +38,12 @@ PYBIND11_MODULE(_lamina, module) {
   bind_parameter_server(module);
   bind_parameters(module);
   module.def("said", [](const std::string& name, const std::vector<std::string>& values) {
-    const auto* saying = lamina::faces::find(name);
-    if (saying == nullptr) throw lamina::base::InternalError("a text without the name " + name);
-    return std::pair(lamina::faces::fill(saying->text, values), saying->code.name);
+    const auto place = lamina::faces::find(name);
+    if (place == std::size(lamina::faces::kSayings)) {
+      throw lamina::base::InternalError("a text without the name " + name);
+    }
+    const auto& saying = lamina::faces::kSayings[place];
+    return std::pair(lamina::faces::fill(saying.text, values), saying.code.name);
   });
   module.def("printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); });
   module.def("printable_line",
