@@ -14,13 +14,12 @@ namespace lamina {
 namespace {
 
 using frontend::CheckpointedJob;
+using messaging::shown;
 
 job_checkpoint::Saves& saves_of(frontend::Current& job) {
   if (job.saves == nullptr) job.saves = std::make_shared<job_checkpoint::Saves>();
   return *job.saves;
 }
-
-std::string shown(bool given) { return given ? "true" : "false"; }
 
 // Throws the same error on all ranks where they have given different arguments to `call`. Collective over the world.
 void refuse_differing(session::Session& session, const char* call, const std::vector<messaging::Argument>& arguments) {

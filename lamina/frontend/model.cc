@@ -43,8 +43,6 @@ void tell_of_ignored_scopes(const ModuleTree& tree) {
   base::log_warning(faces::said("ignored-scopes", count, "became a Child while a Partition lived"));
 }
 
-std::string shown(bool given) { return given ? "true" : "false"; }
-
 }  // namespace
 
 Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
@@ -114,6 +112,7 @@ class Model::Life : public session::ModelFace {
   Life(Model& model, const std::optional<Example>& example) : model_(model), job_(model.job_), example_(example) {}
 
   std::vector<messaging::Argument> arguments() const override {
+    using messaging::shown;
     const auto& options = model_.options_;
     return {{"backward_passes_per_step", base::str(options.backward_passes_per_step)},
             {"overlapping_allreduce", shown(options.overlapping_allreduce)},

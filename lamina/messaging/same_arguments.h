@@ -15,6 +15,7 @@ struct Argument {
   std::string name;
   std::string value;
 };
+inline std::string shown(bool value) { return value ? "true" : "false"; }
 
 // Every member calls with the name and the arguments of its own call, the names of these in one order, before the call
 // does anything. Returns what differs, with each value and who gave it, the same on all members; "" where nothing does.

@@ -171,6 +171,7 @@ void bind_local_parameters(py::module_& module) {
       .def("is_master", &LocalParameters::is_master, py::arg("local"))
       .def("follow", &LocalParameters::follow)
       .def("share_written", &LocalParameters::share_written, py::call_guard<Release>())
+      .def_property_readonly("in_step", &LocalParameters::in_step)
       .def_property_readonly("divided_over", [](const LocalParameters& locals) {
         const auto group = locals.divided_over();
         return group ? std::optional(kind_of(*group)) : std::nullopt;

@@ -651,6 +651,9 @@ class LocalParameters:
         """Gives parameters on all ranks what a program has written to their parts; collective over those who hold them
         where there is something."""
     @property
+    def in_step(self) -> bool:
+        """True while an update is under way."""
+    @property
     def divided_over(self) -> str | None:
         """The group of those who hold parts of the same parameters, where anything is divided."""
 

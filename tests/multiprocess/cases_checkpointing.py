@@ -77,11 +77,6 @@ def placed(module, *partitions):
     return module
 
 
-def placed_on(module, partition):
-    lamina.set_partition(module, partition)
-    return module
-
-
 def start(**keys):
     lamina.init(
         **(
@@ -237,8 +232,9 @@ class Activated(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear = placed_on(nn.Linear(6, 6, dtype=torch.float64), 1)
+        self.linear = nn.Linear(6, 6, dtype=torch.float64)
         self.activation = nn.GELU()
+        lamina.set_partition(self.linear, 1)
 
     def forward(self, x):
         return self.activation(self.linear(x)) + x

@@ -28,7 +28,6 @@ class LentOptimizer:
 
     Attributes:
         loss: in a step, what its closure has returned.
-        updates: whether an update is under way.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class LentOptimizer:
         self._places: dict[int, torch.Tensor | None] = {}  # as States has them, of parameters that `_given` keeps
         self._given: list[torch.Tensor] = []
         self.loss: Any = None
-        self.updates = False
 
     def members(self) -> list[torch.Tensor]:
         """Lists all that the groups have."""
@@ -114,12 +112,8 @@ class LentOptimizer:
             self.loss = self._step(lambda: (terms.close(), self.loss)[1])
             return
         is_ours = terms.parameters is not None and isinstance(self._optimizer, FunctionalOptimizer)
-        self.updates = True
-        try:
-            with self._optimizer.around(terms) if is_ours else nullcontext():
-                self._step()
-        finally:
-            self.updates = False
+        with self._optimizer.around(terms) if is_ours else nullcontext():
+            self._step()
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Forgets the gradients of the members, or makes them zero."""

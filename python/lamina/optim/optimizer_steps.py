@@ -76,7 +76,7 @@ class OptimizerSteps:
 
     def require_own_step(self) -> None:
         """UsageError for a step that the optimizer makes apart from ours, with parts of parameters in its groups."""
-        if self._engine.holds_others and not self._lent.updates:
+        if self._engine.holds_others and not self.parameters.in_step:
             raise UsageError(
                 f"{self._torchs.__name__}.step() was called, and not the step() that DistributedOptimizer has given "
                 "the optimizer: what it updates are parts of parameters, or masters, and nobody would give the "

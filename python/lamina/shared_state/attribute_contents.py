@@ -11,10 +11,9 @@ from torch import nn
 from lamina.shared_state.contents import Content, changed, is_changeable, is_plain_tensor, memory_of, whole_of, within
 from lamina.shared_state.held_objects import HeldObjects, content_of
 from lamina.shared_state.modules import Key, Modules
-from lamina.shared_state.names import used_in, words_in
+from lamina.shared_state.names import OF_TORCH, used_in, words_in
 from lamina.shared_state.uses import uses
 
-_TORCHS = frozenset(vars(nn.Module()))
 _PAST = {"__dict__", "__setattr__", "vars"}
 
 
@@ -42,7 +41,7 @@ class AttributeContents:
         `__dict__`."""
         words = {word for code in self._codes() if used_in(code) & _PAST for word in words_in(code)}
         for module in self._modules.all:
-            for name in words & vars(module).keys() - _TORCHS:
+            for name in words & vars(module).keys() - OF_TORCH:
                 guard(type(module), name)
                 self._past[id(module), name] = module
         self.begin_step()
@@ -112,7 +111,7 @@ class AttributeContents:
             (module, name, value)
             for module in theirs
             for name, value in vars(module).items()
-            if name not in _TORCHS and (is_changeable(value) or is_plain_tensor(value))
+            if name not in OF_TORCH and (is_changeable(value) or is_plain_tensor(value))
         ]
         holders: dict[int, set[int]] = {}
         for module, _, value in all_of:

@@ -33,6 +33,7 @@ _UNNAMED = {"forward", "backward", "setup_context"}  # methods that run without 
 _MAKING = {"__init__", "__new__", "__init_subclass__", "__set_name__"}  # methods that run when an object is made
 _ASIDE = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"}
 _BY_WORDS = {"globals", "vars", "getattr", "setattr", "delattr", "__dict__", "__setattr__", "__delattr__"}
+OF_TORCH = frozenset(vars(nn.Module()))  # attributes that it keeps in each module
 _LARGE = 1000
 _MOST = 2000  # functions that one may call
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, torch.Tensor)
@@ -138,7 +139,7 @@ class Names:
                 called = self._found((id(owner), name), f"{type(owner).__name__}.{name}", read, code)
                 found += (each._replace(way="owner") for each in called)
                 callees += functions_of(read(), used)
-            read, word = functools.partial(_same, owner), next(iter(code.co_varnames), "")
+            read, word = functools.partial(itself, owner), next(iter(code.co_varnames), "")
             found += self.held(read, type(owner).__name__, code, word, "owner")
             callees += functions_of(owner, used)
         callees_of_class = _parts(owner if isinstance(owner, type) else type(owner), "", used)
@@ -172,7 +173,7 @@ class Names:
     def _modules_in(self, value: Any, name: str, code: CodeType, way: Any) -> Iterator[Found]:
         """The state of modules, in containers too, that nobody watches otherwise."""
         for module in (each for one in (value, *modules_within(value)) for each in self._outside(one)):
-            read = functools.partial(_same, vars(module))
+            read = functools.partial(itself, vars(module))
             yield Found(("object", id(module)), name, read, code, None, way, True)
 
     def _outside(self, value: Any) -> list[nn.Module]:
@@ -258,7 +259,7 @@ def _named(function: FunctionType, used: frozenset[str]) -> Iterator[tuple[Any, 
     defaults = function.__defaults__ or ()
     positional = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     for name, value in (dict(zip(positional, defaults, strict=True)) | (function.__kwdefaults__ or {})).items():
-        yield (id(code), name), f"the default of {function.__qualname__}.{name}", functools.partial(_same, value)
+        yield (id(code), name), f"the default of {function.__qualname__}.{name}", functools.partial(itself, value)
     for name in used & names.keys():
         read = functools.partial(names.get, name)
         yield (id(names), name), name, read
@@ -309,7 +310,8 @@ def _is_theirs(name: str | None) -> bool:
     return (name or "").partition(".")[0] in THEIRS
 
 
-def _same(value: Any) -> Any:
+def itself(value: Any) -> Any:
+    """Gives `value`, which a partial of this keeps."""
     return value
 
 

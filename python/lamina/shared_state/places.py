@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from lamina.shared_state.contents import Content, changed, content, is_changeable, is_generator, is_of_the_script, token
-from lamina.shared_state.names import Found, Names, code_of, functions_of, used_in
+from lamina.shared_state.names import OF_TORCH, Found, Names, code_of, functions_of, itself, used_in
 from lamina.shared_state.uses import Use, uses
 
 _UNKNOWN = Use("", None, True, True, False, (0, 0), (0, 0))  # of what the source does not tell
-_TORCHS = frozenset(vars(nn.Module()))
 
 
 class Change(NamedTuple):
@@ -205,7 +204,7 @@ class Places:
         """Notes what the functions of the script use that run when a module is called."""
         kinds = [kind for kind in type(module).__mro__ if is_of_the_script(kind)]
         members = [each for kind in kinds for name, each in vars(kind).items() if name != "__init__"]
-        attributes = {name: value for name, value in vars(module).items() if name not in _TORCHS}
+        attributes = {name: value for name, value in vars(module).items() if name not in OF_TORCH}
         methods = {id(method): method for each in members for method, _ in functions_of(each, (), 1)}
         used: set[str] = set()
         for method in methods.values():
@@ -240,7 +239,7 @@ class Places:
         if found.alone:
             place = Place(found.name, found.read)
         else:
-            place = Place(found.name, functools.partial(_same, found.thing()))
+            place = Place(found.name, functools.partial(itself, found.thing()))
         for use in uses_before:
             if use.found.is_there():
                 place.add(use)
@@ -257,7 +256,3 @@ def _part(key: Any) -> Any:
 
 def _meet(one: Use, other: Use) -> bool:
     return one.part == other.part or None in (one.part, other.part) or ... in (one.part, other.part)
-
-
-def _same(value: Any) -> Any:
-    return value

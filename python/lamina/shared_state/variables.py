@@ -10,7 +10,7 @@ from typing import Any
 
 from lamina.errors import UsageError
 from lamina.job import codec
-from lamina.shared_state.contents import Content, content, is_changeable, token
+from lamina.shared_state.contents import Content
 from lamina.shared_state.places import Place
 
 _MISSING = object()
@@ -32,7 +32,7 @@ class ContextVariables:
         """
         found = [(_label(place), place) for place in places if travels(place)]
         self._places = dict(sorted(found, key=lambda each: each[0]))
-        self._before = {label: (_value(place), _look(place)) for label, place in self._places.items()}
+        self._before = {label: (_value(place), place.look()) for label, place in self._places.items()}
 
     def captured(self) -> bytes:
         """Returns what was set of them in the step in this context, as it travels; nothing where nothing was.
@@ -43,7 +43,7 @@ class ContextVariables:
         told = {}
         for label, place in self._places.items():
             value, (before, content_before) = _value(place), self._before[label]
-            if value is before and _look(place) != content_before:
+            if value is before and place.look() != content_before:
                 self._changed.add(label)
             if value is not _MISSING and (value is not before or label in self._changed):
                 told[label] = value
@@ -71,10 +71,10 @@ class ContextVariables:
         """
         given = codec.unpack(told, []) if told else {}
         tokens = [(variable := self._places[label].read(), variable.set(value)) for label, value in given.items()]
-        before = {label: _look(place) for label, place in self._places.items()}
+        before = {label: place.look() for label, place in self._places.items()}
         yield
         for label, place in self._places.items():
-            if _look(place) != before[label] and place.is_read_outside(name):
+            if place.look() != before[label] and place.is_read_outside(name):
                 raise UsageError(
                     f"the context variable {place.name} was changed by a module that was called from another rank, "
                     "which does not see that: return the value, or place both on one partition with set_partition",
@@ -91,11 +91,6 @@ def travels(place: Place) -> bool:
 
 def _value(place: Place) -> Any:
     return place.read().get(_MISSING)
-
-
-def _look(place: Place) -> Content:
-    value = place.read().get(None)
-    return {"is": token(value)} | (content(value) if is_changeable(value) else {})
 
 
 def _label(place: Place) -> str:
