@@ -9,6 +9,7 @@
 #include "apps/lamina/plan_command.h"
 #include "apps/lamina/say.h"
 #include "apps/lamina/trace_command.h"
+#include "apps/lamina/verify_command.h"
 #include "lamina/launch/launcher.h"
 #include "lamina/launch/options/command_line.h"
 
@@ -26,6 +27,8 @@ constexpr Command kCommands[] = {
     {"plan", "Says which rank would own which module of a model, and how long a step would take",
      lamina::command::plan},
     {"trace", "Says what the ranks of a job spent their time on, from its timeline", lamina::command::trace},
+    {"verify", "Proves that a script trains in its layout as on one device, or says where it does not",
+     lamina::command::verify},
     {"checkpoint", "Looks at the files of checkpoints, checks, compares, merges and removes them",
      lamina::command::checkpoint},
 };

@@ -91,6 +91,9 @@ void validate(const Config& config);
 // Fills in the fields whose default depends on other fields.
 Config with_defaults(Config config);
 
+// The same job with one rank for each copy of the model: without partitions, slices and shards.
+Config collapsed(Config config);
+
 // The default of active_microbatches.
 int default_window(int partitions);
 

@@ -153,6 +153,15 @@ Config with_defaults(Config config) {
   return config;
 }
 
+Config collapsed(Config config) {
+  config.partitions = 1;
+  config.tensor_parallel_degree = 1;
+  config.sharded_data_parallel_degree = 1;
+  config.shard_optimizer_state = false;
+  if (config.default_partition) config.default_partition = 0;
+  return config;
+}
+
 int default_window(int partitions) {
   // In 64 bits: a number of partitions that no machine has must not overflow here.
   const auto window = std::min<std::int64_t>(2 * std::int64_t{partitions} + 1, std::numeric_limits<int>::max());

@@ -68,9 +68,13 @@ class HookedCall::Backward : public std::enable_shared_from_this<Backward> {
     end_quietly(call_, [this] { end(); });
   }
 
-  void begin_forward() {
+  void begin_forward(std::span<const at::Tensor> inputs) {
     begin_all(hooks_, call_, &CallHook::before_forward, &CallHook::after_forward);
+    for (const auto& hook : hooks_) hook->see_inputs(call_, inputs);
     entry_ = c10::make_intrusive<Entry>(shared_from_this());
+  }
+  void show(std::span<const at::Tensor> outputs) {
+    for (const auto& hook : hooks_) hook->see_outputs(call_, outputs);
   }
   void end_forward() { end_all(hooks_, call_, &CallHook::after_forward); }
   const ModuleCall& call() const { return call_; }
@@ -90,19 +94,26 @@ class HookedCall::Backward : public std::enable_shared_from_this<Backward> {
     const std::weak_ptr<Backward> backward;
   };
   struct Exit : autograd::Node {
-    explicit Exit(std::shared_ptr<Backward> of) : backward(std::move(of)) {}
+    Exit(std::shared_ptr<Backward> of, std::int64_t number) : backward(std::move(of)), output(number) {}
     std::string name() const override { return "LaminaCallExit"; }
     autograd::variable_list apply(autograd::variable_list&& gradients) override {
-      value::for_user([this] { backward->begin(); });
+      value::for_user([&] {
+        backward->begin();
+        if (output >= 0) backward->show_gradient(output, gradients.at(0));
+      });
       return {std::move(gradients.at(0)), at::Tensor()};
     }
     const std::shared_ptr<Backward> backward;
+    const std::int64_t output;  // -1: of what an output is a view of
   };
 
+  void show_gradient(std::int64_t output, const at::Tensor& gradient) {
+    for (const auto& hook : hooks_) hook->see_gradient(call_, output, gradient);
+  }
   bool made_here(const at::Tensor& tensor) const {
     return tensor.grad_fn() && tensor.grad_fn()->sequence_nr() > entry_->sequence_nr();
   }
-  void lead_out(const at::Tensor& tensor);
+  void lead_out(const at::Tensor& tensor, std::int64_t output);
   void begin();
   void end();
 
@@ -114,25 +125,26 @@ class HookedCall::Backward : public std::enable_shared_from_this<Backward> {
 
 void HookedCall::Backward::watch(std::span<const at::Tensor> outputs) {
   std::vector<const void*> seen;
-  const auto lead = [&](const at::Tensor& tensor) {
+  const auto lead = [&](const at::Tensor& tensor, std::int64_t output) {
     if (!tensor.defined() || !tensor.requires_grad() || !made_here(tensor)) return;
     if (std::ranges::find(seen, tensor.unsafeGetTensorImpl()) != seen.end()) return;
     seen.push_back(tensor.unsafeGetTensorImpl());
-    lead_out(tensor);
+    lead_out(tensor, output);
   };
-  for (const auto& tensor : outputs) {
+  for (std::int64_t output = 0; std::cmp_less(output, outputs.size()); ++output) {
+    const at::Tensor& tensor = outputs[output];
     if (!tensor.defined()) continue;
     // A view that is written to later takes a history from what it is a view of.
     const bool is_view = tensor.is_view() && autograd::impl::get_view_autograd_meta(tensor) != nullptr &&
                          autograd::impl::get_view_autograd_meta(tensor)->has_bw_view();
     const at::Tensor base = is_view ? at::Tensor(tensor._base()) : at::Tensor();
-    lead(tensor);
-    if (base.defined()) lead(base);
+    lead(tensor, output);
+    if (base.defined()) lead(base, -1);
   }
 }
 
-void HookedCall::Backward::lead_out(const at::Tensor& tensor) {
-  auto exit = c10::make_intrusive<Exit>(shared_from_this());
+void HookedCall::Backward::lead_out(const at::Tensor& tensor, std::int64_t output) {
+  auto exit = c10::make_intrusive<Exit>(shared_from_this(), output);
   if (entry_->num_inputs() == 0) entry_->add_input_metadata(tensor);
   exit->set_next_edges({autograd::impl::gradient_edge(tensor), autograd::Edge(entry_, 0)});
   const auto place = exit->add_input_metadata(tensor);
@@ -154,9 +166,9 @@ void HookedCall::Backward::end() {
   end_all(hooks_, call_, &CallHook::after_backward);
 }
 
-HookedCall::HookedCall(Hooks hooks, ModuleCall call)
+HookedCall::HookedCall(Hooks hooks, ModuleCall call, std::span<const at::Tensor> inputs)
     : backward_(std::make_shared<Backward>(std::move(hooks), std::move(call))) {
-  backward_->begin_forward();
+  backward_->begin_forward(inputs);
 }
 
 HookedCall::~HookedCall() {
@@ -165,6 +177,7 @@ HookedCall::~HookedCall() {
 
 void HookedCall::end(std::span<const at::Tensor> outputs) {
   over_ = true;
+  backward_->show(outputs);
   backward_->end_forward();
   backward_->watch(outputs);
 }
@@ -209,15 +222,24 @@ void CallHooks::number(const std::vector<std::string>& names) {
   }
 }
 
-std::unique_ptr<HookedCall> CallHooks::begin(base::ModuleId module, bool remote) const {
+bool CallHooks::want_tensors() const {
+  return std::ranges::any_of(added_, [](const auto& each) { return each.second->wants_tensors(); });
+}
+
+std::unique_ptr<HookedCall> CallHooks::begin(base::ModuleId module, bool remote,
+                                             std::span<const at::Tensor> inputs) const {
   const auto& [name, hooks] = by_module_.at(module.value);
-  return std::make_unique<HookedCall>(hooks, ModuleCall{module, name, remote});
+  return std::make_unique<HookedCall>(hooks, ModuleCall{module, name, remote, calls_++}, inputs);
 }
 
 value::Value CallHooks::call(Modules& modules, base::ModuleId module, const std::string& state, value::Value arguments,
                              bool remote) const {
   if (!has(module)) return modules.call(module, state, std::move(arguments));
-  const auto call = begin(module, remote);
+  std::vector<at::Tensor> inputs;
+  if (want_tensors()) {
+    value::for_each_tensor(arguments, [&](const at::Tensor& tensor) { inputs.push_back(tensor); });
+  }
+  const auto call = begin(module, remote, inputs);
   auto result = modules.call(module, state, std::move(arguments));
   std::vector<at::Tensor> outputs;
   value::for_each_tensor(result, [&](const at::Tensor& tensor) { outputs.push_back(tensor); });

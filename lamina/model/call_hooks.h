@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,8 +17,9 @@ namespace lamina::model {
 // A call of a module on the rank that runs it.
 struct ModuleCall {
   base::ModuleId module;
-  std::string name;     // of the module
-  bool remote = false;  // it came from another rank
+  std::string name;         // of the module
+  bool remote = false;      // it came from another rank
+  std::int64_t number = 0;  // of all calls that have hooks, the same for all hooks of this one
 };
 
 // Work of a subsystem around each call of a module on its owner, in the thread that runs it. Whatever a before_ has
@@ -31,13 +34,21 @@ class CallHook {
   virtual void after_forward(const ModuleCall&) {}
   virtual void before_backward(const ModuleCall&) {}
   virtual void after_backward(const ModuleCall&) {}
+
+  // True where it is shown tensors: those that a call is given, before its forward; those that it returns, after that;
+  // and the gradients of those that it has made, which may come anew when a graph is kept. Where a face does not tell
+  // what a call is given, there are no inputs.
+  virtual bool wants_tensors() const { return false; }
+  virtual void see_inputs(const ModuleCall&, std::span<const at::Tensor>) {}
+  virtual void see_outputs(const ModuleCall&, std::span<const at::Tensor>) {}
+  virtual void see_gradient(const ModuleCall&, std::int64_t /*output*/, const at::Tensor& /*gradient*/) {}
 };
 using Hooks = std::vector<std::shared_ptr<CallHook>>;
 
 // One call of a module that has hooks, from before its forward on.
 class HookedCall {
  public:
-  HookedCall(Hooks hooks, ModuleCall call);
+  HookedCall(Hooks hooks, ModuleCall call, std::span<const at::Tensor> inputs = {});
   // Ends a forward that end() did not, because it failed.
   ~HookedCall();
   HookedCall(const HookedCall&) = delete;
@@ -64,8 +75,10 @@ class CallHooks {
   void number(const std::vector<std::string>& names);
 
   bool has(base::ModuleId module) const { return !by_module_.empty() && by_module_.contains(module.value); }
-  // A call of a module that has hooks.
-  std::unique_ptr<HookedCall> begin(base::ModuleId module, bool remote) const;
+  // True where some are to be told what calls are given.
+  bool want_tensors() const;
+  // A call of a module that has hooks, given these tensors.
+  std::unique_ptr<HookedCall> begin(base::ModuleId module, bool remote, std::span<const at::Tensor> inputs = {}) const;
 
   // Calls one of `modules`, which may have hooks.
   value::Value call(Modules& modules, base::ModuleId module, const std::string& state, value::Value arguments,
@@ -76,6 +89,7 @@ class CallHooks {
  private:
   std::vector<std::pair<std::string, std::shared_ptr<CallHook>>> added_;
   std::unordered_map<std::int64_t, std::pair<std::string, Hooks>> by_module_;
+  mutable std::atomic<std::int64_t> calls_ = 0;
 };
 
 }  // namespace lamina::model

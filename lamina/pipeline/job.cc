@@ -226,6 +226,7 @@ StepResult Job::run_step_here(const StepSpec& spec) {
         return observe::Event{.what = What::kForward, .step = step, .microbatch = microbatch.value};
       });
       const runtime::InlineBody scope(seeds_.of(microbatch));
+      if (options_.run_recorder) options_.run_recorder->begin_microbatch(microbatch);
       result.outputs.push_back(spec.body(microbatch));
     }
     if (recorder_.on()) recorder_.record_memory();

@@ -8,6 +8,7 @@
 
 #include "lamina/faces/sayings.h"
 #include "lamina/messaging/agreement.h"
+#include "lamina/session/recorded_run.h"
 #include "lamina/session/sharding.h"
 
 namespace lamina::session {
@@ -23,8 +24,11 @@ void begin_life(Session& session, ModelFace& face) {
       model::agree_on_cut(face.tree(), proposal, session.partition(), world, session.mailbox(), session.patience()));
   std::vector<std::string> modules;
   for (const auto& node : face.tree().nodes()) modules.push_back(node.name);
+  record_modules(session, modules);
+  std::shared_ptr<sharding::Sharding> sharding;
   try {
-    face.take_values(give_values(session, face.table(), modules, face.value_hooks(), face.portion_bytes()));
+    sharding = give_values(session, face.table(), modules, face.value_hooks(), face.portion_bytes());
+    face.take_values(sharding);
     // One rank alone may have what cannot be trimmed; the others would wait for it in the step.
     messaging::act_together(session.mailbox(), world, [&] { face.trim_optimizers(); }, session.patience());
     face.watch();
@@ -36,6 +40,7 @@ void begin_life(Session& session, ModelFace& face) {
   }
   face.load();
   face.settle();
+  record_model(session, face.table(), sharding.get());
 }
 
 }  // namespace lamina::session

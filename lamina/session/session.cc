@@ -36,8 +36,15 @@ std::unique_ptr<transport::Transport> connect(const config::Config& config, cons
   return transport::open_ucx(options);
 }
 
+// The configuration of a run that `lamina verify` compares with one in another layout.
+config::Config as_verified(config::Config config) {
+  const auto terms = verification::read_terms(environment::process_environment());
+  return terms && terms->collapsed ? config::collapsed(std::move(config)) : config;
+}
+
 pipeline::JobOptions job_options(const config::Config& config, const topology::Topology& topology,
-                                 const environment::World& world, FaceHooks hooks) {
+                                 const environment::World& world,
+                                 std::shared_ptr<verification::RunRecorder> run_recorder, FaceHooks hooks) {
   const auto rank = world.rank;
   pipeline::JobOptions options;
   options.schedule = config::schedule_name(config.schedule);
@@ -48,9 +55,23 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   options.microbatches_before = std::int64_t{topology.index(topology::kReplicas, rank)} * config.microbatches;
   options.pipeline = topology.members(topology::kOneCopy, rank);
   options.few_processors = environment::available_cores() < 2 * world.local_size;
+  options.run_recorder = std::move(run_recorder);
   options.thread_hooks = std::move(hooks.thread_hooks);
   options.failures = std::move(hooks.failures);
   return options;
+}
+
+// The recorder of a run of `lamina verify`; nullptr in any other.
+std::shared_ptr<verification::RunRecorder> record_run(const config::Config& config, const topology::Topology& topology,
+                                                      base::Rank rank, int world) {
+  const auto terms = verification::read_terms(environment::process_environment());
+  if (!terms) return nullptr;
+  digests::RankRecording about{.rank = rank.value,
+                               .world = world,
+                               .copy = topology.index(topology::kReplicas, rank),
+                               .partition = topology.index(topology::kPartitions, rank)};
+  about.about = {{"configuration", config::to_json(config)}, {"torch", TORCH_VERSION}};
+  return std::make_shared<verification::RunRecorder>(*terms, about);
 }
 
 using Blocking = decltype(runtime::WorkerPool::Hooks::blocking);
@@ -77,7 +98,7 @@ collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder
 }  // namespace
 
 Session::Session(config::Config config, environment::World world, FaceHooks hooks)
-    : config_(config::with_defaults(std::move(config))),
+    : config_(as_verified(config::with_defaults(std::move(config)))),
       world_(rendezvous::meeting_outside(std::move(world))),
       topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
                 {.shard = config_.sharded_data_parallel_degree}),
@@ -99,8 +120,9 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   auto blocking = hooks.thread_hooks.blocking;
   parameter_server_ = std::make_unique<parameter_server::Service>(
       parameter_server::Options{duration(config_.timeout_s), hooks.thread_hooks, hooks.failures}, *messenger_);
-  job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_, std::move(hooks)), *messenger_,
-                                         recorder_);
+  run_recorder_ = record_run(config_, topology_, world_.rank, world_.size);
+  job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_, run_recorder_, std::move(hooks)),
+                                         *messenger_, recorder_);
   messenger_->start();
   if (world_.local_size < world_.size) learn_nodes();
   const bool plain = config_.ddp_dist_backend == config::DistBackend::kNccl;

@@ -16,6 +16,7 @@
 #include "lamina/pipeline/job.h"
 #include "lamina/topology/topology.h"
 #include "lamina/value/failure.h"
+#include "lamina/verification/run_recorder.h"
 
 namespace lamina::session {
 
@@ -44,6 +45,8 @@ class Session {
   const environment::World& world() const { return world_; }
   const topology::Topology& topology() const { return topology_; }
   observe::Recorder& recorder() { return recorder_; }
+  // Of a run that is to be compared with another; nullptr where it is not.
+  const std::shared_ptr<verification::RunRecorder>& run_recorder() const { return run_recorder_; }
   messaging::Mailbox& mailbox() { return messenger_->mailbox(); }
   transport::Transport& transport() { return messenger_->transport(); }
   pipeline::Job& job() { return *job_; }
@@ -103,6 +106,7 @@ class Session {
   std::vector<std::function<void()>> when_closed_;
   std::string half_cut_;
   observe::Recorder recorder_;
+  std::shared_ptr<verification::RunRecorder> run_recorder_;
   std::unique_ptr<messaging::Messenger> messenger_;
   std::unique_ptr<pipeline::Job> job_;
   std::unique_ptr<parameter_server::Service> parameter_server_;

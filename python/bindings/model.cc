@@ -10,6 +10,7 @@
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/session/model_life.h"
+#include "lamina/session/recorded_run.h"
 #include "lamina/value/released.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/plan.h"
@@ -46,8 +47,29 @@ struct BegunCall {
   void fail() { call.reset(); }
 };
 
-std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote) {
-  return std::make_unique<BegunCall>(session.job().call_hooks().begin(base::ModuleId(module), remote));
+std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote,
+                                      const std::vector<at::Tensor>& inputs) {
+  return std::make_unique<BegunCall>(session.job().call_hooks().begin(base::ModuleId(module), remote, inputs));
+}
+
+void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
+  session.def_property_readonly("is_recorded", [](Session& self) { return self.run_recorder() != nullptr; })
+      .def_property_readonly("is_collapsed",
+                             [](Session& self) { return self.run_recorder() && self.run_recorder()->is_collapsed(); })
+      .def_property_readonly("recorded_all",
+                             [](Session& self) { return self.run_recorder() && self.run_recorder()->is_over(); })
+      .def("record_result",
+           [](Session& self, int microbatch, const std::vector<at::Tensor>& tensors) {
+             self.run_recorder()->see_result(base::Microbatch(microbatch), tensors);
+           })
+      .def(
+          "record_model",
+          [](Session& self, const ParameterTable& table, sharding::Sharding* sharding) {
+            if (self.run_recorder()->steps() > 0)
+              session::record_model(self, table, sharding);  // begin_life did before
+          },
+          py::arg("table"), py::arg("sharding"))
+      .def("record_step", &session::record_step, py::arg("table"), py::arg("sharding"));
 }
 
 // The parts of a state that ranks of this pipeline own as one. They come rank by rank, or in the order of the plain
@@ -251,6 +273,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
           py::arg("name"))
       .def("owns", &model::Cut::owns, py::arg("name"));
   bind_parameter_table(module);
+  bind_recorded_run(kind);
   kind.def_property_readonly("updates_divided_over",
                              [](const Session& session) -> std::optional<std::string> {
                                const auto over = model::updates_divided_over(session.topology(), session.config());
@@ -269,7 +292,10 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
           py::arg("numel"))
       .def_property_readonly("leads", [](Session& session) { return session.job().leads(); })
       .def("hooked_modules", &hooked_modules, py::arg("names"))
-      .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"), py::call_guard<Release>())
+      .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"),
+           py::arg("inputs") = std::vector<at::Tensor>(), py::call_guard<Release>())
+      .def_property_readonly("hooks_want_tensors",
+                             [](Session& session) { return session.job().call_hooks().want_tensors(); })
       .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"))
       .def("begin_life", &begin_life, py::arg("face"))
       .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none())

@@ -283,8 +283,26 @@ class Session:
         it)."""
     def hooked_modules(self, names: Sequence[str]) -> list[int]:
         """Numbers the model's modules; returns those whose calls have hooks."""
-    def begin_call(self, module: int, remote: bool) -> HookedCall:
-        """A call of such a module on this rank."""
+    def begin_call(self, module: int, remote: bool, inputs: Sequence[torch.Tensor] = ()) -> HookedCall:
+        """A call of such a module on this rank, given these tensors."""
+    @property
+    def hooks_want_tensors(self) -> bool:
+        """True where hooks are to be told what calls are given."""
+    @property
+    def is_recorded(self) -> bool:
+        """True where this run is recorded, to be compared with another."""
+    @property
+    def is_collapsed(self) -> bool:
+        """True in a run without the script's layout, to which another is compared."""
+    @property
+    def recorded_all(self) -> bool:
+        """True where as many steps were recorded as are wanted."""
+    def record_result(self, microbatch: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Records what a step function returned for a microbatch."""
+    def record_model(self, table: ParameterTable, sharding: Sharding | None) -> None:
+        """Records this rank's part of the model as it is now."""
+    def record_step(self, table: ParameterTable, sharding: Sharding | None) -> None:
+        """Records the gradients here, and that a step has ended."""
     def set_model(
         self,
         cut: Cut,

@@ -69,7 +69,7 @@ def of(module: nn.Module) -> int | None:
     placed = module.__dict__.get(_SET)
     if placed is None and _contexts_count():
         placed = module.__dict__.get(_CREATED)
-    alone = current.is_initialized() and current.session().size == 1
+    alone = current.is_initialized() and (current.session().size == 1 or current.session().is_collapsed)
     return 0 if alone and placed is not None else placed
 
 
@@ -90,7 +90,7 @@ def _checked(index: int) -> int:
     if not current.is_initialized():
         return index
     session = current.session()
-    if session.size == 1:
+    if session.size == 1 or session.is_collapsed:
         return 0
     if index >= session.config.partitions:
         raise UsageError(f"there is no partition {index}: `partitions` is {session.config.partitions}")

@@ -85,6 +85,8 @@ class Life:
         job, cut = current.job(), self._cut
         if self.model.sharding is not None:
             self._use_shards(job)
+        if not cut.pipelined and (self.model.sharding is not None or job.session.is_recorded):
+            module_call.install({}, cut.call_remote, hooked=cut.hooked())
         cut.statistics = Statistics(cut.module(), self.model)
         cut.watch()
         cut.see_to_norms()
@@ -127,8 +129,6 @@ class Life:
         job.replicas.reducer.set_sharded(self.model.sharding)
         job.on_end.callback(register_optimizer_step_pre_hook(_require_shards).remove)
         zero_grad.install(shards.zero_grad, self.model.sharding, job.on_end)
-        if not self._cut.pipelined:
-            module_call.install({}, self._cut.call_remote, hooked=self._cut.hooked())
 
 
 def replaces(job: current.Job) -> bool:

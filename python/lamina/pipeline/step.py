@@ -111,6 +111,8 @@ class StepFunction:
             job.saves.check_before_step()
         seeds.check(job)
         first_call = job.cut.enter_step() if job.cut is not None else None
+        if job.cut is not None:
+            job.cut.begin_recorded_step()
         state = job.cut.shared_state if job.cut is not None else Watch()
         if job.pipelined:
             state.begin_step(self._function, owner)
@@ -132,9 +134,10 @@ class StepFunction:
         if job.pipelined:
             result = self._run_pipelined(job, state, body, run, first_call, (owner, args, kwargs))
         else:
-            result = run(body=body, merge=merge)
+            result = run(body=body, merge=functools.partial(_merge, job))
         if job.model is not None:
             job.model.end_step()
+            job.cut.end_recorded_step()
         return result
 
     def _run_pipelined(
@@ -172,7 +175,7 @@ class StepFunction:
                     state.modes.end_step(modes)
                     if changes:
                         self._around.apply(changes)
-            return merge([output for output, _ in outputs])
+            return _merge(job, [output for output, _ in outputs])
 
         drawn = other_random.states()
         cut = None if first_call is None else first_call.cut_uncalled
@@ -200,6 +203,12 @@ class StepFunction:
     def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         output = self._function(*args, **kwargs)
         return pytree.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output
+
+
+def _merge(job: current.Job, outputs: list[Any]) -> Any:
+    if job.cut is not None:
+        job.cut.record_results(outputs)
+    return merge(outputs)
 
 
 def _label(function: Callable) -> str:

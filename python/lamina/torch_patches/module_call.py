@@ -19,6 +19,8 @@ Route = Callable[[int, tuple, dict[str, Any]], Any]
 
 Call = Callable[[nn.Module, tuple, dict[str, Any]], Any]
 
+Begin = Callable[[bool, tuple], _lamina.HookedCall]
+
 
 class ModuleCalls:
     """Modules of which a call is not torch's own, and what it is.
@@ -33,7 +35,8 @@ class ModuleCalls:
         anywhere: the number of each module that is called where its arguments lie, by id(module): only calls with
             arguments that lie elsewhere are routed.
         hooked: what begins a call of a module of this rank that has hooks, by id(module); see [Note: call hooks] in
-            lamina/model/call_hooks.h. It is told whether the call came from another rank.
+            lamina/model/call_hooks.h. It is told whether the call came from another rank, and what it is given: positional
+            arguments and others.
         whole: modules of this rank that write state, kept alive likewise: they have their arguments before they begin,
             so that no other microbatch comes in between. See [Note: updates] in shared_state/attributes.py.
         original: torch's call, or the one of somebody who had replaced that before.
@@ -49,7 +52,7 @@ class ModuleCalls:
         route: Route | None,
         streams: Iterable[nn.Module],
         anywhere: Mapping[int, int],
-        hooked: Mapping[int, Callable[[bool], _lamina.HookedCall]],
+        hooked: Mapping[int, Begin],
         whole: Iterable[nn.Module],
         original: Callable,
     ):
@@ -89,7 +92,7 @@ def install(
     route: Route,
     streams: Iterable[nn.Module] = (),
     anywhere: Mapping[int, int] | None = None,
-    hooked: Mapping[int, Callable[[bool], _lamina.HookedCall]] | None = None,
+    hooked: Mapping[int, Begin] | None = None,
     whole: Iterable[nn.Module] = (),
 ) -> None:
     """From now on calls of modules are what `ModuleCalls` says of these, and of no others."""
@@ -156,7 +159,7 @@ def _call_in_stream(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> A
 
 @compiled.left_alone
 def _call_hooked(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote: bool = False) -> Any:
-    call = _current.hooked[id(module)](remote)
+    call = _begin(module, args, kwargs, remote)
     try:
         output = (_call_named if id(module) in _current.names else _call_plain)(module, args, kwargs)
     except BaseException:
@@ -164,6 +167,11 @@ def _call_hooked(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote:
         raise
     _end(call, output)
     return output
+
+
+@compiled.outside
+def _begin(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote: bool) -> _lamina.HookedCall:
+    return _current.hooked[id(module)](remote, (args, kwargs))
 
 
 @compiled.outside

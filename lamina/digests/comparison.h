@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/digests/recording.h"
+
+namespace lamina::digests {
+
+// How two runs are compared.
+struct Terms {
+  std::optional<double> tolerance;  // relative; else that of the numbers, see tolerance_of()
+  bool bits = false;                // each element is to be the same
+};
+
+// [Note: tolerance] The largest difference that rounding explains, of the norm of a tensor: 1e-9 for float64, 1e-4 for
+// float32, 2e-2 for float16 and 1e-1 for bfloat16. The coarsest numbers of a run give that of the whole run, for they
+// flow into all others.
+double tolerance_of(const std::vector<RankRecording>& run);
+
+// A tensor that differs between two runs.
+struct Difference {
+  Seen seen;               // as the second run saw it
+  std::int64_t copy = 0;   // of the model
+  std::int64_t rank = -1;  // of the first run that saw it; -1 where several have parts of it
+  double relative = 0;     // of the norm; infinite where it is no matter of size
+  std::string what;        // "differs by 3e-2", "has shape [2, 3] instead of [3, 2]", "is called once instead of twice"
+  bool inputs_agree = false;                  // of an output: those of the same call
+  std::optional<Surroundings> first, second;  // of an output: those of its call
+};
+
+// What two runs have and have not in common.
+struct Comparison {
+  double tolerance = 0;
+  std::int64_t steps = 0;    // that both have recorded
+  std::int64_t tensors = 0;  // that were compared
+  std::int64_t modules = 0;  // of which some were calls'
+  std::int64_t parameters = 0;
+  double largest = 0;                   // relative difference among those that agree
+  std::string largest_of;               // "output of layers.3"
+  std::vector<Difference> differences;  // in the order of the second run's computation
+};
+
+// Compares what both have recorded. The second one's computation gives the order. Throws base::Error where they have
+// nothing in common.
+Comparison compare(const std::vector<RankRecording>& first, const std::vector<RankRecording>& second,
+                   const Terms& terms);
+
+// The comparison in words: one line where nothing differs; else the first difference, and a table of what follows.
+std::string describe(const Comparison& comparison);
+
+// A relative difference in words: "3e-02".
+std::string size_text(double relative);
+
+// "output of layers.3"
+std::string named(const Seen& seen);
+
+}  // namespace lamina::digests

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// Digests: what runs have computed, in so few numbers that two runs can be compared module by module.
+namespace lamina::digests {
+
+constexpr int kProjections = 8;
+
+// [Note: digests] A tensor in a handful of numbers. Those of its parts add up to those of the whole, wherever they lie.
+// A projection is the sum of all elements, each with a sign that its place in the whole tensor says. So the difference
+// of the projections of two tensors is about as large as the norm of their difference, whatever that looks like.
+struct Digest {
+  std::string dtype;                // "float32"
+  std::vector<std::int64_t> shape;  // of the whole tensor
+  std::int64_t begin = 0;           // the place of the first element that the numbers are of
+  std::int64_t elements = 0;        // so many
+  double squares = 0;               // the sum of the squares of those that are finite
+  std::array<double, kProjections> projections{};
+  std::int64_t not_finite = 0;
+  double largest = 0;      // absolute value of those that are finite
+  std::int64_t small = 0;  // so many that are not zero, but hardly more than rounding leaves of the largest
+  std::uint64_t bits = 0;  // the sum of a hash of each element's bits and place; 0 where nobody asked for it
+
+  std::int64_t whole() const;  // elements of the whole tensor
+  double norm() const;
+  friend bool operator==(const Digest&, const Digest&) = default;
+};
+
+// Adds another part of the same tensor, which lies behind this one.
+void add(Digest& part, const Digest& next);
+
+// The sign of an element in a projection, +1 or -1: that of its place in a block, times that of the block.
+constexpr std::int64_t kBlock = 4096;
+using Signs = std::array<double, kBlock>;
+const std::array<Signs, kProjections>& signs_in_block();
+double sign_of_block(std::int64_t block, int projection);
+
+// Elements are small that are not zero and below this fraction of the largest.
+constexpr double kSmall = 1e-5;
+
+}  // namespace lamina::digests

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/digests/recording.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
+
+namespace lamina::digests {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kVersion = 1;
+constexpr std::array<std::string_view, static_cast<std::size_t>(kLastKind) + 1> kKinds{
+    "input", "output", "output gradient", "result", "gradient", "parameter", "buffer", "state", "generator"};
+
+// JSON has no numbers beyond the finite ones.
+double number(const Json& json) {
+  return json.is_null() ? std::numeric_limits<double>::infinity() : json.get<double>();
+}
+
+Json to_json(const Digest& digest) {
+  return Json::array({digest.dtype, digest.shape, digest.begin, digest.elements, digest.squares, digest.projections,
+                      digest.not_finite, digest.largest, digest.small, digest.bits});
+}
+
+Digest to_digest(const Json& json) {
+  Digest digest{json.at(0), json.at(1), json.at(2),         json.at(3), number(json.at(4)),
+                {},         json.at(6), number(json.at(7)), json.at(8), json.at(9)};
+  for (int i = 0; i < kProjections; ++i) digest.projections[i] = number(json.at(5).at(i));
+  return digest;
+}
+
+void take(RankRecording& recording, const Json& line) {
+  if (const auto kind = line.find("kind"); kind != line.end()) {
+    const auto known = std::ranges::find(kKinds, kind->get<std::string>());
+    if (known == kKinds.end()) throw base::FormatError(base::str("a tensor of kind ", kind->get<std::string>()));
+    recording.seen.push_back({static_cast<Kind>(known - kKinds.begin()), line.at("step"), line.at("microbatch"),
+                              line.at("name"), line.at("call"), line.at("index"), line.at("order"),
+                              to_digest(line.at("digest"))});
+  } else if (line.contains("modes")) {
+    const CallName call{line.at("step"), line.at("microbatch"), line.at("name"), line.at("call")};
+    recording.calls[call] = {line.at("modes"), line.at("generator"), line.at("drew")};
+  } else if (line.contains("steps")) {
+    recording.steps = line.at("steps");
+  } else if (line.contains("end")) {
+    recording.ended = true;
+  }
+}
+
+RankRecording read(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  if (!file) throw base::Error(base::str("cannot read ", path.string(), ": ", base::system_error()));
+  std::string text;
+  RankRecording recording;
+  int number = 0;
+  while (std::getline(file, text) && !file.eof()) {  // a last line without an end was being written
+    ++number;
+    try {
+      const Json line = Json::parse(text);
+      if (number > 1) {
+        take(recording, line);
+        continue;
+      }
+      if (line.at("lamina recording") != kVersion) {
+        throw base::FormatError(
+            base::str("version ", line.at("lamina recording").dump(), ", and this lamina reads ", kVersion));
+      }
+      recording.rank = line.at("rank"), recording.world = line.at("world");
+      recording.copy = line.at("copy"), recording.partition = line.at("partition");
+      recording.about = line.at("about").get<std::map<std::string, std::string>>();
+    } catch (const std::exception& error) {
+      throw base::FormatError(
+          base::str(path.string(), ", line ", number, ": this is no recording of a run: ", error.what()));
+    }
+  }
+  if (number == 0) throw base::FormatError(base::str(path.string(), ": the rank ended before its recording began"));
+  return recording;
+}
+
+}  // namespace
+
+Writer::Writer(const std::string& folder, const RankRecording& about)
+    : file_(base::str(folder, "/rank-", about.rank, ".jsonl"), std::ios::app) {
+  if (!file_) throw base::Error(base::str("cannot record the run in ", folder, ": ", base::system_error()));
+  file_ << Json{{"lamina recording", kVersion}, {"rank", about.rank},           {"world", about.world},
+                {"copy", about.copy},           {"partition", about.partition}, {"about", about.about}}
+        << std::endl;
+}
+
+void Writer::write(const Seen& seen) {
+  file_ << Json{{"kind", kKinds[static_cast<std::size_t>(seen.kind)]},
+                {"step", seen.step},
+                {"microbatch", seen.microbatch},
+                {"name", seen.name},
+                {"call", seen.call},
+                {"index", seen.index},
+                {"order", seen.order},
+                {"digest", to_json(seen.digest)}}
+               .dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
+        << '\n';
+}
+
+void Writer::write(const CallName& call, const Surroundings& surroundings) {
+  const auto& [step, microbatch, name, number] = call;
+  file_ << Json{{"step", step},
+                {"microbatch", microbatch},
+                {"name", name},
+                {"call", number},
+                {"modes", surroundings.modes},
+                {"generator", surroundings.generator},
+                {"drew", surroundings.drew}}
+               .dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
+        << '\n';
+}
+
+void Writer::end_step(std::int64_t steps) { file_ << Json{{"steps", steps}} << std::endl; }
+
+void Writer::end() { file_ << Json{{"end", true}} << std::endl; }
+
+std::vector<RankRecording> read_run(const std::string& folder) {
+  std::vector<RankRecording> ranks;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".jsonl") ranks.push_back(read(entry.path()));
+  }
+  if (error) throw base::Error(base::str("cannot read ", folder, ": ", error.message()));
+  if (ranks.empty()) throw base::Error(base::str(folder, " has no recording of a run in it"));
+  std::ranges::sort(ranks, {}, &RankRecording::rank);
+  return ranks;
+}
+
+}  // namespace lamina::digests

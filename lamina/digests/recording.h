@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "lamina/digests/digest.h"
+
+namespace lamina::digests {
+
+// What was seen of a run.
+enum class Kind : std::uint8_t {
+  kInput,           // of a call of a module
+  kOutput,          // of it
+  kOutputGradient,  // the gradient of an output, in the backward
+  kResult,          // what a step function returned, or a loss of which there was a backward outside of one
+  kGradient,        // of a parameter before an update, averaged and clipped
+  kParameter,       // after an update
+  kBuffer,          // after an update
+  kState,           // of an optimizer, after an update: "weight exp_avg"
+  kGenerator,       // of random numbers, at the end of a step
+};
+constexpr Kind kLastKind = Kind::kGenerator;
+
+// One tensor that a rank has seen, or its part of one.
+struct Seen {
+  Kind kind = Kind::kInput;
+  std::int64_t step = 0;
+  std::int64_t microbatch = -1;  // of this copy of the model; -1: of the step
+  std::string name;              // of a module, a parameter or a buffer
+  std::int64_t call = 0;         // of the module, in this microbatch
+  std::int64_t index = 0;        // of the tensor, among those of the call
+  std::int64_t order = 0;        // what this rank saw before has a smaller one
+  Digest digest;
+};
+
+// A call of a module: its step, microbatch, module and number.
+using CallName = std::tuple<std::int64_t, std::int64_t, std::string, std::int64_t>;
+inline CallName call_of(const Seen& seen) { return {seen.step, seen.microbatch, seen.name, seen.call}; }
+
+// What the results of a call may depend on besides its inputs.
+struct Surroundings {
+  std::string modes;            // "training, autocast bfloat16"
+  std::uint64_t generator = 0;  // a hash of the random numbers' position before the call
+  bool drew = false;            // random numbers in it
+};
+
+// One rank's part of a run.
+struct RankRecording {
+  std::int64_t rank = 0;
+  std::int64_t world = 1;
+  std::int64_t copy = 0;                     // of the model, which it is part of
+  std::int64_t partition = 0;                // of it
+  std::map<std::string, std::string> about;  // keys of the layout, versions
+  std::vector<Seen> seen;
+  std::map<CallName, Surroundings> calls;
+  std::int64_t steps = 0;  // that have ended
+  bool ended = false;      // the recording, as it was meant to: the rank was not killed
+};
+
+// The file of one rank: a line of JSON for its beginning, for each call, tensor and end of a step. Lines that are there
+// can be read, also when the rank was killed while it wrote the next one. Used by one thread at a time.
+class Writer {
+ public:
+  // Throws base::Error where the file cannot be made.
+  Writer(const std::string& folder, const RankRecording& about);
+
+  void write(const Seen& seen);
+  void write(const CallName& call, const Surroundings& surroundings);
+  void end_step(std::int64_t steps);  // so many have ended; what was written is in the file
+  void end();
+
+ private:
+  std::ofstream file_;
+};
+
+// All ranks of a run, the first one first. Throws base::Error where a file cannot be read, base::FormatError where it
+// is no recording, or one of a later version.
+std::vector<RankRecording> read_run(const std::string& folder);
+
+}  // namespace lamina::digests

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "lamina/base/str.h"
+#include "lamina/digests/comparison.h"
+
+namespace lamina::digests {
+namespace {
+
+constexpr std::array<std::string_view, static_cast<std::size_t>(kLastKind) + 1> kWords{
+    "input of",  "output of", "gradient of the output of", "result of",        "gradient of",
+    "parameter", "buffer",    "optimizer's state of",      "random numbers of"};
+
+std::string counted(std::int64_t number, std::string_view what) {
+  return base::str(number, " ", what, number == 1 ? "" : "s");
+}
+
+// What distinguishes the two calls, as far as it was recorded.
+std::string cause_of(const Difference& difference) {
+  if (!difference.first || !difference.second || !difference.inputs_agree) return {};
+  const auto& [modes, generator, drew] = *difference.first;
+  const auto& [other_modes, other_generator, other_drew] = *difference.second;
+  if (modes != other_modes) return base::str(": it ran with ", modes, " instead of ", other_modes);
+  if (drew && generator != other_generator) return ": it draws random numbers, and they began at another place";
+  if (drew || other_drew) return ": it draws random numbers";
+  return {};
+}
+
+std::string first_line(const Difference& difference) {
+  const Seen& seen = difference.seen;
+  std::string text = seen.step < 0 ? "before the first step" : base::str("step ", seen.step);
+  if (difference.copy > 0) text += base::str(", copy ", difference.copy);
+  if (seen.microbatch >= 0) text += base::str(", microbatch ", seen.microbatch);
+  text += base::str(": ", named(seen));
+  if (difference.rank >= 0) text += base::str(" on rank ", difference.rank);
+  text += base::str(" ", difference.what);
+  if (seen.kind == Kind::kOutput) text += difference.inputs_agree ? " (inputs agree)" : " (inputs differ, too)";
+  return text + cause_of(difference);
+}
+
+// What differs besides the first, by kind.
+std::string table(const Comparison& comparison) {
+  struct Row {
+    std::set<std::string> names;
+    double largest = 0;
+    std::int64_t first_step = 0;
+  };
+  std::map<Kind, Row> rows;
+  for (const auto& each : comparison.differences) {
+    const auto [row, fresh] = rows.try_emplace(each.seen.kind);
+    if (fresh) row->second.first_step = each.seen.step;
+    row->second.names.insert(each.seen.name);
+    row->second.largest = std::max(row->second.largest, each.relative);
+  }
+  std::string text = "what differs in all:\n";
+  for (const auto& [kind, row] : rows) {
+    text += base::str("  ", kWords[static_cast<std::size_t>(kind)], " ", row.names.size(),
+                      kind <= Kind::kOutputGradient ? " modules" : "", ", by up to ", size_text(row.largest),
+                      ", from step ", row.first_step, " on\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string named(const Seen& seen) {
+  const std::string_view what = kWords[static_cast<std::size_t>(seen.kind)];
+  if (seen.kind == Kind::kGenerator) return std::string("the random numbers' position");
+  const bool is_root = seen.name.empty() && seen.kind <= Kind::kOutputGradient;
+  std::string text = base::str(what, " ", is_root ? "the model" : seen.name);
+  if (seen.call > 0) text += base::str(" (call ", seen.call, ")");
+  return text;
+}
+
+std::string describe(const Comparison& comparison) {
+  const std::string compared =
+      base::str(counted(comparison.steps, "step"), ", ", counted(comparison.tensors, "tensor"), " of ",
+                counted(comparison.modules, "module"), " and ", counted(comparison.parameters, "parameter"));
+  if (comparison.differences.empty()) {
+    return base::str("equal within ", size_text(comparison.tolerance), ": ", compared,
+                     "; the largest relative difference is ", size_text(comparison.largest),
+                     comparison.largest_of.empty() ? "" : ", of ", comparison.largest_of, "\n");
+  }
+  return base::str(first_line(comparison.differences.front()), "\n", table(comparison), "compared: ", compared,
+                   ", within ", size_text(comparison.tolerance), "\n");
+}
+
+}  // namespace lamina::digests

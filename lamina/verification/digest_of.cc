@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/verification/digest_of.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "lamina/value/dtype.h"
+
+namespace lamina::verification {
+
+using digests::Digest;
+using digests::kBlock;
+using digests::kProjections;
+
+namespace {
+
+// A hash of an element's bits and its place.
+template <class Element>
+std::uint64_t hash(const Element& element, std::int64_t place) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &element, std::min(sizeof element, sizeof bits));
+  bits ^= static_cast<std::uint64_t>(place) * 0x9e3779b97f4a7c15;
+  bits = (bits ^ (bits >> 32)) * 0xd6e8feb86659fd93;
+  return bits ^ (bits >> 32);
+}
+
+// One pass over the numbers as doubles, block by block.
+class Summing {
+ public:
+  explicit Summing(Digest& digest) : digest_(digest) {}
+
+  template <class Element>
+  void add(const Element* elements, bool bits) {
+    for (std::int64_t at = 0; at < digest_.elements;) {
+      const std::int64_t place = digest_.begin + at;
+      const std::int64_t count = std::min(kBlock - place % kBlock, digest_.elements - at);
+      for (std::int64_t i = 0; i < count; ++i) block_[i] = static_cast<double>(elements[at + i]);
+      if (bits) {
+        for (std::int64_t i = 0; i < count; ++i) digest_.bits += hash(elements[at + i], place + i);
+      }
+      add_block(place, count);
+      at += count;
+    }
+  }
+
+  template <class Element>
+  void count_small(const Element* elements) {
+    const double limit = digest_.largest * digests::kSmall;
+    for (std::int64_t i = 0; i < digest_.elements; ++i) {
+      const double size = std::abs(static_cast<double>(elements[i]));
+      digest_.small += static_cast<std::int64_t>(size > 0 && size < limit);
+    }
+  }
+
+ private:
+  void add_block(std::int64_t place, std::int64_t count) {
+    double squares = 0, largest = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      squares += block_[i] * block_[i];
+      largest = std::max(largest, std::abs(block_[i]));
+    }
+    if (!std::isfinite(squares)) return add_without_infinite(place, count);
+    add_sums(place, count, squares, largest);
+  }
+
+  // The same, where some may be infinite or no numbers.
+  void add_without_infinite(std::int64_t place, std::int64_t count) {
+    double squares = 0, largest = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (!std::isfinite(block_[i])) {
+        ++digest_.not_finite;
+        block_[i] = 0;
+      }
+      squares += block_[i] * block_[i];
+      largest = std::max(largest, std::abs(block_[i]));
+    }
+    add_sums(place, count, squares, largest);
+  }
+
+  void add_sums(std::int64_t place, std::int64_t count, double squares, double largest) {
+    digest_.squares += squares;
+    digest_.largest = std::max(digest_.largest, largest);
+    const auto& signs = digests::signs_in_block();
+    for (int projection = 0; projection < kProjections; ++projection) {
+      const double* sign = signs[projection].data() + place % kBlock;
+      double sum = 0;
+      for (std::int64_t i = 0; i < count; ++i) sum += block_[i] * sign[i];
+      digest_.projections[projection] += sum * digests::sign_of_block(place / kBlock, projection);
+    }
+  }
+
+  Digest& digest_;
+  std::array<double, kBlock> block_;
+};
+
+std::string name_of(at::ScalarType type) {
+  const auto known = value::dtype_of(type);
+  return known ? std::string(layout::traits(*known).name) : c10::toString(type);
+}
+
+Digest digest_of(const at::Tensor& tensor, bool bits, const PartOf& part, bool counts_small) {
+  Digest digest{.dtype = name_of(tensor.scalar_type()), .shape = part.shape, .begin = part.begin};
+  at::Tensor values = tensor.detach();
+  if (values.layout() != at::kStrided) values = values.to_dense();
+  if (values.is_complex()) {
+    values = at::view_as_real(values.resolve_conj());
+    digest.shape.push_back(2);
+    digest.begin *= 2;
+  }
+  // Numbers of a device come to the host as they are: sums there would be in another order.
+  values = values.to(at::kCPU).contiguous();
+  digest.elements = values.numel();
+  Summing summing(digest);
+  AT_DISPATCH_ALL_TYPES_AND3(at::kHalf, at::kBFloat16, at::kBool, values.scalar_type(), "digest_of", [&] {
+    summing.add(values.const_data_ptr<scalar_t>(), bits);
+    if (counts_small) summing.count_small(values.const_data_ptr<scalar_t>());
+  });
+  return digest;
+}
+
+}  // namespace
+
+Digest digest_of(const at::Tensor& tensor, bool bits) {
+  return digest_of(tensor, bits, {tensor.sizes().vec(), 0}, /*counts_small=*/false);
+}
+
+Digest digest_of(const at::Tensor& tensor, bool bits, const PartOf& part) {
+  return digest_of(tensor, bits, part, /*counts_small=*/true);
+}
+
+}  // namespace lamina::verification

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/digests/comparison.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "lamina/base/error.h"
+
+namespace lamina::digests {
+namespace {
+
+// The digest of these numbers, or of a part of them.
+Digest digest_of(const std::vector<double>& all, std::int64_t begin = 0, std::int64_t end = -1) {
+  if (end < 0) end = static_cast<std::int64_t>(all.size());
+  Digest digest{.dtype = "float64", .shape = {static_cast<std::int64_t>(all.size())}, .begin = begin};
+  for (std::int64_t i = begin; i < end; ++i) {
+    ++digest.elements;
+    digest.squares += all[i] * all[i];
+    digest.largest = std::max(digest.largest, std::abs(all[i]));
+    for (int k = 0; k < kProjections; ++k) {
+      digest.projections[k] += all[i] * signs_in_block()[k][i % kBlock] * sign_of_block(i / kBlock, k);
+    }
+  }
+  return digest;
+}
+
+class Runs : public testing::Test {
+ protected:
+  // Two ranks with a module each, and one with both.
+  Runs() {
+    for (int rank = 0; rank < 2; ++rank) first_.push_back({.rank = rank, .world = 2, .partition = rank});
+    second_.push_back({.rank = 0, .world = 1});
+    for (int module = 0; module < 2; ++module) {
+      const std::string name = "layers." + std::to_string(module);
+      add(first_.at(module), name, module);
+      add(second_.front(), name, module);
+    }
+  }
+
+  void add(RankRecording& rank, const std::string& name, int module) {
+    const std::int64_t order = 10 * module;
+    rank.seen.push_back({Kind::kInput, 0, 0, name, 0, 0, order, digest_of({1, 2, 3.0 + module})});
+    rank.seen.push_back({Kind::kOutput, 0, 0, name, 0, 0, order + 1, digest_of({1, 2, 4.0 + module})});
+    rank.seen.push_back({Kind::kOutputGradient, 0, 0, name, 0, 0, 100 - order, digest_of({0.5, 1, 0.25})});
+    rank.seen.push_back({Kind::kParameter, -1, -1, name + ".weight", 0, 0, 0, digest_of({1, 1, 1, 1})});
+    rank.seen.push_back({Kind::kGradient, 0, -1, name + ".weight", 0, 0, 200, digest_of({1, 2, 3, 4})});
+    rank.seen.push_back({Kind::kParameter, 0, -1, name + ".weight", 0, 0, 300, digest_of({0.9, 0.8, 0.7, 0.6})});
+    rank.calls[call_of(rank.seen.at(rank.seen.size() - 5))] = {"gradients", 7, false};
+  }
+
+  Seen& find(std::vector<RankRecording>& run, Kind kind, const std::string& name) {
+    for (auto& rank : run) {
+      for (auto& seen : rank.seen) {
+        if (seen.kind == kind && seen.name == name && seen.step >= 0) return seen;
+      }
+    }
+    throw base::InternalError("no such tensor");
+  }
+
+  Comparison compared(const Terms& terms = {}) { return compare(first_, second_, terms); }
+
+  std::vector<RankRecording> first_, second_;
+};
+
+TEST_F(Runs, SaysWhatWasComparedWhereAllIsEqual) {
+  const auto found = compared();
+  EXPECT_TRUE(found.differences.empty());
+  EXPECT_EQ(std::tuple(found.steps, found.tensors, found.modules, found.parameters), std::tuple(1, 12, 2, 2));
+  EXPECT_EQ(describe(found).substr(0, 6), "equal ");
+}
+
+TEST_F(Runs, TellsTheFirstInTheOrderOfTheComputation) {
+  find(first_, Kind::kInput, "layers.1").digest = digest_of({1, 2, 4.1});
+  find(first_, Kind::kOutput, "layers.1").digest = digest_of({1, 2, 5.1});
+  find(first_, Kind::kOutput, "layers.0").digest = digest_of({1, 2, 4.1});
+  find(first_, Kind::kGradient, "layers.0.weight").digest = digest_of({1, 2, 3, 4.1});
+  const auto found = compared();
+  ASSERT_EQ(found.differences.size(), 4U);
+  const auto& first = found.differences.front();
+  EXPECT_EQ(named(first.seen), "output of layers.0");
+  EXPECT_TRUE(first.inputs_agree);
+  EXPECT_EQ(first.rank, 0);
+  EXPECT_NEAR(first.relative, 0.1 / std::sqrt(1 + 4 + 4.1 * 4.1), 0.01);
+  EXPECT_TRUE(describe(found).starts_with(
+      "step 0, microbatch 0: output of layers.0 on rank 0 differs by 2e-02 (inputs agree)\n"));
+  EXPECT_EQ(named(found.differences.back().seen), "gradient of layers.0.weight");
+}
+
+TEST_F(Runs, SaysThatModesOrRandomNumbersDiffer) {
+  find(first_, Kind::kOutput, "layers.1").digest = digest_of({1, 2, 5.1});
+  auto& call = first_.at(1).calls.begin()->second;
+  call.drew = true, call.generator = 8;
+  EXPECT_NE(describe(compared()).find("random numbers, and they began at another place"), std::string::npos);
+  call.modes = "no gradients";
+  EXPECT_NE(describe(compared()).find("ran with no gradients instead of gradients"), std::string::npos);
+}
+
+TEST_F(Runs, PutsPartsTogetherWhereverTheyLie) {
+  auto& whole = find(first_, Kind::kParameter, "layers.0.weight");
+  const Seen other = whole;
+  const std::vector<double> all{0.9, 0.8, 0.7, 0.6};
+  whole.digest = digest_of(all, 0, 3);
+  first_.at(1).copy = 1;  // shards lie in several copies
+  first_.at(1).seen.push_back(other);
+  first_.at(1).seen.back().digest = digest_of(all, 3, 4);
+  EXPECT_TRUE(compared().differences.empty());
+  first_.at(1).seen.back().digest = digest_of({0.9, 0.8, 0.7, -0.6}, 3, 4);
+  const auto found = compared();
+  ASSERT_EQ(found.differences.size(), 1U);
+  EXPECT_EQ(named(found.differences.front().seen), "parameter layers.0.weight");
+}
+
+TEST_F(Runs, FindsWhatIsLeftOutDoubledOrOfAnotherSign) {
+  for (const auto& other : {std::vector<double>{0, 0, 0}, {1, 2, 0.5}, {-0.5, 1, 0.25}, {1, 0.5, 0.25}}) {
+    find(first_, Kind::kOutputGradient, "layers.0").digest = digest_of(other);
+    EXPECT_EQ(compared().differences.size(), 1U);
+  }
+}
+
+TEST_F(Runs, ToleratesWhatRoundingExplains) {
+  find(first_, Kind::kOutput, "layers.0").digest = digest_of({1, 2, 4 + 1e-12});
+  EXPECT_TRUE(compared().differences.empty());
+  EXPECT_GT(compared().largest, 0);
+  find(first_, Kind::kOutput, "layers.0").digest = digest_of({1, 2, 4 + 1e-7});
+  EXPECT_EQ(compared().differences.size(), 1U);
+  EXPECT_TRUE(compared({.tolerance = 1e-6}).differences.empty());
+}
+
+TEST_F(Runs, ComparesBitsWhereAsked) {
+  find(first_, Kind::kOutput, "layers.0").digest.bits = 5;
+  EXPECT_TRUE(compared().differences.empty());
+  EXPECT_EQ(compared({.bits = true}).differences.size(), 1U);
+}
+
+TEST_F(Runs, FindsOtherShapesDtypesAndWhatIsNotFinite) {
+  auto& digest = find(first_, Kind::kOutput, "layers.0").digest;
+  const Digest right = digest;
+  digest.shape = {3, 1};
+  EXPECT_EQ(compared().differences.front().what, "has shape [3, 1] instead of [3]");
+  digest = right, digest.dtype = "float32";
+  EXPECT_EQ(compared().differences.front().what, "is float32 instead of float64");
+  digest = right, digest.not_finite = 2;
+  EXPECT_EQ(compared().differences.front().what, "has 2 elements that are not finite instead of 0");
+}
+
+TEST_F(Runs, TakesElementsOfAGradientThatAreRoundingForWhatTheyAre) {
+  const std::vector<double> gradient{1, 2, 3, 1e-17};
+  for (auto* run : {&first_, &second_}) {
+    auto& digest = find(*run, Kind::kGradient, "layers.0.weight").digest;
+    digest = digest_of(gradient);
+    digest.small = 1;
+  }
+  find(first_, Kind::kParameter, "layers.0.weight").digest = digest_of({0.9, 0.9, 0.9, 0.95});
+  find(second_, Kind::kParameter, "layers.0.weight").digest = digest_of({0.9, 0.9, 0.9, 1.1});
+  EXPECT_TRUE(compared().differences.empty());
+}
+
+TEST_F(Runs, RefusesRunsThatHaveNothingInCommon) {
+  for (auto& rank : first_) rank.seen.clear();
+  EXPECT_THROW(compared(), base::Error);
+}
+
+}  // namespace
+}  // namespace lamina::digests
