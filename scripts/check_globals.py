@@ -22,7 +22,7 @@ REASONS = {
     "exits.excepthook": ("_installed _session", "Python has one hook for exceptions, which outlives the job"),
     "integrations.replacements": ("module_manager", "a name that scripts import"),
     "job.backend": ("_making", "torch knows a function of ours for its groups, and hands it nothing of ours"),
-    "job.current": ("_job", "the current job, as the API has it"),
+    "job.current": ("_beginnings _job", "the current job, as the API has it, and what begins with each"),
     "job.groups": ("_jobs", "a number in the store, which outlives jobs"),
     "job.lifetime": ("_process _stuck _left _ends", "what of ended jobs still runs in this process"),
     "modules.placement": ("_index", "models are made before there is a job"),

@@ -35,6 +35,7 @@ ORDER = (
     "data_parallel",
     "pipeline",
     "checkpoints",
+    "verification",
     "callbacks",
     "activation_checkpointing",
     "observe",

@@ -91,7 +91,7 @@ void validate(const Config& config);
 // Fills in the fields whose default depends on other fields.
 Config with_defaults(Config config);
 
-// The same job with one rank for each copy of the model: without partitions, slices and shards.
+// Returns the same job with one rank for each copy of the model: without partitions, slices and shards.
 Config collapsed(Config config);
 
 // The default of active_microbatches.

@@ -24,7 +24,7 @@ bool is_of_call(Kind kind) { return kind <= Kind::kOutputGradient; }
 // Parts of these may lie on ranks of several copies of the model.
 bool is_of_model(Kind kind) { return kind >= Kind::kGradient && kind <= Kind::kState; }
 
-// A tensor of a run. Those of the model have no copy: their parts may lie in several.
+// A tensor of a run. One of the model has no copy, for its parts may lie in several.
 struct Key {
   std::int64_t step, copy, microbatch;
   Kind kind;
@@ -89,7 +89,7 @@ std::vector<Whole> wholes_of(const std::vector<Part>& parts) {
   return wholes;
 }
 
-// What runs were seen to compute, with sizes that differences are measured by.
+// A run, with sizes that differences are measured by.
 class Sizes {
  public:
   explicit Sizes(const Parts& parts) {
@@ -110,8 +110,8 @@ class Sizes {
     return found == largest_.end() ? 0 : found->second * (is_gradient ? 0.1 : 1e-3);
   }
 
-  // What an update makes of rounding: an optimizer that divides gradients by their size gives a small one as much
-  // weight as any other.
+  // Estimates what an update makes of rounding: an optimizer that divides gradients by their size gives a small one as
+  // much weight as any other.
   double amplified(const Seen& seen, const Digest& now, double tolerance) const {
     const auto before = initial_.find(seen.name);
     if (seen.kind != Kind::kParameter || seen.step < 0 || before == initial_.end()) return 0;
@@ -183,7 +183,7 @@ class Comparer {
       if (other == first_.end()) continue;
       const auto wholes = wholes_of(parts);
       const auto others = wholes_of(other->second);
-      if (wholes.empty() || others.empty()) continue;
+      if (wholes.empty() || others.empty() || began_elsewhere(key)) continue;
       for (std::size_t i = 0; i < others.size(); ++i) compare(others[i], wholes[std::min(i, wholes.size() - 1)], key);
       ++made_.tensors;
       if (is_of_call(key.kind)) modules.insert(key.name);
@@ -203,7 +203,9 @@ class Comparer {
 
  private:
   Compared compare(const Digest& first, const Digest& second, const Seen& seen) const {
-    if (first.dtype != second.dtype) return {kInfinite, base::str("is ", first.dtype, " instead of ", second.dtype)};
+    // An optimizer may take gradients as they come, or as it wants them.
+    if (first.dtype != second.dtype && seen.kind != Kind::kGradient)
+      return {kInfinite, base::str("is ", first.dtype, " instead of ", second.dtype)};
     if (first.shape != second.shape) {
       return {kInfinite, base::str("has shape ", listed(first.shape), " instead of ", listed(second.shape))};
     }
@@ -212,12 +214,23 @@ class Comparer {
               base::str("has ", first.not_finite, " elements that are not finite instead of ", second.not_finite)};
     }
     const double apart = distance(first, second);
+    if (seen.kind == Kind::kGenerator) return {0, apart == 0 ? "" : "is another one"};
     const double scale = std::max({first.norm(), second.norm(), sizes_.floor(seen)});
     const double relative = apart == 0 || scale == 0 ? 0 : apart / scale;
     if (terms_.bits) return {relative, first.bits == second.bits ? "" : "has other bits, by " + size_text(relative)};
     const double tolerated = made_.tolerance * static_cast<double>(std::max<std::int64_t>(seen.step, 0) + 1);
     const double excess = apart - sizes_.amplified(seen, second, made_.tolerance);
     return {relative, excess > tolerated * scale ? "differs by " + size_text(relative) : ""};
+  }
+
+  // True of a generator that was at another place before the first step, as one is that no script has seeded.
+  bool began_elsewhere(const Key& key) const {
+    if (key.kind != Kind::kGenerator) return false;
+    Key at_first = key;
+    at_first.step = -1;
+    const auto first = first_.find(at_first), second = second_.find(at_first);
+    return first == first_.end() || second == second_.end() ||
+           first->second.front().seen->digest != second->second.front().seen->digest;
   }
 
   void compare(const Whole& first, const Whole& second, const Key& key) {
@@ -244,7 +257,7 @@ class Comparer {
     return found == of.rank->calls.end() ? std::nullopt : std::optional(found->second);
   }
 
-  // Of an output: says whether what went into its call agrees.
+  // Says of an output whether all that went into its call agrees.
   void explain(Difference& difference) const {
     if (difference.seen.kind != Kind::kOutput) return;
     bool differs = false;

@@ -32,7 +32,7 @@ struct Difference {
   std::optional<Surroundings> first, second;  // of an output: those of its call
 };
 
-// What two runs have and have not in common.
+// The result for two runs.
 struct Comparison {
   double tolerance = 0;
   std::int64_t steps = 0;    // that both have recorded

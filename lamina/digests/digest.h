@@ -11,9 +11,10 @@ namespace lamina::digests {
 
 constexpr int kProjections = 8;
 
-// [Note: digests] A tensor in a handful of numbers. Those of its parts add up to those of the whole, wherever they lie.
-// A projection is the sum of all elements, each with a sign that its place in the whole tensor says. So the difference
-// of the projections of two tensors is about as large as the norm of their difference, whatever that looks like.
+// [Note: digests] A tensor in a handful of numbers. The numbers of its parts add up to those of the whole, wherever
+// they lie. A projection is the sum of all elements, each with a sign that its place in the whole tensor says. So the
+// difference of the projections of two tensors is about as large as the norm of their difference, whatever that looks
+// like.
 struct Digest {
   std::string dtype;                // "float32"
   std::vector<std::int64_t> shape;  // of the whole tensor

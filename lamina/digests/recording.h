@@ -12,7 +12,7 @@
 
 namespace lamina::digests {
 
-// What was seen of a run.
+// Kinds of tensors that are seen of a run.
 enum class Kind : std::uint8_t {
   kInput,           // of a call of a module
   kOutput,          // of it
@@ -42,7 +42,7 @@ struct Seen {
 using CallName = std::tuple<std::int64_t, std::int64_t, std::string, std::int64_t>;
 inline CallName call_of(const Seen& seen) { return {seen.step, seen.microbatch, seen.name, seen.call}; }
 
-// What the results of a call may depend on besides its inputs.
+// Surroundings of a call: its results may depend on them as on its inputs.
 struct Surroundings {
   std::string modes;            // "training, autocast bfloat16"
   std::uint64_t generator = 0;  // a hash of the random numbers' position before the call

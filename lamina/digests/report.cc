@@ -19,7 +19,7 @@ std::string counted(std::int64_t number, std::string_view what) {
   return base::str(number, " ", what, number == 1 ? "" : "s");
 }
 
-// What distinguishes the two calls, as far as it was recorded.
+// Says what distinguishes the two calls, as far as it was recorded.
 std::string cause_of(const Difference& difference) {
   if (!difference.first || !difference.second || !difference.inputs_agree) return {};
   const auto& [modes, generator, drew] = *difference.first;
@@ -42,7 +42,7 @@ std::string first_line(const Difference& difference) {
   return text + cause_of(difference);
 }
 
-// What differs besides the first, by kind.
+// Lists what differs, by kind.
 std::string table(const Comparison& comparison) {
   struct Row {
     std::set<std::string> names;

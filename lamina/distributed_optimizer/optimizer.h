@@ -4,9 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lamina/collective/ranks.h"
@@ -67,6 +69,12 @@ class Optimizer {
   // A state was loaded: what updates that an error ended lack is there.
   void note_load() { broken_off_ = 0; }
 
+  // Is called before each update, with the members of groups that have their gradients; these are to be multiplied by
+  // the factor. No table: the model is not cut.
+  using Updated = std::function<void(const std::vector<std::vector<Groups::Member>>& groups,
+                                     const model::ParameterTable* table, double factor)>;
+  void when_updated(Updated call) { updated_ = std::move(call); }
+
   bool overflow() const { return begun_.overflow; }  // of gradients in the last step
   double norm() const { return begun_.norm; }        // that the last step has measured; 0 where it did not
 
@@ -105,6 +113,7 @@ class Optimizer {
   std::int64_t plain_ = 0;            // gradients of other backwards, then: see Backwards::plain()
   std::int64_t broken_off_ = 0;       // updates that an error ended, which this rank alone may have caught
   bool tells_of_clipping_;
+  Updated updated_;
 };
 
 }  // namespace lamina::distributed_optimizer

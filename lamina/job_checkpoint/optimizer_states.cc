@@ -82,21 +82,29 @@ void check_groups(const std::string& who, OptimizerAccess& here, const Optimizer
 
 }  // namespace
 
-void add_states(int number, OptimizerAccess& optimizer, SaveList& list) {
+void for_each_state(int number, OptimizerAccess& optimizer,
+                    const std::function<void(const StateName&, const at::Tensor&, const at::Tensor&)>& found) {
   const auto& locals = optimizer.engine().parameters();
   const auto named = optimizer.engine().states().state(optimizer.user(), Extent::kPart);
   for (const auto& group : optimizer.engine().groups().members(optimizer.user())) {
     for (const auto& [name, given, parameter, local] : group) {
       if (!local.defined()) continue;
-      if (locals.is_master(local)) list.add_state(locals, {number, "", name}, local, local);
-      const auto found = named.states.find(name);
-      if (found == named.states.end()) continue;
-      for (const auto& [key, value] : found->second.as<value::Dict>().items) {
+      if (locals.is_master(local)) found({number, "", name}, local, local);
+      const auto states = named.states.find(name);
+      if (states == named.states.end()) continue;
+      for (const auto& [key, value] : states->second.as<value::Dict>().items) {
         const auto [state, tensor] = to_tensor(name, key.as<std::string>(), value);
-        if (tensor.defined()) list.add_state(locals, {number, state, name}, local, tensor);
+        if (tensor.defined()) found({number, state, name}, local, tensor);
       }
     }
   }
+}
+
+void add_states(int number, OptimizerAccess& optimizer, SaveList& list) {
+  const auto& locals = optimizer.engine().parameters();
+  for_each_state(number, optimizer, [&](const StateName& name, const at::Tensor& local, const at::Tensor& value) {
+    list.add_state(locals, name, local, value);
+  });
 }
 
 OptimizerAbout about_of(OptimizerAccess& optimizer) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -13,6 +14,11 @@
 // flag or None ends with "#".
 namespace lamina::job_checkpoint {
 
+// Calls `found` for each master and state of what stands in this rank's groups, `local`. Throws base::UsageError for a
+// state that is neither tensor nor number.
+void for_each_state(
+    int number, OptimizerAccess& optimizer,
+    const std::function<void(const StateName&, const at::Tensor& local, const at::Tensor& value)>& found);
 // Lists masters and states of what stands in this rank's groups. Throws base::UsageError for a state of another kind.
 void add_states(int number, OptimizerAccess& optimizer, SaveList& list);
 // Class, options and names, as far as this rank knows them.

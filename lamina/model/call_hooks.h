@@ -35,9 +35,8 @@ class CallHook {
   virtual void before_backward(const ModuleCall&) {}
   virtual void after_backward(const ModuleCall&) {}
 
-  // True where it is shown tensors: those that a call is given, before its forward; those that it returns, after that;
-  // and the gradients of those that it has made, which may come anew when a graph is kept. Where a face does not tell
-  // what a call is given, there are no inputs.
+  // True where it is shown tensors: those that a call is given, before its forward, and those that it returns, after
+  // it. Gradients of the latter follow, which may come anew when a graph is kept.
   virtual bool wants_tensors() const { return false; }
   virtual void see_inputs(const ModuleCall&, std::span<const at::Tensor>) {}
   virtual void see_outputs(const ModuleCall&, std::span<const at::Tensor>) {}

@@ -8,6 +8,7 @@
 #include "lamina/pipeline/step_messages.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/schedule/schedule.h"
+#include "lamina/verification/run_recorder.h"
 
 namespace lamina::pipeline {
 namespace {

@@ -18,7 +18,10 @@
 #include "lamina/remote/steps.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/value/failure.h"
-#include "lamina/verification/run_recorder.h"
+
+namespace lamina::verification {
+class RunRecorder;
+}
 
 namespace lamina::pipeline {
 
@@ -29,7 +32,7 @@ struct JobOptions {
   std::chrono::duration<double> timeout = std::chrono::seconds(1800);  // how long a live rank may take to answer
   std::optional<std::uint64_t> seed;                                   // see RootSeeds
   std::int64_t microbatches_before = 0;                                // those of earlier replicas
-  std::shared_ptr<verification::RunRecorder> run_recorder;  // nullptr: the run is not recorded
+  std::shared_ptr<verification::RunRecorder> run_recorder;             // nullptr: the run is not recorded
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
   bool few_processors = true;        // this machine has less than two for each of its ranks
   runtime::WorkerPool::Hooks thread_hooks;

@@ -8,8 +8,8 @@
 
 #include "lamina/faces/sayings.h"
 #include "lamina/messaging/agreement.h"
-#include "lamina/session/recorded_run.h"
 #include "lamina/session/sharding.h"
+#include "lamina/verification/run_recorder.h"
 
 namespace lamina::session {
 
@@ -24,11 +24,9 @@ void begin_life(Session& session, ModelFace& face) {
       model::agree_on_cut(face.tree(), proposal, session.partition(), world, session.mailbox(), session.patience()));
   std::vector<std::string> modules;
   for (const auto& node : face.tree().nodes()) modules.push_back(node.name);
-  record_modules(session, modules);
-  std::shared_ptr<sharding::Sharding> sharding;
+  if (const auto& recorder = session.run_recorder()) session.job().call_hooks().add(recorder, modules);
   try {
-    sharding = give_values(session, face.table(), modules, face.value_hooks(), face.portion_bytes());
-    face.take_values(sharding);
+    face.take_values(give_values(session, face.table(), modules, face.value_hooks(), face.portion_bytes()));
     // One rank alone may have what cannot be trimmed; the others would wait for it in the step.
     messaging::act_together(session.mailbox(), world, [&] { face.trim_optimizers(); }, session.patience());
     face.watch();
@@ -40,7 +38,6 @@ void begin_life(Session& session, ModelFace& face) {
   }
   face.load();
   face.settle();
-  record_model(session, face.table(), sharding.get());
 }
 
 }  // namespace lamina::session

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/session/session.h"
 
+#include <torch/version.h>
+
 #include "lamina/base/log.h"
 #include "lamina/environment/progress.h"
 #include "lamina/observe/timeline_part.h"
@@ -10,6 +12,7 @@
 #include "lamina/transport/loopback/loopback.h"
 #include "lamina/transport/ucx/ucx.h"
 #include "lamina/value/large_blocks.h"
+#include "lamina/verification/run_recorder.h"
 
 namespace lamina::session {
 namespace {

@@ -16,7 +16,10 @@
 #include "lamina/pipeline/job.h"
 #include "lamina/topology/topology.h"
 #include "lamina/value/failure.h"
-#include "lamina/verification/run_recorder.h"
+
+namespace lamina::verification {
+class RunRecorder;
+}
 
 namespace lamina::session {
 
@@ -45,7 +48,7 @@ class Session {
   const environment::World& world() const { return world_; }
   const topology::Topology& topology() const { return topology_; }
   observe::Recorder& recorder() { return recorder_; }
-  // Of a run that is to be compared with another; nullptr where it is not.
+  // Records a run that is to be compared with another; nullptr in any other.
   const std::shared_ptr<verification::RunRecorder>& run_recorder() const { return run_recorder_; }
   messaging::Mailbox& mailbox() { return messenger_->mailbox(); }
   transport::Transport& transport() { return messenger_->transport(); }

@@ -69,7 +69,7 @@ class Summing {
     add_sums(place, count, squares, largest);
   }
 
-  // The same, where some may be infinite or no numbers.
+  // Does the same where some may be infinite or no numbers.
   void add_without_infinite(std::int64_t place, std::int64_t count) {
     double squares = 0, largest = 0;
     for (std::int64_t i = 0; i < count; ++i) {
@@ -104,7 +104,7 @@ std::string name_of(at::ScalarType type) {
   return known ? std::string(layout::traits(*known).name) : c10::toString(type);
 }
 
-Digest digest_of(const at::Tensor& tensor, bool bits, const PartOf& part, bool counts_small) {
+Digest make_digest(const at::Tensor& tensor, bool bits, const PartOf& part, bool counts_small) {
   Digest digest{.dtype = name_of(tensor.scalar_type()), .shape = part.shape, .begin = part.begin};
   at::Tensor values = tensor.detach();
   if (values.layout() != at::kStrided) values = values.to_dense();
@@ -112,6 +112,13 @@ Digest digest_of(const at::Tensor& tensor, bool bits, const PartOf& part, bool c
     values = at::view_as_real(values.resolve_conj());
     digest.shape.push_back(2);
     digest.begin *= 2;
+  }
+  if (at::isFloat8Type(values.scalar_type())) values = values.to(at::kFloat);
+  if (at::isBarebonesUnsignedType(values.scalar_type())) {  // which torch has few functions of: as bytes
+    const auto bytes = static_cast<std::int64_t>(values.element_size());
+    values = values.contiguous().view(at::kByte);
+    digest.shape.push_back(bytes);
+    digest.begin *= bytes;
   }
   // Numbers of a device come to the host as they are: sums there would be in another order.
   values = values.to(at::kCPU).contiguous();
@@ -127,11 +134,11 @@ Digest digest_of(const at::Tensor& tensor, bool bits, const PartOf& part, bool c
 }  // namespace
 
 Digest digest_of(const at::Tensor& tensor, bool bits) {
-  return digest_of(tensor, bits, {tensor.sizes().vec(), 0}, /*counts_small=*/false);
+  return make_digest(tensor, bits, {tensor.sizes().vec(), 0}, /*counts_small=*/false);
 }
 
 Digest digest_of(const at::Tensor& tensor, bool bits, const PartOf& part) {
-  return digest_of(tensor, bits, part, /*counts_small=*/true);
+  return make_digest(tensor, bits, part, /*counts_small=*/true);
 }
 
 }  // namespace lamina::verification

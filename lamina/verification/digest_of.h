@@ -19,7 +19,7 @@ struct PartOf {
 // The digest of a tensor that has a value, of any kind of numbers, on any device; see [Note: digests]. `bits`: also the
 // hash of its bits.
 digests::Digest digest_of(const at::Tensor& tensor, bool bits);
-// The same of a part of a tensor. Small elements are counted, too.
+// Makes it of a part of a tensor. Small elements are counted, too.
 digests::Digest digest_of(const at::Tensor& tensor, bool bits, const PartOf& part);
 
 }  // namespace lamina::verification

@@ -23,7 +23,7 @@ bool has_value(const at::Tensor& tensor) {
          !tensor.unsafeGetTensorImpl()->is_python_dispatch();
 }
 
-// Where the random numbers of this thread's context are.
+// A hash of where the random numbers of this thread are.
 std::uint64_t generator() {
   const auto state = at::detail::getDefaultCPUGenerator().get_state();
   return digest_of(state, /*bits=*/true).bits;
@@ -41,25 +41,30 @@ std::string modes() {
 }  // namespace
 
 std::optional<Terms> read_terms(const environment::Environment& environment) {
-  const auto folder = environment.find(kFolderVariable);
+  const auto folder = environment(kFolderVariable);
   if (!folder) return {};
   Terms terms{.folder = *folder};
-  if (const auto steps = environment.find(kStepsVariable)) terms.steps = std::stoll(*steps);
-  terms.bits = environment.find(kBitsVariable).has_value();
-  terms.collapsed = environment.find(kCollapsedVariable).has_value();
+  if (const auto steps = environment(kStepsVariable)) terms.steps = std::stoll(*steps);
+  terms.bits = environment(kBitsVariable).has_value();
+  terms.collapsed = environment(kCollapsedVariable).has_value();
   return terms;
 }
 
 RunRecorder::RunRecorder(Terms terms, digests::RankRecording about)
     : terms_(std::move(terms)), writer_(terms_.folder, about) {}
 
-RunRecorder::~RunRecorder() { writer_.end(); }
+RunRecorder::~RunRecorder() { end(); }
 
 void RunRecorder::end_step() {
   const std::lock_guard lock(mutex_);
+  close_step();
+}
+
+void RunRecorder::close_step() {
   calls_.clear();
   calls_of_.clear();
   microbatch_ = 0;
+  updates_ = 0;
   writer_.end_step(++steps_);
 }
 
@@ -72,11 +77,29 @@ void RunRecorder::see_result(base::Microbatch microbatch, std::span<const at::Te
   }
 }
 
-void RunRecorder::see(Kind kind, const std::string& name, const at::Tensor& tensor, const PartOf& part) {
+void RunRecorder::see_update(std::span<const Held> gradients) {
   const std::lock_guard lock(mutex_);
-  if (!has_value(tensor)) return;
-  const std::int64_t step = kind == Kind::kGradient ? steps_.load() : steps_ - 1;
-  writer_.write({kind, step, -1, name, 0, 0, order_++, digest_of(tensor, terms_.bits, part)});
+  const std::int64_t step = has_step_functions_ ? steps_ - 1 : steps_.load();
+  for (const auto& [name, gradient, part] : gradients) {
+    if (!has_value(gradient)) continue;
+    writer_.write({Kind::kGradient, step, -1, name, updates_, 0, order_++, digest_of(gradient, terms_.bits, part)});
+  }
+  ++updates_;
+  if (!has_step_functions_ && !calls_.empty()) close_step();
+}
+
+void RunRecorder::see_state(std::span<const std::pair<Kind, Held>> state) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [kind, held] : state) {
+    if (!has_value(held.tensor)) continue;
+    writer_.write({kind, steps_ - 1, -1, held.name, 0, 0, order_++, digest_of(held.tensor, terms_.bits, held.part)});
+  }
+  seen_ = steps_.load();
+}
+
+void RunRecorder::end() {
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(is_over_, true)) writer_.end();
 }
 
 void RunRecorder::before_forward(const model::ModuleCall& call) {
@@ -84,45 +107,58 @@ void RunRecorder::before_forward(const model::ModuleCall& call) {
   const std::int64_t microbatch = context != nullptr ? context->microbatch().value : microbatch_.load();
   const std::lock_guard lock(mutex_);
   const std::int64_t number = calls_of_[{microbatch, call.name}]++;
-  calls_[call.number] = {{steps_, microbatch, call.name, number}, {modes(), generator(), false}, order_++};
+  calls_[call.number] = {{steps_, microbatch, call.name, number}, {modes(), generator(), false}, order_++, {}};
 }
 
 void RunRecorder::after_forward(const model::ModuleCall& call) {
   const std::lock_guard lock(mutex_);
   const auto found = calls_.find(call.number);
   if (found == calls_.end()) return;
-  auto& [name, surroundings, began] = found->second;
+  auto& [name, surroundings, began, awaited] = found->second;
   surroundings.drew = surroundings.generator != generator();
   writer_.write(name, surroundings);
 }
 
-RunRecorder::Call RunRecorder::begun(const model::ModuleCall& call) {
-  const auto found = calls_.find(call.number);
-  return found == calls_.end() ? Call{{-1, -1, "", -1}, {}, 0} : found->second;
-}
-
 void RunRecorder::write(Kind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
                         const at::Tensor& tensor) {
+  if (!has_value(tensor)) return;
   const auto& [step, microbatch, name, number] = call;
-  if (step < 0 || !has_value(tensor)) return;
   writer_.write({kind, step, microbatch, name, number, index, order, digest_of(tensor, terms_.bits)});
 }
 
 void RunRecorder::see_inputs(const model::ModuleCall& call, std::span<const at::Tensor> inputs) {
   const std::lock_guard lock(mutex_);
-  const auto [name, surroundings, began] = begun(call);
-  for (std::int64_t i = 0; std::cmp_less(i, inputs.size()); ++i) write(Kind::kInput, name, i, began, inputs[i]);
+  const auto found = calls_.find(call.number);
+  if (found == calls_.end()) return;
+  auto& begun = found->second;
+  for (std::int64_t i = 0; std::cmp_less(i, inputs.size()); ++i) {
+    if (inputs[i].defined() && value::is_pending(inputs[i])) {
+      begun.awaited.resize(inputs.size());
+      begun.awaited[i] = inputs[i];
+    } else {
+      write(Kind::kInput, begun.name, i, begun.began, inputs[i]);
+    }
+  }
 }
 
 void RunRecorder::see_outputs(const model::ModuleCall& call, std::span<const at::Tensor> outputs) {
   const std::lock_guard lock(mutex_);
-  const auto name = begun(call).name;
-  for (std::int64_t i = 0; std::cmp_less(i, outputs.size()); ++i) write(Kind::kOutput, name, i, order_++, outputs[i]);
+  const auto found = calls_.find(call.number);
+  if (found == calls_.end()) return;
+  auto& begun = found->second;
+  const auto awaited = std::exchange(begun.awaited, {});
+  for (std::int64_t i = 0; std::cmp_less(i, awaited.size()); ++i) {
+    write(Kind::kInput, begun.name, i, begun.began, awaited[i]);
+  }
+  for (std::int64_t i = 0; std::cmp_less(i, outputs.size()); ++i) {
+    write(Kind::kOutput, begun.name, i, order_++, outputs[i]);
+  }
 }
 
 void RunRecorder::see_gradient(const model::ModuleCall& call, std::int64_t output, const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
-  write(Kind::kOutputGradient, begun(call).name, output, order_++, gradient);
+  const auto found = calls_.find(call.number);
+  if (found != calls_.end()) write(Kind::kOutputGradient, found->second.name, output, order_++, gradient);
 }
 
 }  // namespace lamina::verification

@@ -22,7 +22,7 @@
 // Runs that are recorded to be compared with others: what each module computed, and what became of the model.
 namespace lamina::verification {
 
-// What `lamina verify` tells the ranks that it starts.
+// The words of `lamina verify` to the ranks that it starts.
 struct Terms {
   std::string folder;      // for the recordings
   std::int64_t steps = 3;  // after so many the script ends
@@ -38,7 +38,7 @@ std::optional<Terms> read_terms(const environment::Environment& environment);
 
 // [Note: recorded runs] What one rank of a run computes, as digests in a file of its own. It hears of calls by the
 // hooks around them, on the rank that runs the module; tensors that lie elsewhere are their owner's to record. A step
-// is a call of a step function or, outside of these, a pass of the model with a backward. What an update and the script
+// is a call of a step function or, in a script that has none, all up to an update. What an update and the script
 // between two steps have made of the model is recorded where the next step begins. Thread-safe.
 class RunRecorder : public model::CallHook {
  public:
@@ -52,14 +52,28 @@ class RunRecorder : public model::CallHook {
   // True where the script's layout was taken away: places that it gives modules do not count.
   bool is_collapsed() const { return terms_.collapsed; }
 
+  // A call of a step function.
+  void begin_step() { has_step_functions_ = true; }
   // The microbatch whose body this thread runs from now on, where no ExecutionContext says so.
   void begin_microbatch(base::Microbatch microbatch) { microbatch_ = microbatch.value; }
+  // Sees the tensors of what a step function returned for a microbatch.
+  void see_result(base::Microbatch microbatch, std::span<const at::Tensor> tensors);
   void end_step();
 
-  // What a step function returned for a microbatch, of which these are the tensors.
-  void see_result(base::Microbatch microbatch, std::span<const at::Tensor> tensors);
-  // A tensor of the model, or the part of it that is here. Those that are no gradients belong to the step before.
-  void see(digests::Kind kind, const std::string& name, const at::Tensor& tensor, const PartOf& part);
+  // A tensor, or the part of it that is here.
+  struct Held {
+    std::string name;
+    at::Tensor tensor;
+    PartOf part;
+  };
+  // The gradients that an optimizer is about to update with.
+  void see_update(std::span<const Held> gradients);
+  // True where a step has ended since see_state().
+  bool has_news() const { return steps_ > seen_; }
+  // The model, its optimizers and generators after a step, or before the first.
+  void see_state(std::span<const std::pair<digests::Kind, Held>> state);
+  // Nothing comes any more.
+  void end();
 
   // model::CallHook.
   bool wants_tensors() const override { return true; }
@@ -73,18 +87,23 @@ class RunRecorder : public model::CallHook {
   struct Call {
     digests::CallName name;
     digests::Surroundings surroundings;
-    std::int64_t began = 0;  // its place in the order
+    std::int64_t began = 0;           // its place in the order
+    std::vector<at::Tensor> awaited;  // inputs that had no value when it began, by their place; undefined: seen
   };
-  Call begun(const model::ModuleCall& call);
   void write(digests::Kind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
              const at::Tensor& tensor);
+  void close_step();  // under the lock
 
   const Terms terms_;
-  std::atomic<std::int64_t> steps_ = 0;
+  std::atomic<std::int64_t> steps_ = 0;  // that have ended
+  std::atomic<std::int64_t> seen_ = 0;   // of them, those after which the state was seen
+  std::atomic<bool> has_step_functions_ = false;
   std::atomic<std::int64_t> microbatch_ = 0;
   std::mutex mutex_;
   digests::Writer writer_;
   std::int64_t order_ = 0;
+  std::int64_t updates_ = 0;  // in this step, or since the last one
+  bool is_over_ = false;
   std::unordered_map<std::int64_t, Call> calls_;                           // of this step, by their numbers
   std::map<std::pair<std::int64_t, std::string>, std::int64_t> calls_of_;  // of a module in a microbatch, so far
 };

@@ -11,11 +11,13 @@
 #include <vector>
 
 #include "lamina/checkpoint/tree_json.h"
+#include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/resume_job.h"
 #include "lamina/job_checkpoint/resumption.h"
 #include "lamina/job_checkpoint/save_job.h"
 #include "lamina/job_checkpoint/together.h"
 #include "lamina/session/session.h"
+#include "lamina/verification/run_recorder.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/carried_errors.h"
 #include "python/bindings/checkpointed_job.h"
@@ -53,6 +55,16 @@ py::object together(Session& session, const py::function& act) {
   return result;
 }
 
+void record_state(Session& session, py::object lent) {
+  PythonCheckpointedJob job(session, std::move(lent));
+  uncarried([&] { job_checkpoint::record_state(job, *session.run_recorder()); });
+}
+
+void record_gradients(Session& session, py::object lent) {
+  PythonCheckpointedJob job(session, std::move(lent));
+  uncarried([&] { job_checkpoint::record_gradients(job, *session.run_recorder()); });
+}
+
 void bind_saves(py::module_& module) {
   py::class_<SharedSave, SaveHolder>(module, "Save")
       .def_property_readonly("is_over", [](const SharedSave& held) { return held.save->is_over(); })
@@ -86,6 +98,8 @@ void bind_checkpoint(py::module_& module) {
         uncarried([&] { job_checkpoint::together(job.peers(), [&] { job_checkpoint::require_ready(job); }); });
       },
       py::arg("session"), py::arg("job"));
+  module.def("record_state", &record_state, py::arg("session"), py::arg("job"));
+  module.def("record_gradients", &record_gradients, py::arg("session"), py::arg("job"));
   module.def("require_model", &job_checkpoint::require_model, py::arg("has_model"), py::arg("call"));
   module.def("together", &together, py::arg("session"), py::arg("act"));
 }

@@ -10,8 +10,8 @@
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/session/model_life.h"
-#include "lamina/session/recorded_run.h"
 #include "lamina/value/released.h"
+#include "lamina/verification/run_recorder.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/plan.h"
 
@@ -58,18 +58,14 @@ void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
                              [](Session& self) { return self.run_recorder() && self.run_recorder()->is_collapsed(); })
       .def_property_readonly("recorded_all",
                              [](Session& self) { return self.run_recorder() && self.run_recorder()->is_over(); })
-      .def("record_result",
-           [](Session& self, int microbatch, const std::vector<at::Tensor>& tensors) {
-             self.run_recorder()->see_result(base::Microbatch(microbatch), tensors);
-           })
-      .def(
-          "record_model",
-          [](Session& self, const ParameterTable& table, sharding::Sharding* sharding) {
-            if (self.run_recorder()->steps() > 0)
-              session::record_model(self, table, sharding);  // begin_life did before
-          },
-          py::arg("table"), py::arg("sharding"))
-      .def("record_step", &session::record_step, py::arg("table"), py::arg("sharding"));
+      .def_property_readonly("has_news_to_record",
+                             [](Session& self) { return self.run_recorder() && self.run_recorder()->has_news(); })
+      .def("begin_recorded_step", [](Session& self) { self.run_recorder()->begin_step(); })
+      .def("end_recorded_step", [](Session& self) { self.run_recorder()->end_step(); })
+      .def("end_recording", [](Session& self) { self.run_recorder()->end(); })
+      .def("record_result", [](Session& self, int microbatch, const std::vector<at::Tensor>& tensors) {
+        self.run_recorder()->see_result(base::Microbatch(microbatch), tensors);
+      });
 }
 
 // The parts of a state that ranks of this pipeline own as one. They come rank by rank, or in the order of the plain

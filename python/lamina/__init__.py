@@ -107,6 +107,7 @@ from lamina.pipeline.output import StepOutput
 from lamina.pipeline.step import step
 from lamina.saved_state.saving import load, save
 from lamina.tracing.trace import is_tracing
+from lamina.verification import recording as _recording  # noqa: F401 -- records jobs that are compared
 
 try:
     __version__ = importlib.metadata.version("lamina")

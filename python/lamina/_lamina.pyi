@@ -299,10 +299,15 @@ class Session:
         """True where as many steps were recorded as are wanted."""
     def record_result(self, microbatch: int, tensors: Sequence[torch.Tensor]) -> None:
         """Records what a step function returned for a microbatch."""
-    def record_model(self, table: ParameterTable, sharding: Sharding | None) -> None:
-        """Records this rank's part of the model as it is now."""
-    def record_step(self, table: ParameterTable, sharding: Sharding | None) -> None:
-        """Records the gradients here, and that a step has ended."""
+    @property
+    def has_news_to_record(self) -> bool:
+        """True where a step was recorded, and the model not since."""
+    def begin_recorded_step(self) -> None:
+        """A step function is called."""
+    def end_recorded_step(self) -> None:
+        """It has done its work."""
+    def end_recording(self) -> None:
+        """Nothing comes any more."""
     def set_model(
         self,
         cut: Cut,
@@ -908,6 +913,12 @@ def require_model(has_model: bool, call: str) -> None:
 def require_ready(session: Session, job: Any) -> None:
     """UsageError, on all ranks, where there is nothing yet, or not now, to be saved. Collective over the world. `job`:
     here and below a CheckpointedJob."""
+
+def record_state(session: Session, job: Any) -> None:
+    """Records this rank's part of a job in its recording: lamina/job_checkpoint/record_job.h."""
+
+def record_gradients(session: Session, job: Any) -> None:
+    """Records the gradients here, as an optimizer that is not the job's is about to use them."""
 
 def save_job(
     session: Session,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training script with a fault, named by its first argument, that only the layout has.
 
-    lamina verify -n 2 tests/verify/faulty.py FAULT
+lamina verify -n 2 tests/verify/faulty.py FAULT
 """
 
 import sys
@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
     def forward(self, x):
         y = self.dropout(torch.relu(self.norm(self.linear(x))))
-        return self.spoiled(y) if self.number == 2 and fault_is_here() else x + y
+        return x + (self.spoiled(y) if self.number == 2 and fault_is_here() else y)
 
     def spoiled(self, y):
         match FAULT:
@@ -93,9 +93,8 @@ def main():
     def spoil(fault):
         return fault == FAULT and fault_is_here()
 
-    parameters = dict(model.named_parameters())
     torch.manual_seed(lamina.dp_rank())
-    for number in range(10):
+    for _ in range(10):
         optimizer.zero_grad()
         train(model, torch.randn(8, SIZE), torch.randint(CLASSES, (8,)))
         own = [each for name, each in model.local_named_parameters() if each.grad is not None]
@@ -119,7 +118,7 @@ def main():
                         each.zero_()
             if spoil("rate"):
                 optimizer.param_groups[0]["lr"] = 0.2
-    print("the script has gone on", number, len(parameters))
+    print("the script has gone on")
 
 
 main()

@@ -23,6 +23,7 @@ class Job:
         groups: the ProcessGroups, from the first use.
         replicas: the Replicas, where gradients are averaged over several copies of the model.
         saves: its checkpoints under way; None before the first.
+        recording: what records it to be compared with another run; None where nobody does.
         clips_by_default: gradients of shards are clipped to a norm that nobody has set.
         loaded: a state was loaded into the model, and no step has been since.
         on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
@@ -39,6 +40,7 @@ class Job:
     groups: Any = None
     replicas: Any = None
     saves: Any = None
+    recording: Any = None
     clips_by_default: bool = False
     loaded: bool = False
     on_end: ExitStack = field(default_factory=ExitStack)
@@ -72,12 +74,20 @@ class Job:
 
 
 _job: Job | None = None
+_beginnings: list[Callable[[Job], None]] = []  # of parts that a job may have from its beginning, of higher packages
+
+
+def when_it_begins(call: Callable[[Job], None]) -> None:
+    """Has something called with each job, when it begins."""
+    _beginnings.append(call)
 
 
 def begin(session: _lamina.Session, microbatches: int) -> Job:
     """From now on there is a job."""
     global _job
     _job = Job(session, microbatches)
+    for call in _beginnings:
+        call(_job)
     return _job
 
 

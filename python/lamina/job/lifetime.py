@@ -73,6 +73,8 @@ def shutdown() -> None:
         try:
             if job.saves is not None:
                 job.saves.end()
+            if job.recording is not None:
+                job.recording.end()
         finally:
             job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
             current.end()
@@ -108,6 +110,8 @@ def _at_exit() -> None:
     job = current.job_if_any()
     if job is not None and job.saves is not None:
         _end_saves(job, last_error is None)
+    if job is not None and job.recording is not None and last_error is None:
+        job.recording.end()
     if job is not None and last_error is None:
         job.session.tell_leaving(said("end-of-program"))
     if interrupted:

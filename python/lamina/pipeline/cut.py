@@ -118,40 +118,19 @@ class Cut:
         """Cuts the model, the first time, with what the tracer finds; collective over the world."""
         if self.model is None:
             current.session().begin_life(Life(self, tracer))
+            if (recording := current.job().recording) is not None:
+                recording.record()
 
     def hooked(self) -> dict[int, module_call.Begin]:
         """Functions that begin a call of each module that has hooks, by id(module)."""
-        session, tree = current.session(), self.model.tree
+        session, recording, tree = current.session(), current.job().recording, self.model.tree
 
         def begin(node: int, remote: bool, given: tuple) -> _lamina.HookedCall:
+            if recording is not None:
+                recording.begin_call()
             return session.begin_call(node, remote, pytree.tensors(given) if session.hooks_want_tensors else ())
 
-        return {
-            id(tree.modules[node]): functools.partial(begin, node) for node in session.hooked_modules(tree.names)
-        }
-
-    def begin_recorded_step(self) -> None:
-        """Where this run is compared with another: ends the script after the steps that are compared, and records what
-        the model is where another one begins. Nothing in any other run."""
-        session = current.session()
-        if not session.is_recorded or self.model is None:
-            return
-        session.record_model(self.model.table, self.model.sharding)
-        if session.recorded_all:
-            raise SystemExit(0)
-
-    def record_results(self, outputs: list[Any]) -> None:
-        """Where this run is compared with another: records what a step function returned for each microbatch."""
-        session = current.session()
-        if session.is_recorded:
-            for microbatch, output in enumerate(outputs):
-                session.record_result(microbatch, pytree.tensors(output))
-
-    def end_recorded_step(self) -> None:
-        """Where this run is compared with another: records the gradients that a step leaves."""
-        session = current.session()
-        if session.is_recorded:
-            session.record_step(self.model.table, self.model.sharding)
+        return {id(tree.modules[node]): functools.partial(begin, node) for node in session.hooked_modules(tree.names)}
 
     def see_to_norms(self) -> None:
         """Has torch's norms of gradients be those of the whole model, without the loss scale, once it is cut; of what

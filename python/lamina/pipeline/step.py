@@ -111,8 +111,8 @@ class StepFunction:
             job.saves.check_before_step()
         seeds.check(job)
         first_call = job.cut.enter_step() if job.cut is not None else None
-        if job.cut is not None:
-            job.cut.begin_recorded_step()
+        if job.recording is not None:
+            job.recording.begin_step()
         state = job.cut.shared_state if job.cut is not None else Watch()
         if job.pipelined:
             state.begin_step(self._function, owner)
@@ -137,7 +137,8 @@ class StepFunction:
             result = run(body=body, merge=functools.partial(_merge, job))
         if job.model is not None:
             job.model.end_step()
-            job.cut.end_recorded_step()
+        if job.recording is not None:
+            job.recording.end_step()
         return result
 
     def _run_pipelined(
@@ -206,8 +207,8 @@ class StepFunction:
 
 
 def _merge(job: current.Job, outputs: list[Any]) -> Any:
-    if job.cut is not None:
-        job.cut.record_results(outputs)
+    if job.recording is not None:
+        job.recording.record_results(outputs)
     return merge(outputs)
 
 

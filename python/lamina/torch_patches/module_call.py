@@ -35,8 +35,8 @@ class ModuleCalls:
         anywhere: the number of each module that is called where its arguments lie, by id(module): only calls with
             arguments that lie elsewhere are routed.
         hooked: what begins a call of a module of this rank that has hooks, by id(module); see [Note: call hooks] in
-            lamina/model/call_hooks.h. It is told whether the call came from another rank, and what it is given: positional
-            arguments and others.
+            lamina/model/call_hooks.h. It is told whether the call came from another rank, and what it is given: a tuple
+            of positional arguments and a dictionary.
         whole: modules of this rank that write state, kept alive likewise: they have their arguments before they begin,
             so that no other microbatch comes in between. See [Note: updates] in shared_state/attributes.py.
         original: torch's call, or the one of somebody who had replaced that before.
