@@ -196,9 +196,9 @@ py::object part_of_state(const ModelOptimizer& optimizer, const py::object& lent
   return user.kept().give(part);
 }
 
-std::shared_ptr<ModelOptimizer> make_optimizer(const std::shared_ptr<Session>& session,
-                                               std::shared_ptr<LossScale> scale, std::int64_t number,
-                                               bool clips_by_default) {
+std::shared_ptr<ModelOptimizer> recorded_optimizer(const std::shared_ptr<Session>& session,
+                                                   std::shared_ptr<LossScale> scale, std::int64_t number,
+                                                   bool clips_by_default) {
   auto made =
       std::make_shared<ModelOptimizer>(session->ranks(), session->config(), std::move(scale), number, clips_by_default);
   if (const auto& recorder = session->run_recorder()) {
@@ -209,7 +209,7 @@ std::shared_ptr<ModelOptimizer> make_optimizer(const std::shared_ptr<Session>& s
 
 void bind_model_optimizer(py::module_& module) {
   py::class_<ModelOptimizer, std::shared_ptr<ModelOptimizer>>(module, "Optimizer")
-      .def(py::init(&make_optimizer), py::arg("session"), py::arg("scale"), py::arg("number"),
+      .def(py::init(&recorded_optimizer), py::arg("session"), py::arg("scale"), py::arg("number"),
            py::arg("clips_by_default"), py::keep_alive<1, 2>())
       .def_property_readonly("parameters", py::overload_cast<>(&ModelOptimizer::parameters),
                              py::return_value_policy::reference_internal)
