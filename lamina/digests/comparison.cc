@@ -156,13 +156,6 @@ std::string listed(const Numbers& numbers) {
   return base::str("[", text, "]");
 }
 
-// The norm of the difference, as far as digests tell.
-double distance(const Digest& first, const Digest& second) {
-  double squares = 0;
-  for (int i = 0; i < kProjections; ++i) squares += std::pow(first.projections[i] - second.projections[i], 2);
-  return std::max(std::abs(first.norm() - second.norm()), std::sqrt(squares / kProjections));
-}
-
 struct Compared {
   double relative = 0;
   std::string what;  // "" where they agree
@@ -172,6 +165,7 @@ class Comparer {
  public:
   Comparer(const Run& first, const Run& second, const Terms& terms)
       : terms_(terms), first_(parts_of(first)), second_(parts_of(second)), sizes_(second_) {
+    made_.wanted = terms.steps;
     made_.tolerance = terms.tolerance.value_or(std::max(tolerance_of(first), tolerance_of(second)));
   }
 
@@ -276,6 +270,12 @@ class Comparer {
 };
 
 }  // namespace
+
+double distance(const Digest& first, const Digest& second) {
+  double squares = 0;
+  for (int i = 0; i < kProjections; ++i) squares += std::pow(first.projections[i] - second.projections[i], 2);
+  return std::max(std::abs(first.norm() - second.norm()), std::sqrt(squares / kProjections));
+}
 
 std::string size_text(double relative) {
   std::array<char, 32> text;

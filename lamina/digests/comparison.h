@@ -14,6 +14,7 @@ namespace lamina::digests {
 struct Terms {
   std::optional<double> tolerance;  // relative; else that of the numbers, see tolerance_of()
   bool bits = false;                // each element is to be the same
+  std::int64_t steps = 0;           // that were wanted; 0: as many as there are
 };
 
 // [Note: tolerance] The largest difference that rounding explains, of the norm of a tensor: 1e-9 for float64, 1e-4 for
@@ -30,12 +31,14 @@ struct Difference {
   std::string what;        // "differs by 3e-2", "has shape [2, 3] instead of [3, 2]", "is called once instead of twice"
   bool inputs_agree = false;                  // of an output: those of the same call
   std::optional<Surroundings> first, second;  // of an output: those of its call
+  std::string reads;                          // in words: what distinguishes what its calls read, see reads_apart()
 };
 
 // The result for two runs.
 struct Comparison {
   double tolerance = 0;
   std::int64_t steps = 0;    // that both have recorded
+  std::int64_t wanted = 0;   // of them; 0: as many as there are
   std::int64_t tensors = 0;  // that were compared
   std::int64_t modules = 0;  // of which some were calls'
   std::int64_t parameters = 0;
@@ -51,6 +54,9 @@ Comparison compare(const std::vector<RankRecording>& first, const std::vector<Ra
 
 // The comparison in words: one line where nothing differs; else the first difference, and a table of what follows.
 std::string describe(const Comparison& comparison);
+
+// The norm of the difference, as far as digests tell.
+double distance(const Digest& first, const Digest& second);
 
 // A relative difference in words: "3e-02".
 std::string size_text(double relative);

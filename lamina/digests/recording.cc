@@ -38,6 +38,18 @@ Digest to_digest(const Json& json) {
   return digest;
 }
 
+CallName to_call(const Json& line) {
+  return {line.at("step"), line.at("microbatch"), line.at("name"), line.at("call")};
+}
+
+void take_reads(Reads& reads, const Json& json) {
+  for (const auto& [name, read] : json.items()) {
+    reads.values[name] = read.at("value");
+    for (const auto& digest : read.at("tensors")) reads.tensors[name].push_back(to_digest(digest));
+    if (const auto user = read.find("user"); user != read.end()) reads.users[name] = *user;
+  }
+}
+
 void take(RankRecording& recording, const Json& line) {
   if (const auto kind = line.find("kind"); kind != line.end()) {
     const auto known = std::ranges::find(kKinds, kind->get<std::string>());
@@ -46,8 +58,9 @@ void take(RankRecording& recording, const Json& line) {
                               line.at("name"), line.at("call"), line.at("index"), line.at("order"),
                               to_digest(line.at("digest"))});
   } else if (line.contains("modes")) {
-    const CallName call{line.at("step"), line.at("microbatch"), line.at("name"), line.at("call")};
-    recording.calls[call] = {line.at("modes"), line.at("generator"), line.at("drew")};
+    recording.calls[to_call(line)] = {line.at("modes"), line.at("generator"), line.at("drew")};
+  } else if (const auto reads = line.find("reads"); reads != line.end()) {
+    take_reads(recording.reads[to_call(line)], *reads);
   } else if (line.contains("steps")) {
     recording.steps = line.at("steps");
   } else if (line.contains("end")) {
@@ -70,15 +83,15 @@ RankRecording read(const std::filesystem::path& path) {
         continue;
       }
       if (line.at("lamina recording") != kVersion) {
-        throw base::FormatError(
-            base::str("version ", line.at("lamina recording").dump(), ", and this lamina reads ", kVersion));
+        throw base::FormatError(base::str("it is of version ", line.at("lamina recording").dump(),
+                                          ", and this lamina reads version ", kVersion));
       }
       recording.rank = line.at("rank"), recording.world = line.at("world");
       recording.copy = line.at("copy"), recording.partition = line.at("partition");
       recording.about = line.at("about").get<std::map<std::string, std::string>>();
     } catch (const std::exception& error) {
       throw base::FormatError(
-          base::str(path.string(), ", line ", number, ": this is no recording of a run: ", error.what()));
+          base::str(path.string(), ", line ", number, ": it cannot be read as a recording of a run: ", error.what()));
     }
   }
   if (number == 0) throw base::FormatError(base::str(path.string(), ": the rank ended before its recording began"));
@@ -118,6 +131,21 @@ void Writer::write(const CallName& call, const Surroundings& surroundings) {
                 {"generator", surroundings.generator},
                 {"drew", surroundings.drew}}
                .dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
+        << '\n';
+}
+
+void Writer::write(const CallName& call, const Reads& reads) {
+  const auto& [step, microbatch, name, number] = call;
+  Json all = Json::object();
+  for (const auto& [variable, value] : reads.values) {
+    Json& read = all[variable] = {{"value", value}, {"tensors", Json::array()}};
+    if (const auto user = reads.users.find(variable); user != reads.users.end()) read["user"] = user->second;
+    const auto tensors = reads.tensors.find(variable);
+    if (tensors == reads.tensors.end()) continue;
+    for (const auto& digest : tensors->second) read["tensors"].push_back(to_json(digest));
+  }
+  file_ << Json{{"step", step}, {"microbatch", microbatch}, {"name", name}, {"call", number}, {"reads", all}}.dump(
+               -1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
         << '\n';
 }
 

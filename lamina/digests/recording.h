@@ -49,6 +49,13 @@ struct Surroundings {
   bool drew = false;            // random numbers in it
 };
 
+// Things beside its inputs that a call may depend on, by what they are: "global registry.LOSSES".
+struct Reads {
+  std::map<std::string, std::string> values;           // in few words, or "#" and a hash
+  std::map<std::string, std::vector<Digest>> tensors;  // numbers that lie in them
+  std::map<std::string, std::string> users;  // what other modules do with them: "layers.1 on rank 0 writes it"
+};
+
 // One rank's part of a run.
 struct RankRecording {
   std::int64_t rank = 0;
@@ -58,8 +65,9 @@ struct RankRecording {
   std::map<std::string, std::string> about;  // keys of the layout, versions
   std::vector<Seen> seen;
   std::map<CallName, Surroundings> calls;
-  std::int64_t steps = 0;  // that have ended
-  bool ended = false;      // the recording, as it was meant to: the rank was not killed
+  std::map<CallName, Reads> reads;  // of the module that was looked at
+  std::int64_t steps = 0;           // that have ended
+  bool ended = false;               // the recording, as it was meant to: the rank was not killed
 };
 
 // The file of one rank: a line of JSON for its beginning, for each call, tensor and end of a step. Lines that are there
@@ -71,6 +79,7 @@ class Writer {
 
   void write(const Seen& seen);
   void write(const CallName& call, const Surroundings& surroundings);
+  void write(const CallName& call, const Reads& reads);
   void end_step(std::int64_t steps);  // so many have ended; what was written is in the file
   void end();
 

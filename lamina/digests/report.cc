@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "lamina/base/str.h"
+#include "lamina/digests/causes.h"
 #include "lamina/digests/comparison.h"
 
 namespace lamina::digests {
@@ -19,22 +20,12 @@ std::string counted(std::int64_t number, std::string_view what) {
   return base::str(number, " ", what, number == 1 ? "" : "s");
 }
 
-// Says what distinguishes the two calls, as far as it was recorded.
-std::string cause_of(const Difference& difference) {
-  if (!difference.first || !difference.second || !difference.inputs_agree) return {};
-  const auto& [modes, generator, drew] = *difference.first;
-  const auto& [other_modes, other_generator, other_drew] = *difference.second;
-  if (modes != other_modes) return base::str(": it ran with ", modes, " instead of ", other_modes);
-  if (drew && generator != other_generator) return ": it draws random numbers, and they began at another place";
-  if (drew || other_drew) return ": it draws random numbers";
-  return {};
-}
-
 std::string first_line(const Difference& difference) {
   const Seen& seen = difference.seen;
   std::string text = seen.step < 0 ? "before the first step" : base::str("step ", seen.step);
   if (difference.copy > 0) text += base::str(", copy ", difference.copy);
   if (seen.microbatch >= 0) text += base::str(", microbatch ", seen.microbatch);
+  if (seen.kind == Kind::kInput && seen.name.empty()) text += ": the runs read different data";
   text += base::str(": ", named(seen));
   if (difference.rank >= 0) text += base::str(" on rank ", difference.rank);
   text += base::str(" ", difference.what);
@@ -77,9 +68,13 @@ std::string named(const Seen& seen) {
 }
 
 std::string describe(const Comparison& comparison) {
+  const bool is_short = comparison.steps < comparison.wanted;
+  const std::string steps =
+      is_short ? base::str(comparison.steps, " of ", counted(comparison.wanted, "step"), ": the script ended; ")
+               : counted(comparison.steps, "step") + ", ";
   const std::string compared =
-      base::str(counted(comparison.steps, "step"), ", ", counted(comparison.tensors, "tensor"), " of ",
-                counted(comparison.modules, "module"), " and ", counted(comparison.parameters, "parameter"));
+      base::str(steps, counted(comparison.tensors, "tensor"), " of ", counted(comparison.modules, "module"), " and ",
+                counted(comparison.parameters, "parameter"));
   if (comparison.differences.empty()) {
     return base::str("equal within ", size_text(comparison.tolerance), ": ", compared,
                      "; the largest relative difference is ", size_text(comparison.largest),

@@ -4,6 +4,7 @@
 #include <torch/version.h>
 
 #include "lamina/base/log.h"
+#include "lamina/config/layout_text.h"
 #include "lamina/environment/progress.h"
 #include "lamina/observe/timeline_part.h"
 #include "lamina/rendezvous/master_address.h"
@@ -42,6 +43,10 @@ std::unique_ptr<transport::Transport> connect(const config::Config& config, cons
 // The configuration of a run that `lamina verify` compares with one in another layout.
 config::Config as_verified(config::Config config) {
   const auto terms = verification::read_terms(environment::process_environment());
+  if (terms && !terms->layout.empty()) {
+    config = config::in_layout(std::move(config), terms->layout);
+    config::validate(config);
+  }
   return terms && terms->collapsed ? config::collapsed(std::move(config)) : config;
 }
 

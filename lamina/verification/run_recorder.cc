@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "lamina/base/str.h"
+#include "lamina/digests/variables.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/value/reference_tensor.h"
 
@@ -17,6 +18,12 @@ namespace lamina::verification {
 using digests::Kind;
 
 namespace {
+
+// The microbatch whose work this thread does; `outside` where none of the engine's says so.
+std::int64_t current_microbatch(std::int64_t outside) {
+  const auto* context = runtime::ExecutionContext::current();
+  return context != nullptr ? context->microbatch().value : outside;
+}
 
 bool has_value(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_meta() && !value::is_pending(tensor) &&
@@ -41,12 +48,14 @@ std::string modes() {
 }  // namespace
 
 std::optional<Terms> read_terms(const environment::Environment& environment) {
-  const auto folder = environment(kFolderVariable);
+  const auto folder = environment(digests::kFolderVariable);
   if (!folder) return {};
   Terms terms{.folder = *folder};
-  if (const auto steps = environment(kStepsVariable)) terms.steps = std::stoll(*steps);
-  terms.bits = environment(kBitsVariable).has_value();
-  terms.collapsed = environment(kCollapsedVariable).has_value();
+  if (const auto steps = environment(digests::kStepsVariable)) terms.steps = std::stoll(*steps);
+  terms.bits = environment(digests::kBitsVariable).has_value();
+  terms.layout = environment(digests::kLayoutVariable).value_or("");
+  terms.module = environment(digests::kModuleVariable);
+  terms.collapsed = environment(digests::kCollapsedVariable).has_value();
   return terms;
 }
 
@@ -103,11 +112,26 @@ void RunRecorder::end() {
 }
 
 void RunRecorder::before_forward(const model::ModuleCall& call) {
-  const auto* context = runtime::ExecutionContext::current();
-  const std::int64_t microbatch = context != nullptr ? context->microbatch().value : microbatch_.load();
+  const std::int64_t microbatch = current_microbatch(microbatch_);
   const std::lock_guard lock(mutex_);
   const std::int64_t number = calls_of_[{microbatch, call.name}]++;
   calls_[call.number] = {{steps_, microbatch, call.name, number}, {modes(), generator(), false}, order_++, {}};
+}
+
+void RunRecorder::see_reads(const std::string& module, std::span<const Variable> variables) {
+  const std::int64_t microbatch = current_microbatch(microbatch_);
+  const std::lock_guard lock(mutex_);
+  const auto calls = calls_of_.find({microbatch, module});
+  if (calls == calls_of_.end()) return;
+  digests::Reads reads;
+  for (const auto& [name, value, tensors, user] : variables) {
+    reads.values[name] = value;
+    if (!user.empty()) reads.users[name] = user;
+    for (const auto& tensor : tensors) {
+      if (has_value(tensor)) reads.tensors[name].push_back(digest_of(tensor, /*bits=*/false));
+    }
+  }
+  writer_.write({steps_, microbatch, module, calls->second - 1}, reads);
 }
 
 void RunRecorder::after_forward(const model::ModuleCall& call) {

@@ -27,12 +27,10 @@ struct Terms {
   std::string folder;      // for the recordings
   std::int64_t steps = 3;  // after so many the script ends
   bool bits = false;
-  bool collapsed = false;  // the layout is taken away, see config::collapsed()
+  std::string layout;                 // keys that replace the script's, see config::in_layout()
+  bool collapsed = false;             // the layout is taken away, see config::collapsed()
+  std::optional<std::string> module;  // of which it is recorded what its calls read
 };
-constexpr const char* kFolderVariable = "LAMINA_VERIFY_FOLDER";
-constexpr const char* kStepsVariable = "LAMINA_VERIFY_STEPS";
-constexpr const char* kBitsVariable = "LAMINA_VERIFY_BITS";
-constexpr const char* kCollapsedVariable = "LAMINA_VERIFY_COLLAPSED";
 // Nothing where this process is not to be recorded. Throws base::ConfigError.
 std::optional<Terms> read_terms(const environment::Environment& environment);
 
@@ -52,6 +50,9 @@ class RunRecorder : public model::CallHook {
   // True where the script's layout was taken away: places that it gives modules do not count.
   bool is_collapsed() const { return terms_.collapsed; }
 
+  // The module of which it is recorded what its calls read.
+  const std::optional<std::string>& module() const { return terms_.module; }
+
   // A call of a step function.
   void begin_step() { has_step_functions_ = true; }
   // The microbatch whose body this thread runs from now on, where no ExecutionContext says so.
@@ -68,6 +69,14 @@ class RunRecorder : public model::CallHook {
   };
   // The gradients that an optimizer is about to update with.
   void see_update(std::span<const Held> gradients);
+  // A variable that a call reads, in words or as a hash, the numbers that lie in it, and another module that uses it.
+  struct Variable {
+    std::string name, value;
+    std::vector<at::Tensor> tensors;
+    std::string user;
+  };
+  // The variables that the call of this module that has begun last reads, in its microbatch.
+  void see_reads(const std::string& module, std::span<const Variable> variables);
   // True where a step has ended since see_state().
   bool has_news() const { return steps_ > seen_; }
   // The model, its optimizers and generators after a step, or before the first.

@@ -52,10 +52,16 @@ std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote,
   return std::make_unique<BegunCall>(session.job().call_hooks().begin(base::ModuleId(module), remote, inputs));
 }
 
+// Name, value, tensors in it, and a module that uses it, too.
+using ReadVariable = std::tuple<std::string, std::string, std::vector<at::Tensor>, std::string>;
+
 void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
   session.def_property_readonly("is_recorded", [](Session& self) { return self.run_recorder() != nullptr; })
       .def_property_readonly("is_collapsed",
                              [](Session& self) { return self.run_recorder() && self.run_recorder()->is_collapsed(); })
+      .def_property_readonly(
+          "module_looked_at",
+          [](Session& self) { return self.run_recorder() ? self.run_recorder()->module() : std::nullopt; })
       .def_property_readonly("recorded_all",
                              [](Session& self) { return self.run_recorder() && self.run_recorder()->is_over(); })
       .def_property_readonly("has_news_to_record",
@@ -63,6 +69,14 @@ void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
       .def("begin_recorded_step", [](Session& self) { self.run_recorder()->begin_step(); })
       .def("end_recorded_step", [](Session& self) { self.run_recorder()->end_step(); })
       .def("end_recording", [](Session& self) { self.run_recorder()->end(); })
+      .def(
+          "record_reads",
+          [](Session& self, const std::string& module, const std::vector<ReadVariable>& variables) {
+            std::vector<verification::RunRecorder::Variable> read;
+            for (const auto& [name, value, tensors, user] : variables) read.push_back({name, value, tensors, user});
+            self.run_recorder()->see_reads(module, read);
+          },
+          py::arg("module"), py::arg("variables"))
       .def("record_result", [](Session& self, int microbatch, const std::vector<at::Tensor>& tensors) {
         self.run_recorder()->see_result(base::Microbatch(microbatch), tensors);
       });

@@ -295,6 +295,12 @@ class Session:
     def is_collapsed(self) -> bool:
         """True in a run without the script's layout, to which another is compared."""
     @property
+    def module_looked_at(self) -> str | None:
+        """The module of which it is recorded what its calls read."""
+    def record_reads(self, module: str, variables: Sequence[tuple[str, str, Sequence[torch.Tensor], str]]) -> None:
+        """Records what the call of this module that has begun last reads: name, value, tensors in it, and what
+        another module does with it."""
+    @property
     def recorded_all(self) -> bool:
         """True where as many steps were recorded as are wanted."""
     def record_result(self, microbatch: int, tensors: Sequence[torch.Tensor]) -> None:

@@ -90,8 +90,13 @@ TEST_F(Runs, TellsTheFirstInTheOrderOfTheComputation) {
 TEST_F(Runs, SaysThatModesOrRandomNumbersDiffer) {
   find(first_, Kind::kOutput, "layers.1").digest = digest_of({1, 2, 5.1});
   auto& call = first_.at(1).calls.begin()->second;
-  call.drew = true, call.generator = 8;
+  auto& other = second_.front().calls.at(first_.at(1).calls.begin()->first);
+  call.drew = other.drew = true;
+  EXPECT_EQ(describe(compared()).find("random numbers"), std::string::npos);
+  call.generator = 8;
   EXPECT_NE(describe(compared()).find("random numbers, and they began at another place"), std::string::npos);
+  other.drew = false;
+  EXPECT_NE(describe(compared()).find("random numbers, which it does not in the second run"), std::string::npos);
   call.modes = "no gradients";
   EXPECT_NE(describe(compared()).find("ran with no gradients instead of gradients"), std::string::npos);
 }

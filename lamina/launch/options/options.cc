@@ -127,14 +127,18 @@ void add_ends(CLI::App& app, Options& options) {
 
 }  // namespace
 
+void add_options_of_one_run(CLI::App& app, Options& options) {
+  add_program(app, options);
+  add_outputs(app, options);
+  add_ends(app, options);
+}
+
 std::optional<int> parse_run(const Arguments& arguments, Options& options) {
   CLI::App app("Starts the ranks of a job on this machine, watches them, and ends all of them when one fails.",
                "lamina run");
   app.add_option("SCRIPT", options.target, "what to run; all words after it go to it")->type_name("ARGUMENTS");
   add_places(app, options);
-  add_program(app, options);
-  add_outputs(app, options);
-  add_ends(app, options);
+  add_options_of_one_run(app, options);
   app.set_version_flag("--version", "lamina " LAMINA_VERSION);
   app.footer(kFooter);
   CommandLine line = split(app, arguments);

@@ -47,6 +47,9 @@ struct Options {
   void validate() const;
 };
 
+// Adds options of what is run, where its output goes and how it ends, for commands that hand them on to run_command().
+void add_options_of_one_run(CLI::App& app, Options& options);
+
 // Reads what follows `lamina run`, in the words of this launcher, of Composer's and of torchrun's. Returns an exit code
 // as `parse` does, or nothing and fills `options`, not validated.
 std::optional<int> parse_run(const Arguments& arguments, Options& options);

@@ -128,7 +128,10 @@ class Cut:
         def begin(node: int, remote: bool, given: tuple) -> _lamina.HookedCall:
             if recording is not None:
                 recording.begin_call()
-            return session.begin_call(node, remote, pytree.tensors(given) if session.hooks_want_tensors else ())
+            call = session.begin_call(node, remote, pytree.tensors(given) if session.hooks_want_tensors else ())
+            if recording is not None:
+                recording.record_reads(tree.names[node])
+            return call
 
         return {id(tree.modules[node]): functools.partial(begin, node) for node in session.hooked_modules(tree.names)}
 
@@ -284,7 +287,7 @@ class Cut:
     def _intercept(self) -> None:
         remote, _, *others = self._interception
         if remote or any(others):
-            module_call.install(*self._interception)
+            module_call.install(*self._interception, hooks_see_streams=current.job().recording is not None)
         if self.pipelined:
             model = self.model
             called = runs.calls(model.runs, model.partition, compiled.outside(self.call_remote))

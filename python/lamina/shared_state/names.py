@@ -82,12 +82,19 @@ class Names:
         self._inside = set(map(id, inside))
         self._kinds = sorted({kind for kind in map(type, inside) if is_of_the_script(kind)}, key=_name_of)
         self._read_before: dict[tuple[int, int], tuple[list[Found], list[Callee]]] = {}
-        self._walked: dict[tuple, list[Found]] = {}
+        self._walked: dict[tuple, tuple[list[Found], list[FunctionType]]] = {}
         self._of_classes: dict[tuple[type, CodeType], list[Found]] = {}
         self._kept: list[Any] = []  # so that ids stay theirs
 
     def of(self, function: Any) -> list[Found]:
         """Returns the names of a function, or of an object that is called, and of all that it may call."""
+        return self._reached(function)[0]
+
+    def functions(self, function: Any) -> list[FunctionType]:
+        """Returns the functions of the script among that one and all that it may call."""
+        return [each for each in self._reached(function)[1] if is_of_the_script(each)]
+
+    def _reached(self, function: Any) -> tuple[list[Found], list[FunctionType]]:
         begin = list(functions_of(function))
         key = tuple((id(each), id(owner)) for each, owner in begin)
         if key not in self._walked:
@@ -104,21 +111,22 @@ class Names:
             self._of_classes[kind, code] = [each for one in named for each in self._found(*one, code)]
         return self._of_classes[kind, code]
 
-    def _walk(self, ahead: list[Callee]) -> list[Found]:
-        found, seen = {}, set()
+    def _walk(self, ahead: list[Callee]) -> tuple[list[Found], list[FunctionType]]:
+        found, seen, functions = {}, set(), []
         while ahead and len(seen) < _MOST:
             callee = ahead.pop()
             key = id(callee[0]), id(callee[1])
             if key in seen:
                 continue
             seen.add(key)
+            functions.append(callee[0])
             if key not in self._read_before:
                 self._kept.append(callee)
                 self._read_before[key] = self._read(*callee)
             names, callees = self._read_before[key]
             found |= {(each.key, each.source, each.word, each.way): each for each in names}
             ahead = ahead + callees
-        return list(found.values())
+        return list(found.values()), functions
 
     def _read(self, function: FunctionType, owner: Any) -> tuple[list[Found], list[Callee]]:
         """The names that a function itself uses, and the functions that it may call."""

@@ -44,6 +44,7 @@ class ModuleCalls:
     Attributes:
         calls: by id(module), what a call of it is, where that is not the original.
         is_in_place: whether ours is called in the place of the original.
+        hooks_see_streams: whether a module's random stream has begun when its hooks do, as where it is called remotely.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ModuleCalls:
         self.given = route
         self.route = None if route is None else compiled.outside(route)  # as compiled code may call it
         self.original, self.is_in_place = original, False
+        self.hooks_see_streams = False
         self.calls: dict[int, Call] = {}
         self._say_calls(self.in_stream | self.whole | self.remote | self.anywhere | self.hooked)
 
@@ -94,12 +96,13 @@ def install(
     anywhere: Mapping[int, int] | None = None,
     hooked: Mapping[int, Begin] | None = None,
     whole: Iterable[nn.Module] = (),
+    hooks_see_streams: bool = False,
 ) -> None:
     """From now on calls of modules are what `ModuleCalls` says of these, and of no others."""
     global _current
     original = _current.original if _current.is_in_place else nn.Module.__call__
     _current = ModuleCalls(remote, route, streams, anywhere or {}, hooked or {}, whole, original)
-    _current.is_in_place = True
+    _current.is_in_place, _current.hooks_see_streams = True, hooks_see_streams
     if nn.Module.__call__ is original:  # else what somebody put around our wrapper calls it
         nn.Module.__call__ = _call
 
@@ -159,9 +162,15 @@ def _call_in_stream(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> A
 
 @compiled.left_alone
 def _call_hooked(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote: bool = False) -> Any:
+    if id(module) in _current.in_stream and _current.hooks_see_streams:
+        return _lamina.call_in_stream(_call_between_hooks, module, args, kwargs, remote, True)
+    return _call_between_hooks(module, args, kwargs, remote, False)
+
+
+def _call_between_hooks(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote: bool, has_stream: bool) -> Any:
     call = _begin(module, args, kwargs, remote)
     try:
-        output = (_call_named if id(module) in _current.names else _call_plain)(module, args, kwargs)
+        output = (_call_named if id(module) in _current.names else _call_plain)(module, args, kwargs, has_stream)
     except BaseException:
         call.fail()
         raise
@@ -179,11 +188,11 @@ def _end(call: _lamina.HookedCall, output: Any) -> None:
     call.end(pytree.tensors(output))
 
 
-def _call_plain(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _call_plain(module: nn.Module, args: tuple, kwargs: dict[str, Any], has_stream: bool = False) -> Any:
     if id(module) in _current.whole and not torch.compiler.is_compiling():  # compiled code has values in any case
         for tensor in pytree.tensors((args, kwargs)):
             _lamina.materialise(tensor)
-    if id(module) in _current.in_stream:
+    if id(module) in _current.in_stream and not has_stream:
         return _call_in_stream(module, args, kwargs)
     return _current.original(module, *args, **kwargs)
 
@@ -198,12 +207,12 @@ def _call_anywhere(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> An
     return _call_hooked(module, args, kwargs) if id(module) in _current.hooked else _call_plain(module, args, kwargs)
 
 
-def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any], has_stream: bool = False) -> Any:
     key = id(module)
     name = _current.names[key]
     outer = _lamina.name_turn(name)
     try:
-        output = _call_plain(module, args, kwargs)
+        output = _call_plain(module, args, kwargs, has_stream)
     finally:
         _lamina.name_turn(outer)
     for tensor in pytree.tensors(output):

@@ -10,6 +10,7 @@ from lamina import _lamina
 from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.job import current
 from lamina.util import pytree
+from lamina.verification.surroundings import Surroundings
 
 
 class Recording:
@@ -22,6 +23,7 @@ class Recording:
     def __init__(self, job: current.Job):
         self._job = job
         self._session = job.session
+        self._surroundings: Surroundings | None = None
         job.on_end.callback(register_optimizer_step_pre_hook(self._before_update).remove)
 
     def begin_step(self) -> None:
@@ -33,6 +35,15 @@ class Recording:
         """Notes that a module is called."""
         if not current.in_step():
             self._record_news()
+
+    def record_reads(self, name: str) -> None:
+        """Records what the call of a module that has begun would find in the variables that its code reads, where the
+        command asks for that module."""
+        if name != self._session.module_looked_at:
+            return
+        if self._surroundings is None:
+            self._surroundings = Surroundings(self._job.partitioned_model, name)
+        self._session.record_reads(name, self._surroundings.variables())
 
     def record_results(self, outputs: list[Any]) -> None:
         """Takes what the body of a step returned for each microbatch."""

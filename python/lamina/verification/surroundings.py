@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables that the calls of a module read, which another run may find with other contents."""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Collection, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina.model.partitioned import PartitionedModel
+from lamina.shared_state.contents import is_of_the_script
+from lamina.shared_state.names import OF_TORCH, Found, Names, used_in, words_in
+from lamina.shared_state.uses import uses
+from lamina.verification.contents import Contents
+
+Variable = tuple[str, str, list[torch.Tensor], str]  # name, value, numbers in it, another module that uses it
+
+# Questions to lamina and torch.distributed that each rank answers otherwise.
+_ASKED = {f"{group}_{what}" for group in ("dp", "local", "mp", "pp", "rdp", "tp") for what in ("rank", "size")}
+_ASKED |= {"rank", "size", "get_rank", "get_world_size"}
+_WHO_ANSWERS = {"lamina", "torch.distributed"}
+
+
+class Surroundings:
+    """The variables of one module's calls.
+
+    Args:
+        model: which it is part of.
+        name: of the module.
+    """
+
+    def __init__(self, model: PartitionedModel, name: str):
+        self._model = model
+        self._name = name
+        modules = model.tree.modules
+        self._module: nn.Module = modules[model.tree.names.index(name)]
+        self._names = Names(modules)
+        self._users: dict[str, str] | None = None
+
+    def variables(self) -> list[Variable]:
+        """Returns what a call that begins now would find."""
+        users = self._other_users()
+        found = {}
+        for name, value in (*self._of_module(), *self._of_code(), *self._of_process()):
+            contents = Contents(value)
+            found[name] = (name, contents.text, contents.tensors, users.get(name, ""))
+        return list(found.values())
+
+    def _of_module(self) -> Iterator[tuple[str, Any]]:
+        module = self._module
+        yield "its training flag", module.training
+        used = {name for function in self._functions() for name in used_in(function.__code__)}
+        for name in vars(module).keys() - OF_TORCH:
+            if name in used or not is_of_the_script(type(module)):
+                yield f"its attribute {name}", getattr(module, name, None)
+        for name, buffer in module.named_buffers(recurse=False):
+            yield f"its buffer {name}", buffer
+        if self._model.sharding is None:
+            for name, parameter in module.named_parameters(recurse=False):
+                yield f"its parameter {name}", parameter
+
+    def _of_code(self) -> Iterator[tuple[str, Any]]:
+        for found in self._names.of(self._module.forward):
+            value = found.read()
+            if not isinstance(value, (FunctionType, ModuleType, type, nn.Module)):
+                yield _called(found), value
+
+    def _of_process(self) -> Iterator[tuple[str, Any]]:
+        for function in self._functions():
+            code = function.__code__
+            if used_in(code) & {"environ", "getenv"}:
+                for word in words_in(code):
+                    if word.isidentifier() and (word in os.environ or word.isupper()):
+                        yield f"environment variable {word}", os.environ.get(word)
+            yield from _answers(function, code)
+            yield from _random_numbers(function, used_in(code))
+
+    def _functions(self) -> list[FunctionType]:
+        return self._names.functions(self._module.forward)
+
+    def _other_users(self) -> dict[str, str]:
+        """Other modules that use the variables, by these, in words; one that writes rather than one that reads, one of
+        another rank rather than one of this."""
+        if self._users is None:
+            mine = {_called(found) for found in self._names.of(self._module.forward)}
+            tree, here = self._model.tree, self._model.owner_of(self._name)
+            ranked: dict[str, tuple[bool, bool, str]] = {}
+            for name, module in zip(tree.names, tree.modules, strict=True):
+                is_part = f"{name}.".startswith(f"{self._name}.") or f"{self._name}.".startswith(f"{name}.")
+                if not name or is_part or not is_of_the_script(type(module)):
+                    continue
+                owner = self._model.owner_of(name)
+                for found in self._names.of(module.forward):
+                    if (called := _called(found)) in mine:
+                        where = f"{name} on rank {self._model.session.translate('partitions', owner)}"
+                        writes = _writes(found)
+                        user = (not writes, owner == here, f"{where} {'writes' if writes else 'uses'} it")
+                        ranked[called] = min(ranked.get(called, user), user)
+            self._users = {called: user for called, (_, _, user) in ranked.items()}
+        return self._users
+
+
+def _writes(found: Found) -> bool:
+    return any(use.writes and use.name == found.word for use in uses(found.source) or ())
+
+
+def _called(found: Found) -> str:
+    if found.name.startswith("the default"):
+        return found.name
+    is_of_closure = found.name.partition(".")[0] in found.source.co_freevars
+    return f"{'closure variable' if is_of_closure else 'global'} {found.name}"
+
+
+def _answers(function: FunctionType, code: CodeType) -> Iterator[tuple[str, Any]]:
+    """Gives what a function asks of the ranks, and the answers."""
+    used = used_in(code)
+    if not used & _ASKED:
+        return
+    for name in used & function.__globals__.keys():
+        value = function.__globals__[name]
+        if isinstance(value, ModuleType) and value.__name__ == "torch" and "distributed" in used:
+            name, value = f"{name}.distributed", torch.distributed
+        if isinstance(value, ModuleType) and value.__name__ in _WHO_ANSWERS:
+            for asked in used & _ASKED & vars(value).keys():
+                yield f"{name}.{asked}()", _answer(getattr(value, asked))
+        elif name in _ASKED and getattr(value, "__module__", "").partition(".")[0] in ("lamina", "torch"):
+            yield f"{name}()", _answer(value)
+
+
+def _random_numbers(function: FunctionType, used: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Gives where the random numbers are that a function draws from others than torch."""
+    read = {id(function.__globals__[name]) for name in used & function.__globals__.keys()}
+    if id(random) in read:
+        yield "the random numbers of Python", random.getstate()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and id(numpy) in read and "random" in used:
+        yield "the random numbers of numpy", numpy.random.get_state()
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Exception as error:
+        return type(error).__name__

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/digests/causes.h"
+
+#include <gtest/gtest.h>
+
+namespace lamina::digests {
+namespace {
+
+Digest number(double value) {
+  Digest digest{.dtype = "float64", .shape = {}, .elements = 1, .squares = value * value};
+  for (int k = 0; k < kProjections; ++k) digest.projections[k] = value * signs_in_block()[k][0] * sign_of_block(0, k);
+  return digest;
+}
+
+// A call that has read these variables in the two runs.
+class Causes : public testing::Test {
+ protected:
+  Causes() {
+    difference_.seen = {.kind = Kind::kOutput, .microbatch = 0, .name = "layer"};
+    difference_.inputs_agree = true;
+    first_.push_back({.rank = 1, .world = 2});
+    second_.push_back({.rank = 0});
+  }
+
+  Reads& first() { return first_.front().reads[call_of(difference_.seen)]; }
+  Reads& second() { return second_.front().reads[call_of(difference_.seen)]; }
+  std::string apart() { return reads_apart(first_, second_, difference_, 1e-4); }
+
+  std::vector<RankRecording> first_, second_;
+  Difference difference_;
+};
+
+TEST_F(Causes, KnowsNothingOfWhatWasNotRecorded) { EXPECT_EQ(apart(), ""); }
+
+TEST_F(Causes, NamesWhatHasOtherContents) {
+  first().values = {{"a", "3"}, {"b", "#12"}, {"c", "1"}};
+  second().values = {{"a", "2"}, {"b", "#13"}, {"c", "1"}};
+  first().users["b"] = "layers.1 writes it";
+  EXPECT_EQ(apart(), ": it reads a, which is 3 instead of 2, and b, which has other contents (layers.1 writes it)");
+  second().values = first().values;
+  EXPECT_EQ(apart(), "; what it was seen to read agrees, too");
+  second().values.erase("c");
+  EXPECT_EQ(apart(), ": it reads c, which only the first run has");
+}
+
+TEST_F(Causes, LetsNumbersDifferByRounding) {
+  first().values = second().values = {{"a", "a number"}};
+  first().tensors["a"] = {number(1 + 1e-9)};
+  second().tensors["a"] = {number(1)};
+  EXPECT_EQ(apart(), "; what it was seen to read agrees, too");
+  first().tensors["a"] = {number(-1.5)};
+  EXPECT_EQ(apart(), ": it reads a, which is -1.5 instead of 1");
+}
+
+TEST_F(Causes, ListsNoMoreThanAFew) {
+  for (const char* name : {"a", "b", "c", "d", "e", "f", "g"}) first().values[name] = "1", second().values[name] = "2";
+  EXPECT_NE(apart().find("e, which is 1 instead of 2, and 2 more"), std::string::npos) << apart();
+}
+
+TEST_F(Causes, SaysWhatIsMissingOfARun) {
+  first_.front().steps = 1;
+  EXPECT_EQ(gaps(first_, "first run"),
+            (std::vector<std::string>{"first run: the recording of rank 1 breaks off after 1 step",
+                                      "first run: there is no recording of rank 0"}));
+  second_.front().ended = true;
+  EXPECT_TRUE(gaps(second_, "second run").empty());
+}
+
+}  // namespace
+}  // namespace lamina::digests

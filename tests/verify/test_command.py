@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lamina verify`: its arguments, what it says, and its exit codes."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from launch.launcher_harness import PRELOAD, READY, eventually
+
+SCRIPT = Path(__file__).with_name("caused.py")
+
+
+def verify(launcher, *words, steps=1):
+    return launcher.run("verify", *PRELOAD, "-n", 2, "--steps", steps, *words)
+
+
+def test_it_names_what_a_module_reads(launcher):
+    result = verify(launcher, SCRIPT, "reads")
+    assert result.returncode == 3, result.stderr
+    first, *rest = result.stdout.splitlines()
+    assert first.startswith("step 0, microbatch 0: output of 1 on rank 1 differs by ")
+    assert first.partition(" (inputs agree): it reads ")[2] == (
+        "environment variable SCALE, which is '3' instead of '2', global SCALE, which is 3 instead of 2, global TABLE, "
+        "which has other contents, its attribute factor, which is 0.75 instead of 0.5, and lamina.rank(), which is 1 "
+        "instead of 0"
+    )
+    assert rest[0] == "what differs in all:" and "own words" not in result.stdout
+
+
+def test_a_smaller_layout_is_found_and_can_be_run_again(launcher):
+    result = verify(launcher, "--bisect", SCRIPT, "rank", 1)
+    assert result.returncode == 3, result.stderr
+    assert "it reads lamina.rank(), which is 1 instead of 0\n" in result.stdout
+    found = [line for line in result.stdout.splitlines() if line.startswith("the smallest layout")]
+    assert found[0].endswith(
+        f"lamina verify -n 2 --steps 1 --layout microbatches=1,deterministic_server=1 {' '.join(PRELOAD[:1])}=torch "
+        f"--preload=lamina.errors {SCRIPT} rank 1"
+    )
+
+
+def test_layouts_are_compared_with_others(launcher):
+    result = verify(launcher, "--layout", "microbatches=4", "--against", "pp=2", SCRIPT, "rank", 1, steps=2)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("equal within ") and "1 of 2 steps: the script ended" in result.stdout
+    assert "lamina verify: 1 of 2: layout microbatches=4, 2 ranks\n" in result.stderr
+    assert "lamina verify: 2 of 2: layout pp=2, 2 ranks\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "says"),
+    [
+        ("fails", 1, "lamina verify: the run in the layout failed, see above; exit code 1"),
+        ("no_steps", 2, "lamina verify: the script has made no step"),
+        ("no_lamina", 2, "lamina verify: no rank has recorded anything: the script must call lamina.init()"),
+    ],
+)
+def test_a_run_that_cannot_be_compared_is_told_as_that(launcher, cause, code, says):
+    result = launcher.run("verify", *PRELOAD, "-n", 2, SCRIPT, cause)
+    assert result.returncode == code and result.stdout == ""
+    assert says in result.stderr
+
+
+def test_other_data_is_told_as_that(launcher):
+    result = verify(launcher, SCRIPT, "data")
+    assert result.returncode == 3, result.stderr
+    assert result.stdout.startswith("step 0, microbatch 0: the runs read different data: input of the model on rank 0")
+
+
+def test_a_layout_that_does_not_fit_is_told_once(launcher):
+    result = verify(launcher, "--layout", "pp=3", SCRIPT, "none")
+    assert result.returncode == 1, result.stderr
+    assert result.stdout == "" and result.stderr.count("the run in layout pp=3 failed") == 1
+    assert "2 of 2" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-n", "2"], "say which script; see `lamina verify --help`"),
+        (["--against", "pp=0,partition=2", "x.py"], "layout: 2 errors"),
+        (["--layout", "ddp", "x.py"], "ddp: without a value is not allowed; expected KEY=VALUE"),
+        (["--steps", "0", "x.py"], "--steps"),
+        (["--tolerance", "-1", "x.py"], "--tolerance"),
+        (["--compare", "a"], "--compare takes two folders of recordings"),
+        (["--compare", "a", "b"], "cannot read a: No such file or directory"),
+        (["--compare", "empty", "empty"], "empty has no recording of a run in it"),
+        (["--restarts", "2", "x.py"], "--restarts: a run that is compared is not started again"),
+        (["--nnodes", "2", "x.py"], "--nnodes"),
+        (["--keep", "mine", "x.py"], "--keep mine: there is mine/thesis.txt, which is no recording"),
+        (["--keep", "mine2", "x.py"], "--keep mine2: there is mine2/layout/thesis.txt, which is no recording"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(launcher, words, says):
+    for folder in ("empty", "mine", "mine2/layout"):
+        (launcher.folder / folder).mkdir(parents=True)
+    kept = [launcher.folder / "mine" / "thesis.txt", launcher.folder / "mine2" / "layout" / "thesis.txt"]
+    for path in kept:
+        path.write_text("years of work")
+    result = launcher.run("verify", *words)
+    assert result.returncode == 2 and result.stdout == ""
+    assert says in result.stderr and result.stderr.startswith("lamina verify: "), result.stderr
+    assert all(path.read_text() == "years of work" for path in kept)
+
+
+def recorded(folder, ranks=(1.0,), world=None, head=None, more="", ended=True):
+    """Writes the recordings of a run in which a module returned these numbers."""
+    folder.mkdir()
+    for rank, number in enumerate(ranks):
+        about = {"rank": rank, "world": world or len(ranks), "copy": rank, "partition": 0, "about": {}}
+        digest = ["float32", [1], 0, 1, number**2, [number] * 8, 0, abs(number), 0, 0]
+        seen = {"step": 0, "microbatch": 0, "name": "layer", "call": 0, "index": 0, "order": 0, "digest": digest}
+        lines = [head or {"lamina recording": 1} | about, {"kind": "output"} | seen, {"steps": 1}]
+        text = "".join(json.dumps(line) + "\n" for line in lines + [{"end": True}] * ended)
+        (folder / f"rank-{rank}.jsonl").write_text(text + more)
+    return folder
+
+
+def test_recordings_are_compared(launcher):
+    one, other = recorded(launcher.folder / "one"), recorded(launcher.folder / "other", (1.5, 1.5))
+    result = launcher.run("verify", "--compare", one, one)
+    assert result.returncode == 0 and result.stdout.startswith("equal within ")
+    result = launcher.run("verify", "--compare", one, other)
+    assert result.returncode == 3 and "output of layer on rank 0 differs by" in result.stdout
+    assert "has 1 copy of the model, the second 2" in result.stderr
+
+
+def test_what_a_killed_run_has_left_is_compared(launcher):
+    whole = recorded(launcher.folder / "whole", (1.0, 2.0))
+    cut = recorded(launcher.folder / "cut", (1.0,), world=2, ended=False, more='{"kind": "outp')
+    result = launcher.run("verify", "--compare", cut, whole)
+    assert result.returncode == 0, result.stderr
+    assert "first run: the recording of rank 0 breaks off after 1 step\n" in result.stdout
+    assert "first run: there is no recording of rank 1\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ({"head": {"lamina recording": 9}}, "line 1: it cannot be read as a recording of a run: it is of version 9"),
+        ({"head": {"nothing": 1}}, "line 1: it cannot be read as a recording of a run"),
+        ({"head": [3]}, "line 1: it cannot be read as a recording of a run"),
+        ({"more": "]]\n"}, "line 5: it cannot be read as a recording of a run"),
+        ({"more": '{"kind": "thought"}\n'}, "line 5: it cannot be read as a recording of a run"),
+    ],
+)
+def test_damaged_recordings_are_refused(launcher, damage, says):
+    folder = recorded(launcher.folder / "damaged", **damage)
+    result = launcher.run("verify", "--compare", folder, folder)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"lamina verify: {folder}/rank-0.jsonl, {says}")
+
+
+def test_an_interrupt_ends_the_run_and_no_other_begins(launcher):
+    job = launcher.start("verify", "-n", 2, "-c", "sh", "-c", READY + "exec sleep 600")
+    eventually(lambda: all((launcher.folder / f"ready-{rank}").exists() for rank in range(2)))
+    os.kill(job.pid, signal.SIGINT)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGINT and out == ""
+    assert "2 of 2" not in err
+    eventually(lambda: not launcher.processes())
