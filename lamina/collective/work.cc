@@ -270,8 +270,8 @@ class C10dWork : public Work {
 
   std::string waits_for(const std::optional<messaging::MutualWaits::Scope>& scope) const {
     if (!scope) return what();
-    const auto absent = links_.presence->absent(options_.group, number_);
-    return what() + base::without(absent) + messaging::beyond(scope->awaited(absent));
+    const auto awaited = scope->awaited(links_.presence->absent(options_.group, number_));
+    return what() + base::without(awaited.absent) + messaging::beyond(awaited);
   }
 
   C10dWorkOptions options_;

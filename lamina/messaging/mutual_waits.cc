@@ -2,6 +2,7 @@
 #include "lamina/messaging/mutual_waits.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "lamina/base/rank_list.h"
@@ -75,6 +76,11 @@ std::vector<base::Rank> to_ranks(const Value& value) {
   return ranks;
 }
 
+Value to_value(const MutualWaits::Answer& answer) {
+  return Tuple{{to_value(Tag::kAnswer), answer.serial, static_cast<std::int64_t>(answer.place),
+                to_value(answer.awaited.absent), to_value(answer.awaited.last)}};
+}
+
 void add(std::vector<base::Rank>& ranks, const std::vector<base::Rank>& more) {
   ranks.insert(ranks.end(), more.begin(), more.end());
   std::ranges::sort(ranks);
@@ -113,7 +119,12 @@ void MutualWaits::keep_steps(std::function<std::optional<Operation>()> around,
 }
 
 MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
-    : waits_(waits), wait_(std::move(wait)), serial_(++waits.serials_), since_(Clock::now()), checked_(since_) {
+    : waits_(waits),
+      wait_(std::move(wait)),
+      serial_(++waits.serials_),
+      since_(Clock::now()),
+      checked_(since_),
+      exceptions_(std::uncaught_exceptions()) {
   std::lock_guard guard(waits_.mutex_);
   if (waits_.current_ != nullptr && waits_.thread_ != std::this_thread::get_id()) {
     waits_.current_->alone_ = false;
@@ -126,9 +137,12 @@ MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
 }
 
 MutualWaits::Scope::~Scope() {
-  waits_.withdraw_answers(*this);
-  std::lock_guard guard(waits_.mutex_);
-  if (waits_.current_ == this) waits_.current_ = outer_;
+  {
+    std::lock_guard guard(waits_.mutex_);
+    if (waits_.current_ != this) return;
+    waits_.current_ = outer_;
+  }
+  if (std::uncaught_exceptions() == exceptions_) waits_.withdraw_answers();
 }
 
 void MutualWaits::Scope::check() {
@@ -155,14 +169,17 @@ MutualWaits::Awaited MutualWaits::Scope::awaited(const std::vector<base::Rank>& 
   Awaited awaited;
   for (const auto rank : lacked) {
     const auto found = answers_.find(rank);
-    const bool waits = found != answers_.end() && !found->second.awaited.last.empty();
-    add(awaited.absent, waits && found->second.is_in_it ? found->second.awaited.absent : std::vector{rank});
-    add(awaited.last, waits ? found->second.awaited.last : std::vector{rank});
+    const auto& [serial, place, others] = found == answers_.end() ? Answer() : found->second;
+    if (place == Answer::Place::kDone) continue;
+    const bool waits = !others.last.empty();
+    add(awaited.absent, waits && place == Answer::Place::kInIt ? others.absent : std::vector{rank});
+    add(awaited.last, waits ? others.last : std::vector{rank});
   }
   return awaited;
 }
 
 void MutualWaits::check(Scope& scope) {
+  if (scope.wait_.only_answers) return answer(scope, scope.wait_.lacks());
   std::optional<Path> given_up;
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard;
   {
@@ -170,8 +187,10 @@ void MutualWaits::check(Scope& scope) {
     std::lock_guard guard(mutex_);
     given_up = scope.given_up_;
     heard.swap(heard_);
-    for (auto& [rank, answer] : answers_) {
-      if (answer.serial == scope.serial_) scope.answers_[rank] = std::move(answer);
+    for (auto* each = &scope; each != nullptr; each = each->outer_) {
+      for (const auto& [rank, answer] : answers_) {
+        if (answer.serial == each->serial_) each->answers_[rank] = answer;
+      }
     }
     answers_.clear();
   }
@@ -197,23 +216,42 @@ void MutualWaits::answer(Scope& scope, const std::vector<base::Rank>& lacked) {
   if (asking.empty()) return;
   const auto awaited = scope.awaited(scope.wait_.absent ? scope.wait_.absent() : lacked);
   for (const auto& [rank, told] : asking) {
-    const bool is_in_it = shared(scope.wait_.operation, told.operation);
-    // Members of a group's collective hear of each other who has come: see [Note: presence].
-    if (is_in_it ? told.operation.kind == Kind::kGroup : has_come(told)) continue;
-    auto others = awaited;
-    std::erase(others.last, rank);  // that is a circle, which paths tell of
-    const Answer answer{told.serial, is_in_it, std::move(others)};
-    auto& given = scope.given_[rank];
-    if (std::exchange(given, answer) == answer) continue;
-    send(rank, Tuple{{to_value(Tag::kAnswer), answer.serial, std::int64_t{answer.is_in_it},
-                      to_value(answer.awaited.absent), to_value(answer.awaited.last)}});
+    const auto answer = answer_to(told, scope, awaited);
+    if (!answer) continue;
+    {
+      std::lock_guard guard(mutex_);
+      if (std::exchange(given_[rank], *answer) == *answer) continue;
+    }
+    send(rank, to_value(*answer));
   }
 }
 
-void MutualWaits::withdraw_answers(Scope& scope) {
-  for (const auto& [rank, given] : scope.given_) {
-    send(rank, Tuple{{to_value(Tag::kAnswer), given.serial, std::int64_t{0}, List(), List()}});
+std::optional<MutualWaits::Answer> MutualWaits::answer_to(const Told& told, const Scope& scope,
+                                                          const Awaited& awaited) {
+  const bool is_in_it = shared(scope.wait_.operation, told.operation);
+  if (told.operation.kind == Kind::kGroup) {
+    if (is_in_it) return std::nullopt;  // which members hear of each other: see [Note: presence]
+    if (has_come(told)) return Answer{told.serial, Answer::Place::kDone, {}};
+  } else if (!is_in_it && has_come(told)) {
+    return std::nullopt;
   }
+  auto others = awaited;
+  std::erase(others.last, told.rank);  // that is a circle, which paths tell of
+  return Answer{told.serial, is_in_it ? Answer::Place::kInIt : Answer::Place::kElsewhere, std::move(others)};
+}
+
+void MutualWaits::withdraw_answers() {
+  std::vector<std::pair<base::Rank, std::int64_t>> withdrawn;
+  {
+    std::lock_guard guard(mutex_);
+    std::erase_if(given_, [&](const auto& given) {
+      const auto& [rank, answer] = given;
+      if (answer.place == Answer::Place::kDone) return false;  // as it stays
+      withdrawn.emplace_back(rank, answer.serial);
+      return true;
+    });
+  }
+  for (const auto& [rank, serial] : withdrawn) send(rank, to_value(Answer{.serial = serial}));
 }
 
 void MutualWaits::tell(Scope& scope, const std::vector<base::Rank>& lacked) {
@@ -285,6 +323,7 @@ void MutualWaits::give_up(Scope& scope, const Path& circle) {
   others.erase(transport_.rank());
   for (auto rank : others) send(rank, Tuple{{to_value(Tag::kGivenUp), to_value(circle), to_value(mine)}});
   await_others(circle);
+  withdraw_answers();  // all may go on
   for (const auto& told : circle) {
     if (told.around && ended_) ended_(*told.around);
   }
@@ -313,7 +352,8 @@ MutualWaits::Told MutualWaits::story(Scope& scope, const std::vector<base::Rank>
   const auto& [name, where, part] = scope.call_;
   auto words = base::str("rank ", transport_.rank(), " waits in ", name.empty() ? scope.wait_.what : name,
                          where.empty() ? "" : " at ", where);
-  if (!lacked.empty()) words += base::str(" for ", base::name_ranks(scope.awaited(lacked).absent));
+  const auto absent = scope.awaited(lacked).absent;
+  if (!absent.empty()) words += base::str(" for ", base::name_ranks(absent));
   return {transport_.rank(), scope.serial_, scope.wait_.operation, scope.attempt_, around(), std::move(words)};
 }
 
@@ -371,7 +411,7 @@ void MutualWaits::receive(const transport::Message& message) {
     case Tag::kAnswer: {
       std::lock_guard guard(mutex_);
       answers_[message.call.origin] = {items.at(1).as<std::int64_t>(),
-                                       items.at(2).as<std::int64_t>() != 0,
+                                       static_cast<Answer::Place>(items.at(2).as<std::int64_t>()),
                                        {to_ranks(items.at(3)), to_ranks(items.at(4))}};
       return;
     }

@@ -37,7 +37,9 @@ inline constexpr transport::Kind kWait = "wait";  // in what the sender waits fo
 //
 // A rank that is told of a wait and waits itself says in turn for whom it waits. So the one that told it, and those
 // that wait for that one, can name the rank at the end of such a chain. That rank has stopped or computes, and none
-// between is to blame.
+// between is to blame. A wait that ends well withdraws its answers. One that ends by an error leaves them: those who
+// wait in turn reach their deadlines at the same time, and are to name the same rank. A rank that has done its part in
+// a collective of a group says that instead, as others may still be in it.
 //
 // A step that was never announced keeps its number. So *attempts* at an operation are counted, alike on all ranks: who
 // gives one up, or hears that another rank has, is at the next. What is heard later of an earlier one ends nothing.
@@ -78,16 +80,18 @@ class MutualWaits {
 
   // An operation that a rank waits in.
   struct Wait {
-    Operation operation;
+    Operation operation = {};
     std::string what;                                // names it where the call is not known
-    std::vector<base::Rank> members;                 // who hears that it was given up
+    std::vector<base::Rank> members = {};            // who hears that it was given up
     std::function<std::vector<base::Rank>()> lacks;  // who has not come, as far as this rank knows now
-    std::function<base::Call()> call;                // the one that waits; empty: not known
+    std::function<base::Call()> call = nullptr;      // the one that waits; empty: not known
     // Withdraws what was sent; may be empty. Called once, before anybody hears of it, by the thread that waits or, as
     // soon as one of the others says that it has given up, by the transport's, under a lock.
-    std::function<void()> give_up;
+    std::function<void()> give_up = nullptr;
     // Names those who have not come, where `lacks` may give others as well; from the thread that waits.
     std::function<std::vector<base::Rank>()> absent = nullptr;
+    // Answers others that wait for this rank, and no more: it is in no operation, and part of no circle.
+    bool only_answers = false;
   };
 
   // Ranks that others wait for: those that have not come to an operation, and those that keep them from it in the end.
@@ -99,9 +103,11 @@ class MutualWaits {
 
   // The answer of a rank that waits itself to one that waits for it.
   struct Answer {
+    // Where it is, seen from that operation: it waits for these in another one or in this one, or has done its part.
+    enum class Place : std::int64_t { kElsewhere, kInIt, kDone };
     std::int64_t serial = 0;  // of the wait that is answered
-    bool is_in_it = false;  // it has come to that operation, in which it waits for these; else it waits in another one
-    Awaited awaited;
+    Place place = Place::kElsewhere;
+    Awaited awaited;  // nobody: it does not wait
     friend bool operator==(const Answer&, const Answer&) = default;
   };
 
@@ -119,7 +125,7 @@ class MutualWaits {
     // The call that waits; found out when the wait is long.
     const base::Call& call() const { return call_; }
     // The ranks for which those of `lacked` wait in this wait's operation, as far as it has heard. This one waits for
-    // `lacked`.
+    // `lacked`, but for those that have done their part.
     Awaited awaited(const std::vector<base::Rank>& lacked) const;
 
    private:
@@ -136,7 +142,7 @@ class MutualWaits {
     bool withdrawn_ = false;
     std::optional<Path> given_up_;          // by another rank, for this circle
     std::map<base::Rank, Answer> answers_;  // of ranks that it waits for, of their own waits
-    std::map<base::Rank, Answer> given_;    // to those that wait for this rank
+    const int exceptions_;                  // under way when it began
   };
 
   // Says to all ranks that this one leaves, as `words` say: "called lamina.shutdown()".
@@ -155,7 +161,8 @@ class MutualWaits {
   void check(Scope& scope);
   void tell(Scope& scope, const std::vector<base::Rank>& lacked);
   void answer(Scope& scope, const std::vector<base::Rank>& lacked);
-  void withdraw_answers(Scope& scope);
+  std::optional<Answer> answer_to(const Told& told, const Scope& scope, const Awaited& awaited);
+  void withdraw_answers();
   // Finds the circle that a path proves which has come here; else passes it on.
   std::optional<Path> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
   void end_elsewhere(const Path& circle, const Told& by);     // under the lock
@@ -182,6 +189,7 @@ class MutualWaits {
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;    // by the path's first and last rank
   std::map<std::pair<Kind, std::string>, Told> last_given_up_;  // the latest attempt of each key that was
   std::map<base::Rank, Told> asking_;                           // who waits for this rank, as it said last
+  std::map<base::Rank, Answer> given_;                          // to those, where it stands
   std::map<base::Rank, Answer> answers_;                        // of others, not yet taken by a scope
   std::map<base::Rank, std::int64_t> gave_up_;                  // the serial of the latest wait that a rank gave up
   std::map<base::Rank, std::string> left_;

@@ -75,13 +75,8 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
   }
   const auto on_cpu = [](const auto* row) { return row->tensor.is_cpu(); };
   if (std::ranges::all_of(parameters, on_cpu)) {
-    const auto check_members = [&mailbox = ranks.mailbox, members = context_.group.members()] {
-      if (const auto loss = mailbox.loss(members, {})) {
-        throw base::PeerError(base::str("summing gradients: ", loss->text()), loss, base::Code{"group-lost"});
-      }
-    };
     transfer_ = make_shared_transfer(specs_of(parameters), limits.gradients, context_.group,
-                                     {"sharding the model", patience_}, check_members);
+                                     {"sharding the model", patience_}, &ranks.mailbox);
   }
   if (!transfer_ && ranks.topology.size(topology::kPartitions) > 1) {
     throw base::UsageError(

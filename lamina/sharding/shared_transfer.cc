@@ -13,6 +13,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
+#include "lamina/messaging/mailbox.h"
 #include "lamina/sharding/shared_layout.h"
 #include "lamina/sharding/sums.h"
 #include "lamina/sharding/transfer.h"
@@ -24,6 +25,7 @@ namespace {
 
 using shared_memory::Segment;
 
+constexpr auto kSumming = "summing gradients";
 constexpr auto kStandstill = std::chrono::milliseconds(200);
 
 // Looks again at what other processes write: soon at first, which often is enough, and then every half millisecond.
@@ -55,8 +57,8 @@ class SharedTransfer : public Transfer {
   // `arena_bytes`: as many as all gradients take together; each has a place of its own behind them.
   SharedTransfer(const std::vector<Spec>& parameters, SharedLayout layout, std::size_t arena_bytes,
                  std::size_t bytes_at_once, Segment segment, const collective::Group& group,
-                 std::function<void()> check_members)
-      : check_members_(std::move(check_members)),
+                 messaging::Mailbox* mailbox)
+      : mailbox_(mailbox),
         segment_(std::make_shared<const Segment>(std::move(segment))),
         layout_(std::move(layout)),
         ranks_(group.members()),
@@ -103,13 +105,20 @@ class SharedTransfer : public Transfer {
 
   void reduce(std::int64_t pass, const base::Patience& patience) override {
     auto watched = patience;
-    watched.check_interrupt = [this, interrupt = patience.check_interrupt] {
-      if (interrupt) interrupt();
-      if (check_members_) check_members_();
-    };
-    Poll poll(watched, [this] {
-      return base::str("summing gradients over ", base::name_ranks(ranks_), base::without(absent()));
-    });
+    std::optional<messaging::MutualWaits::Scope> scope;  // others may wait for this rank
+    if (mailbox_ != nullptr) {
+      scope.emplace(
+          mailbox_->waits(),
+          messaging::MutualWaits::Wait{
+              .what = kSumming, .lacks = [this] { return absent(); }, .call = patience.call, .only_answers = true});
+      watched = scope->watched(patience);
+      watched.check_interrupt = [this, check = watched.check_interrupt] {
+        check();
+        require_members();
+      };
+    }
+    Poll poll(watched,
+              [this] { return base::str(kSumming, " over ", base::name_ranks(ranks_), base::without(absent())); });
     while (!finished(pass)) {
       try {
         poll.wait();
@@ -153,6 +162,13 @@ class SharedTransfer : public Transfer {
   std::atomic<std::uint64_t>& word(std::size_t offset) const {
     return *reinterpret_cast<std::atomic<std::uint64_t>*>(at(offset));  // zeros, which it may begin with
   }
+  // Memory does not tell who is lost.
+  void require_members() const {
+    if (const auto loss = mailbox_->loss(ranks_, {})) {
+      throw base::PeerError(base::str(kSumming, ": ", loss->text()), loss, base::Code{"group-lost"});
+    }
+  }
+
   // How many of this pass.
   std::int64_t count(std::size_t offset) const {
     const auto found = Word::unpack(word(offset).load(std::memory_order_acquire));
@@ -335,7 +351,7 @@ class SharedTransfer : public Transfer {
     return true;
   }
 
-  const std::function<void()> check_members_;
+  messaging::Mailbox* const mailbox_;
   const std::shared_ptr<const Segment> segment_;
   const SharedLayout layout_;
   const std::vector<base::Rank> ranks_;
@@ -355,7 +371,7 @@ class SharedTransfer : public Transfer {
 
 std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Spec>& parameters, std::int64_t gradients_at_once,
                                                collective::Group& group, const collective::Terms& terms,
-                                               std::function<void()> check_members) {
+                                               messaging::Mailbox* mailbox) {
   std::vector<std::size_t> value_bytes;
   std::size_t arena_bytes = 0, widest = 1;
   for (const auto& each : parameters) {
@@ -371,7 +387,7 @@ std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Spec>& paramete
   auto segment = group.share(layout.bytes(), terms);
   if (!segment) return nullptr;
   return std::make_unique<SharedTransfer>(parameters, std::move(layout), arena_bytes, bytes_at_once,
-                                          std::move(*segment), group, std::move(check_members));
+                                          std::move(*segment), group, mailbox);
 }
 
 }  // namespace lamina::sharding

@@ -71,9 +71,9 @@ std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Spec>& para
 
 // Over memory that the members have in common; nullptr where the group has none, on all members. Collective.
 // `gradients_at_once`: how many elements of this member's gradients may lie there, but always one parameter's.
-// `check_members` throws when one is lost, which memory does not tell.
+// `mailbox` outlives it, and knows who is lost, as memory does not tell; nullptr: nobody is.
 std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Spec>& parameters, std::int64_t gradients_at_once,
                                                collective::Group& group, const collective::Terms& terms,
-                                               std::function<void()> check_members = {});
+                                               messaging::Mailbox* mailbox = nullptr);
 
 }  // namespace lamina::sharding

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "lamina/base/error.h"
+#include "lamina/messaging/presence.h"
 #include "tests/messaging/mailboxes.h"
 
 namespace lamina::messaging {
@@ -206,6 +207,91 @@ TEST(MutualWaits, TellHowARankLeft) {
   boxes[0].receive(Rank(1), "after", in("", ""));
   EXPECT_EQ(boxes[0].waits().left(Rank(1)), "came to the end of its program");
   EXPECT_EQ(boxes[1].waits().left(Rank(0)), "");
+}
+
+// A wait for what never comes from `of`.
+MutualWaits::Wait for_ever(Mailboxes& boxes, const MutualWaits::Operation& operation, std::vector<Rank> of) {
+  return {.operation = operation, .what = "a wait", .members = boxes.ranks(), .lacks = [of] { return of; }};
+}
+
+// Lets these waits look until `heard`; false where they do not hear in time.
+bool look_until(const std::vector<MutualWaits::Scope*>& waits, const std::function<bool()>& heard) {
+  for (const auto end = Clock::now() + std::chrono::seconds(20); !heard();) {
+    if (Clock::now() > end) return false;
+    for (auto* wait : waits) wait->check();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  for (auto* wait : waits) wait->check();
+  return true;
+}
+
+// Becomes true when a word has come that this rank sends now, after all that it has said before.
+std::function<bool()> word_of(Mailboxes& boxes, Rank from) {
+  boxes[static_cast<int>(from.value)].send(Rank(0), "word", std::int64_t{0});
+  return [&boxes, from] { return boxes[0].poll(from, "word").has_value(); };
+}
+
+const MutualWaits::Operation kFirst{MutualWaits::Kind::kExchange, "first", 1};
+const MutualWaits::Operation kSecond{MutualWaits::Kind::kExchange, "second", 1};
+
+// Deadlines of all who wait for one rank come at the same time: the last of them names it, too.
+TEST(MutualWaits, ThatEndByAnErrorStillSayForWhomTheyWere) {
+  Mailboxes boxes(3, 9);
+  MutualWaits::Scope waiting(boxes[0].waits(), for_ever(boxes, kFirst, {Rank(1)}));
+  const auto last = [&] { return waiting.awaited({Rank(1)}).last; };
+  try {
+    MutualWaits::Scope between(boxes[1].waits(), for_ever(boxes, kSecond, {Rank(2)}));
+    EXPECT_TRUE(look_until({&waiting, &between}, [&] { return last() == std::vector{Rank(2)}; }));
+    throw base::TimeoutError("no answer");
+  } catch (const base::TimeoutError&) {
+  }
+  EXPECT_TRUE(look_until({&waiting}, word_of(boxes, Rank(1))));
+  EXPECT_EQ(last(), std::vector{Rank(2)});
+  {
+    const MutualWaits::Scope next(boxes[1].waits(), for_ever(boxes, kSecond, {Rank(2)}));
+  }
+  EXPECT_TRUE(look_until({&waiting}, word_of(boxes, Rank(1))));
+  EXPECT_EQ(last(), std::vector{Rank(1)}) << "its next wait has ended well: it computes";
+}
+
+TEST(MutualWaits, AreAnsweredAgainAfterAWaitInsideThem) {
+  Mailboxes boxes(3, 10);
+  MutualWaits::Scope waiting(boxes[0].waits(), for_ever(boxes, kFirst, {Rank(1)}));
+  MutualWaits::Scope between(boxes[1].waits(), for_ever(boxes, kSecond, {Rank(2)}));
+  const auto names_2 = [&] { return waiting.awaited({Rank(1)}).last == std::vector{Rank(2)}; };
+  EXPECT_TRUE(look_until({&waiting, &between}, names_2));
+  {
+    MutualWaits::Scope inner(boxes[1].waits(), for_ever(boxes, kSecond, {}));
+    EXPECT_TRUE(look_until({&waiting, &inner}, [&] { return !names_2(); }));
+  }
+  EXPECT_TRUE(look_until({&waiting, &between}, names_2));
+}
+
+TEST(MutualWaits, InACollectiveDoNotNameThoseWhoHaveDoneTheirPart) {
+  Mailboxes boxes(3, 11);
+  Presence first(boxes[0]), second(boxes[1]);
+  const Presence::Group all{"all", boxes.ranks()};
+  const auto number = first.next_operation(all);
+  second.next_operation(all);
+  MutualWaits::Scope waiting(boxes[0].waits(), for_ever(boxes, first.operation(all, number), {Rank(1), Rank(2)}));
+  const auto names_2 = [&] { return waiting.awaited({Rank(1), Rank(2)}).absent == std::vector{Rank(2)}; };
+  {
+    MutualWaits::Scope next(boxes[1].waits(), for_ever(boxes, kSecond, {Rank(2)}));
+    EXPECT_TRUE(look_until({&waiting, &next}, names_2));
+  }
+  EXPECT_TRUE(look_until({&waiting}, word_of(boxes, Rank(1))));
+  EXPECT_TRUE(names_2()) << "which stays so";
+}
+
+TEST(MutualWaits, OfNoOperationAreAnsweredAndTellNobody) {
+  Mailboxes boxes(3, 12);
+  MutualWaits::Scope waiting(boxes[0].waits(), for_ever(boxes, kFirst, {Rank(1)}));
+  MutualWaits::Scope between(
+      boxes[1].waits(),
+      {.what = "a look at memory", .lacks = [] { return std::vector{Rank(0), Rank(2)}; }, .only_answers = true});
+  EXPECT_TRUE(
+      look_until({&waiting, &between}, [&] { return waiting.awaited({Rank(1)}).last == std::vector{Rank(2)}; }));
+  EXPECT_TRUE(look_until({&waiting, &between}, word_of(boxes, Rank(1)))) << "no circle is proven";
 }
 
 }  // namespace
