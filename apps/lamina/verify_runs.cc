@@ -58,17 +58,15 @@ sigset_t ending_signals() {
   return set;
 }
 
-// Waits for the run. It has a signal of the terminal already, which goes to all of the foreground; others are passed
-// on.
+// Waits for the run, which is in a group of its own, and passes signals on.
 int await(pid_t child, const sigset_t& signals) {
   while (true) {
     int status = 0;
     const pid_t ended = ::waitpid(child, &status, WNOHANG);
     if (ended == child) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (ended < 0 && errno != EINTR) throw base::Error(base::str("cannot wait for a run: ", base::system_error()));
-    siginfo_t info{};
-    const int signal = ::sigwaitinfo(&signals, &info);
-    if (signal > 0 && signal != SIGCHLD && info.si_code != SI_KERNEL) ::kill(child, signal);
+    const int signal = ::sigwaitinfo(&signals, nullptr);
+    if (signal > 0 && signal != SIGCHLD) ::kill(child, signal);
   }
 }
 
@@ -152,6 +150,7 @@ int run_recorded(const RecordedRun& run, const std::string& folder) {
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child == 0) {
+    ::setpgid(0, 0);  // signals to the group of this process, as from a terminal, come once
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (::getppid() != parent) ::_exit(128 + SIGTERM);

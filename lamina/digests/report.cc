@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "lamina/base/str.h"
 #include "lamina/digests/causes.h"
@@ -15,6 +16,18 @@ namespace {
 constexpr std::array<std::string_view, static_cast<std::size_t>(kLastKind) + 1> kWords{
     "input of",  "output of", "gradient of the output of", "result of",        "gradient of",
     "parameter", "buffer",    "optimizer's state of",      "random numbers of"};
+
+// Rows of the table: words before a number, and what it counts.
+constexpr std::array<std::pair<std::string_view, std::string_view>, static_cast<std::size_t>(kLastKind) + 1> kRows{
+    {{"inputs of ", "module"},
+     {"outputs of ", "module"},
+     {"gradients of the outputs of ", "module"},
+     {"", "result"},
+     {"gradients of ", "parameter"},
+     {"", "parameter"},
+     {"", "buffer"},
+     {"", "optimizer's state"},
+     {"", "random generator"}}};
 
 std::string counted(std::int64_t number, std::string_view what) {
   return base::str(number, " ", what, number == 1 ? "" : "s");
@@ -49,9 +62,9 @@ std::string table(const Comparison& comparison) {
   }
   std::string text = "what differs in all:\n";
   for (const auto& [kind, row] : rows) {
-    text += base::str("  ", kWords[static_cast<std::size_t>(kind)], " ", row.names.size(),
-                      kind <= Kind::kOutputGradient ? " modules" : "", ", by up to ", size_text(row.largest),
-                      ", from step ", row.first_step, " on\n");
+    const auto& [before, noun] = kRows[static_cast<std::size_t>(kind)];
+    text += base::str("  ", before, counted(static_cast<std::int64_t>(row.names.size()), noun), ", by up to ",
+                      size_text(row.largest), ", from step ", row.first_step, " on\n");
   }
   return text;
 }

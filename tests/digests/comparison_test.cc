@@ -101,6 +101,20 @@ TEST_F(Runs, SaysThatModesOrRandomNumbersDiffer) {
   EXPECT_NE(describe(compared()).find("ran with no gradients instead of gradients"), std::string::npos);
 }
 
+TEST_F(Runs, TellsOfOtherDataAsThat) {
+  const Seen input{.kind = Kind::kInput, .microbatch = 0, .order = -1, .digest = digest_of({1, 2})};
+  first_.front().seen.push_back(input);
+  second_.front().seen.push_back(input);
+  first_.front().seen.back().digest = digest_of({1, 3});
+  EXPECT_TRUE(
+      describe(compared())
+          .starts_with("step 0, microbatch 0: the runs read different data: input of the model on rank 0 differs by "));
+}
+
+TEST_F(Runs, SaysThatThereAreFewerSteps) {
+  EXPECT_NE(describe(compared({.steps = 3})).find(": 1 of 3 steps: the script ended; 12 tensors"), std::string::npos);
+}
+
 TEST_F(Runs, PutsPartsTogetherWhereverTheyLie) {
   auto& whole = find(first_, Kind::kParameter, "layers.0.weight");
   const Seen other = whole;

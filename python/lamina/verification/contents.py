@@ -18,6 +18,7 @@ from lamina.shared_state.contents import is_generator, slots_of
 
 _MOST = 2000  # values in one variable
 _DEEPEST = 6
+_LARGEST = 1 << 26  # elements of tensors that are looked at
 _LONGEST = 40  # characters of a value that is said
 _UNTOLD = (FunctionType, MethodType, ModuleType, nn.Module, type)  # they are named, not looked into
 
@@ -48,7 +49,8 @@ class Contents:
         if type(value).__module__ == "numpy" and hasattr(value, "item") and type(value).__name__ != "ndarray":
             value = value.item()
         if isinstance(value, torch.Tensor):
-            self.tensors.append(value.detach())
+            if value.numel() <= _LARGEST:
+                self.tensors.append(value.detach())
             yield "a tensor"
         elif isinstance(value, float):
             self._floats.append(value)

@@ -46,7 +46,10 @@ class Surroundings:
         users = self._other_users()
         found = {}
         for name, value in (*self._of_module(), *self._of_code(), *self._of_process()):
-            contents = Contents(value)
+            try:
+                contents = Contents(value)
+            except Exception:  # of the script's own classes, which may not be shown
+                continue
             found[name] = (name, contents.text, contents.tensors, users.get(name, ""))
         return list(found.values())
 
