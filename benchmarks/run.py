@@ -80,6 +80,8 @@ BENCHMARKS = [
     Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4, usual_s=50, full_s=180),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
     Benchmark("timeline_cost", "timeline_cost.py", ranks=2, usual_s=40),
+    Benchmark("verify_1", "verify.py", usual_s=60),
+    Benchmark("verify_2", "verify.py", ranks=2, usual_s=90),
     Benchmark("train_gpt_pipeline", "train_gpt_pipeline.py", ranks=2),
     Benchmark("plan_prediction", "plan_prediction.py", ranks=2, usual_s=20),
     Benchmark("plan_prediction_order", "plan_prediction_order.py", ranks=2, usual_s=100, full_s=900),

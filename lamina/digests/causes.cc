@@ -35,7 +35,7 @@ bool is_hash(const std::string& value) { return value.starts_with('#'); }
 // The number that these are the digest of, in words; empty where they are of more.
 std::string number_of(const std::vector<Digest>& digests) {
   if (digests.size() != 1 || digests.front().elements != 1 || digests.front().not_finite > 0) return {};
-  return base::str(digests.front().projections[0] * signs_in_block()[0][0] * sign_of_block(0, 0));
+  return base::str(digests.front().projections[0] * sign_of(0, 0));
 }
 
 // Says how a variable differs: "which is 3 instead of 2"; empty where it does not.

@@ -6,21 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "lamina/digests/measure.h"
 #include "lamina/digests/recording.h"
 
 namespace lamina::digests {
-
-// How two runs are compared.
-struct Terms {
-  std::optional<double> tolerance;  // relative; else that of the numbers, see tolerance_of()
-  bool bits = false;                // each element is to be the same
-  std::int64_t steps = 0;           // that were wanted; 0: as many as there are
-};
-
-// [Note: tolerance] The largest difference that rounding explains, of the norm of a tensor: 1e-9 for float64, 1e-4 for
-// float32, 2e-2 for float16 and 1e-1 for bfloat16. The coarsest numbers of a run give that of the whole run, for they
-// flow into all others.
-double tolerance_of(const std::vector<RankRecording>& run);
 
 // A tensor that differs between two runs.
 struct Difference {
@@ -54,12 +43,6 @@ Comparison compare(const std::vector<RankRecording>& first, const std::vector<Ra
 
 // The comparison in words: one line where nothing differs; else the first difference, and a table of what follows.
 std::string describe(const Comparison& comparison);
-
-// The norm of the difference, as far as digests tell.
-double distance(const Digest& first, const Digest& second);
-
-// A relative difference in words: "3e-02".
-std::string size_text(double relative);
 
 // "output of layers.3"
 std::string named(const Seen& seen);

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,11 +36,16 @@ struct Digest {
 // Adds another part of the same tensor, which lies behind this one.
 void add(Digest& part, const Digest& next);
 
-// The sign of an element in a projection, +1 or -1: that of its place in a block, times that of the block.
-constexpr std::int64_t kBlock = 4096;
-using Signs = std::array<double, kBlock>;
-const std::array<Signs, kProjections>& signs_in_block();
-double sign_of_block(std::int64_t block, int projection);
+// The sign of an element in a projection, +1 or -1. It is the product of that of its place in a block, that of its lane
+// in this projection, and that of the block in this projection. A lane is a place in a row of the block. So the rows
+// are added up before anything is projected.
+constexpr std::int64_t kLanes = 256;
+constexpr std::int64_t kBlock = 8 * kLanes;
+double sign_of(std::int64_t place, int projection);
+
+// Adds numbers that lie one after the other, the first at this place of the whole tensor, all in one block. Counts
+// those that are not finite, and makes them zero.
+void add(Digest& digest, std::int64_t place, std::span<double> numbers);
 
 // Elements are small that are not zero and below this fraction of the largest.
 constexpr double kSmall = 1e-5;

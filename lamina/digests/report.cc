@@ -77,6 +77,7 @@ std::string named(const Seen& seen) {
   const bool is_root = seen.name.empty() && seen.kind <= Kind::kOutputGradient;
   std::string text = base::str(what, " ", is_root ? "the model" : seen.name);
   if (seen.call > 0) text += base::str(" (call ", seen.call, ")");
+  if (seen.call < 0) text += " (run again in the backward)";
   return text;
 }
 

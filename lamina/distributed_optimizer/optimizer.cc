@@ -107,7 +107,7 @@ void Optimizer::follow() {
 
 // A step with nothing around the update but what all steps have.
 bool Optimizer::is_plain(const UserOptimizer& user) const {
-  return !scale_->is_on() && !parameters_.replaces() && !clip_ && !user.needs_norm();
+  return !scale_->is_on() && !parameters_.replaces() && !clip_ && limit(user) == kNoClipping;
 }
 
 void Optimizer::step_plainly(UserOptimizer& user, const ModelInUse& model, Closure closure) {
@@ -139,7 +139,8 @@ void Optimizer::require_usable(const ModelInUse& model, const Closure& closure) 
 // The norm that gradients are clipped to.
 double Optimizer::limit(const UserOptimizer& user) const {
   if (clip_) return *clip_;
-  if (parameters_.sharding() != nullptr) return config_.sdp_gradient_clipping;
+  const bool clips = parameters_.sharding() != nullptr || clips_as_shards_;
+  if (clips && config_.sdp_gradient_clipping < std::numeric_limits<double>::max()) return config_.sdp_gradient_clipping;
   return user.needs_norm() ? std::numeric_limits<double>::max() : kNoClipping;
 }
 

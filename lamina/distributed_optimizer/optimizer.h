@@ -74,6 +74,8 @@ class Optimizer {
   using Updated = std::function<void(const std::vector<std::vector<Groups::Member>>& groups,
                                      const model::ParameterTable* table, double factor)>;
   void when_updated(Updated call) { updated_ = std::move(call); }
+  // Has gradients clipped as those of shards are, in a job without shards, too.
+  void clip_as_shards() { clips_as_shards_ = true; }
 
   bool overflow() const { return begun_.overflow; }  // of gradients in the last step
   double norm() const { return begun_.norm; }        // that the last step has measured; 0 where it did not
@@ -113,6 +115,7 @@ class Optimizer {
   std::int64_t plain_ = 0;            // gradients of other backwards, then: see Backwards::plain()
   std::int64_t broken_off_ = 0;       // updates that an error ended, which this rank alone may have caught
   bool tells_of_clipping_;
+  bool clips_as_shards_ = false;
   Updated updated_;
 };
 

@@ -72,6 +72,7 @@ void record_state(JobAccess& job, RunRecorder& recorder) {
 
 void record_updates(distributed_optimizer::Optimizer& optimizer, const collective::Ranks& ranks,
                     std::shared_ptr<RunRecorder> recorder) {
+  optimizer.clip_as_shards();
   optimizer.when_updated([ranks, recorder = std::move(recorder)](const auto& groups, const auto* table, double factor) {
     if (table == nullptr) return;
     const Parts parts(ranks, *table);

@@ -2,6 +2,7 @@
 #include "lamina/session/session.h"
 
 #include <torch/version.h>
+#include <limits>
 
 #include "lamina/base/log.h"
 #include "lamina/config/layout_text.h"
@@ -43,6 +44,10 @@ std::unique_ptr<transport::Transport> connect(const config::Config& config, cons
 // The configuration of a run that `lamina verify` compares with one in another layout.
 config::Config as_verified(config::Config config) {
   const auto terms = verification::read_terms(environment::process_environment());
+  // Shards clip by themselves: both runs do as the script's configuration does.
+  if (terms && config.sharded_data_parallel_degree == 1) {
+    config.sdp_gradient_clipping = std::numeric_limits<double>::max();
+  }
   if (terms && !terms->layout.empty()) {
     config = config::in_layout(std::move(config), terms->layout);
     config::validate(config);

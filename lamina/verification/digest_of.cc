@@ -16,7 +16,6 @@ namespace lamina::verification {
 
 using digests::Digest;
 using digests::kBlock;
-using digests::kProjections;
 
 namespace {
 
@@ -44,7 +43,7 @@ class Summing {
       if (bits) {
         for (std::int64_t i = 0; i < count; ++i) digest_.bits += hash(elements[at + i], place + i);
       }
-      add_block(place, count);
+      digests::add(digest_, place, {block_.data(), static_cast<std::size_t>(count)});
       at += count;
     }
   }
@@ -59,42 +58,6 @@ class Summing {
   }
 
  private:
-  void add_block(std::int64_t place, std::int64_t count) {
-    double squares = 0, largest = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      squares += block_[i] * block_[i];
-      largest = std::max(largest, std::abs(block_[i]));
-    }
-    if (!std::isfinite(squares)) return add_without_infinite(place, count);
-    add_sums(place, count, squares, largest);
-  }
-
-  // Does the same where some may be infinite or no numbers.
-  void add_without_infinite(std::int64_t place, std::int64_t count) {
-    double squares = 0, largest = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (!std::isfinite(block_[i])) {
-        ++digest_.not_finite;
-        block_[i] = 0;
-      }
-      squares += block_[i] * block_[i];
-      largest = std::max(largest, std::abs(block_[i]));
-    }
-    add_sums(place, count, squares, largest);
-  }
-
-  void add_sums(std::int64_t place, std::int64_t count, double squares, double largest) {
-    digest_.squares += squares;
-    digest_.largest = std::max(digest_.largest, largest);
-    const auto& signs = digests::signs_in_block();
-    for (int projection = 0; projection < kProjections; ++projection) {
-      const double* sign = signs[projection].data() + place % kBlock;
-      double sum = 0;
-      for (std::int64_t i = 0; i < count; ++i) sum += block_[i] * sign[i];
-      digest_.projections[projection] += sum * digests::sign_of_block(place / kBlock, projection);
-    }
-  }
-
   Digest& digest_;
   std::array<double, kBlock> block_;
 };

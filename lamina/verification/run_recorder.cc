@@ -5,7 +5,9 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>
+#include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "lamina/base/str.h"
@@ -25,15 +27,32 @@ std::int64_t current_microbatch(std::int64_t outside) {
   return context != nullptr ? context->microbatch().value : outside;
 }
 
+// By which the calls that now begin are counted: their microbatch. A part that a checkpoint runs again in the backward
+// may be run elsewhere, or not at all, in another layout: such calls are counted apart, -1, -2, ...
+std::int64_t counted_with(std::int64_t microbatch) {
+  return torch::autograd::get_current_graph_task_id() >= 0 ? ~microbatch : microbatch;
+}
+
+std::int64_t numbered(std::int64_t counted, std::int64_t count) { return counted < 0 ? ~count : count; }
+
 bool has_value(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_meta() && !value::is_pending(tensor) &&
          !tensor.unsafeGetTensorImpl()->is_python_dispatch();
 }
 
-// A hash of where the random numbers of this thread are.
+// A hash of where the random numbers of this thread are: of the place in a block of them, and of its first ones.
 std::uint64_t generator() {
-  const auto state = at::detail::getDefaultCPUGenerator().get_state();
-  return digest_of(state, /*bits=*/true).bits;
+  const auto generator = at::detail::getDefaultCPUGenerator();
+  auto* const state = at::check_generator<at::CPUGeneratorImpl>(generator);
+  const auto engine = state->engine().data();
+  std::uint64_t hash = engine.seed_;
+  const auto add = [&hash](std::uint64_t word) { hash = (hash ^ word) * 0x9e3779b97f4a7c15 + (hash >> 29); };
+  add(static_cast<std::uint64_t>(engine.left_));
+  add(engine.next_);
+  add(static_cast<std::uint64_t>(state->next_float_normal_sample().has_value()));
+  add(static_cast<std::uint64_t>(state->next_double_normal_sample().has_value()));
+  for (const auto word : {engine.state_[0], engine.state_[1]}) add(word);
+  return hash;
 }
 
 std::string modes() {
@@ -113,15 +132,17 @@ void RunRecorder::end() {
 
 void RunRecorder::before_forward(const model::ModuleCall& call) {
   const std::int64_t microbatch = current_microbatch(microbatch_);
+  const std::int64_t counted = counted_with(microbatch);
   const std::lock_guard lock(mutex_);
-  const std::int64_t number = calls_of_[{microbatch, call.name}]++;
+  const std::int64_t number = numbered(counted, calls_of_[{counted, call.name}]++);
   calls_[call.number] = {{steps_, microbatch, call.name, number}, {modes(), generator(), false}, order_++, {}};
 }
 
 void RunRecorder::see_reads(const std::string& module, std::span<const Variable> variables) {
   const std::int64_t microbatch = current_microbatch(microbatch_);
+  const std::int64_t counted = counted_with(microbatch);
   const std::lock_guard lock(mutex_);
-  const auto calls = calls_of_.find({microbatch, module});
+  const auto calls = calls_of_.find({counted, module});
   if (calls == calls_of_.end()) return;
   digests::Reads reads;
   for (const auto& [name, value, tensors, user] : variables) {
@@ -131,7 +152,7 @@ void RunRecorder::see_reads(const std::string& module, std::span<const Variable>
       if (has_value(tensor)) reads.tensors[name].push_back(digest_of(tensor, /*bits=*/false));
     }
   }
-  writer_.write({steps_, microbatch, module, calls->second - 1}, reads);
+  writer_.write({steps_, microbatch, module, numbered(counted, calls->second - 1)}, reads);
 }
 
 void RunRecorder::after_forward(const model::ModuleCall& call) {
@@ -147,7 +168,32 @@ void RunRecorder::write(Kind kind, const digests::CallName& call, std::int64_t i
                         const at::Tensor& tensor) {
   if (!has_value(tensor)) return;
   const auto& [step, microbatch, name, number] = call;
-  writer_.write({kind, step, microbatch, name, number, index, order, digest_of(tensor, terms_.bits)});
+  writer_.write({kind, step, microbatch, name, number, index, order, digest(tensor)});
+}
+
+digests::Digest RunRecorder::digest(const at::Tensor& tensor) {
+  constexpr std::size_t kMost = 16;
+  if (!tensor.has_storage() || tensor.is_inference() || tensor.is_conj() || tensor.is_neg()) {
+    return digest_of(tensor, terms_.bits);  // the first two have no version
+  }
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto version = static_cast<std::int64_t>(tensor._version());
+  const auto is_it = [&](const Known& known) {
+    return known.storage._unsafe_get_target() == storage && !known.storage.expired() && known.version == version &&
+           known.offset == tensor.storage_offset() && tensor.sizes() == known.digest.shape &&
+           tensor.strides() == known.strides && known.type == tensor.scalar_type();
+  };
+  const auto found = std::ranges::find_if(known_, is_it);
+  if (found != known_.end()) return found->digest;
+  Known known{tensor.storage().getWeakStorageImpl(),
+              tensor.scalar_type(),
+              tensor.storage_offset(),
+              tensor.strides().vec(),
+              version,
+              digest_of(tensor, terms_.bits)};
+  if (known_.size() < kMost) return known_.emplace_back(std::move(known)).digest;
+  next_known_ = (next_known_ + 1) % kMost;
+  return (known_[next_known_] = std::move(known)).digest;
 }
 
 void RunRecorder::see_inputs(const model::ModuleCall& call, std::span<const at::Tensor> inputs) {
@@ -158,7 +204,7 @@ void RunRecorder::see_inputs(const model::ModuleCall& call, std::span<const at::
   for (std::int64_t i = 0; std::cmp_less(i, inputs.size()); ++i) {
     if (inputs[i].defined() && value::is_pending(inputs[i])) {
       begun.awaited.resize(inputs.size());
-      begun.awaited[i] = inputs[i];
+      begun.awaited[i] = {inputs[i], value::version_of(inputs[i])};
     } else {
       write(Kind::kInput, begun.name, i, begun.began, inputs[i]);
     }
@@ -172,7 +218,9 @@ void RunRecorder::see_outputs(const model::ModuleCall& call, std::span<const at:
   auto& begun = found->second;
   const auto awaited = std::exchange(begun.awaited, {});
   for (std::int64_t i = 0; std::cmp_less(i, awaited.size()); ++i) {
-    write(Kind::kInput, begun.name, i, begun.began, awaited[i]);
+    const auto& [input, version] = awaited[i];
+    // One that the module has written is no longer as it came.
+    if (input.defined() && value::version_of(input) == version) write(Kind::kInput, begun.name, i, begun.began, input);
   }
   for (std::int64_t i = 0; std::cmp_less(i, outputs.size()); ++i) {
     write(Kind::kOutput, begun.name, i, order_++, outputs[i]);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <cstdint>
@@ -11,6 +13,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "lamina/base/ids.h"
@@ -96,12 +99,23 @@ class RunRecorder : public model::CallHook {
   struct Call {
     digests::CallName name;
     digests::Surroundings surroundings;
-    std::int64_t began = 0;           // its place in the order
-    std::vector<at::Tensor> awaited;  // inputs that had no value when it began, by their place; undefined: seen
+    std::int64_t began = 0;  // its place in the order
+    // Inputs that had no value when it began, by their place, with their version then; undefined: seen.
+    std::vector<std::pair<at::Tensor, std::uint32_t>> awaited;
+  };
+  // Elements that were seen a moment ago: the output of one module is often the input of the next one.
+  struct Known {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    at::ScalarType type = at::kFloat;
+    std::int64_t offset = 0;
+    std::vector<std::int64_t> strides;
+    std::int64_t version = -1;
+    digests::Digest digest;
   };
   void write(digests::Kind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
              const at::Tensor& tensor);
-  void close_step();  // under the lock
+  digests::Digest digest(const at::Tensor& tensor);  // under the lock
+  void close_step();                                 // under the lock
 
   const Terms terms_;
   std::atomic<std::int64_t> steps_ = 0;  // that have ended
@@ -110,6 +124,8 @@ class RunRecorder : public model::CallHook {
   std::atomic<std::int64_t> microbatch_ = 0;
   std::mutex mutex_;
   digests::Writer writer_;
+  std::vector<Known> known_;  // a ring
+  std::size_t next_known_ = 0;
   std::int64_t order_ = 0;
   std::int64_t updates_ = 0;  // in this step, or since the last one
   bool is_over_ = false;

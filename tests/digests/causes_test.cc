@@ -8,7 +8,7 @@ namespace {
 
 Digest number(double value) {
   Digest digest{.dtype = "float64", .shape = {}, .elements = 1, .squares = value * value};
-  for (int k = 0; k < kProjections; ++k) digest.projections[k] = value * signs_in_block()[k][0] * sign_of_block(0, k);
+  for (int k = 0; k < kProjections; ++k) digest.projections[k] = value * sign_of(0, k);
   return digest;
 }
 

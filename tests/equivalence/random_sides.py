@@ -48,7 +48,7 @@ def detached(tree: dict) -> dict:
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in tree.items()}
 
 
-def distributed(case: RandomCase, **config) -> Trained:
+def distributed(case: RandomCase, make_optimizer=adamw, **config) -> Trained:
     manual = {"auto_partition": False, "default_partition": 0} if case.placed_by_hand else {}
     replicas = {"ddp": True} if case.replicas > 1 else {}
     keys = {
@@ -61,17 +61,17 @@ def distributed(case: RandomCase, **config) -> Trained:
     }
     lamina.init(**(keys | manual | replicas | config))
     try:
-        return _distributed(case)
+        return _distributed(case, make_optimizer)
     finally:
         lamina.shutdown()
 
 
-def _distributed(case: RandomCase) -> Trained:
+def _distributed(case: RandomCase, make_optimizer) -> Trained:
     model = build(case)
     if case.placed_by_hand:
         place_by_hand(model, case.number)
     model = lamina.distribute(model)
-    optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
+    optimizer = lamina.DistributedOptimizer(make_optimizer(model.parameters()))
 
     @lamina.step
     def train_step(model, x, y, tokens):

@@ -18,7 +18,7 @@ def test_trains_like_one_device(case):
     assert case.name in found(case.world), f"it did not run: {found(case.world)['launch']}"
     wrong = found(case.world)[case.name]
     again = f"python tests/equivalence/run_random_models.py {case.number}"
-    assert not wrong, "\n".join([f"{len(wrong)} differences; to see them again: {again}", *wrong[:20]])
+    assert not wrong, "\n".join([f"{len(wrong)} differences; to see them again, and where: {again}", *wrong[:20]])
 
 
 @pytest.mark.parametrize("world", [of_job(f"random{world}", "", world) for world in WORLDS])

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/digests/calls.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+namespace lamina::digests {
+namespace {
+
+using Module = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::string_view>;  // step, copy, microbatch, name
+using CallOnRank = std::pair<std::int64_t, std::int64_t>;                               // number, rank
+using Inputs = std::map<std::int64_t, const Seen*>;                                     // by their index
+using Calls = std::map<CallOnRank, Inputs>;
+
+// The number that a call gets, and those that its inputs get.
+struct Renamed {
+  std::int64_t number;
+  std::map<std::int64_t, std::int64_t> inputs;
+};
+using Names = std::map<CallOnRank, Renamed>;
+
+std::map<Module, Calls> calls_of(const Parts& parts) {
+  std::map<Module, Calls> modules;
+  for (const auto& [key, list] : parts) {
+    if (key.kind != Kind::kInput) continue;
+    Calls& calls = modules[{key.step, key.copy, key.microbatch, key.name}];
+    for (const auto& part : list) calls[{key.call, part.rank->rank}][key.index] = part.seen;
+  }
+  return modules;
+}
+
+// The calls of one module in a microbatch.
+class Matching {
+ public:
+  Matching(const Calls& first, const Calls& second, const Measure& measure)
+      : first_(first), second_(second), measure_(measure) {}
+
+  Names made() {
+    for (const auto& [call, inputs] : second_) take(call, inputs, /*same_number=*/true);
+    for (const auto& [call, inputs] : second_) take(call, inputs, /*same_number=*/false);
+    for (const auto& [call, inputs] : second_) {
+      if (matched_.contains(call.first)) continue;
+      const auto left = std::ranges::find_if(first_, [&](const auto& each) { return !names_.contains(each.first); });
+      if (left == first_.end()) break;
+      names_[left->first] = {call.first, {}};
+    }
+    return std::move(names_);
+  }
+
+ private:
+  void take(const CallOnRank& call, const Inputs& inputs, bool same_number) {
+    if (matched_.contains(call.first)) return;
+    for (const auto& [other, others] : first_) {
+      if (names_.contains(other) || (same_number && other.first != call.first)) continue;
+      auto indices = by_index(others, inputs);
+      if (!indices) continue;
+      names_[other] = {call.first, std::move(*indices)};
+      matched_.insert(call.first);
+      return;
+    }
+  }
+
+  // The places of the second call's inputs among those of the first one; nothing where one is not among them.
+  std::optional<std::map<std::int64_t, std::int64_t>> by_index(const Inputs& first, const Inputs& second) const {
+    std::map<std::int64_t, std::int64_t> indices;
+    for (const auto& [index, seen] : second) {
+      const auto same = first.find(index);
+      if (same != first.end() && agree(*same->second, *seen)) {
+        indices[index] = index;
+        continue;
+      }
+      if (first.size() == second.size()) return std::nullopt;
+      const auto found = std::ranges::find_if(
+          first, [&](const auto& each) { return !indices.contains(each.first) && agree(*each.second, *seen); });
+      if (found == first.end()) return std::nullopt;
+      indices[found->first] = index;
+    }
+    return indices;
+  }
+
+  bool agree(const Seen& first, const Seen& second) const {
+    return measure_.compare(first.digest, second.digest, second).what.empty();
+  }
+
+  const Calls& first_;
+  const Calls& second_;
+  const Measure& measure_;
+  Names names_;
+  std::set<std::int64_t> matched_;  // numbers of the second run's calls
+};
+
+}  // namespace
+
+Parts matched(const Parts& first, const Parts& second, const Measure& measure) {
+  std::map<Module, Names> names;
+  const auto first_calls = calls_of(first);
+  for (const auto& [module, calls] : calls_of(second)) {
+    const auto found = first_calls.find(module);
+    if (found != first_calls.end()) names[module] = Matching(found->second, calls, measure).made();
+  }
+  Parts made;
+  for (const auto& [key, list] : first) {
+    const auto module = names.find({key.step, key.copy, key.microbatch, key.name});
+    if (!is_of_call(key.kind) || module == names.end()) {
+      made[key] = list;
+      continue;
+    }
+    for (const auto& part : list) {
+      Key renamed = key;
+      const auto name = module->second.find({key.call, part.rank->rank});
+      if (name != module->second.end()) {
+        renamed.call = name->second.number;
+        const auto& inputs = name->second.inputs;
+        if (key.kind == Kind::kInput && !inputs.empty()) {
+          const auto input = inputs.find(key.index);
+          if (input == inputs.end()) continue;
+          renamed.index = input->second;
+        }
+      }
+      made[renamed].push_back(part);
+    }
+  }
+  return made;
+}
+
+}  // namespace lamina::digests

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lamina/digests/measure.h"
+#include "lamina/digests/wholes.h"
+
+namespace lamina::digests {
+
+// [Note: matched calls] Calls of a module in a microbatch have numbers. Where several modules call it, or it runs on
+// several ranks, those of one run need not be those of another one: calls that do not depend on each other have no
+// order. And where a call goes to another rank, tensors in objects, such as caches, are seen among its inputs.
+
+// Gives calls of the first run, and their inputs, the numbers of those of the second run that were called with the
+// same. A call whose inputs differ from all others takes a number that is left.
+Parts matched(const Parts& first, const Parts& second, const Measure& measure);
+
+}  // namespace lamina::digests

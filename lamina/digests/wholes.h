@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <string_view>
+#include <vector>
+
+#include "lamina/digests/recording.h"
+
+// The tensors of a run, whichever of its ranks has which part of them.
+namespace lamina::digests {
+
+inline bool is_of_call(Kind kind) { return kind <= Kind::kOutputGradient; }
+
+// A tensor of a run. One of the model has no copy, for its parts may lie in several.
+struct Key {
+  std::int64_t step, copy, microbatch;
+  Kind kind;
+  std::string_view name;
+  std::int64_t call, index;
+
+  auto operator<=>(const Key&) const = default;
+};
+
+struct Part {
+  const RankRecording* rank;
+  const Seen* seen;
+};
+
+using Run = std::vector<RankRecording>;
+using Parts = std::map<Key, std::vector<Part>>;
+
+Parts parts_of(const Run& run);
+
+// A whole tensor, put together of what ranks have of it.
+struct Whole {
+  Digest digest;
+  Part of;               // the first part
+  bool is_part = false;  // there are others
+};
+
+// Each whole tensor that these parts make, the one of the first ranks first; parts that lack their neighbours are left
+// out.
+std::vector<Whole> wholes_of(const std::vector<Part>& parts);
+
+}  // namespace lamina::digests
