@@ -53,8 +53,9 @@ int run_one(const RecordedRun& run, const std::string& number, const std::string
   }
   const int code = run_recorded(run, folder);
   if (code != 0 && !run.quiet) {
-    complain("lamina verify: the run ", run.collapsed ? "without the layout" : "in " + run.what,
-             " failed, see above; exit code ", code);
+    const std::string how =
+        code > 128 ? base::str(" was ended by signal ", code - 128) : base::str(" failed, see above; exit code ", code);
+    complain("lamina verify: the run ", run.collapsed ? "without the layout" : "in " + run.what, how);
   }
   return code;
 }
@@ -112,15 +113,17 @@ digests::Comparison compare(const TwoRuns& runs, const VerifyTerms& terms) {
 }
 
 // Runs both again, up to the first difference, and has the module that made it say what it reads.
-void look_at_cause(digests::Comparison& comparison, VerifyTerms terms) {
+void look_at_cause(digests::Comparison& comparison, const Run& run, VerifyTerms terms) {
   auto& first = comparison.differences.front();
-  if (first.seen.kind != digests::Kind::kOutput || !digests::cause_of(first).empty() || !first.inputs_agree) return;
-  complain("lamina verify: both once more, to see what ", first.seen.name.empty() ? "the model" : first.seen.name,
-           " reads");
+  if (!digests::cause_of(first).empty()) return;
+  const auto call = digests::call_to_look_at(first, run);
+  if (!call) return;
+  const auto& module = std::get<std::string>(*call);
+  complain("lamina verify: both once more, to see what ", module.empty() ? "the model" : module, " reads");
   terms.steps = static_cast<int>(first.seen.step) + 1;
   const RecordingFolder folder;
-  const auto runs = run_both(terms, folder, /*quiet=*/true, first.seen.name);
-  if (runs.code == 0) first.reads = digests::reads_apart(runs.first, runs.second, first, comparison.tolerance);
+  const auto runs = run_both(terms, folder, /*quiet=*/true, module);
+  if (runs.code == 0) first.reads = digests::reads_apart(runs.first, runs.second, first, *call, comparison.tolerance);
 }
 
 int report(digests::Comparison comparison, const TwoRuns& runs) {
@@ -140,7 +143,7 @@ Verified verify(const VerifyTerms& terms) {
   auto runs = run_both(terms, folder);
   if (runs.code != 0) return {runs.code, {}};
   auto comparison = compare(runs, terms);
-  if (!comparison.differences.empty()) look_at_cause(comparison, terms);
+  if (!comparison.differences.empty()) look_at_cause(comparison, runs.second, terms);
   return {report(std::move(comparison), runs), std::move(runs.first)};
 }
 

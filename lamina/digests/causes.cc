@@ -12,11 +12,12 @@ namespace {
 constexpr std::size_t kNamed = 5;
 
 // Finds what the call has read on that rank, or else on the first of the copy that made it.
-const Reads* reads_of(const std::vector<RankRecording>& run, const Difference& difference, std::int64_t rank) {
+const Reads* reads_of(const std::vector<RankRecording>& run, const CallName& call, std::int64_t copy,
+                      std::int64_t rank) {
   const Reads* found = nullptr;
   for (const auto& each : run) {
-    const auto reads = each.reads.find(call_of(difference.seen));
-    if (each.copy != difference.copy || reads == each.reads.end()) continue;
+    const auto reads = each.reads.find(call);
+    if (each.copy != copy || reads == each.reads.end()) continue;
     if (each.rank == rank) return &reads->second;
     if (found == nullptr) found = &reads->second;
   }
@@ -71,9 +72,8 @@ std::string joined(const std::vector<std::string>& parts) {
 }  // namespace
 
 std::string cause_of(const Difference& difference) {
-  if (!difference.inputs_agree) return {};
   if (!difference.reads.empty()) return difference.reads;
-  if (!difference.first || !difference.second) return {};
+  if (!difference.inputs_agree || !difference.first || !difference.second) return {};
   const auto& [modes, generator, drew] = *difference.first;
   const auto& [other_modes, other_generator, other_drew] = *difference.second;
   if (modes != other_modes) return base::str(": it ran with ", modes, " instead of ", other_modes);
@@ -83,10 +83,23 @@ std::string cause_of(const Difference& difference) {
   return {};
 }
 
+std::optional<CallName> call_to_look_at(const Difference& difference, const std::vector<RankRecording>& run) {
+  const Seen& seen = difference.seen;
+  if (seen.kind == Kind::kOutput && difference.inputs_agree) return call_of(seen);
+  if (seen.kind != Kind::kInput) return {};
+  for (std::string name = seen.name; !name.empty();) {
+    const auto point = name.rfind('.');
+    name.resize(point == std::string::npos ? 0 : point);
+    const CallName around{seen.step, seen.microbatch, name, 0};
+    if (std::ranges::any_of(run, [&](const auto& rank) { return rank.calls.contains(around); })) return around;
+  }
+  return {};
+}
+
 std::string reads_apart(const std::vector<RankRecording>& first, const std::vector<RankRecording>& second,
-                        const Difference& difference, double tolerance) {
-  const Reads* one = reads_of(first, difference, difference.rank);
-  const Reads* other = reads_of(second, difference, -1);
+                        const Difference& difference, const CallName& call, double tolerance) {
+  const Reads* one = reads_of(first, call, difference.copy, difference.rank);
+  const Reads* other = reads_of(second, call, difference.copy, -1);
   if (one == nullptr || other == nullptr) return {};
   std::set<std::string> names;
   for (const Reads* reads : {one, other}) {
@@ -100,7 +113,12 @@ std::string reads_apart(const std::vector<RankRecording>& first, const std::vect
     if (also != one->users.end()) how += base::str(" (", also->second, ")");
     found.push_back(base::str(name, ", ", how));
   }
-  return found.empty() ? "; what it was seen to read agrees, too" : ": it reads " + joined(found);
+  std::string where;
+  if (difference.seen.kind == Kind::kInput) {
+    const auto& name = std::get<std::string>(call);
+    where = base::str(", in the code of ", name.empty() ? "the model" : name);
+  }
+  return where + (found.empty() ? "; what it was seen to read agrees" : ": it reads " + joined(found));
 }
 
 std::vector<std::string> gaps(const std::vector<RankRecording>& run, const std::string& name) {

@@ -24,7 +24,7 @@ class Causes : public testing::Test {
 
   Reads& first() { return first_.front().reads[call_of(difference_.seen)]; }
   Reads& second() { return second_.front().reads[call_of(difference_.seen)]; }
-  std::string apart() { return reads_apart(first_, second_, difference_, 1e-4); }
+  std::string apart() { return reads_apart(first_, second_, difference_, call_of(difference_.seen), 1e-4); }
 
   std::vector<RankRecording> first_, second_;
   Difference difference_;
@@ -38,7 +38,7 @@ TEST_F(Causes, NamesWhatHasOtherContents) {
   first().users["b"] = "layers.1 writes it";
   EXPECT_EQ(apart(), ": it reads a, which is 3 instead of 2, and b, which has other contents (layers.1 writes it)");
   second().values = first().values;
-  EXPECT_EQ(apart(), "; what it was seen to read agrees, too");
+  EXPECT_EQ(apart(), "; what it was seen to read agrees");
   second().values.erase("c");
   EXPECT_EQ(apart(), ": it reads c, which only the first run has");
 }
@@ -47,7 +47,7 @@ TEST_F(Causes, LetsNumbersDifferByRounding) {
   first().values = second().values = {{"a", "a number"}};
   first().tensors["a"] = {number(1 + 1e-9)};
   second().tensors["a"] = {number(1)};
-  EXPECT_EQ(apart(), "; what it was seen to read agrees, too");
+  EXPECT_EQ(apart(), "; what it was seen to read agrees");
   first().tensors["a"] = {number(-1.5)};
   EXPECT_EQ(apart(), ": it reads a, which is -1.5 instead of 1");
 }
@@ -55,6 +55,21 @@ TEST_F(Causes, LetsNumbersDifferByRounding) {
 TEST_F(Causes, ListsNoMoreThanAFew) {
   for (const char* name : {"a", "b", "c", "d", "e", "f", "g"}) first().values[name] = "1", second().values[name] = "2";
   EXPECT_NE(apart().find("e, which is 1 instead of 2, and 2 more"), std::string::npos) << apart();
+}
+
+TEST_F(Causes, LooksForOtherInputsAroundTheModule) {
+  difference_.seen.name = "block.part.layer";
+  EXPECT_EQ(call_to_look_at(difference_, second_), call_of(difference_.seen));
+  difference_.inputs_agree = false;
+  EXPECT_EQ(call_to_look_at(difference_, second_), std::nullopt);
+  difference_.seen.kind = Kind::kInput;
+  const CallName block{0, 0, "block", 0};
+  second_.front().calls[block] = {};
+  EXPECT_EQ(call_to_look_at(difference_, second_), block);
+  first_.front().reads[block].values["a"] = "1";
+  second_.front().reads[block].values["a"] = "2";
+  EXPECT_EQ(reads_apart(first_, second_, difference_, block, 1e-4),
+            ", in the code of block: it reads a, which is 1 instead of 2");
 }
 
 TEST_F(Causes, SaysWhatIsMissingOfARun) {

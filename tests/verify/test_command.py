@@ -22,9 +22,9 @@ def test_it_names_what_a_module_reads(launcher):
     first, *rest = result.stdout.splitlines()
     assert first.startswith("step 0, microbatch 0: output of 1 on rank 1 differs by ")
     assert first.partition(" (inputs agree): it reads ")[2] == (
-        "environment variable SCALE, which is '3' instead of '2', global SCALE, which is 3 instead of 2, global TABLE, "
-        "which has other contents, its attribute factor, which is 0.75 instead of 0.5, and lamina.rank(), which is 1 "
-        "instead of 0"
+        "environment variable SCALE, which is '3' instead of '2' (0 on rank 0 uses it), global SCALE, which is 3 "
+        "instead of 2, global TABLE, which has other contents, its attribute factor, which is 0.75 instead of 0.5, "
+        "and lamina.rank(), which is 1 instead of 0"
     )
     assert rest[0] == "what differs in all:" and "own words" not in result.stdout
 

@@ -75,10 +75,7 @@ class Surroundings:
     def _of_process(self) -> Iterator[tuple[str, Any]]:
         for function in self._functions():
             code = function.__code__
-            if used_in(code) & {"environ", "getenv"}:
-                for word in words_in(code):
-                    if word.isidentifier() and (word in os.environ or word.isupper()):
-                        yield f"environment variable {word}", os.environ.get(word)
+            yield from _environment(code)
             yield from _answers(function, code)
             yield from _random_numbers(function, used_in(code))
 
@@ -89,7 +86,7 @@ class Surroundings:
         """Other modules that use the variables, by these, in words; one that writes rather than one that reads, one of
         another rank rather than one of this."""
         if self._users is None:
-            mine = {_called(found) for found in self._names.of(self._module.forward)}
+            mine = dict(self._used(self._module))
             tree, here = self._model.tree, self._model.owner_of(self._name)
             ranked: dict[str, tuple[bool, bool, str]] = {}
             for name, module in zip(tree.names, tree.modules, strict=True):
@@ -97,14 +94,27 @@ class Surroundings:
                 if not name or is_part or not is_of_the_script(type(module)):
                     continue
                 owner = self._model.owner_of(name)
-                for found in self._names.of(module.forward):
-                    if (called := _called(found)) in mine:
+                for called, writes in self._used(module):
+                    if called in mine:
                         where = f"{name} on rank {self._model.session.translate('partitions', owner)}"
-                        writes = _writes(found)
                         user = (not writes, owner == here, f"{where} {'writes' if writes else 'uses'} it")
                         ranked[called] = min(ranked.get(called, user), user)
             self._users = {called: user for called, (_, _, user) in ranked.items()}
         return self._users
+
+    def _used(self, module: nn.Module) -> Iterator[tuple[str, bool]]:
+        """Variables that the code of a module uses, and whether it is seen to write them."""
+        for found in self._names.of(module.forward):
+            yield _called(found), _writes(found)
+        for function in self._names.functions(module.forward):
+            yield from ((called, False) for called, _ in _environment(function.__code__))
+
+
+def _environment(code: CodeType) -> Iterator[tuple[str, str | None]]:
+    if used_in(code) & {"environ", "getenv"}:
+        for word in words_in(code):
+            if word.isidentifier() and (word in os.environ or word.isupper()):
+                yield f"environment variable {word}", os.environ.get(word)
 
 
 def _writes(found: Found) -> bool:
@@ -138,10 +148,10 @@ def _random_numbers(function: FunctionType, used: Collection[str]) -> Iterator[t
     """Gives where the random numbers are that a function draws from others than torch."""
     read = {id(function.__globals__[name]) for name in used & function.__globals__.keys()}
     if id(random) in read:
-        yield "the random numbers of Python", random.getstate()
+        yield "Python's random state", random.getstate()
     numpy = sys.modules.get("numpy")
     if numpy is not None and id(numpy) in read and "random" in used:
-        yield "the random numbers of numpy", numpy.random.get_state()
+        yield "numpy's random state", numpy.random.get_state()
 
 
 def _answer(ask: Callable[[], Any]) -> Any:
