@@ -83,7 +83,8 @@ TwoRuns run_both(const VerifyTerms& terms, const RecordingFolder& folder, bool q
                   .module = module,
                   .quiet = quiet};
   const auto first = folder.make("layout"), second = folder.make("plain");
-  if ((runs.code = run_one(run, "1 of 2", first)) != 0) return runs;
+  runs.code = run_one(run, "1 of 2", first);
+  if (runs.code != 0) return runs;
   runs.first = read_recordings(first);
   const Layout layout(runs.first);
   int in_copy = 1;
@@ -95,7 +96,8 @@ TwoRuns run_both(const VerifyTerms& terms, const RecordingFolder& folder, bool q
   run.processes = std::to_string(layout.copies * in_copy);
   run.layout = joined(terms.layout, terms.against.value_or(""));
   run.collapsed = !terms.against;
-  if ((runs.code = run_one(run, "2 of 2", second)) == 0) runs.second = read_recordings(second);
+  runs.code = run_one(run, "2 of 2", second);
+  if (runs.code == 0) runs.second = read_recordings(second);
   return runs;
 }
 

@@ -90,7 +90,7 @@ std::optional<CallName> call_to_look_at(const Difference& difference, const std:
   for (std::string name = seen.name; !name.empty();) {
     const auto point = name.rfind('.');
     name.resize(point == std::string::npos ? 0 : point);
-    const CallName around{seen.step, seen.microbatch, name, 0};
+    CallName around{seen.step, seen.microbatch, name, 0};
     if (std::ranges::any_of(run, [&](const auto& rank) { return rank.calls.contains(around); })) return around;
   }
   return {};
