@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -29,6 +33,32 @@ double number(const Json& json) {
 Json to_json(const Digest& digest) {
   return Json::array({digest.dtype, digest.shape, digest.begin, digest.elements, digest.squares, digest.projections,
                       digest.not_finite, digest.largest, digest.small, digest.bits});
+}
+
+std::string quoted(const std::string& text) {
+  return Json(text).dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+}
+
+// Appends a number as JSON has it; it has none beyond the finite ones.
+template <class Number>
+void append(std::string& line, Number number) {
+  if constexpr (std::is_floating_point_v<Number>) {
+    if (!std::isfinite(number)) {
+      line.append("null");
+      return;
+    }
+  }
+  std::array<char, 32> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  line.append(text.data(), end);
+}
+
+template <class Numbers>
+void append_list(std::string& line, const Numbers& numbers) {
+  std::string_view before = "[";
+  if (numbers.empty()) line.append("[");
+  for (const auto number : numbers) append(line.append(std::exchange(before, ",")), number);
+  line.append("]");
 }
 
 Digest to_digest(const Json& json) {
@@ -108,17 +138,28 @@ Writer::Writer(const std::string& folder, const RankRecording& about)
         << std::endl;
 }
 
+// Writes a tensor without a tree of JSON: there are many.
 void Writer::write(const Seen& seen) {
-  file_ << Json{{"kind", kKinds[static_cast<std::size_t>(seen.kind)]},
-                {"step", seen.step},
-                {"microbatch", seen.microbatch},
-                {"name", seen.name},
-                {"call", seen.call},
-                {"index", seen.index},
-                {"order", seen.order},
-                {"digest", to_json(seen.digest)}}
-               .dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
-        << '\n';
+  const Digest& digest = seen.digest;
+  std::string line = R"({"kind":")";
+  line.append(kKinds[static_cast<std::size_t>(seen.kind)]).append(R"(","name":)").append(quoted(seen.name));
+  const std::pair<std::string_view, std::int64_t> numbers[]{{"step", seen.step},
+                                                            {"microbatch", seen.microbatch},
+                                                            {"call", seen.call},
+                                                            {"index", seen.index},
+                                                            {"order", seen.order}};
+  for (const auto& [name, number] : numbers) append(line.append(",\"").append(name).append("\":"), number);
+  line.append(R"(,"digest":[)").append(quoted(digest.dtype)).append(",");
+  append_list(line, digest.shape);
+  append(line.append(","), digest.begin);
+  append(line.append(","), digest.elements);
+  append(line.append(","), digest.squares);
+  append_list(line.append(","), digest.projections);
+  append(line.append(","), digest.not_finite);
+  append(line.append(","), digest.largest);
+  append(line.append(","), digest.small);
+  append(line.append(","), digest.bits);
+  file_ << line.append("]}\n");
 }
 
 void Writer::write(const CallName& call, const Surroundings& surroundings) {
