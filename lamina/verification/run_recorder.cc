@@ -219,8 +219,9 @@ void RunRecorder::see_outputs(const model::ModuleCall& call, std::span<const at:
   const auto awaited = std::exchange(begun.awaited, {});
   for (std::int64_t i = 0; std::cmp_less(i, awaited.size()); ++i) {
     const auto& [input, version] = awaited[i];
+    if (!input.defined() || input.is_inference()) continue;  // of the latter nobody counts the writes
     // One that the module has written is no longer as it came.
-    if (input.defined() && value::version_of(input) == version) write(Kind::kInput, begun.name, i, begun.began, input);
+    if (value::version_of(input) == version) write(Kind::kInput, begun.name, i, begun.began, input);
   }
   for (std::int64_t i = 0; std::cmp_less(i, outputs.size()); ++i) {
     write(Kind::kOutput, begun.name, i, order_++, outputs[i]);
