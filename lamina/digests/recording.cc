@@ -128,10 +128,16 @@ RankRecording read(const std::filesystem::path& path) {
   return recording;
 }
 
+std::string file_of(const std::string& folder, std::int64_t rank) {
+  return base::str(folder, "/rank-", rank, ".jsonl");
+}
+
+std::int64_t steps_in(const std::string& path) { return std::filesystem::exists(path) ? read(path).steps : 0; }
+
 }  // namespace
 
 Writer::Writer(const std::string& folder, const RankRecording& about)
-    : file_(base::str(folder, "/rank-", about.rank, ".jsonl"), std::ios::app) {
+    : steps_before_(steps_in(file_of(folder, about.rank))), file_(file_of(folder, about.rank), std::ios::app) {
   if (!file_) throw base::Error(base::str("cannot record the run in ", folder, ": ", base::system_error()));
   file_ << Json{{"lamina recording", kVersion}, {"rank", about.rank},           {"world", about.world},
                 {"copy", about.copy},           {"partition", about.partition}, {"about", about.about}}

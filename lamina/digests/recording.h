@@ -74,8 +74,11 @@ struct RankRecording {
 // can be read, also when the rank was killed while it wrote the next one. Used by one thread at a time.
 class Writer {
  public:
-  // Throws base::Error where the file cannot be made.
+  // Adds to the file where there is one, of an earlier job of this process. Throws base::Error where it cannot be made.
   Writer(const std::string& folder, const RankRecording& about);
+
+  // Steps that had ended in it before.
+  std::int64_t steps_before() const { return steps_before_; }
 
   void write(const Seen& seen);
   void write(const CallName& call, const Surroundings& surroundings);
@@ -84,6 +87,7 @@ class Writer {
   void end();
 
  private:
+  const std::int64_t steps_before_;
   std::ofstream file_;
 };
 

@@ -64,6 +64,8 @@ class Router {
   // State kept while a call runs here.
   struct Scope {
     virtual ~Scope() = default;
+    virtual bool wants_arguments() const { return false; }
+    virtual void given(const value::Value&) {}
     virtual bool wants_result() const { return false; }
     virtual void returned(const value::Value&) {}
   };

@@ -84,6 +84,7 @@ class Child : public frontend::HolderOf<T> {
       (fetch(to_value<std::decay_t<Args>>(args)), ...);
     }
     const auto scope = place->router->enter(place->id);
+    if (scope && scope->wants_arguments()) scope->given(value::Tuple{{to_value<std::decay_t<Args>>(args)...}});
     Result result(module.forward(std::forward<Args>(args)...));
     if (scope && scope->wants_result()) scope->returned(to_value(result));
     return result;

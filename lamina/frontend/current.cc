@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "lamina/base/log.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/frontend/calls.h"
+#include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/saves.h"
 #include "lamina/rendezvous/job_store.h"
 #include "lamina/runtime/rng_streams.h"
@@ -37,6 +39,12 @@ void end_saves() {
   }
 }
 
+// Notes what the last step has left.
+void end_recording() {
+  if (the_current->recording == nullptr) return;
+  the_current->recording->end(*the_current->lend());
+}
+
 // Ends the job with the process. The peers learn of the end of this process from the system, when it has ended. The
 // session outlives all threads.
 //
@@ -47,6 +55,7 @@ void at_exit(int code, void*) {
   auto& session = *the_current->session;
   if (!session.job().in_step()) {
     end_saves();
+    if (code == 0) end_recording();
     set_router(nullptr);
     session.tell_leaving(faces::said("end-of-program"));
     if (session.leave()) return;
@@ -62,6 +71,9 @@ Current::Current(config::Config config)
     : session(std::make_unique<session::Session>(
           std::move(config), environment::read_world(environment::process_environment()), hooks())) {
   ++jobs;
+  if (const auto& recorder = session->run_recorder()) {
+    recording = std::make_unique<job_checkpoint::Recording>(recorder);
+  }
   session->groups().make_by([this](topology::Group axis) { return make_group(axis); });
 }
 Current::~Current() = default;
@@ -86,6 +98,7 @@ Current& begin(config::Config config) {
 }
 
 void end() {
+  end_recording();
   set_router(nullptr);
   Current* const ending = std::exchange(the_current, nullptr);
   ending->session->tell_leaving("called lamina::shutdown()");
@@ -101,6 +114,11 @@ base::Patience patience(const session::Session& session, const std::string& name
   auto patience = session.patience();
   patience.call = [=] { return call_at(name, site); };
   return patience;
+}
+
+void end_where_all_is_recorded(bool (job_checkpoint::Recording::*begin)(job_checkpoint::JobAccess&)) {
+  if (the_current == nullptr || the_current->recording == nullptr) return;
+  if (((*the_current->recording).*begin)(*the_current->lend())) std::exit(0);
 }
 
 bool has_current() { return the_current != nullptr; }

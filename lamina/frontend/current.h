@@ -14,6 +14,8 @@
 #include "lamina/session/session.h"
 
 namespace lamina::job_checkpoint {
+class JobAccess;
+class Recording;
 class Resumption;
 class Saves;
 }  // namespace lamina::job_checkpoint
@@ -36,8 +38,10 @@ struct Current {
   std::list<std::weak_ptr<PartitionCallback>> callbacks;  // what optimizers have called when the model is cut
   std::vector<std::weak_ptr<JobOptimizer>> optimizers;    // in the order in which they were made
   std::shared_ptr<job_checkpoint::Saves> saves;
-  std::shared_ptr<job_checkpoint::Resumption> waiting;  // a checkpoint that waits for the cut of the model
-  bool clips_by_default = false;                        // gradients of shards, to a norm that nobody has set
+  std::shared_ptr<job_checkpoint::Resumption> waiting;               // a checkpoint that waits for the cut of the model
+  std::function<std::unique_ptr<job_checkpoint::JobAccess>()> lend;  // to checkpoints and recordings
+  std::unique_ptr<job_checkpoint::Recording> recording;              // with `lamina verify`
+  bool clips_by_default = false;  // gradients of shards, to a norm that nobody has set
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> make_group(topology::Group axis);
@@ -47,6 +51,10 @@ struct Current {
 
 Current& begin(config::Config config);  // where there is none
 void end();                             // of the current one
+
+// Where the job is recorded: tells of a step, or a call, that begins. Once all that is wanted is recorded the process
+// ends here, with exit code 0, as by std::exit(); so does every rank.
+void end_where_all_is_recorded(bool (job_checkpoint::Recording::*begin)(job_checkpoint::JobAccess&));
 
 // Throws base::UsageError before begin().
 Current& current();

@@ -6,6 +6,7 @@
 
 #include "lamina/base/log.h"
 #include "lamina/faces/sayings.h"
+#include "lamina/frontend/checkpointed_job.h"
 #include "lamina/frontend/current.h"
 #include "lamina/job_checkpoint/saves.h"
 
@@ -37,6 +38,7 @@ void init(const std::string& json) {
   if (again) return require_same(frontend::current().session->config(), config::with_defaults(parsed.config));
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
   auto& job = frontend::begin(std::move(parsed.config));
+  job.lend = [&job] { return std::make_unique<frontend::CheckpointedJob>(job); };
   const auto given = json + environment("SM_HP_MP_PARAMETERS").value_or("");
   job.clips_by_default = given.find("sdp_gradient_clipping") == std::string::npos;
 }

@@ -12,12 +12,13 @@
 #include "lamina/faces/sayings.h"
 #include "lamina/frontend/batch_norms.h"
 #include "lamina/frontend/current.h"
-#include "lamina/frontend/job.h"
 #include "lamina/frontend/routing.h"
+#include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/resumption.h"
 #include "lamina/model/make_table.h"
 #include "lamina/session/model_life.h"
 #include "lamina/value/released.h"
+#include "lamina/verification/run_recorder.h"
 
 namespace lamina::frontend {
 namespace {
@@ -66,7 +67,7 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   if (const int replicas = session.topology().size(topology::kReplicas); replicas > 1) {
     if (session.config().ddp) {
       make_reducer();
-    } else if (rank() == 0) {
+    } else if (session.world().rank == base::Rank(0)) {
       base::log_warning(faces::said("copies-apart", replicas));
     }
   }
@@ -132,7 +133,8 @@ class Model::Life : public session::ModelFace {
       if (example_) costs = traced(model_.tree_, *example_);
       if (!scopes_count) tell_of_ignored_scopes(model_.tree_);
       const auto kept = job_.waiting ? job_.waiting->partition() : plan::KeptPartition();
-      proposal.plan = model::plan_model(model_.tree_, costs, session.config(), session.world().size,
+      const bool is_alone = session.run_recorder() != nullptr && session.run_recorder()->is_collapsed();
+      proposal.plan = model::plan_model(model_.tree_, costs, session.config(), is_alone ? 1 : session.world().size,
                                         session.topology().size(topology::kPartitions), kept);
     } catch (const std::exception& wrong) {
       proposal.error = wrong.what();
@@ -189,6 +191,7 @@ class Model::Life : public session::ModelFace {
 void Model::cut(const std::optional<Example>& example) {
   Life life(*this, example);
   session::begin_life(*job_.session, life);
+  if (job_.recording != nullptr) job_.recording->note_cut(*job_.lend());
 }
 
 void Model::keep_order() {

@@ -8,6 +8,7 @@
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/routing.h"
+#include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/saves.h"
 #include "lamina/runtime/rng_streams.h"
 
@@ -24,6 +25,15 @@ pipeline::StepResult run(const Current& job, const pipeline::StepSpec& spec) {
 // Has all ranks have what a program wrote to parts of parameters, which stand in optimizers.
 void share_written(const Current& job) {
   for (const auto& optimizer : optimizers_of(job)) optimizer->engine.parameters().share_written();
+}
+
+void record_step(job_checkpoint::Recording& recording, const std::vector<Value>& outputs) {
+  std::vector<std::vector<at::Tensor>> results(outputs.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    value::for_each_tensor(outputs[i], [&](const at::Tensor& tensor) { results[i].push_back(tensor); });
+  }
+  recording.see_results(results);
+  recording.end_step();
 }
 
 }  // namespace
@@ -44,8 +54,11 @@ std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body,
   const auto refuse = [&](base::Microbatch) -> Value {
     throw base::UsageError(batch.refused, base::Code{"step-offsets"});
   };
+  end_where_all_is_recorded(&job_checkpoint::Recording::begin_step);
   pipeline::StepSpec spec{batch.microbatches, batch.refused.empty() ? body : refuse, [] {}, call};
-  return job.model != nullptr ? job.model->run_step(batch, std::move(spec)) : run(job, spec).outputs;
+  auto outputs = job.model != nullptr ? job.model->run_step(batch, std::move(spec)) : run(job, spec).outputs;
+  if (job.recording != nullptr) record_step(*job.recording, outputs);
+  return outputs;
 }
 
 std::int64_t Model::begin_call() {

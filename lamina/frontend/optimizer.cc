@@ -22,6 +22,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
+#include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/resumption.h"
 #include "lamina/model/make_table.h"
 
@@ -212,6 +213,9 @@ OptimizerPart::OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer,
   const auto needs = checked_needs(*optimizer);
   auto& job = outside_step("DistributedOptimizer()");
   rest_ = std::make_shared<Rest>(std::move(optimizer), needs, shared_scale(job, given));
+  if (const auto& recorder = job.session->run_recorder()) {
+    job_checkpoint::record_updates(rest_->engine, job.session->ranks(), recorder);
+  }
   rest_->on_partition = std::make_shared<PartitionCallback>([rest = rest_.get()] { rest->cut(); });
   job.optimizers.push_back(rest_);
   frontend::on_partition(rest_->on_partition);

@@ -5,6 +5,8 @@
 
 #include <set>
 
+#include "lamina/frontend/current.h"
+#include "lamina/job_checkpoint/record_job.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/runtime/rng_streams.h"
 
@@ -13,20 +15,30 @@ namespace {
 
 constexpr char kEndOfTraining = '|';
 
-// A call that runs here, in a stream of its own, with hooks, or both.
+std::vector<at::Tensor> tensors_in(const value::Value& tree) {
+  std::vector<at::Tensor> tensors;
+  value::for_each_tensor(tree, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  return tensors;
+}
+
+// A call that runs here, in a stream of its own, with hooks, or both. Hooks are in the stream, as those of calls that
+// come from other ranks are.
 struct Here : Router::Scope {
   Here(const TorchModules& modules, const model::CallHooks& hooks, base::ModuleId id)
-      : call(hooks.has(id) ? hooks.begin(id, /*remote=*/false) : nullptr),
+      : hooks(hooks),
+        id(id),
         stream(modules.starts_rng_stream(id) ? runtime::rng_stream_here() : std::optional<runtime::RngStream>()) {}
-  bool wants_result() const override { return call != nullptr; }
-  void returned(const value::Value& result) override {
-    std::vector<at::Tensor> outputs;
-    value::for_each_tensor(result, [&](const at::Tensor& tensor) { outputs.push_back(tensor); });
-    call->end(outputs);
+  bool wants_arguments() const override { return hooks.has(id); }
+  void given(const value::Value& arguments) override {
+    call = hooks.begin(id, /*remote=*/false, hooks.want_tensors() ? tensors_in(arguments) : std::vector<at::Tensor>());
   }
+  bool wants_result() const override { return call != nullptr; }
+  void returned(const value::Value& result) override { call->end(tensors_in(result)); }
 
-  const std::unique_ptr<model::HookedCall> call;
+  const model::CallHooks& hooks;
+  const base::ModuleId id;
   const std::optional<runtime::RngStream> stream;
+  std::unique_ptr<model::HookedCall> call;
 };
 
 }  // namespace
@@ -107,6 +119,7 @@ value::Value Routing::call(base::ModuleId id, std::int64_t kind, value::Value ar
 
 std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId id) {
   const auto& hooks = session_.job().call_hooks();
+  end_where_all_is_recorded(&job_checkpoint::Recording::begin_call);
   return modules_->starts_rng_stream(id) || hooks.has(id) ? std::make_unique<Here>(*modules_, hooks, id) : nullptr;
 }
 

@@ -4,15 +4,28 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <mutex>
+#include <optional>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/verification/run_recorder.h"
 
 namespace lamina::job_checkpoint {
 namespace {
 
 std::string engine_name(base::Rank rank) { return base::str("generator/", rank); }
 std::string face_name(base::Rank rank) { return base::str("generators/", rank); }
+
+// Finds the rank whose generators this one goes on with. In another layout that is nobody, but in a run that is
+// compared with one in theirs: there it is the rank that led this copy of the model, placed as by default.
+std::optional<base::Rank> saver_of(const collective::Ranks& ranks, const About& about) {
+  if (about.layout == JobLayout::of(ranks.topology)) return ranks.own;
+  if (!about.layout || !verification::read_terms(environment::process_environment())) return {};
+  const auto& [pp, rdp, shard, tp, world] = *about.layout;
+  const topology::Topology saved(static_cast<int>(world), static_cast<int>(pp), static_cast<int>(tp));
+  if (saved.size(topology::kReplicas) != ranks.topology.size(topology::kReplicas)) return {};
+  return saved.translate(topology::kReplicas, ranks.topology.index(topology::kReplicas, ranks.own), base::Rank(0));
+}
 
 }  // namespace
 
@@ -23,10 +36,11 @@ void add_generators(JobAccess& job, SaveList& list) {
   if (rest.get_if<value::None>() == nullptr) list.add_tree(face_name(rank), rest);
 }
 
-SavedGenerators::SavedGenerators(JobAccess& job, const Reader& reader, const About& about)
-    : are_there_(about.layout == JobLayout::of(job.ranks().topology)) {
+SavedGenerators::SavedGenerators(JobAccess& job, const Reader& reader, const About& about) {
+  const auto saver = saver_of(job.ranks(), about);
+  are_there_ = saver.has_value();
   if (!are_there_) return;
-  const auto rank = job.ranks().own;
+  const auto rank = *saver;
   engine_ = reader.content(engine_name(rank));
   try {
     if (engine_.defined()) at::detail::createCPUGenerator().set_state(engine_);

@@ -29,6 +29,13 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
+// True of what a checkpoint has a place for.
+bool has_place(const Value& value) {
+  return value.get_if<at::Tensor>() != nullptr || value.get_if<bool>() != nullptr ||
+         value.get_if<std::int64_t>() != nullptr || value.get_if<double>() != nullptr ||
+         value.get_if<value::None>() != nullptr;
+}
+
 // (key, tensor) of a value of a parameter's state; an undefined tensor for what is not to be saved.
 std::pair<std::string, at::Tensor> to_tensor(const std::string& parameter, const std::string& key, const Value& value) {
   const auto number = [&](const at::Scalar& held, at::ScalarType type) {
@@ -83,7 +90,8 @@ void check_groups(const std::string& who, OptimizerAccess& here, const Optimizer
 }  // namespace
 
 void for_each_state(int number, OptimizerAccess& optimizer,
-                    const std::function<void(const StateName&, const at::Tensor&, const at::Tensor&)>& found) {
+                    const std::function<void(const StateName&, const at::Tensor&, const at::Tensor&)>& found,
+                    bool skips_others) {
   const auto& locals = optimizer.engine().parameters();
   const auto named = optimizer.engine().states().state(optimizer.user(), Extent::kPart);
   for (const auto& group : optimizer.engine().groups().members(optimizer.user())) {
@@ -93,6 +101,7 @@ void for_each_state(int number, OptimizerAccess& optimizer,
       const auto states = named.states.find(name);
       if (states == named.states.end()) continue;
       for (const auto& [key, value] : states->second.as<value::Dict>().items) {
+        if (skips_others && !has_place(value)) continue;
         const auto [state, tensor] = to_tensor(name, key.as<std::string>(), value);
         if (tensor.defined()) found({number, state, name}, local, tensor);
       }

@@ -15,10 +15,11 @@
 namespace lamina::job_checkpoint {
 
 // Calls `found` for each master and state of what stands in this rank's groups, `local`. Throws base::UsageError for a
-// state that is neither tensor nor number.
+// state that is neither tensor nor number, or skips it.
 void for_each_state(
     int number, OptimizerAccess& optimizer,
-    const std::function<void(const StateName&, const at::Tensor& local, const at::Tensor& value)>& found);
+    const std::function<void(const StateName&, const at::Tensor& local, const at::Tensor& value)>& found,
+    bool skips_others = false);
 // Lists masters and states of what stands in this rank's groups. Throws base::UsageError for a state of another kind.
 void add_states(int number, OptimizerAccess& optimizer, SaveList& list);
 // Class, options and names, as far as this rank knows them.

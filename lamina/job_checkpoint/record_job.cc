@@ -12,6 +12,7 @@
 #include "lamina/job_checkpoint/optimizer_states.h"
 #include "lamina/job_checkpoint/parts.h"
 #include "lamina/job_checkpoint/save_list.h"
+#include "lamina/runtime/rng_streams.h"
 
 namespace lamina::job_checkpoint {
 
@@ -37,38 +38,19 @@ void add_model(const JobAccess& job, const Parts& parts, Recorded& state) {
 
 void add_optimizer(int number, OptimizerAccess& optimizer, const Parts& parts, Recorded& state) {
   const auto& locals = optimizer.engine().parameters();
-  for_each_state(number, optimizer, [&](const StateName& name, const at::Tensor& local, const at::Tensor& value) {
-    const bool is_master = name.state.empty();
-    const auto piece = is_master ? parts.of_local(local, name.parameter)
-                                 : parts.of_state(locals, local, name.parameter, value.sizes());
-    const auto word = is_master ? "master" : name.state;
-    state.emplace_back(digests::Kind::kState, held(base::str(name.parameter, " ", word), value, piece));
-  });
-}
-
-void add_generators_of(JobAccess& job, const Parts& parts, Recorded& state) {
-  if (!job.steps().leads()) return;
-  SaveList list(parts);
-  add_generators(job, list);
-  std::int64_t number = 0;
-  for (const auto& part : list.take()) {
-    const auto& elements = part.elements;
-    state.emplace_back(digests::Kind::kGenerator, Held{base::str(number++), elements, {elements.sizes().vec(), 0}});
-  }
+  for_each_state(
+      number, optimizer,
+      [&](const StateName& name, const at::Tensor& local, const at::Tensor& value) {
+        const bool is_master = name.state.empty();
+        const auto piece = is_master ? parts.of_local(local, name.parameter)
+                                     : parts.of_state(locals, local, name.parameter, value.sizes());
+        const auto word = is_master ? "master" : name.state;
+        state.emplace_back(digests::Kind::kState, held(base::str(name.parameter, " ", word), value, piece));
+      },
+      /*skips_others=*/true);
 }
 
 }  // namespace
-
-void record_state(JobAccess& job, RunRecorder& recorder) {
-  if (!job.has_model() || !job.is_cut()) return;
-  const Parts parts(job.ranks(), job.table());
-  Recorded state;
-  add_model(job, parts, state);
-  int number = 0;
-  for (auto* optimizer : job.optimizers()) add_optimizer(number++, *optimizer, parts, state);
-  add_generators_of(job, parts, state);
-  recorder.see_state(state);
-}
 
 void record_updates(distributed_optimizer::Optimizer& optimizer, const collective::Ranks& ranks,
                     std::shared_ptr<RunRecorder> recorder) {
@@ -88,7 +70,35 @@ void record_updates(distributed_optimizer::Optimizer& optimizer, const collectiv
   });
 }
 
-void record_gradients(JobAccess& job, RunRecorder& recorder) {
+bool Recording::begin_step(JobAccess& job) {
+  const bool is_over = record_news(job);
+  if (!is_over) recorder_->begin_step();
+  return is_over;
+}
+
+bool Recording::begin_call(JobAccess& job) { return !runtime::in_step() && record_news(job); }
+
+bool Recording::record_news(JobAccess& job) {
+  const bool is_first = !std::exchange(has_begun_, true), has_news = recorder_->has_news();
+  if (is_first || has_news) record_generators(job);
+  if (!has_model_ || has_news) record_model(job);
+  return recorder_->is_over();
+}
+
+// With several partitions that is in the first step, else long before it: a checkpoint may be loaded until then.
+void Recording::note_cut(JobAccess& job) {
+  if (job.ranks().topology.size(topology::kPartitions) > 1) record_model(job);
+}
+
+void Recording::see_results(std::span<const std::vector<at::Tensor>> results) {
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    recorder_->see_result(base::Microbatch(static_cast<int>(i)), results[i]);
+  }
+}
+
+void Recording::end_step() { recorder_->end_step(); }
+
+void Recording::before_update(JobAccess& job) {
   if (!job.has_model() || !job.is_cut()) return;
   const Parts parts(job.ranks(), job.table());
   std::vector<Held> gradients;
@@ -96,7 +106,37 @@ void record_gradients(JobAccess& job, RunRecorder& recorder) {
     const auto gradient = held_here(job, row->tensor).grad();
     if (gradient.defined()) gradients.push_back(held(row->layout.name, gradient, parts.of_row(*row)));
   }
-  recorder.see_update(gradients);
+  recorder_->see_update(gradients);
+}
+
+void Recording::end(JobAccess& job) {
+  if (recorder_->has_news()) record_news(job);
+  recorder_->end();
+}
+
+void Recording::record_model(JobAccess& job) {
+  if (!job.has_model() || !job.is_cut()) return;
+  const Parts parts(job.ranks(), job.table());
+  Recorded state;
+  add_model(job, parts, state);
+  int number = 0;
+  for (auto* optimizer : job.optimizers()) add_optimizer(number++, *optimizer, parts, state);
+  recorder_->see_state(state);
+  has_model_ = true;
+}
+
+void Recording::record_generators(JobAccess& job) {
+  if (!job.steps().leads()) return;
+  const model::ParameterTable none(std::vector<model::Parameter>(), base::Partition(0), 1);
+  const Parts parts(job.ranks(), none);
+  SaveList list(parts);
+  add_generators(job, list);
+  Recorded state;
+  for (std::int64_t number = 0; const auto& part : list.take()) {
+    const auto& elements = part.elements;
+    state.emplace_back(digests::Kind::kGenerator, Held{base::str(number++), elements, {elements.sizes().vec(), 0}});
+  }
+  recorder_->see_state(state);
 }
 
 }  // namespace lamina::job_checkpoint

@@ -2,8 +2,10 @@
 #include "lamina/verification/digest_of.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <cmath>
@@ -67,10 +69,21 @@ std::string name_of(at::ScalarType type) {
   return known ? std::string(layout::traits(*known).name) : c10::toString(type);
 }
 
+// While it lives operations are torch's own: no mode of the script's sees them, and none changes what they return.
+struct Plainly {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard no_modes{c10::DispatchKeySet(
+      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PythonDispatcher,
+       c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+       c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
+};
+
 Digest make_digest(const at::Tensor& tensor, bool bits, const PartOf& part, bool counts_small) {
+  const Plainly plainly;
   Digest digest{.dtype = name_of(tensor.scalar_type()), .shape = part.shape, .begin = part.begin};
   at::Tensor values = tensor.detach();
   if (values.layout() != at::kStrided) values = values.to_dense();
+  if (values.is_quantized()) values = values.dequantize();
   if (values.is_complex()) {
     values = at::view_as_real(values.resolve_conj());
     digest.shape.push_back(2);
@@ -84,7 +97,7 @@ Digest make_digest(const at::Tensor& tensor, bool bits, const PartOf& part, bool
     digest.begin *= bytes;
   }
   // Numbers of a device come to the host as they are: sums there would be in another order.
-  values = values.to(at::kCPU).contiguous();
+  values = values.to(at::kCPU).resolve_neg().contiguous();
   digest.elements = values.numel();
   Summing summing(digest);
   AT_DISPATCH_ALL_TYPES_AND3(at::kHalf, at::kBFloat16, at::kBool, values.scalar_type(), "digest_of", [&] {
@@ -95,6 +108,11 @@ Digest make_digest(const at::Tensor& tensor, bool bits, const PartOf& part, bool
 }
 
 }  // namespace
+
+bool digest_can_be_made(at::ScalarType type) {
+  return c10::isIntegralType(type, /*includeBool=*/true) || c10::isComplexType(type) || c10::isQIntType(type) ||
+         (c10::isFloatingType(type) && type != at::ScalarType::Float4_e2m1fn_x2);
+}
 
 Digest digest_of(const at::Tensor& tensor, bool bits) {
   return make_digest(tensor, bits, {tensor.sizes().vec(), 0}, /*counts_small=*/false);

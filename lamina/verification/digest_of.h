@@ -16,7 +16,9 @@ struct PartOf {
   std::int64_t begin = 0;           // the place of its first element there, row by row
 };
 
-// The digest of a tensor that has a value, of any kind of numbers, on any device; see [Note: digests]. `bits`: also the
+// True of kinds of numbers that digests can be made of: all but those of less than a byte.
+bool digest_can_be_made(at::ScalarType type);
+// The digest of a tensor that has a value, of such a kind, on any device; see [Note: digests]. `bits`: also the
 // hash of its bits.
 digests::Digest digest_of(const at::Tensor& tensor, bool bits);
 // Makes it of a part of a tensor. Small elements are counted, too.

@@ -7,6 +7,8 @@
 #include <c10/core/DefaultDtype.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -35,9 +37,15 @@ std::int64_t counted_with(std::int64_t microbatch) {
 
 std::int64_t numbered(std::int64_t counted, std::int64_t count) { return counted < 0 ? ~count : count; }
 
+// Tensors of which torch knows no elements in order: those of classes with operations of their own, nested ones, and
+// those in functions that torch transforms.
+constexpr c10::DispatchKeySet kWithoutOrder({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+                                             c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
+                                             c10::DispatchKey::ZeroTensor});
+
 bool has_value(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_meta() && !value::is_pending(tensor) &&
-         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+  return tensor.defined() && !tensor.is_meta() && !value::is_pending(tensor) && !tensor.is_nested() &&
+         !tensor.key_set().has_any(kWithoutOrder) && digest_can_be_made(tensor.scalar_type());
 }
 
 // A hash of where the random numbers of this thread are: of the place in a block of them, and of its first ones.
@@ -79,7 +87,10 @@ std::optional<Terms> read_terms(const environment::Environment& environment) {
 }
 
 RunRecorder::RunRecorder(Terms terms, digests::RankRecording about)
-    : terms_(std::move(terms)), writer_(terms_.folder, about) {}
+    : terms_(std::move(terms)), process_(::getpid()), writer_(terms_.folder, about) {
+  steps_ = writer_.steps_before();
+  seen_ = steps_.load();
+}
 
 RunRecorder::~RunRecorder() { end(); }
 
@@ -106,6 +117,7 @@ void RunRecorder::see_result(base::Microbatch microbatch, std::span<const at::Te
 }
 
 void RunRecorder::see_update(std::span<const Held> gradients) {
+  if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   const std::int64_t step = has_step_functions_ ? steps_ - 1 : steps_.load();
   for (const auto& [name, gradient, part] : gradients) {
@@ -117,6 +129,7 @@ void RunRecorder::see_update(std::span<const Held> gradients) {
 }
 
 void RunRecorder::see_state(std::span<const std::pair<Kind, Held>> state) {
+  if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   for (const auto& [kind, held] : state) {
     if (!has_value(held.tensor)) continue;
@@ -126,11 +139,13 @@ void RunRecorder::see_state(std::span<const std::pair<Kind, Held>> state) {
 }
 
 void RunRecorder::end() {
+  if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   if (!std::exchange(is_over_, true)) writer_.end();
 }
 
 void RunRecorder::before_forward(const model::ModuleCall& call) {
+  if (::getpid() != process_) return;
   const std::int64_t microbatch = current_microbatch(microbatch_);
   const std::int64_t counted = counted_with(microbatch);
   const std::lock_guard lock(mutex_);
@@ -156,6 +171,7 @@ void RunRecorder::see_reads(const std::string& module, std::span<const Variable>
 }
 
 void RunRecorder::after_forward(const model::ModuleCall& call) {
+  if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   const auto found = calls_.find(call.number);
   if (found == calls_.end()) return;
@@ -197,6 +213,7 @@ digests::Digest RunRecorder::digest(const at::Tensor& tensor) {
 }
 
 void RunRecorder::see_inputs(const model::ModuleCall& call, std::span<const at::Tensor> inputs) {
+  if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   const auto found = calls_.find(call.number);
   if (found == calls_.end()) return;
@@ -212,6 +229,7 @@ void RunRecorder::see_inputs(const model::ModuleCall& call, std::span<const at::
 }
 
 void RunRecorder::see_outputs(const model::ModuleCall& call, std::span<const at::Tensor> outputs) {
+  if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   const auto found = calls_.find(call.number);
   if (found == calls_.end()) return;
@@ -229,6 +247,7 @@ void RunRecorder::see_outputs(const model::ModuleCall& call, std::span<const at:
 }
 
 void RunRecorder::see_gradient(const model::ModuleCall& call, std::int64_t output, const at::Tensor& gradient) {
+  if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   const auto found = calls_.find(call.number);
   if (found != calls_.end()) write(Kind::kOutputGradient, found->second.name, output, order_++, gradient);

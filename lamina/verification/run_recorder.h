@@ -5,6 +5,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -118,6 +120,7 @@ class RunRecorder : public model::CallHook {
   void close_step();                                 // under the lock
 
   const Terms terms_;
+  const pid_t process_;                  // whose copies, such as workers that load data, record nothing
   std::atomic<std::int64_t> steps_ = 0;  // that have ended
   std::atomic<std::int64_t> seen_ = 0;   // of them, those after which the state was seen
   std::atomic<bool> has_step_functions_ = false;

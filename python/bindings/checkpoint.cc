@@ -27,6 +27,7 @@
 namespace lamina::python {
 namespace {
 
+using job_checkpoint::Recording;
 using job_checkpoint::Resumption;
 using job_checkpoint::Saves;
 using session::Session;
@@ -55,14 +56,28 @@ py::object together(Session& session, const py::function& act) {
   return result;
 }
 
-void record_state(Session& session, py::object lent) {
-  PythonCheckpointedJob job(session, std::move(lent));
-  uncarried([&] { job_checkpoint::record_state(job, *session.run_recorder()); });
+// Makes a method that hears of a call of the face in `lent`, a CheckpointedJob.
+template <class Result>
+auto hearing(Result (Recording::*method)(job_checkpoint::JobAccess&)) {
+  return [method](Recording& self, Session& session, py::object lent) {
+    PythonCheckpointedJob job(session, std::move(lent));
+    return uncarried([&] { return (self.*method)(job); });
+  };
 }
 
-void record_gradients(Session& session, py::object lent) {
-  PythonCheckpointedJob job(session, std::move(lent));
-  uncarried([&] { job_checkpoint::record_gradients(job, *session.run_recorder()); });
+void bind_recording(py::module_& module) {
+  py::class_<Recording>(module, "Recording")
+      .def(py::init([](Session& session) { return std::make_unique<Recording>(session.run_recorder()); }))
+      .def("begin_step", hearing(&Recording::begin_step))
+      .def("begin_call", hearing(&Recording::begin_call))
+      .def("note_cut", hearing(&Recording::note_cut))
+      .def("before_update", hearing(&Recording::before_update))
+      .def("end", hearing(&Recording::end))
+      .def(
+          "see_results",
+          [](Recording& self, const std::vector<std::vector<at::Tensor>>& results) { self.see_results(results); },
+          py::call_guard<Release>())
+      .def("end_step", &Recording::end_step, py::call_guard<Release>());
 }
 
 void bind_saves(py::module_& module) {
@@ -80,6 +95,7 @@ void bind_saves(py::module_& module) {
 
 void bind_checkpoint(py::module_& module) {
   bind_saves(module);
+  bind_recording(module);
   py::class_<Resumption, std::shared_ptr<Resumption>>(module, "Resumption")
       .def_property_readonly("partition", &Resumption::partition)
       .def_property_readonly("has_optimizers", &Resumption::has_optimizers)
@@ -98,8 +114,6 @@ void bind_checkpoint(py::module_& module) {
         uncarried([&] { job_checkpoint::together(job.peers(), [&] { job_checkpoint::require_ready(job); }); });
       },
       py::arg("session"), py::arg("job"));
-  module.def("record_state", &record_state, py::arg("session"), py::arg("job"));
-  module.def("record_gradients", &record_gradients, py::arg("session"), py::arg("job"));
   module.def("require_model", &job_checkpoint::require_model, py::arg("has_model"), py::arg("call"));
   module.def("together", &together, py::arg("session"), py::arg("act"));
 }

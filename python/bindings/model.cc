@@ -62,13 +62,6 @@ void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
       .def_property_readonly(
           "module_looked_at",
           [](Session& self) { return self.run_recorder() ? self.run_recorder()->module() : std::nullopt; })
-      .def_property_readonly("recorded_all",
-                             [](Session& self) { return self.run_recorder() && self.run_recorder()->is_over(); })
-      .def_property_readonly("has_news_to_record",
-                             [](Session& self) { return self.run_recorder() && self.run_recorder()->has_news(); })
-      .def("begin_recorded_step", [](Session& self) { self.run_recorder()->begin_step(); })
-      .def("end_recorded_step", [](Session& self) { self.run_recorder()->end_step(); })
-      .def("end_recording", [](Session& self) { self.run_recorder()->end(); })
       .def(
           "record_reads",
           [](Session& self, const std::string& module, const std::vector<ReadVariable>& variables) {
@@ -76,10 +69,7 @@ void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
             for (const auto& [name, value, tensors, user] : variables) read.push_back({name, value, tensors, user});
             self.run_recorder()->see_reads(module, read);
           },
-          py::arg("module"), py::arg("variables"))
-      .def("record_result", [](Session& self, int microbatch, const std::vector<at::Tensor>& tensors) {
-        self.run_recorder()->see_result(base::Microbatch(microbatch), tensors);
-      });
+          py::arg("module"), py::arg("variables"));
 }
 
 // The parts of a state that ranks of this pipeline own as one. They come rank by rank, or in the order of the plain

@@ -300,20 +300,6 @@ class Session:
     def record_reads(self, module: str, variables: Sequence[tuple[str, str, Sequence[torch.Tensor], str]]) -> None:
         """Records what the call of this module that has begun last reads: name, value, tensors in it, and what
         another module does with it."""
-    @property
-    def recorded_all(self) -> bool:
-        """True where as many steps were recorded as are wanted."""
-    def record_result(self, microbatch: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Records what a step function returned for a microbatch."""
-    @property
-    def has_news_to_record(self) -> bool:
-        """True where a step was recorded, and the model not since."""
-    def begin_recorded_step(self) -> None:
-        """A step function is called."""
-    def end_recorded_step(self) -> None:
-        """It has done its work."""
-    def end_recording(self) -> None:
-        """Nothing comes any more."""
     def set_model(
         self,
         cut: Cut,
@@ -916,15 +902,29 @@ class Saves:
 def require_model(has_model: bool, call: str) -> None:
     """UsageError where there is no model."""
 
+class Recording:
+    """Tells the recorder of a session what its hooks do not see: see lamina/job_checkpoint/record_job.h. `job`: a
+    CheckpointedJob."""
+
+    def __init__(self, session: Session) -> None: ...
+    def begin_step(self, session: Session, job: Any) -> bool:
+        """A step function is called. True: the program is to end."""
+    def begin_call(self, session: Session, job: Any) -> bool:
+        """A module is called. True: the program is to end."""
+    def note_cut(self, session: Session, job: Any) -> None:
+        """The model is cut, and has its values."""
+    def before_update(self, session: Session, job: Any) -> None:
+        """An optimizer that is not the job's is about to update."""
+    def see_results(self, results: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Takes the tensors that a step function has returned for each microbatch."""
+    def end_step(self) -> None:
+        """A step function has done its work."""
+    def end(self, session: Session, job: Any) -> None:
+        """The job ends."""
+
 def require_ready(session: Session, job: Any) -> None:
     """UsageError, on all ranks, where there is nothing yet, or not now, to be saved. Collective over the world. `job`:
     here and below a CheckpointedJob."""
-
-def record_state(session: Session, job: Any) -> None:
-    """Records this rank's part of a job in its recording: lamina/job_checkpoint/record_job.h."""
-
-def record_gradients(session: Session, job: Any) -> None:
-    """Records the gradients here, as an optimizer that is not the job's is about to use them."""
 
 def save_job(
     session: Session,

@@ -51,6 +51,18 @@ TEST_F(Recording, ReadsWhatWasWritten) {
   EXPECT_TRUE(rank.ended);
 }
 
+TEST_F(Recording, GoesOnWhereAnEarlierJobOfTheProcessHasEnded) {
+  for (const int before : {0, 2}) {
+    Writer writer(folder_.string(), about_);
+    EXPECT_EQ(writer.steps_before(), before);
+    writer.write(seen_);
+    writer.end_step(before + 2);
+    writer.end();
+  }
+  const auto ranks = read_run(folder_.string());
+  EXPECT_EQ(std::tuple(ranks.at(0).seen.size(), ranks.at(0).steps), std::tuple(2U, 4));
+}
+
 TEST_F(Recording, KeepsTheLinesBeforeTheOneThatAKilledRankWasWriting) {
   {
     Writer writer(folder_.string(), about_);

@@ -119,7 +119,7 @@ class Cut:
         if self.model is None:
             current.session().begin_life(Life(self, tracer))
             if (recording := current.job().recording) is not None:
-                recording.record()
+                recording.note_cut()
 
     def hooked(self) -> dict[int, module_call.Begin]:
         """Functions that begin a call of each module that has hooks, by id(module)."""

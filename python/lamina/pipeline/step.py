@@ -208,7 +208,7 @@ class StepFunction:
 
 def _merge(job: current.Job, outputs: list[Any]) -> Any:
     if job.recording is not None:
-        job.recording.record_results(outputs)
+        job.recording.see_results(outputs)
     return merge(outputs)
 
 

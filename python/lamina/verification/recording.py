@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose run is recorded, to be compared with another."""
 
+import multiprocessing
+import os
+import sys
 from typing import Any
 
 import torch
@@ -8,14 +11,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lamina import _lamina
 from lamina.checkpoints.checkpointed_job import CheckpointedJob
+from lamina.errors import said
 from lamina.job import current
 from lamina.util import pytree
 from lamina.verification.surroundings import Surroundings
 
 
 class Recording:
-    """Tells the engine of what it cannot see of a recorded run: see [Note: recorded runs] in
-    lamina/verification/run_recorder.h.
+    """Tells the engine of what it cannot see of a recorded run: see `Recording` in
+    lamina/job_checkpoint/record_job.h.
 
     It ends the script, with exit code 0, where the next step after the last one that is compared begins.
     """
@@ -23,18 +27,20 @@ class Recording:
     def __init__(self, job: current.Job):
         self._job = job
         self._session = job.session
+        self._engine = _lamina.Recording(self._session)
+        self._is_ending = False
         self._surroundings: Surroundings | None = None
         job.on_end.callback(register_optimizer_step_pre_hook(self._before_update).remove)
 
     def begin_step(self) -> None:
         """Notes that a step function is called."""
-        self._record_news()
-        self._session.begin_recorded_step()
+        if self._engine.begin_step(*self._lent()):
+            self._end_script()
 
     def begin_call(self) -> None:
         """Notes that a module is called."""
-        if not current.in_step():
-            self._record_news()
+        if not current.in_step() and self._engine.begin_call(*self._lent()):
+            self._end_script()
 
     def record_reads(self, name: str) -> None:
         """Records what the call of a module that has begun would find in the variables that its code reads, where the
@@ -45,35 +51,41 @@ class Recording:
             self._surroundings = Surroundings(self._job.partitioned_model, name)
         self._session.record_reads(name, self._surroundings.variables())
 
-    def record_results(self, outputs: list[Any]) -> None:
+    def note_cut(self) -> None:
+        """Notes that the model is cut, and has its values."""
+        self._engine.note_cut(*self._lent())
+
+    def see_results(self, outputs: list[Any]) -> None:
         """Takes what the body of a step returned for each microbatch."""
-        for microbatch, output in enumerate(outputs):
-            self._session.record_result(microbatch, pytree.tensors(output))
+        self._engine.see_results([pytree.tensors(output) for output in outputs])
 
     def end_step(self) -> None:
         """Notes that a step function has done its work."""
-        self._session.end_recorded_step()
-
-    def record(self) -> None:
-        """Records the model and its optimizers as they are."""
-        _lamina.record_state(self._session, CheckpointedJob(self._job))
+        self._engine.end_step()
 
     def end(self) -> None:
         """Records what is left, where the job ends."""
-        if self._session.has_news_to_record:
-            self.record()
-        self._session.end_recording()
+        self._engine.end(*self._lent())
 
-    def _record_news(self) -> None:
-        if not self._session.has_news_to_record:
-            return
-        self.record()
-        if self._session.recorded_all:
-            raise SystemExit(0)
+    def _lent(self) -> tuple[_lamina.Session, CheckpointedJob]:
+        return self._session, CheckpointedJob(self._job)
+
+    def _end_script(self) -> None:
+        if self._is_ending:  # a script that goes on has caught the first one, as `except:` does
+            self.end()
+            self._session.tell_leaving(said("end-of-program"))
+            for child in multiprocessing.active_children():  # workers that load data
+                child.terminate()
+                child.join()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        self._is_ending = True
+        raise SystemExit(0)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if all(known.optimizer is not optimizer for known in self._job.optimizers):
-            _lamina.record_gradients(self._session, CheckpointedJob(self._job))
+            self._engine.before_update(*self._lent())
 
 
 def begin(job: current.Job) -> None:
