@@ -64,6 +64,7 @@ struct Config {
   // The job.
   double timeout_s = 1800.0;  // how long a live peer may take to answer
   std::optional<std::int64_t> seed;
+  int verify_steps = 0;  // so many steps are compared with the plain model
 
   friend bool operator==(const Config&, const Config&) = default;
 };

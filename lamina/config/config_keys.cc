@@ -170,6 +170,7 @@ std::vector<Key> make_keys() {
       number("timeout_s", &C::timeout_s, "a number of seconds, above 0 and at most 1e8",
              [](double x) { return x > 0 && x <= kLongestTimeout; }),
       integer("seed", &C::seed, 0),
+      integer("verify_steps", &C::verify_steps, 0),
   };
 }
 

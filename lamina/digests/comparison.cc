@@ -2,6 +2,7 @@
 #include "lamina/digests/comparison.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -22,6 +23,7 @@ class Comparer {
         measure_(second_, terms, tolerance_),
         first_(matched(parts_of(first), second_, measure_)) {
     made_.wanted = terms.steps;
+    steps_ = std::ranges::min(first, {}, &RankRecording::steps).steps;
     made_.tolerance = tolerance_;
   }
 
@@ -30,7 +32,10 @@ class Comparer {
     std::set<std::int64_t> steps;
     for (const auto& [key, parts] : second_) {
       const auto other = first_.find(key);
-      if (other == first_.end()) continue;
+      if (other == first_.end()) {
+        note_missing(key, parts);
+        continue;
+      }
       const auto wholes = wholes_of(parts);
       const auto others = wholes_of(other->second);
       if (wholes.empty() || others.empty() || began_elsewhere(key)) continue;
@@ -52,6 +57,21 @@ class Comparer {
   }
 
  private:
+  // Notes a gradient that only the second run has, where the first has recorded all of that step.
+  void note_missing(const Key& key, const std::vector<Part>& parts) {
+    Key known = key;
+    if (key.kind == Kind::kOutputGradient) {
+      known.kind = Kind::kOutput;
+    } else if (key.kind == Kind::kGradient) {
+      known = {-1, -1, -1, Kind::kParameter, key.name, 0, 0};
+    }
+    if (known.kind == key.kind || key.step >= steps_ || !first_.contains(known)) return;
+    made_.differences.push_back({.seen = *parts.front().seen,
+                                 .copy = std::max<std::int64_t>(key.copy, 0),
+                                 .relative = std::numeric_limits<double>::infinity(),
+                                 .what = "is missing"});
+  }
+
   // True of a generator that was at another place before the first step, as one is that no script has seeded.
   bool began_elsewhere(const Key& key) const {
     if (key.kind != Kind::kGenerator) return false;
@@ -102,6 +122,7 @@ class Comparer {
   const double tolerance_;
   const Measure measure_;
   const Parts first_;
+  std::int64_t steps_ = 0;  // that all ranks of the first run have ended
   Comparison made_;
 };
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -98,9 +99,8 @@ void take(RankRecording& recording, const Json& line) {
   }
 }
 
-RankRecording read(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  if (!file) throw base::Error(base::str("cannot read ", path.string(), ": ", base::system_error()));
+// Reads a rank's recording from a stream; `name` is for errors.
+RankRecording read(std::istream& file, const std::string& name) {
   std::string text;
   RankRecording recording;
   int number = 0;
@@ -121,10 +121,10 @@ RankRecording read(const std::filesystem::path& path) {
       recording.about = line.at("about").get<std::map<std::string, std::string>>();
     } catch (const std::exception& error) {
       throw base::FormatError(
-          base::str(path.string(), ", line ", number, ": it cannot be read as a recording of a run: ", error.what()));
+          base::str(name, ", line ", number, ": it cannot be read as a recording of a run: ", error.what()));
     }
   }
-  if (number == 0) throw base::FormatError(base::str(path.string(), ": the rank ended before its recording began"));
+  if (number == 0) throw base::FormatError(base::str(name, ": the rank ended before its recording began"));
   return recording;
 }
 
@@ -132,16 +132,35 @@ std::string file_of(const std::string& folder, std::int64_t rank) {
   return base::str(folder, "/rank-", rank, ".jsonl");
 }
 
+RankRecording read(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  if (!file) throw base::Error(base::str("cannot read ", path.string(), ": ", base::system_error()));
+  return read(file, path.string());
+}
+
 std::int64_t steps_in(const std::string& path) { return std::filesystem::exists(path) ? read(path).steps : 0; }
 
 }  // namespace
 
+RankRecording read_text(const std::string& text) {
+  std::istringstream stream(text);
+  return read(stream, "a recording in memory");
+}
+
 Writer::Writer(const std::string& folder, const RankRecording& about)
-    : steps_before_(steps_in(file_of(folder, about.rank))), file_(file_of(folder, about.rank), std::ios::app) {
+    : steps_before_(steps_in(file_of(folder, about.rank))),
+      file_(file_of(folder, about.rank), std::ios::app),
+      to_(file_) {
   if (!file_) throw base::Error(base::str("cannot record the run in ", folder, ": ", base::system_error()));
-  file_ << Json{{"lamina recording", kVersion}, {"rank", about.rank},           {"world", about.world},
-                {"copy", about.copy},           {"partition", about.partition}, {"about", about.about}}
-        << std::endl;
+  begin(about);
+}
+
+Writer::Writer(std::ostream& to, const RankRecording& about) : to_(to) { begin(about); }
+
+void Writer::begin(const RankRecording& about) {
+  to_ << Json{{"lamina recording", kVersion}, {"rank", about.rank},           {"world", about.world},
+              {"copy", about.copy},           {"partition", about.partition}, {"about", about.about}}
+      << std::endl;
 }
 
 // Writes a tensor without a tree of JSON: there are many.
@@ -165,20 +184,20 @@ void Writer::write(const Seen& seen) {
   append(line.append(","), digest.largest);
   append(line.append(","), digest.small);
   append(line.append(","), digest.bits);
-  file_ << line.append("]}\n");
+  to_ << line.append("]}\n");
 }
 
 void Writer::write(const CallName& call, const Surroundings& surroundings) {
   const auto& [step, microbatch, name, number] = call;
-  file_ << Json{{"step", step},
-                {"microbatch", microbatch},
-                {"name", name},
-                {"call", number},
-                {"modes", surroundings.modes},
-                {"generator", surroundings.generator},
-                {"drew", surroundings.drew}}
-               .dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
-        << '\n';
+  to_ << Json{{"step", step},
+              {"microbatch", microbatch},
+              {"name", name},
+              {"call", number},
+              {"modes", surroundings.modes},
+              {"generator", surroundings.generator},
+              {"drew", surroundings.drew}}
+             .dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
+      << '\n';
 }
 
 void Writer::write(const CallName& call, const Reads& reads) {
@@ -191,14 +210,14 @@ void Writer::write(const CallName& call, const Reads& reads) {
     if (tensors == reads.tensors.end()) continue;
     for (const auto& digest : tensors->second) read["tensors"].push_back(to_json(digest));
   }
-  file_ << Json{{"step", step}, {"microbatch", microbatch}, {"name", name}, {"call", number}, {"reads", all}}.dump(
-               -1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
-        << '\n';
+  to_ << Json{{"step", step}, {"microbatch", microbatch}, {"name", name}, {"call", number}, {"reads", all}}.dump(
+             -1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
+      << '\n';
 }
 
-void Writer::end_step(std::int64_t steps) { file_ << Json{{"steps", steps}} << std::endl; }
+void Writer::end_step(std::int64_t steps) { to_ << Json{{"steps", steps}} << std::endl; }
 
-void Writer::end() { file_ << Json{{"end", true}} << std::endl; }
+void Writer::end() { to_ << Json{{"end", true}} << std::endl; }
 
 std::vector<RankRecording> read_run(const std::string& folder) {
   std::vector<RankRecording> ranks;

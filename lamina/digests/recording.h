@@ -76,6 +76,8 @@ class Writer {
  public:
   // Adds to the file where there is one, of an earlier job of this process. Throws base::Error where it cannot be made.
   Writer(const std::string& folder, const RankRecording& about);
+  // Writes into a stream, which outlives it.
+  Writer(std::ostream& to, const RankRecording& about);
 
   // Steps that had ended in it before.
   std::int64_t steps_before() const { return steps_before_; }
@@ -87,9 +89,15 @@ class Writer {
   void end();
 
  private:
-  const std::int64_t steps_before_;
+  void begin(const RankRecording& about);
+
+  const std::int64_t steps_before_ = 0;
   std::ofstream file_;
+  std::ostream& to_;
 };
+
+// One rank's, from such a stream. Throws base::FormatError as read_run().
+RankRecording read_text(const std::string& text);
 
 // All ranks of a run, the first one first. Throws base::Error where a file cannot be read, base::FormatError where it
 // is no recording, or one of a later version.

@@ -36,6 +36,9 @@ void init(const std::string& json) {
   const bool several = environment::read_world(environment).size > 1;
   auto parsed = config::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
   if (again) return require_same(frontend::current().session->config(), config::with_defaults(parsed.config));
+  if (parsed.config.verify_steps > 0) {
+    throw base::ConfigError("verify_steps compares steps of Python programs; compare this one by `lamina verify`");
+  }
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
   auto& job = frontend::begin(std::move(parsed.config));
   job.lend = [&job] { return std::make_unique<frontend::CheckpointedJob>(job); };

@@ -84,6 +84,9 @@ InlineBody::~InlineBody() {
   callers_.swap();
 }
 
+AsInBody::AsInBody() { ++inline_bodies; }
+AsInBody::~AsInBody() { --inline_bodies; }
+
 bool in_step() { return inline_bodies > 0 || ExecutionContext::current() != nullptr; }
 
 std::optional<RngStream> rng_stream_here() {

@@ -66,6 +66,15 @@ class InlineBody {
   ProcessState callers_;
 };
 
+// A model that is called in the body of a step, in another thread, which has that one's state. While it lives modules
+// have streams here as they would have there.
+class AsInBody {
+ public:
+  AsInBody();
+  ~AsInBody();
+  AsInBody(const AsInBody&) = delete;
+};
+
 // True where this thread runs a step body, or a module for another rank: there modules have streams.
 bool in_step();
 

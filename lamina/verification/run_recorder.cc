@@ -87,7 +87,9 @@ std::optional<Terms> read_terms(const environment::Environment& environment) {
 }
 
 RunRecorder::RunRecorder(Terms terms, digests::RankRecording about)
-    : terms_(std::move(terms)), process_(::getpid()), writer_(terms_.folder, about) {
+    : terms_(std::move(terms)),
+      process_(::getpid()),
+      writer_(writes() ? digests::Writer(terms_.folder, about) : digests::Writer(kept_, about)) {
   steps_ = writer_.steps_before();
   seen_ = steps_.load();
 }
@@ -117,6 +119,7 @@ void RunRecorder::see_result(base::Microbatch microbatch, std::span<const at::Te
 }
 
 void RunRecorder::see_update(std::span<const Held> gradients) {
+  if (terms_.one_microbatch) return;
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   const std::int64_t step = has_step_functions_ ? steps_ - 1 : steps_.load();
@@ -138,6 +141,17 @@ void RunRecorder::see_state(std::span<const std::pair<Kind, Held>> state) {
   seen_ = steps_.load();
 }
 
+void RunRecorder::keep(std::int64_t output, const at::Tensor& gradient) {
+  if (std::cmp_greater_equal(output, gradients_of_model_.size())) gradients_of_model_.resize(output + 1);
+  at::Tensor& kept = gradients_of_model_[output];
+  kept = kept.defined() ? kept.add(gradient) : gradient.detach();
+}
+
+std::vector<at::Tensor> RunRecorder::gradients_of_model() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(gradients_of_model_, {});
+}
+
 void RunRecorder::end() {
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
@@ -147,6 +161,7 @@ void RunRecorder::end() {
 void RunRecorder::before_forward(const model::ModuleCall& call) {
   if (::getpid() != process_) return;
   const std::int64_t microbatch = current_microbatch(microbatch_);
+  if (terms_.one_microbatch && (microbatch > 0 || is_over())) return;
   const std::int64_t counted = counted_with(microbatch);
   const std::lock_guard lock(mutex_);
   const std::int64_t number = numbered(counted, calls_of_[{counted, call.name}]++);
@@ -250,7 +265,9 @@ void RunRecorder::see_gradient(const model::ModuleCall& call, std::int64_t outpu
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   const auto found = calls_.find(call.number);
-  if (found != calls_.end()) write(Kind::kOutputGradient, found->second.name, output, order_++, gradient);
+  if (found == calls_.end()) return;
+  write(Kind::kOutputGradient, found->second.name, output, order_++, gradient);
+  if (terms_.one_microbatch && found->second.name == digests::CallName{steps_, 0, "", 0}) keep(output, gradient);
 }
 
 }  // namespace lamina::verification

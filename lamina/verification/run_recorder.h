@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -29,12 +30,13 @@ namespace lamina::verification {
 
 // The words of `lamina verify` to the ranks that it starts.
 struct Terms {
-  std::string folder;      // for the recordings
+  std::string folder;      // for the recordings; "" keeps them in memory
   std::int64_t steps = 3;  // after so many the script ends
   bool bits = false;
   std::string layout;                 // keys that replace the script's, see config::in_layout()
   bool collapsed = false;             // the layout is taken away, see config::collapsed()
   std::optional<std::string> module;  // of which it is recorded what its calls read
+  bool one_microbatch = false;        // the first of each step alone is recorded, and nothing of the model
 };
 // Nothing where this process is not to be recorded. Throws base::ConfigError.
 std::optional<Terms> read_terms(const environment::Environment& environment);
@@ -89,6 +91,12 @@ class RunRecorder : public model::CallHook {
   // Nothing comes any more.
   void end();
 
+  // True where the recording is a file's; else text() is all of it.
+  bool writes() const { return !terms_.folder.empty(); }
+  std::string text() const { return kept_.str(); }
+  // With one microbatch: the gradients that what the model returned in it had, by its number; undefined: none.
+  std::vector<at::Tensor> gradients_of_model();
+
   // model::CallHook.
   bool wants_tensors() const override { return true; }
   void before_forward(const model::ModuleCall& call) override;
@@ -116,8 +124,9 @@ class RunRecorder : public model::CallHook {
   };
   void write(digests::Kind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
              const at::Tensor& tensor);
-  digests::Digest digest(const at::Tensor& tensor);  // under the lock
-  void close_step();                                 // under the lock
+  digests::Digest digest(const at::Tensor& tensor);            // under the lock
+  void close_step();                                           // under the lock
+  void keep(std::int64_t output, const at::Tensor& gradient);  // under the lock
 
   const Terms terms_;
   const pid_t process_;                  // whose copies, such as workers that load data, record nothing
@@ -126,12 +135,14 @@ class RunRecorder : public model::CallHook {
   std::atomic<bool> has_step_functions_ = false;
   std::atomic<std::int64_t> microbatch_ = 0;
   std::mutex mutex_;
+  std::ostringstream kept_;
   digests::Writer writer_;
   std::vector<Known> known_;  // a ring
   std::size_t next_known_ = 0;
   std::int64_t order_ = 0;
   std::int64_t updates_ = 0;  // in this step, or since the last one
   bool is_over_ = false;
+  std::vector<at::Tensor> gradients_of_model_;
   std::unordered_map<std::int64_t, Call> calls_;                           // of this step, by their numbers
   std::map<std::pair<std::int64_t, std::string>, std::int64_t> calls_of_;  // of a module in a microbatch, so far
 };

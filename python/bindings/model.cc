@@ -10,6 +10,7 @@
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/session/model_life.h"
+#include "lamina/session/step_check.h"
 #include "lamina/value/released.h"
 #include "lamina/verification/run_recorder.h"
 #include "python/bindings/convert.h"
@@ -55,8 +56,28 @@ std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote,
 // Name, value, tensors in it, and a module that uses it, too.
 using ReadVariable = std::tuple<std::string, std::string, std::vector<at::Tensor>, std::string>;
 
+bool is_recorded(Session& session) { return session.run_recorder() && session.run_recorder()->writes(); }
+
+void bind_plain_run(py::module_& module) {
+  using verification::PlainRun;
+  py::class_<PlainRun>(module, "PlainRun")
+      .def(py::init<const std::vector<std::string>&>(), py::arg("modules"))
+      .def(
+          "begin",
+          [](const PlainRun& run, std::int64_t number, const std::vector<at::Tensor>& inputs) {
+            return std::make_unique<BegunCall>(run.begin(number, inputs));
+          },
+          py::arg("module"), py::arg("inputs"), py::call_guard<Release>())
+      .def("forget_gradients", &PlainRun::forget_gradients);
+  module.def(
+      "compare_step", [](Session& session, const PlainRun* plain) { session::compare_step(session, plain); },
+      py::arg("session"), py::arg("plain"), py::call_guard<Release>());
+}
+
 void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
-  session.def_property_readonly("is_recorded", [](Session& self) { return self.run_recorder() != nullptr; })
+  session.def_property_readonly("is_recorded", &is_recorded)
+      .def_property_readonly("checks_step",
+                             [](Session& self) { return self.config().verify_steps > 0 && !is_recorded(self); })
       .def_property_readonly("is_collapsed",
                              [](Session& self) { return self.run_recorder() && self.run_recorder()->is_collapsed(); })
       .def_property_readonly(
@@ -69,7 +90,9 @@ void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
             for (const auto& [name, value, tensors, user] : variables) read.push_back({name, value, tensors, user});
             self.run_recorder()->see_reads(module, read);
           },
-          py::arg("module"), py::arg("variables"));
+          py::arg("module"), py::arg("variables"))
+      .def_property_readonly("gradients_of_model",
+                             [](Session& self) { return self.run_recorder()->gradients_of_model(); });
 }
 
 // The parts of a state that ranks of this pipeline own as one. They come rank by rank, or in the order of the plain
@@ -274,6 +297,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def("owns", &model::Cut::owns, py::arg("name"));
   bind_parameter_table(module);
   bind_recorded_run(kind);
+  bind_plain_run(module);
   kind.def_property_readonly("updates_divided_over",
                              [](const Session& session) -> std::optional<std::string> {
                                const auto over = model::updates_divided_over(session.topology(), session.config());

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <optional>
+
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
 #include "python/bindings/bindings.h"
@@ -23,9 +25,17 @@ PyMethodDef kCallInStream = {"call_in_stream",
                              reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_in_stream)),
                              METH_FASTCALL | METH_KEYWORDS, nullptr};
 
+struct InBody {
+  std::optional<runtime::AsInBody> here;
+};
+
 }  // namespace
 
 void bind_random(py::module_& module) {
+  py::class_<InBody>(module, "AsInBody")
+      .def(py::init<>())
+      .def("__enter__", [](InBody& self) { self.here.emplace(); })
+      .def("__exit__", [](InBody& self, const py::args&) { self.here.reset(); });
   module.def("in_step", &runtime::in_step);
   module.def("microbatch", [] {
     const auto* context = runtime::ExecutionContext::current();

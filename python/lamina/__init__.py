@@ -108,6 +108,7 @@ from lamina.pipeline.step import step
 from lamina.saved_state.saving import load, save
 from lamina.tracing.trace import is_tracing
 from lamina.verification import recording as _recording  # noqa: F401 -- records jobs that are compared
+from lamina.verification import step_check as _step_check  # noqa: F401 -- compares first steps
 
 try:
     __version__ = importlib.metadata.version("lamina")

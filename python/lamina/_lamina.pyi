@@ -300,6 +300,13 @@ class Session:
     def record_reads(self, module: str, variables: Sequence[tuple[str, str, Sequence[torch.Tensor], str]]) -> None:
         """Records what the call of this module that has begun last reads: name, value, tensors in it, and what
         another module does with it."""
+    @property
+    def checks_step(self) -> bool:
+        """True where the first step is compared with the plain model: [Note: step check] in
+        lamina/session/step_check.h."""
+    @property
+    def gradients_of_model(self) -> list[torch.Tensor | None]:
+        """Gradients of the tensors that the model returned in that step's first microbatch, once."""
     def set_model(
         self,
         cut: Cut,
@@ -925,6 +932,24 @@ class Recording:
 def require_ready(session: Session, job: Any) -> None:
     """UsageError, on all ranks, where there is nothing yet, or not now, to be saved. Collective over the world. `job`:
     here and below a CheckpointedJob."""
+
+class PlainRun:
+    """A microbatch of a model that is not cut, recorded in memory: lamina/verification/plain_run.h."""
+
+    def __init__(self, modules: Sequence[str]): ...
+    def begin(self, module: int, inputs: Sequence[torch.Tensor]) -> HookedCall:
+        """A call of the module of this number."""
+    def forget_gradients(self) -> None:
+        """Compares none."""
+
+def compare_step(session: Session, plain: PlainRun | None) -> None:
+    """Compares a step with it; collective over the world. UsageError on all ranks where they differ."""
+
+class AsInBody:
+    """A context, in which modules have streams of random numbers as in the body of a step."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *args: Any) -> None: ...
 
 def save_job(
     session: Session,

@@ -56,6 +56,7 @@ std::map<std::string, Case> cases() {
       {"sdp_max_live_parameters", size({"1"}, {"0"})},
       {"sdp_gradient_clipping", {{"1", "0.001", "1e10"}, {"0", "0.0", "-1", "true", "\"1\"", "null"}, ""}},
       {"timeout_s", {{"1", "0.5", "1e8"}, {"0", "-1.0", "1.1e8", "true", "null"}, ""}},
+      {"verify_steps", {{"0", "1", "3"}, {"-1", "0.5", "true", "\"1\"", "null"}, ""}},
       {"seed", {{"0", "9223372036854775807", "null"}, {"-1", "0.0", "true", "\"0\""}, ""}},
   };
   for (const char* name : {"deterministic_server", "auto_partition", "skip_tracing", "load_partition", "contiguous",

@@ -24,7 +24,8 @@ def place(tmp_path):
     fork_server(0, os.environ)  # started here, it does not hold the output of a command
     tools = tmp_path / "tools"
     tools.mkdir()
-    copies = f'if [ "$1" = run ]; then shift; set -- run {shlex.join(PRELOAD_COMPILER)} "$@"; fi\n'
+    of_ranks = 'first=$1; shift; set -- "$first"'
+    copies = f'case "$1" in run | verify) {of_ranks} {shlex.join(PRELOAD_COMPILER)} "$@";; esac\n'
     forked = f"{sys.executable} {ROOT / 'tests/launch/forked_python.py'}"
     for name, before, program in (("python", "", forked), ("lamina", copies, command())):
         (tools / name).write_text(f'#!/bin/sh\n{before}exec {program} "$@"\n')
@@ -37,7 +38,7 @@ def close(shown: str, printed: str, measured: bool) -> bool:
     """True for a line that the page shows: its numbers within a hundredth. Where they are measured, they and
     what comes of them, units and reasons to be idle, are any."""
     if measured:
-        shown, printed = (re.split(" (?:waiting|between|start|end) ", line)[0] for line in (shown, printed))
+        shown, printed = (re.split(" (?:waiting|between|start|end|the largest) ", line)[0] for line in (shown, printed))
         shown, printed = (re.sub(r"(?<=\d) ([mu]?s|[KM]iB)\b", " ", line) for line in (shown, printed))
     if NUMBER.sub("0", shown) != NUMBER.sub("0", printed):
         return False

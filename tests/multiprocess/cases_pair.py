@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from multiprocess.cases_out_of_step import *  # noqa: F403
+from multiprocess.cases_step_check import *  # noqa: F403
 from torch import nn
 
 import lamina

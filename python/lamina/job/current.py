@@ -23,6 +23,7 @@ class Job:
         groups: the ProcessGroups, from the first use.
         replicas: the Replicas, where gradients are averaged over several copies of the model.
         saves: its checkpoints under way; None before the first.
+        step_check: what compares its first step with the plain model; None where nobody asks for that.
         recording: what records it to be compared with another run; None where nobody does.
         clips_by_default: gradients of shards are clipped to a norm that nobody has set.
         loaded: a state was loaded into the model, and no step has been since.
@@ -40,6 +41,7 @@ class Job:
     groups: Any = None
     replicas: Any = None
     saves: Any = None
+    step_check: Any = None
     recording: Any = None
     clips_by_default: bool = False
     loaded: bool = False

@@ -96,19 +96,21 @@ class Cut:
 
     def enter_step(self) -> FirstCall | None:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
-        is cut at its first call: the ranks that lead get what lets their step do so, the others wait for them here."""
+        or compared is cut at its first call: the ranks that lead get what lets their step do so, the others wait for
+        them here."""
         job = current.job()
         self.share_written()
         self._watch_flags(job.session)
         config = job.session.config
-        traced = self.pipelined and self.model is None and config.auto_partition and not config.skip_tracing
-        self._before = BeforeCut(self.module()) if traced else None
-        if traced and job.leads:
-            return FirstCall(job.session, self.module(), self._trace_options, self._make_and_route, self._before)
+        options = self._trace_options if config.auto_partition and not config.skip_tracing else None
+        waits = self.pipelined and self.model is None and (options is not None or job.step_check is not None)
+        self._before = BeforeCut(self.module()) if waits else None
+        if waits and job.leads:
+            return FirstCall(job.session, self.module(), options, self._make_and_route, self._before)
         try:
             self._make_and_route(None)
         except (ConfigError, UsageError) as error:
-            if traced and not isinstance(error, DesyncError):
+            if waits and not isinstance(error, DesyncError):
                 # The leading rank is in it, and ends it with this error.
                 job.session.run_step(job.microbatches, None, list)
             raise

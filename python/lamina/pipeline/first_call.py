@@ -10,10 +10,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from lamina import _lamina
 from lamina.errors import said
+from lamina.job import current
+from lamina.modules.tree import ModuleTree
 from lamina.pipeline.before_cut import BeforeCut
 from lamina.torch_patches import module_call
 from lamina.tracing.proposal import Tracer
@@ -27,7 +30,7 @@ class FirstCall:
     Args:
         session: of the job.
         root: the model, not cut yet. From now on its modules' calls come here.
-        options: how it is traced.
+        options: how it is traced; None: it is not.
         cut: cuts the model: called once, in the thread that entered the step, with what traces it. Where the body calls
             a part of it first, or ends without a call, that finds nothing.
         before: the model as the step began.
@@ -37,7 +40,7 @@ class FirstCall:
         self,
         session: _lamina.Session,
         root: nn.Module,
-        options: TraceOptions,
+        options: TraceOptions | None,
         cut: Callable[[Tracer], None],
         before: BeforeCut,
     ):
@@ -51,7 +54,7 @@ class FirstCall:
 
     def cut_uncalled(self) -> None:
         """Cuts a model that no body has called."""
-        self._make(_nothing("the first step made no call of the model"))
+        self._make(self._nothing("the first step made no call of the model"))
 
     def end(self) -> None:
         """Calls do not come here any more."""
@@ -59,11 +62,17 @@ class FirstCall:
 
     def _route(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         module = self._modules[number]
-        whole = functools.partial(trace, call=Call(args, kwargs), options=self._options)
-        part = _nothing("the first step called a part of the model before the model")
+        whole = functools.partial(self._trace, Call(args, kwargs), torch.get_rng_state())
+        part = self._nothing("the first step called a part of the model before the model")
         self._session.cut_here(functools.partial(self._make, whole if module is self._root else part))
         self._before.keep_as_own()
         return module(*args, **kwargs)
+
+    def _trace(self, call: Call, generator: torch.Tensor, tree: ModuleTree) -> Trace:
+        found = Trace() if self._options is None else trace(tree, call, self._options)
+        if (check := current.job().step_check) is not None:
+            check.run_plainly(tree, call, generator)
+        return found
 
     def _make(self, tracer: Tracer) -> None:
         try:
@@ -71,6 +80,6 @@ class FirstCall:
         finally:
             self.end()
 
-
-def _nothing(why: str) -> Tracer:
-    return lambda _: Trace(notes=[f"{why}: {said('untraced')}"])
+    def _nothing(self, why: str) -> Tracer:
+        notes = [] if self._options is None else [f"{why}: {said('untraced')}"]
+        return lambda _: Trace(notes=notes)

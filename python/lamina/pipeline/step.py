@@ -139,6 +139,8 @@ class StepFunction:
             job.model.end_step()
         if job.recording is not None:
             job.recording.end_step()
+        if job.step_check is not None:
+            job.step_check.end_step()
         return result
 
     def _run_pipelined(

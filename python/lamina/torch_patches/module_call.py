@@ -5,7 +5,8 @@ One wrapper of nn.Module.__call__, there from the first step on. It costs the ot
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -105,6 +106,19 @@ def install(
     _current.is_in_place, _current.hooks_see_streams = True, hooks_see_streams
     if nn.Module.__call__ is original:  # else what somebody put around our wrapper calls it
         nn.Module.__call__ = _call
+
+
+@contextmanager
+def replaced(streams: Iterable[nn.Module], hooked: Mapping[int, Begin]) -> Iterator[None]:
+    """Meanwhile calls of modules are torch's own, but for streams and hooks; then they are again what they were."""
+    global _current
+    before = _current
+    _current = ModuleCalls({}, None, streams, {}, hooked, (), before.original)
+    _current.is_in_place = before.is_in_place
+    try:
+        yield
+    finally:
+        _current = before
 
 
 def name_turns(modules: Mapping[str, nn.Module]) -> None:
