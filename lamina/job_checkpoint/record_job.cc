@@ -54,6 +54,7 @@ void add_optimizer(int number, OptimizerAccess& optimizer, const Parts& parts, R
 
 void record_updates(distributed_optimizer::Optimizer& optimizer, const collective::Ranks& ranks,
                     std::shared_ptr<RunRecorder> recorder) {
+  if (!recorder->writes()) return;
   optimizer.clip_as_shards();
   optimizer.when_updated([ranks, recorder = std::move(recorder)](const auto& groups, const auto* table, double factor) {
     if (table == nullptr) return;

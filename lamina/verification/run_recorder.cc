@@ -119,7 +119,6 @@ void RunRecorder::see_result(base::Microbatch microbatch, std::span<const at::Te
 }
 
 void RunRecorder::see_update(std::span<const Held> gradients) {
-  if (terms_.one_microbatch) return;
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   const std::int64_t step = has_step_functions_ ? steps_ - 1 : steps_.load();
