@@ -14,8 +14,8 @@
 // A job in the recording of a run: the same tensors, under the same names, as in its checkpoint.
 namespace lamina::job_checkpoint {
 
-// Where the run is recorded in files, has the gradients recorded that the optimizer updates with, from now on, clipped
-// as the job's are over its shards also where the layout of this run has none.
+// Where the run is recorded in files, has the gradients recorded that the optimizer updates with, from now on. They are
+// clipped as the job's are over its shards, also where the layout of this run has none.
 void record_updates(distributed_optimizer::Optimizer& optimizer, const collective::Ranks& ranks,
                     std::shared_ptr<verification::RunRecorder> recorder);
 
