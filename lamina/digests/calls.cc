@@ -14,8 +14,13 @@ namespace {
 
 using Module = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::string_view>;  // step, copy, microbatch, name
 using CallOnRank = std::pair<std::int64_t, std::int64_t>;                               // number, rank
-using Inputs = std::map<std::int64_t, const Seen*>;                                     // by their index
-using Calls = std::map<CallOnRank, Inputs>;
+using Tensors = std::map<std::int64_t, const Seen*>;                                    // by their index
+
+// The tensors by which a call is known.
+struct Known {
+  Tensors inputs, gradients;
+};
+using Calls = std::map<CallOnRank, Known>;
 
 // The number that a call gets, and those that its inputs get.
 struct Renamed {
@@ -27,12 +32,20 @@ using Names = std::map<CallOnRank, Renamed>;
 std::map<Module, Calls> calls_of(const Parts& parts) {
   std::map<Module, Calls> modules;
   for (const auto& [key, list] : parts) {
-    if (key.kind != Kind::kInput) continue;
+    if (key.kind != Kind::kInput && key.kind != Kind::kOutputGradient) continue;
     Calls& calls = modules[{key.step, key.copy, key.microbatch, key.name}];
-    for (const auto& part : list) calls[{key.call, part.rank->rank}][key.index] = part.seen;
+    for (const auto& part : list) {
+      Known& known = calls[{key.call, part.rank->rank}];
+      (key.kind == Kind::kInput ? known.inputs : known.gradients)[key.index] = part.seen;
+    }
   }
+  // Calls of which no input was seen keep their numbers.
+  for (auto& [module, calls] : modules)
+    std::erase_if(calls, [](const auto& each) { return each.second.inputs.empty(); });
   return modules;
 }
+
+constexpr double kRounding = 1e-6;
 
 // The calls of one module in a microbatch.
 class Matching {
@@ -41,9 +54,8 @@ class Matching {
       : first_(first), second_(second), measure_(measure) {}
 
   Names made() {
-    for (const auto& [call, inputs] : second_) take(call, inputs, /*same_number=*/true);
-    for (const auto& [call, inputs] : second_) take(call, inputs, /*same_number=*/false);
-    for (const auto& [call, inputs] : second_) {
+    for (const auto& [call, known] : second_) take(call, known);
+    for (const auto& [call, known] : second_) {
       if (matched_.contains(call.first)) continue;
       const auto left = std::ranges::find_if(first_, [&](const auto& each) { return !names_.contains(each.first); });
       if (left == first_.end()) break;
@@ -53,20 +65,43 @@ class Matching {
   }
 
  private:
-  void take(const CallOnRank& call, const Inputs& inputs, bool same_number) {
+  // Takes the call with the same inputs that is nearest; of equally near ones that of the same number.
+  void take(const CallOnRank& call, const Known& known) {
     if (matched_.contains(call.first)) return;
+    std::optional<CallOnRank> best;
+    std::pair<double, bool> least;
+    Renamed renamed{call.first, {}};
     for (const auto& [other, others] : first_) {
-      if (names_.contains(other) || (same_number && other.first != call.first)) continue;
-      auto indices = by_index(others, inputs);
+      if (names_.contains(other)) continue;
+      auto indices = by_index(others.inputs, known.inputs);
       if (!indices) continue;
-      names_[other] = {call.first, std::move(*indices)};
-      matched_.insert(call.first);
-      return;
+      const std::pair apart(apart_by(others, known, *indices), other.first != call.first);
+      if (best && least <= apart) continue;
+      best = other, least = apart, renamed.inputs = std::move(*indices);
     }
+    if (!best) return;
+    names_[*best] = std::move(renamed);
+    matched_.insert(call.first);
+  }
+
+  // Measures how far two calls are apart, in inputs with these places and in gradients of what they returned.
+  static double apart_by(const Known& first, const Known& second, const std::map<std::int64_t, std::int64_t>& indices) {
+    double sum = 0;
+    for (const auto& [index, other] : indices) sum += relative(*first.inputs.at(index), *second.inputs.at(other));
+    for (const auto& [index, seen] : second.gradients) {
+      const auto same = first.gradients.find(index);
+      if (same != first.gradients.end()) sum += relative(*same->second, *seen);
+    }
+    return sum < kRounding ? 0 : sum;
+  }
+
+  static double relative(const Seen& first, const Seen& second) {
+    const double scale = std::max(first.digest.norm(), second.digest.norm());
+    return scale == 0 ? 0 : distance(first.digest, second.digest) / scale;
   }
 
   // The places of the second call's inputs among those of the first one; nothing where one is not among them.
-  std::optional<std::map<std::int64_t, std::int64_t>> by_index(const Inputs& first, const Inputs& second) const {
+  std::optional<std::map<std::int64_t, std::int64_t>> by_index(const Tensors& first, const Tensors& second) const {
     std::map<std::int64_t, std::int64_t> indices;
     for (const auto& [index, seen] : second) {
       const auto same = first.find(index);

@@ -11,7 +11,8 @@ namespace lamina::digests {
 // order. And where a call goes to another rank, tensors in objects, such as caches, are seen among its inputs.
 
 // Gives calls of the first run, and their inputs, the numbers of those of the second run that were called with the
-// same. A call whose inputs differ from all others takes a number that is left.
+// same, and of these for the nearest, whose outputs had the same gradients. A call whose inputs differ from all others
+// takes a number that is left.
 Parts matched(const Parts& first, const Parts& second, const Measure& measure);
 
 }  // namespace lamina::digests

@@ -223,5 +223,21 @@ TEST_F(Runs, RefusesRunsThatHaveNothingInCommon) {
   EXPECT_THROW(compared(), base::Error);
 }
 
+TEST_F(Runs, MatchesCallsWithTheSameInputsByTheirGradients) {
+  const auto add_call = [](RankRecording& rank, std::int64_t call, double gradient) {
+    rank.seen.push_back({Kind::kInput, 0, 0, "shared", call, 0, 50 + call, digest_of({1, 2})});
+    rank.seen.push_back({Kind::kOutput, 0, 0, "shared", call, 0, 60 + call, digest_of({3, 4})});
+    rank.seen.push_back({Kind::kOutputGradient, 0, 0, "shared", call, 0, 70 + call, digest_of({gradient, 1})});
+  };
+  add_call(first_.front(), 0, -1);
+  add_call(first_.front(), 1, 1);
+  add_call(second_.front(), 0, 1);
+  add_call(second_.front(), 1, -1);
+  EXPECT_TRUE(compare(first_, second_, {}).differences.empty());
+  add_call(first_.front(), 2, 5);
+  add_call(second_.front(), 2, 7);
+  ASSERT_EQ(compare(first_, second_, {}).differences.size(), 1);
+}
+
 }  // namespace
 }  // namespace lamina::digests
