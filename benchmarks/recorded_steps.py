@@ -2,7 +2,7 @@
 """The cost of a run that `lamina verify` records: a training step of the demo's model (examples/gpt.py), recorded and
 not, on one rank or over two partitions.
 
-    lamina run -n 2 benchmarks/verify.py
+    lamina run -n 2 benchmarks/recorded_steps.py
 
 The jobs of one process in turns, one of each pair recorded; `times` is the ratio of the medians. A recorded job of many
 small modules follows, and the memory of the process over its steps.
