@@ -289,7 +289,7 @@ class Cut:
     def _intercept(self) -> None:
         remote, _, *others = self._interception
         if remote or any(others):
-            module_call.install(*self._interception, hooks_see_streams=current.job().recording is not None)
+            module_call.install(*self._interception, hooks_see_streams=current.session().hooks_want_tensors)
         if self.pipelined:
             model = self.model
             called = runs.calls(model.runs, model.partition, compiled.outside(self.call_remote))

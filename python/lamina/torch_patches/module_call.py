@@ -114,7 +114,7 @@ def replaced(streams: Iterable[nn.Module], hooked: Mapping[int, Begin]) -> Itera
     global _current
     before = _current
     _current = ModuleCalls({}, None, streams, {}, hooked, (), before.original)
-    _current.is_in_place = before.is_in_place
+    _current.is_in_place, _current.hooks_see_streams = before.is_in_place, True
     try:
         yield
     finally:
