@@ -42,8 +42,6 @@ std::string joined(const std::string& layout, const std::string& more) {
   return layout.empty() || more.empty() ? layout + more : base::str(layout, ",", more);
 }
 
-std::string counted(int number, const char* what) { return base::str(number, " ", what, number == 1 ? "" : "s"); }
-
 // Runs one of the two, and says so.
 int run_one(const RecordedRun& run, const std::string& number, const std::string& folder) {
   if (!run.quiet) {
@@ -237,7 +235,7 @@ int verify_and_bisect(const VerifyTerms& terms) {
     VerifyTerms tried = smallest;
     tried.processes = std::to_string(next->processes);
     tried.layout = joined(smallest.layout, next->keys);
-    complain("lamina verify: trying ", counted(next->processes, "rank"),
+    complain("lamina verify: trying ", digests::counted(next->processes, "rank"),
              tried.layout.empty() ? "" : ", " + tried.layout);
     auto outcome = verify_quietly(tried);
     if (outcome.code > 128) return outcome.code;  // a signal

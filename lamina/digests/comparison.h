@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lamina/digests/measure.h"
@@ -46,5 +47,8 @@ std::string describe(const Comparison& comparison);
 
 // "output of layers.3"
 std::string named(const Seen& seen);
+
+// "1 step", "2 steps"
+std::string counted(std::int64_t number, std::string_view what);
 
 }  // namespace lamina::digests

@@ -31,17 +31,13 @@ double number(const Json& json) {
   return json.is_null() ? std::numeric_limits<double>::infinity() : json.get<double>();
 }
 
-Json to_json(const Digest& digest) {
-  return Json::array({digest.dtype, digest.shape, digest.begin, digest.elements, digest.squares, digest.projections,
-                      digest.not_finite, digest.largest, digest.small, digest.bits});
-}
-
 std::string quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
 }
 
 // Appends a number as JSON has it; it has none beyond the finite ones.
 template <class Number>
+  requires std::is_arithmetic_v<Number>
 void append(std::string& line, Number number) {
   if constexpr (std::is_floating_point_v<Number>) {
     if (!std::isfinite(number)) {
@@ -60,6 +56,26 @@ void append_list(std::string& line, const Numbers& numbers) {
   if (numbers.empty()) line.append("[");
   for (const auto number : numbers) append(line.append(std::exchange(before, ",")), number);
   line.append("]");
+}
+
+void append(std::string& line, const Digest& digest) {
+  line.append("[").append(quoted(digest.dtype)).append(",");
+  append_list(line, digest.shape);
+  append(line.append(","), digest.begin);
+  append(line.append(","), digest.elements);
+  append(line.append(","), digest.squares);
+  append_list(line.append(","), digest.projections);
+  append(line.append(","), digest.not_finite);
+  append(line.append(","), digest.largest);
+  append(line.append(","), digest.small);
+  append(line.append(","), digest.bits);
+  line.append("]");
+}
+
+Json to_json(const Digest& digest) {
+  std::string text;
+  append(text, digest);
+  return Json::parse(text);
 }
 
 Digest to_digest(const Json& json) {
@@ -165,7 +181,6 @@ void Writer::begin(const RankRecording& about) {
 
 // Writes a tensor without a tree of JSON: there are many.
 void Writer::write(const Seen& seen) {
-  const Digest& digest = seen.digest;
   std::string line = R"({"kind":")";
   line.append(kKinds[static_cast<std::size_t>(seen.kind)]).append(R"(","name":)").append(quoted(seen.name));
   const std::pair<std::string_view, std::int64_t> numbers[]{{"step", seen.step},
@@ -174,17 +189,8 @@ void Writer::write(const Seen& seen) {
                                                             {"index", seen.index},
                                                             {"order", seen.order}};
   for (const auto& [name, number] : numbers) append(line.append(",\"").append(name).append("\":"), number);
-  line.append(R"(,"digest":[)").append(quoted(digest.dtype)).append(",");
-  append_list(line, digest.shape);
-  append(line.append(","), digest.begin);
-  append(line.append(","), digest.elements);
-  append(line.append(","), digest.squares);
-  append_list(line.append(","), digest.projections);
-  append(line.append(","), digest.not_finite);
-  append(line.append(","), digest.largest);
-  append(line.append(","), digest.small);
-  append(line.append(","), digest.bits);
-  to_ << line.append("]}\n");
+  append(line.append(R"(,"digest":)"), seen.digest);
+  to_ << line.append("}\n");
 }
 
 void Writer::write(const CallName& call, const Surroundings& surroundings) {

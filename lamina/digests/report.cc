@@ -29,10 +29,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, static_cast<
      {"", "optimizer's state"},
      {"", "random generator"}}};
 
-std::string counted(std::int64_t number, std::string_view what) {
-  return base::str(number, " ", what, number == 1 ? "" : "s");
-}
-
 std::string first_line(const Difference& difference) {
   const Seen& seen = difference.seen;
   std::string text = seen.step < 0 ? "before the first step" : base::str("step ", seen.step);
@@ -70,6 +66,10 @@ std::string table(const Comparison& comparison) {
 }
 
 }  // namespace
+
+std::string counted(std::int64_t number, std::string_view what) {
+  return base::str(number, " ", what, number == 1 ? "" : "s");
+}
 
 std::string named(const Seen& seen) {
   const std::string_view what = kWords[static_cast<std::size_t>(seen.kind)];

@@ -187,11 +187,15 @@ void RunRecorder::see_reads(const std::string& module, std::span<const Variable>
 void RunRecorder::after_forward(const model::ModuleCall& call) {
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
+  Call* const ended = begun(call);
+  if (ended == nullptr) return;
+  ended->surroundings.drew = ended->surroundings.generator != generator();
+  writer_.write(ended->name, ended->surroundings);
+}
+
+RunRecorder::Call* RunRecorder::begun(const model::ModuleCall& call) {
   const auto found = calls_.find(call.number);
-  if (found == calls_.end()) return;
-  auto& [name, surroundings, began, awaited] = found->second;
-  surroundings.drew = surroundings.generator != generator();
-  writer_.write(name, surroundings);
+  return found == calls_.end() ? nullptr : &found->second;
 }
 
 void RunRecorder::write(Kind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
@@ -229,15 +233,14 @@ digests::Digest RunRecorder::digest(const at::Tensor& tensor) {
 void RunRecorder::see_inputs(const model::ModuleCall& call, std::span<const at::Tensor> inputs) {
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
-  const auto found = calls_.find(call.number);
-  if (found == calls_.end()) return;
-  auto& begun = found->second;
+  Call* const known = begun(call);
+  if (known == nullptr) return;
   for (std::int64_t i = 0; std::cmp_less(i, inputs.size()); ++i) {
     if (inputs[i].defined() && value::is_pending(inputs[i])) {
-      begun.awaited.resize(inputs.size());
-      begun.awaited[i] = {inputs[i], value::version_of(inputs[i])};
+      known->awaited.resize(inputs.size());
+      known->awaited[i] = {inputs[i], value::version_of(inputs[i])};
     } else {
-      write(Kind::kInput, begun.name, i, begun.began, inputs[i]);
+      write(Kind::kInput, known->name, i, known->began, inputs[i]);
     }
   }
 }
@@ -245,28 +248,27 @@ void RunRecorder::see_inputs(const model::ModuleCall& call, std::span<const at::
 void RunRecorder::see_outputs(const model::ModuleCall& call, std::span<const at::Tensor> outputs) {
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
-  const auto found = calls_.find(call.number);
-  if (found == calls_.end()) return;
-  auto& begun = found->second;
-  const auto awaited = std::exchange(begun.awaited, {});
+  Call* const known = begun(call);
+  if (known == nullptr) return;
+  const auto awaited = std::exchange(known->awaited, {});
   for (std::int64_t i = 0; std::cmp_less(i, awaited.size()); ++i) {
     const auto& [input, version] = awaited[i];
     if (!input.defined() || input.is_inference()) continue;  // of the latter nobody counts the writes
     // One that the module has written is no longer as it came.
-    if (value::version_of(input) == version) write(Kind::kInput, begun.name, i, begun.began, input);
+    if (value::version_of(input) == version) write(Kind::kInput, known->name, i, known->began, input);
   }
   for (std::int64_t i = 0; std::cmp_less(i, outputs.size()); ++i) {
-    write(Kind::kOutput, begun.name, i, order_++, outputs[i]);
+    write(Kind::kOutput, known->name, i, order_++, outputs[i]);
   }
 }
 
 void RunRecorder::see_gradient(const model::ModuleCall& call, std::int64_t output, const at::Tensor& gradient) {
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
-  const auto found = calls_.find(call.number);
-  if (found == calls_.end()) return;
-  write(Kind::kOutputGradient, found->second.name, output, order_++, gradient);
-  if (terms_.one_microbatch && found->second.name == digests::CallName{steps_, 0, "", 0}) keep(output, gradient);
+  const Call* const known = begun(call);
+  if (known == nullptr) return;
+  write(Kind::kOutputGradient, known->name, output, order_++, gradient);
+  if (terms_.one_microbatch && known->name == digests::CallName{steps_, 0, "", 0}) keep(output, gradient);
 }
 
 }  // namespace lamina::verification

@@ -53,7 +53,6 @@ class RunRecorder : public model::CallHook {
 
   // True where as many steps have ended as are wanted.
   bool is_over() const { return steps_ >= terms_.steps; }
-  std::int64_t steps() const { return steps_; }
   // True where the script's layout was taken away: places that it gives modules do not count.
   bool is_collapsed() const { return terms_.collapsed; }
 
@@ -124,8 +123,9 @@ class RunRecorder : public model::CallHook {
   };
   void write(digests::Kind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
              const at::Tensor& tensor);
-  digests::Digest digest(const at::Tensor& tensor);            // under the lock
-  void close_step();                                           // under the lock
+  Call* begun(const model::ModuleCall& call);        // under the lock; nullptr where its beginning was not recorded
+  digests::Digest digest(const at::Tensor& tensor);  // under the lock
+  void close_step();                                 // under the lock
   void keep(std::int64_t output, const at::Tensor& gradient);  // under the lock
 
   const Terms terms_;
