@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
+from lamina.shared_state import contents
 from lamina.tracing.trace import Call, TraceOptions, trace
 
 X = torch.randn(4, 8)
@@ -209,3 +210,47 @@ def test_a_part_that_nobody_else_uses_ties_nobody():
 def test_a_table_of_functions_alone_ties_nobody():
     table = collections.OrderedDict(tanh=torch.tanh, half=lambda x: x / 2)
     assert not names_tied(table, lambda held, x: held["half"](x), lambda _: None)
+
+
+class Linked:
+    """An object of a graph in which each leads to all others."""
+
+    def __init__(self, root, parent):
+        self.root, self.parent, self.children = root, parent, []
+
+
+def linked(number):
+    made = [Linked(None, None)]
+    for at in range(1, number):
+        made.append(Linked(made[0], made[at // 4]))
+        made[at // 4].children.append(made[at])
+    return made
+
+
+GRAPH = linked(1)
+ONE = TWO = GRAPH[0]
+
+
+class ReadsTheGraph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x) * (len(ONE.children) == len(TWO.root.children))
+
+
+def test_objects_that_lead_to_each_other_are_looked_at_once_each(monkeypatch):
+    looked = []
+    items_of = contents._items
+    monkeypatch.setattr(contents, "_items", lambda value: (looked.append(type(value)), items_of(value))[1])
+    counts = []
+    for number in (50, 200):
+        graph = linked(number)
+        monkeypatch.setitem(globals(), "ONE", graph[0])
+        monkeypatch.setitem(globals(), "TWO", graph[1])
+        looked.clear()
+        model = nn.Sequential(ReadsTheGraph(), ReadsTheGraph())
+        trace(ModuleTree(model), Call((X,), {}), TraceOptions())
+        counts.append(looked.count(Linked))
+    assert 50 < counts[0] and counts[1] < 5 * counts[0]

@@ -17,7 +17,7 @@ import threading
 import weakref
 import zlib
 from collections import UserList, deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from types import FunctionType, GeneratorType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -111,10 +111,11 @@ def memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if in_memory else id(tensor)
 
 
-def content(value: Any) -> Content:
-    """Equal as long as nobody has changed `value` or what is within it."""
+def content(value: Any, known: Collection[int] = ()) -> Content:
+    """Equal as long as nobody has changed `value` or what is within it, but for objects with the ids `known` and what
+    is within these."""
     found = {}
-    for path, each, items in _walk(value):
+    for path, each, items in _walk(value, known):
         found.update(((path, key), token(part)) for key, part in items)
         if isinstance(each, _LISTS):
             found[path, "size"] = ("size", len(each))
@@ -152,15 +153,16 @@ def put_numbers(value: Any, numbers_of: Content) -> None:
 _GONE = object()
 
 
-def _walk(value: Any) -> Iterator[tuple[tuple, Any, list[tuple[Any, Any]]]]:
-    """`value` and all that is in it, each once, where it is changeable: where it was found, itself, what it has."""
+def _walk(value: Any, known: Collection[int] = ()) -> Iterator[tuple[tuple, Any, list[tuple[Any, Any]]]]:
+    """`value` and all that is in it, each once, where it is changeable and not known: where it was found, itself, what
+    it has."""
     ahead, seen = deque([((), value)] if is_changeable(value) else []), {id(value)}
     while ahead:
         path, each = ahead.popleft()
         items = _items(each)
         yield path, each, items
         for key, part in items:
-            if len(seen) < _MOST and id(part) not in seen and is_changeable(part):
+            if len(seen) < _MOST and id(part) not in seen and id(part) not in known and is_changeable(part):
                 seen.add(id(part))
                 ahead.append(((*path, key), part))
 

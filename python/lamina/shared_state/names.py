@@ -62,13 +62,9 @@ class Found(NamedTuple):
     way: Any
     alone: bool = False
 
-    def thing(self) -> Any:
-        """Returns what is used, as long as the name, or something in its value, is that; else None."""
-        return next((each for key, each in _things(self.read()) if key == self.key), None)
-
-    def is_there(self) -> bool:
-        """True where the name still leads to what is used."""
-        return self.key[0] not in ("object", "memory") or self.alone or self.thing() is not None
+    def things(self) -> dict[Any, Any]:
+        """Returns what the name leads to now, by key."""
+        return dict(reversed(list(_things(self.read()))))
 
 
 class Names:

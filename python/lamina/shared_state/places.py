@@ -3,7 +3,7 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, MethodType
@@ -57,6 +57,7 @@ class Place:
         words: for each function, the code that uses it, its own or that of one that it calls, and what it is called
             there.
         whose: the names of all modules that each function is of, or what else it is called in messages.
+        known: ids of objects that are places themselves, with at least the same users: a look goes no deeper there.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Place:
     users: dict[CodeType, dict[int, str]] = field(default_factory=dict)
     words: dict[CodeType, set[tuple[CodeType, str | None]]] = field(default_factory=dict)
     whose: dict[CodeType, set[str]] = field(default_factory=dict)
+    known: Collection[int] = ()
 
     def change(self, before: Content, after: Content) -> Change:
         """Compares two looks."""
@@ -82,7 +84,7 @@ class Place:
             value = value.get(None)
         if isinstance(value, threading.local):
             return content(value)
-        return {"is": token(value)} | (content(value) if is_changeable(value) else {})
+        return {"is": token(value)} | (content(value, self.known) if is_changeable(value) else {})
 
     def elsewhere(self, here: int, change: Change | None = None) -> dict[CodeType, str]:
         """The functions that run elsewhere, too, of those that meet a change."""
@@ -187,6 +189,8 @@ class Places:
         self.by_key: dict[Any, Place] = {}
         self._names = Names(list(modules))
         self._pending: dict[Any, list[_Pending]] = {}
+        self._known: set[int] = set()  # ids of what has a place because several ways lead to it, all of which are kept
+        self._led_to: dict[Callable, dict[Any, Any]] = {}  # what names lead to, by what reads them, within one `add`
 
     def add(self, function: Callable, where: int, what: str, of_held: bool = False) -> None:
         """Notes what a function uses that runs at `where`.
@@ -199,6 +203,7 @@ class Places:
                 is_held = of_held and found.way == "owner"
                 used = found._replace(way="attribute", alone=False) if is_held else found
                 self._note(_Pending(used, code, where, what))
+        self._led_to.clear()
 
     def add_module(self, module: nn.Module, where: int, what: str) -> None:
         """Notes what the functions of the script use that run when a module is called."""
@@ -223,6 +228,7 @@ class Places:
             for function, owner in functions_of(value, used):
                 method = function if owner is None else MethodType(function, owner)
                 self.add(method, where, what, not isinstance(value, (MethodType, functools.partial)))
+        self._led_to.clear()
 
     def _note(self, use: _Pending) -> None:
         key = use.found.key
@@ -239,11 +245,23 @@ class Places:
         if found.alone:
             place = Place(found.name, found.read)
         else:
-            place = Place(found.name, functools.partial(itself, found.thing()))
+            thing = self._thing(found)
+            place = Place(found.name, functools.partial(itself, thing), known=self._known)
+            self._known.add(id(thing))
         for use in uses_before:
-            if use.found.is_there():
+            if self._is_there(use.found):
                 place.add(use)
         return place
+
+    def _is_there(self, found: Found) -> bool:
+        """True where a name still leads to what is used."""
+        return found.key[0] not in ("object", "memory") or found.alone or self._thing(found) is not None
+
+    def _thing(self, found: Found) -> Any:
+        """What is used, as long as the name, or something in its value, is that; else None."""
+        if found.read not in self._led_to:
+            self._led_to[found.read] = found.things()
+        return self._led_to[found.read].get(found.key)
 
 
 def _part(key: Any) -> Any:
