@@ -258,7 +258,7 @@ class Places:
         return found.key[0] not in ("object", "memory") or found.alone or self._thing(found) is not None
 
     def _thing(self, found: Found) -> Any:
-        """What is used, as long as the name, or something in its value, is that; else None."""
+        """Returns what is used, as long as the name, or something in its value, is that; else None."""
         if found.read not in self._led_to:
             self._led_to[found.read] = found.things()
         return self._led_to[found.read].get(found.key)
