@@ -211,6 +211,12 @@ void CallHooks::add(std::shared_ptr<CallHook> hook, std::vector<std::string> nam
   for (auto& name : names) added_.emplace_back(std::move(name), hook);
 }
 
+void CallHooks::remove(const std::shared_ptr<CallHook>& hook) {
+  std::erase_if(added_, [&](const auto& each) { return each.second == hook; });
+  for (auto& [module, named] : by_module_) std::erase(named.second, hook);
+  std::erase_if(by_module_, [](const auto& each) { return each.second.second.empty(); });
+}
+
 void CallHooks::number(const std::vector<std::string>& names) {
   by_module_.clear();
   for (const auto& [name, hook] : added_) {

@@ -69,6 +69,8 @@ class HookedCall {
 class CallHooks {
  public:
   void add(std::shared_ptr<CallHook> hook, std::vector<std::string> names);
+  // Takes a hook away from all modules, between steps.
+  void remove(const std::shared_ptr<CallHook>& hook);
   // The names of the model's modules, by their numbers. Throws base::UsageError where a module with hooks is not among
   // them.
   void number(const std::vector<std::string>& names);

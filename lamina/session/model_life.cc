@@ -24,7 +24,8 @@ void begin_life(Session& session, ModelFace& face) {
       model::agree_on_cut(face.tree(), proposal, session.partition(), world, session.mailbox(), session.patience()));
   std::vector<std::string> modules;
   for (const auto& node : face.tree().nodes()) modules.push_back(node.name);
-  if (const auto& recorder = session.run_recorder()) session.job().call_hooks().add(recorder, modules);
+  const auto& recorder = session.run_recorder();
+  if (recorder && !recorder->is_over()) session.job().call_hooks().add(recorder, modules);
   try {
     face.take_values(give_values(session, face.table(), modules, face.value_hooks(), face.portion_bytes()));
     // One rank alone may have what cannot be trimmed; the others would wait for it in the step.

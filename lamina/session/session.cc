@@ -78,8 +78,9 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
 std::shared_ptr<verification::RunRecorder> record_run(const config::Config& config, const topology::Topology& topology,
                                                       base::Rank rank, int world) {
   auto terms = verification::read_terms(environment::process_environment());
-  if (!terms && config.verify_steps > 0 && config.partitions > 1 && topology.index(topology::kReplicas, rank) == 0) {
-    terms = {.folder = "", .steps = 1, .one_microbatch = true};
+  const bool takes_apart = config.partitions > 1 || config.sharded_data_parallel_degree > 1;
+  if (!terms && config.verify_steps > 0 && takes_apart) {
+    terms = {.folder = "", .steps = config.verify_steps, .one_microbatch = true};
   }
   if (!terms) return nullptr;
   digests::RankRecording about{.rank = rank.value,

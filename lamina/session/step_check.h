@@ -1,18 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+
 #include "lamina/session/session.h"
 #include "lamina/verification/plain_run.h"
 
 namespace lamina::session {
 
-// [Note: step check] With `verify_steps` the first rank of the world runs the first microbatch of the first step on the
-// model before that is cut: with the same arguments, values and random numbers. The step itself is recorded by all
-// ranks of that copy of the model. At its end, before the script can update anything, the two are compared module by
-// module.
+// [Note: step check] With `verify_steps` each copy of the model is called plainly, too, in so many first steps. The
+// rank that leads it does so for the first microbatch, with the same arguments, values and random numbers. The step
+// itself is recorded by all ranks of the copy. At its end, before the script can update anything, the two are compared
+// module by module and parameter by parameter. World rank 0 calls the model of the first step before it is cut, with
+// values that no cut has touched. All others, and it in later steps, get those of all owners as they are.
 
-// Compares them; collective over the world. `plain`: on the first rank, where that could be run; nullptr elsewhere.
+// Compares them; collective over the world. `plain`: on ranks that lead, where that could be run; nullptr elsewhere.
 // Throws base::UsageError on all ranks where they differ.
 void compare_step(Session& session, const verification::PlainRun* plain);
+
+// True where the ranks that lead copies have memory for a model of so many bytes, and what it computes, beside the job.
+// Collective over the world.
+bool has_room_for_plain(Session& session, std::int64_t bytes);
+
+// No more steps are compared: calls of modules have no hooks of it any more, and what was recorded is gone. Between
+// steps.
+void end_checks(Session& session);
 
 }  // namespace lamina::session

@@ -3,9 +3,10 @@
 
 namespace lamina::verification {
 
-PlainRun::PlainRun(const std::vector<std::string>& modules)
-    : recorder_(std::make_shared<RunRecorder>(Terms{.folder = "", .steps = 1, .one_microbatch = true},
-                                              digests::RankRecording())) {
+PlainRun::PlainRun(const std::vector<std::string>& modules, std::int64_t copy, std::int64_t step)
+    : recorder_(
+          std::make_shared<RunRecorder>(Terms{.folder = "", .steps = step + 1, .first = step, .one_microbatch = true},
+                                        digests::RankRecording{.copy = copy})) {
   hooks_.add(recorder_, modules);
   hooks_.number(modules);
 }
@@ -15,10 +16,12 @@ std::unique_ptr<model::HookedCall> PlainRun::begin(std::int64_t module, std::spa
 }
 
 digests::RankRecording PlainRun::recording() const {
+  using digests::Kind;
   auto recording = digests::read_text(recorder_->text());
-  if (without_gradients_) {
-    std::erase_if(recording.seen, [](const auto& seen) { return seen.kind == digests::Kind::kOutputGradient; });
-  }
+  std::erase_if(recording.seen, [this](const auto& seen) {
+    const bool is_left_out = seen.kind == Kind::kGradient && left_out_.contains(seen.name);
+    return is_left_out || (without_gradients_ && (seen.kind == Kind::kOutputGradient || seen.kind == Kind::kGradient));
+  });
   return recording;
 }
 

@@ -90,15 +90,53 @@ RunRecorder::RunRecorder(Terms terms, digests::RankRecording about)
     : terms_(std::move(terms)),
       process_(::getpid()),
       writer_(writes() ? digests::Writer(terms_.folder, about) : digests::Writer(kept_, about)) {
-  steps_ = writer_.steps_before();
+  steps_ = writer_.steps_before() + terms_.first;
   seen_ = steps_.load();
+  beginning_ = kept_.str();
 }
 
 RunRecorder::~RunRecorder() { end(); }
 
 void RunRecorder::end_step() {
   const std::lock_guard lock(mutex_);
+  if (const auto parameters = std::exchange(parameters_, nullptr)) {
+    for (const auto& [name, gradient] : parameters->take()) {
+      if (!has_value(gradient)) continue;
+      writer_.write({Kind::kGradient, steps_, 0, name, 0, 0, order_++, digest_of(gradient, terms_.bits)});
+    }
+  }
   close_step();
+}
+
+void RunRecorder::begin_step_of(std::span<const ParameterGradients::Named> parameters) {
+  const std::lock_guard lock(mutex_);
+  calls_.clear();
+  calls_of_.clear();
+  known_.clear();
+  next_known_ = 0;
+  gradients_of_model_.clear();
+  kept_.str("");
+  kept_ << beginning_;
+  parameters_.reset();
+  parameters_ = std::make_unique<ParameterGradients>(
+      parameters, [this] { return ::getpid() == process_ && current_microbatch(microbatch_) == 0; });
+}
+
+std::string RunRecorder::text() {
+  const std::lock_guard lock(mutex_);
+  return kept_.str();
+}
+
+void RunRecorder::let_go() {
+  const std::lock_guard lock(mutex_);
+  is_over_ = true;
+  steps_ = terms_.steps;
+  calls_ = {};
+  calls_of_ = {};
+  known_ = {};
+  gradients_of_model_ = {};
+  parameters_.reset();
+  kept_.str("");
 }
 
 void RunRecorder::close_step() {

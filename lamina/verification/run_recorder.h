@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -24,6 +25,7 @@
 #include "lamina/environment/environment.h"
 #include "lamina/model/call_hooks.h"
 #include "lamina/verification/digest_of.h"
+#include "lamina/verification/parameter_gradients.h"
 
 // Runs that are recorded to be compared with others: what each module computed, and what became of the model.
 namespace lamina::verification {
@@ -32,6 +34,7 @@ namespace lamina::verification {
 struct Terms {
   std::string folder;      // for the recordings; "" keeps them in memory
   std::int64_t steps = 3;  // after so many the script ends
+  std::int64_t first = 0;  // the number of the first step
   bool bits = false;
   std::string layout;                 // keys that replace the script's, see config::in_layout()
   bool collapsed = false;             // the layout is taken away, see config::collapsed()
@@ -66,6 +69,9 @@ class RunRecorder : public model::CallHook {
   // Sees the tensors of what a step function returned for a microbatch.
   void see_result(base::Microbatch microbatch, std::span<const at::Tensor> tensors);
   void end_step();
+  // With one microbatch: a step begins, of which these parameters' gradients are recorded. Forgets the step before.
+  void begin_step_of(std::span<const ParameterGradients::Named> parameters);
+  std::int64_t steps() const { return steps_; }
 
   // A tensor, or the part of it that is here.
   struct Held {
@@ -90,9 +96,11 @@ class RunRecorder : public model::CallHook {
   // Nothing comes any more.
   void end();
 
-  // True where the recording is a file's; else text() is all of it.
+  // True where the recording is a file's; else text() is all of it, of one microbatch that of one step.
   bool writes() const { return !terms_.folder.empty(); }
-  std::string text() const { return kept_.str(); }
+  std::string text();
+  // Nothing comes any more, and what is kept in memory goes.
+  void let_go();
   // With one microbatch: the gradients that what the model returned in it had, by its number; undefined: none.
   std::vector<at::Tensor> gradients_of_model();
 
@@ -136,6 +144,7 @@ class RunRecorder : public model::CallHook {
   std::atomic<std::int64_t> microbatch_ = 0;
   std::mutex mutex_;
   std::ostringstream kept_;
+  std::string beginning_;  // of what is kept
   digests::Writer writer_;
   std::vector<Known> known_;  // a ring
   std::size_t next_known_ = 0;
@@ -143,6 +152,7 @@ class RunRecorder : public model::CallHook {
   std::int64_t updates_ = 0;  // in this step, or since the last one
   bool is_over_ = false;
   std::vector<at::Tensor> gradients_of_model_;
+  std::unique_ptr<ParameterGradients> parameters_;
   std::unordered_map<std::int64_t, Call> calls_;                           // of this step, by their numbers
   std::map<std::pair<std::int64_t, std::string>, std::int64_t> calls_of_;  // of a module in a microbatch, so far
 };

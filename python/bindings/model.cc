@@ -58,26 +58,45 @@ using ReadVariable = std::tuple<std::string, std::string, std::vector<at::Tensor
 
 bool is_recorded(Session& session) { return session.run_recorder() && session.run_recorder()->writes(); }
 
+using Named = verification::ParameterGradients::Named;
+
 void bind_plain_run(py::module_& module) {
   using verification::PlainRun;
   py::class_<PlainRun>(module, "PlainRun")
-      .def(py::init<const std::vector<std::string>&>(), py::arg("modules"))
+      .def(py::init([](Session& session, const std::vector<std::string>& modules) {
+             const auto copy = session.topology().index(topology::kReplicas, session.world().rank);
+             return std::make_unique<PlainRun>(modules, copy, session.run_recorder()->steps());
+           }),
+           py::arg("session"), py::arg("modules"))
       .def(
           "begin",
           [](const PlainRun& run, std::int64_t number, const std::vector<at::Tensor>& inputs) {
             return std::make_unique<BegunCall>(run.begin(number, inputs));
           },
           py::arg("module"), py::arg("inputs"), py::call_guard<Release>())
-      .def("forget_gradients", &PlainRun::forget_gradients);
+      .def(
+          "watch", [](PlainRun& run, const std::vector<Named>& parameters) { run.watch(parameters); },
+          py::arg("parameters"))
+      .def("end", &PlainRun::end, py::call_guard<Release>())
+      .def("forget_gradients", &PlainRun::forget_gradients)
+      .def("leave_out", &PlainRun::leave_out, py::arg("parameters"));
   module.def(
       "compare_step", [](Session& session, const PlainRun* plain) { session::compare_step(session, plain); },
       py::arg("session"), py::arg("plain"), py::call_guard<Release>());
+  module.def("has_room_for_plain", &session::has_room_for_plain, py::arg("session"), py::arg("bytes"),
+             py::call_guard<Release>());
+  module.def("end_checks", &session::end_checks, py::arg("session"));
 }
 
 void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
   session.def_property_readonly("is_recorded", &is_recorded)
       .def_property_readonly("checks_step",
                              [](Session& self) { return self.config().verify_steps > 0 && !is_recorded(self); })
+      .def_property_readonly("can_check_step", [](Session& self) { return self.run_recorder() != nullptr; })
+      .def(
+          "begin_checked_step",
+          [](Session& self, const std::vector<Named>& parameters) { self.run_recorder()->begin_step_of(parameters); },
+          py::arg("parameters"))
       .def_property_readonly("is_collapsed",
                              [](Session& self) { return self.run_recorder() && self.run_recorder()->is_collapsed(); })
       .def_property_readonly(

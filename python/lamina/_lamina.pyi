@@ -302,8 +302,13 @@ class Session:
         another module does with it."""
     @property
     def checks_step(self) -> bool:
-        """True where the first step is compared with the plain model: [Note: step check] in
+        """True where first steps are to be compared with the plain model: [Note: step check] in
         lamina/session/step_check.h."""
+    @property
+    def can_check_step(self) -> bool:
+        """True where the layout takes the model apart, so that there is something to compare."""
+    def begin_checked_step(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Begins a step, of whose first microbatch calls and gradients of these parameters are recorded."""
     @property
     def gradients_of_model(self) -> list[torch.Tensor | None]:
         """Gradients of the tensors that the model returned in that step's first microbatch, once."""
@@ -936,7 +941,13 @@ def require_ready(session: Session, job: Any) -> None:
 class PlainRun:
     """A microbatch of a model that is not cut, recorded in memory: lamina/verification/plain_run.h."""
 
-    def __init__(self, modules: Sequence[str]): ...
+    def __init__(self, session: Session, modules: Sequence[str]): ...
+    def watch(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Records gradients of these parameters, by name, until `end`."""
+    def end(self) -> None:
+        """Is over."""
+    def leave_out(self, parameters: set[str]) -> None:
+        """Compares no gradients of these."""
     def begin(self, module: int, inputs: Sequence[torch.Tensor]) -> HookedCall:
         """A call of the module of this number."""
     def forget_gradients(self) -> None:
@@ -944,6 +955,12 @@ class PlainRun:
 
 def compare_step(session: Session, plain: PlainRun | None) -> None:
     """Compares a step with it; collective over the world. UsageError on all ranks where they differ."""
+
+def has_room_for_plain(session: Session, bytes: int) -> bool:
+    """True where ranks that lead have memory for a whole model of so many bytes. Collective over the world."""
+
+def end_checks(session: Session) -> None:
+    """Takes the hooks of the check away, and what it has recorded. Between steps."""
 
 class AsInBody:
     """A context, in which modules have streams of random numbers as in the body of a step."""

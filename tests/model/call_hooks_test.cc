@@ -50,6 +50,20 @@ TEST(CallHooks, AreThoseOfTheModulesTheyWereAddedTo) {
   EXPECT_THROW(hooked.hooks.number({"", "a", "b"}), base::UsageError);
 }
 
+TEST(CallHooks, LeaveOthersWhereOneIsRemoved) {
+  Hooked hooked;
+  const auto other = std::make_shared<RecordedCalls>();
+  hooked.hooks.add(other, {"b"});
+  hooked.hooks.number({"", "a", "b"});
+  hooked.hooks.remove(hooked.recorded);
+  EXPECT_FALSE(hooked.hooks.has(base::ModuleId(1)));
+  EXPECT_TRUE(hooked.hooks.has(base::ModuleId(2)));
+  hooked.hooks.remove(other);
+  EXPECT_FALSE(hooked.hooks.has(base::ModuleId(2)));
+  hooked.hooks.number({"", "a", "b"});
+  EXPECT_FALSE(hooked.hooks.has(base::ModuleId(1)));
+}
+
 TEST(CallHooks, AreToldOfNestedCallsForwardAndBackward) {
   Hooked hooked;
   const auto w = weight(), v = weight(3);

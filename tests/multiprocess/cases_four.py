@@ -4,7 +4,7 @@
 import os
 
 import torch
-from multiprocess import drawing
+from multiprocess import cases_step_check, drawing
 from multiprocess.cases_api_layouts import *  # noqa: F403
 from multiprocess.cases_checkpointing import SCHEDULES, Around, Block, assert_equal, placed, plain, seeded, train
 from torch import nn
@@ -92,6 +92,12 @@ def case_random_numbers_of_two_pipelines_are_those_of_one_rank_with_both_batches
     half = drawing.train(2, microbatches=2, batch=drawing.BATCH[4 * replica : 4 * replica + 4])
     for losses, all_losses in zip(half.losses, whole.losses, strict=True):
         assert torch.equal(losses, all_losses[2 * replica : 2 * replica + 2])
+
+
+def case_each_copy_of_a_pipeline_is_compared_with_the_plain_model():
+    words = "copy 1, microbatch 0: output of layers.2 on rank 3"
+    cases_step_check.refused(f"step 0, {words}", "scaled", ddp=True, verify_steps=1)
+    cases_step_check.refused(f"step 1, {words}", "scaled", at=1, ddp=True, verify_steps=2)
 
 
 def case_checkpoints_within_checkpoints_over_four_partitions():

@@ -40,6 +40,7 @@ class PartitionedModel:
         homes: where the trace saw attributes set, as `Homes.hear` takes it.
         writes: the state that the trace saw modules write; None where there was none.
         sharding: the engine's, with sharded_data_parallel_degree above 1.
+        is_called_plainly: all of it is this rank's for a moment, with stand-ins for its tensors.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class PartitionedModel:
         self._tabled: list[tuple[str, int]] = []
         self._table: _lamina.ParameterTable | None = None
         self.sharding: _lamina.Sharding | None = None
+        self.is_called_plainly = False
 
     def callee(self, number: int) -> nn.Module | Run:
         """Names what calls of that number are of."""
@@ -127,6 +129,8 @@ class PartitionedModel:
 
     def elsewhere(self, module: nn.Module) -> int | None:
         """The partition of a module that another rank owns, None for any other module."""
+        if self.is_called_plainly:
+            return None
         node = self.tree.node(module)
         is_here = node is None or self.owners[node] == self.partition or id(module) in self.anywhere
         return None if is_here else self.owners[node]

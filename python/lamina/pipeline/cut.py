@@ -3,8 +3,8 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from lamina.modules import rng_streams, runs
 from lamina.modules.slots import Slots
 from lamina.pipeline import updates
 from lamina.pipeline.before_cut import BeforeCut
-from lamina.pipeline.first_call import FirstCall
+from lamina.pipeline.first_call import Called, FirstCall
 from lamina.pipeline.life import Life, replaces
 from lamina.saved_state.state_dicts import ModelState
 from lamina.shared_state.watch import Watch
@@ -85,6 +85,7 @@ class Cut:
         self._compiler_is_seen = False
         self.shared_state = Watch()
         self.calls: RemoteCalls | None = None
+        self._interception: tuple | None = None  # of calls of modules: what `module_call.install` takes
         self._routing = ExitStack()  # what ends it
         current.job().on_end.callback(self._end_routing)
 
@@ -97,14 +98,23 @@ class Cut:
     def enter_step(self) -> FirstCall | None:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
         or compared is cut at its first call: the ranks that lead get what lets their step do so, the others wait for
-        them here."""
+        them here. One that is compared in a later step is called plainly where it would be cut."""
         job = current.job()
+        if job.step_check is not None:
+            job.step_check.look_for_room(self.module())
+        check = job.step_check
         self.share_written()
         self._watch_flags(job.session)
         config = job.session.config
         options = self._trace_options if config.auto_partition and not config.skip_tracing else None
-        waits = self.pipelined and self.model is None and (options is not None or job.step_check is not None)
+        if not self.pipelined:
+            self._make_and_route(None)
+            return None if check is None else self._compare_at_first_call(check)
+        waits = check is not None or (self.model is None and options is not None)
         self._before = BeforeCut(self.module()) if waits else None
+        if check is not None and self.model is not None:
+            self._end_routing()
+            self.whole = True
         if waits and job.leads:
             return FirstCall(job.session, self.module(), options, self._make_and_route, self._before)
         try:
@@ -210,6 +220,16 @@ class Cut:
         self._end_routing()
         self.whole = True
 
+    @contextmanager
+    def unrouted(self) -> Iterator[None]:
+        """Between steps: meanwhile calls of modules, and what they read and set, are torch's own."""
+        self._end_routing()
+        self.whole = True
+        try:
+            yield
+        finally:
+            self.make_again()
+
     def make_again(self) -> None:
         """Ends what `take_back` began."""
         if not self.whole:
@@ -228,11 +248,31 @@ class Cut:
         """The state of the model, which is cut."""
         return ModelState(self.model)
 
-    def _make_and_route(self, tracer: Tracer | None) -> None:
+    def _compare_at_first_call(self, check: Any) -> FirstCall:
+        """Has a model of one partition called plainly, too, where a body calls it first."""
+
+        def compare(_: Tracer, called: Called | None) -> None:
+            check.run_plainly(self.module(), called)
+            self.make_again()
+
+        check.take_values(self.module(), self.model)
+        check.begin_step(self.model)
+        self._end_routing()
+        self.whole = True
+        return FirstCall(current.session(), self.module(), None, compare, None)
+
+    def _make_and_route(self, tracer: Tracer | None, called: Called | None = None) -> None:
         before, self._before = self._before, None
         if before is not None:
             before.bring(current.session())
+        check = current.job().step_check if self.pipelined else None
+        if check is not None:
+            check.take_values(self.module(), self.model)
+            if current.job().leads:
+                check.run_plainly(self.module(), called)
         self.make(tracer)
+        if check is not None:
+            check.begin_step(self.model)
         self.make_again()
         if self.pipelined and not self._compiler_is_seen:
             self._compiler_is_seen = compiled.install(current.job().on_end)
@@ -256,6 +296,14 @@ class Cut:
             own = [parameter for name, parameter in self.module().named_parameters() if self.model.owns(name)]
             session.set_order(own, not self.statistics.are_all_buffers())
         session.set_statistics(self.statistics.rows())
+
+    def forget_hooks(self) -> None:
+        """Some hooks of calls are no more."""
+        if self._interception is not None:
+            remote, route, streamed, anywhere, _, whole = self._interception
+            self._interception = remote, route, streamed, anywhere, self.hooked(), whole
+            self._install_calls()
+            self.name_turns(_lamina.records_events(current.session()))
 
     def route(self) -> None:
         """Has calls of modules go to their owners."""
@@ -287,9 +335,7 @@ class Cut:
             self.calls.forget_parts()
 
     def _intercept(self) -> None:
-        remote, _, *others = self._interception
-        if remote or any(others):
-            module_call.install(*self._interception, hooks_see_streams=current.session().hooks_want_tensors)
+        self._install_calls()
         if self.pipelined:
             model = self.model
             called = runs.calls(model.runs, model.partition, compiled.outside(self.call_remote))
@@ -306,6 +352,11 @@ class Cut:
                 in_turns=_in_turns(current.session()),
             )
             self.calls = RemoteCalls(model, self.slots, self.shared_state)
+
+    def _install_calls(self) -> None:
+        remote, _, *others = self._interception
+        if remote or any(others):
+            module_call.install(*self._interception, hooks_see_streams=current.session().hooks_want_tensors)
 
     def _end_routing(self) -> None:
         """Calls, attributes and names are the plain model's again."""

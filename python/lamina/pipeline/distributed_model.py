@@ -190,6 +190,8 @@ class DistributedModel(SavedModel):
         gradients = [None] * len(outputs) if grad_tensors is None else _listed(grad_tensors)
         if len(gradients) != len(outputs):
             raise refusal("gradients-for-tensors", len(outputs), len(gradients))
+        if (check := current.job().step_check) is not None:
+            check.see_backward(outputs)
         self._backwards.run(outputs, gradients, _reducer())
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step in which a model is traced and cut: at its first call in the first body.
+"""The step in which a model is traced and cut, or compared with the plain one: at its first call in the first body.
 
 The body runs once, like all others: nothing of it is repeated for the trace. It waits at its first call of the model,
 or of a module of it. Meanwhile the thread that entered the step traces that call, and cuts the model together with the
@@ -23,6 +23,8 @@ from lamina.tracing.proposal import Tracer
 from lamina.tracing.sandbox import Call
 from lamina.tracing.trace import Trace, TraceOptions, trace
 
+Called = tuple[Call, torch.Tensor]
+
 
 class FirstCall:
     """Has the model cut at the first call of one of its modules; until `end`.
@@ -31,8 +33,9 @@ class FirstCall:
         session: of the job.
         root: the model, not cut yet. From now on its modules' calls come here.
         options: how it is traced; None: it is not.
-        cut: cuts the model: called once, in the thread that entered the step, with what traces it. Where the body calls
-            a part of it first, or ends without a call, that finds nothing.
+        cut: cuts the model: called once, in the thread that entered the step, with what traces it, and the call with
+            the state of its generator. Where the body calls a part of it first, or ends without a call, the first finds
+            nothing, and there is no call.
         before: the model as the step began.
     """
 
@@ -41,20 +44,24 @@ class FirstCall:
         session: _lamina.Session,
         root: nn.Module,
         options: TraceOptions | None,
-        cut: Callable[[Tracer], None],
-        before: BeforeCut,
+        cut: Callable[[Tracer, Called | None], None],
+        before: BeforeCut | None,
     ):
         self._session = session
         self._root = root
         self._options = options
         self._cut = cut
         self._before = before
+        self._pipelined = current.job().pipelined
+        self._is_cut = False
+        self._called: Called | None = None  # the call that it was cut at
         self._modules = list(root.modules())
         module_call.install({id(module): number for number, module in enumerate(self._modules)}, self._route)
 
     def cut_uncalled(self) -> None:
-        """Cuts a model that no body has called."""
-        self._make(self._nothing("the first step made no call of the model"))
+        """Cuts a model that no body has called; nothing where one has."""
+        if not self._is_cut:
+            self._make(self._nothing("the first step made no call of the model"), None)
 
     def end(self) -> None:
         """Calls do not come here any more."""
@@ -62,21 +69,30 @@ class FirstCall:
 
     def _route(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         module = self._modules[number]
-        whole = functools.partial(self._trace, Call(args, kwargs), torch.get_rng_state())
-        part = self._nothing("the first step called a part of the model before the model")
-        self._session.cut_here(functools.partial(self._make, whole if module is self._root else part))
-        self._before.keep_as_own()
-        return module(*args, **kwargs)
+        if module is self._root:
+            called = Call(args, kwargs), torch.get_rng_state()
+            make = functools.partial(self._make, functools.partial(self._trace, called[0]), called)
+        else:
+            part = self._nothing("the first step called a part of the model before the model")
+            called, make = None, functools.partial(self._make, part, None)
+        if self._pipelined:
+            self._session.cut_here(make)
+        else:
+            make()
+        if self._before is not None:
+            self._before.keep_as_own()
+        output = module(*args, **kwargs)
+        if (check := current.job().step_check) is not None and called is self._called:
+            check.see_outputs(output)
+        return output
 
-    def _trace(self, call: Call, generator: torch.Tensor, tree: ModuleTree) -> Trace:
-        found = Trace() if self._options is None else trace(tree, call, self._options)
-        if (check := current.job().step_check) is not None:
-            check.run_plainly(tree, call, generator)
-        return found
+    def _trace(self, call: Call, tree: ModuleTree) -> Trace:
+        return Trace() if self._options is None else trace(tree, call, self._options)
 
-    def _make(self, tracer: Tracer) -> None:
+    def _make(self, tracer: Tracer, called: Called | None) -> None:
+        self._is_cut, self._called = True, called
         try:
-            self._cut(tracer)
+            self._cut(tracer, called)
         finally:
             self.end()
 

@@ -134,7 +134,7 @@ class StepFunction:
         if job.pipelined:
             result = self._run_pipelined(job, state, body, run, first_call, (owner, args, kwargs))
         else:
-            result = run(body=body, merge=functools.partial(_merge, job))
+            result = self._run_here(job, body, run, first_call)
         if job.model is not None:
             job.model.end_step()
         if job.recording is not None:
@@ -142,6 +142,20 @@ class StepFunction:
         if job.step_check is not None:
             job.step_check.end_step()
         return result
+
+    def _run_here(self, job: current.Job, run_body: Callable, run: Callable, first_call: FirstCall | None) -> Any:
+        """Runs a step of one partition; with `first_call` it is compared with the plain model."""
+        if first_call is None:
+            return run(body=run_body, merge=functools.partial(_merge, job))
+
+        def body(microbatch: int) -> Any:
+            job.step_check.microbatch = microbatch
+            return run_body(microbatch)
+
+        try:
+            return run(body=body, merge=functools.partial(_merge, job))
+        finally:
+            first_call.cut_uncalled()
 
     def _run_pipelined(
         self,

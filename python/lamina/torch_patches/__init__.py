@@ -20,6 +20,7 @@ While a model is cut over several ranks, until `shutdown`:
 | torch.nn.Module.load_state_dict | foreign | no state is loaded into such a part in a step |
 | torch.optim.Optimizer.zero_grad | foreign | one rank alone does not zero the model's gradients |
 | torch.autograd._engine_run_backward | foreign | no gradient is asked for that is on another rank |
+| torch.autograd._engine_run_backward | backwards | the check of first steps hears of backwards |
 | torch.nn.Parameter.grad | foreign | who reads a gradient that is on another rank is told |
 | torch.nn.Parameter.data | foreign | nobody sets values that are on another rank |
 | torch.nn.utils.get_total_norm | clipping | the norm of the model's gradients is that of all ranks |

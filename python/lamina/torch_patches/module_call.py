@@ -112,13 +112,16 @@ def install(
 def replaced(streams: Iterable[nn.Module], hooked: Mapping[int, Begin]) -> Iterator[None]:
     """Meanwhile calls of modules are torch's own, but for streams and hooks; then they are again what they were."""
     global _current
-    before = _current
-    _current = ModuleCalls({}, None, streams, {}, hooked, (), before.original)
-    _current.is_in_place, _current.hooks_see_streams = before.is_in_place, True
+    before, torchs = _current, nn.Module.__call__
+    original = before.original if before.is_in_place else torchs
+    _current = ModuleCalls({}, None, streams, {}, hooked, (), original)
+    _current.is_in_place, _current.hooks_see_streams = True, True
+    if not before.is_in_place:
+        nn.Module.__call__ = _call
     try:
         yield
     finally:
-        _current = before
+        nn.Module.__call__, _current = torchs, before
 
 
 def name_turns(modules: Mapping[str, nn.Module]) -> None:

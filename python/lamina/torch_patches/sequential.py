@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward of nn.Sequential, where several of its modules are called at once."""
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
@@ -30,6 +30,14 @@ def install(calls: Mapping[int, Calls], undo: ExitStack) -> None:
         return input
 
     replace(undo, nn.Sequential, "forward", forward, stays=True)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Meanwhile Sequentials call their modules themselves."""
+    with ExitStack() as undo:
+        replace(undo, nn.Sequential, "forward", _TORCHS)
+        yield
 
 
 def is_plain(kind: type[nn.Sequential]) -> bool:

@@ -1,145 +1,171 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first step of a job, compared with the plain model: see [Note: step check] in lamina/session/step_check.h."""
+"""The first steps of a job, compared with the plain model: see [Note: step check] in lamina/session/step_check.h."""
 
-import functools
-import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import nn
 
 from lamina import _lamina
+from lamina.deferred_init.delayed import is_delayed
 from lamina.job import current
+from lamina.model.partitioned import PartitionedModel, named_tensors
 from lamina.modules.tree import ModuleTree
-from lamina.torch_patches import module_call
-from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
+from lamina.torch_patches import backwards
+from lamina.tracing.sandbox import Call
 from lamina.util import pytree
 from lamina.util.told import tell
+from lamina.verification import values
+from lamina.verification.plain_model import PlainModel
+from lamina.verification.values import Values
 
 
 class StepCheck:
-    """Runs the first microbatch plainly on world rank 0, and has all ranks compare theirs with it."""
+    """Has the ranks that lead run the first microbatch of each of the first steps plainly, and all ranks compare theirs
+    with it. It goes with the last of these steps.
+
+    Attributes:
+        microbatch: the one whose body runs, where bodies run one after the other.
+    """
 
     def __init__(self, job: current.Job):
-        self._session = job.session
-        self._plain: _Plain | None = None
-        self._over = False
+        self.microbatch = 0
+        self._job, self._session = job, job.session
+        self._left = job.session.config.verify_steps
+        self._plain: PlainModel | None = None
+        self._values: Values | None = None
+        self._outputs: list[Any] = []  # where the graph of the model's call ends
+        self._beside: set[str] = set()  # parameters that the step uses outside of that
+        self._told: set[str] = set()
+        self._has_room: bool | None = None  # not known yet
+        self._undo = ExitStack()
+        job.on_end.callback(self._undo.close)
 
-    def run_plainly(self, tree: ModuleTree, call: Call, generator: torch.Tensor) -> None:
-        """Calls the model, before it is cut, as the body of a step does whose generator is in that state. Afterwards
-        everything is as before."""
-        plain = _Plain(tree, call)
+    def look_for_room(self, root: nn.Module) -> None:
+        """Before a step: gives up where the whole model has no room on some rank that leads. Collective over the world
+        in the first step."""
+        if self._has_room is None:
+            there = [each for _, each in named_tensors(root) if each.device.type == "cpu"]
+            size = sum(each.numel() * each.element_size() for each in there)
+            self._has_room = _lamina.has_room_for_plain(self._session, size)
+            if not self._has_room:
+                if self._session.leads:
+                    self._tell_once(f"there is no room for the plain model of {size:,} bytes and its gradients")
+                self._end()
+
+    def take_values(self, root: nn.Module, model: PartitionedModel | None) -> None:
+        """A step begins: the ranks that lead get values for the plain model, which is not cut yet where there is no
+        `model`. Collective over the world in the step that cuts it, then over the copy and its sharding group."""
+        self._undo.close()  # of a step that has failed
+        self._plain, self._values, self._outputs, self._beside = None, None, [], set()
+        if model is not None:
+            self._values = values.of_owners(model)
+        elif self._session.group_size("replicas") > 1 and not any(map(is_delayed, root.parameters())):
+            first = values.of_first(self._session, root)
+            self._values = None if self._session.rank == 0 else first
+
+    def run_plainly(self, root: nn.Module, called: tuple[Call, torch.Tensor] | None) -> None:
+        """On a rank that leads: calls the model as the body of a step does, with that call and that state of its
+        generator. Afterwards everything is as before."""
+        given, self._values = self._values, None
+        if called is None:
+            self._tell_once("the step calls no model, or a part of it before the model")
+            return
+        if any(map(is_delayed, root.parameters())):
+            self._tell_once("values of parameters are made only as the model is cut")
+            return
+        call, generator = called
+        self._leave_out_of(pytree.tensors((call.args, call.kwargs)))
         try:
+            plain = PlainModel(self._session, ModuleTree(root), call, given)
+            if given is not None:
+                plain.run.leave_out(given.otherwise_hooked(root))
             plain.run_forward(generator)
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            tell(f"verify_steps: the plain model could not be run, and nothing is compared: {why}")
+            self._tell_once(f"the plain model could not be run: {type(error).__name__}: {error}")
         else:
             self._plain = plain
 
+    def begin_step(self, model: PartitionedModel) -> None:
+        """The model is cut: from now on gradients of this rank's parameters are recorded."""
+        named = named_tensors(model.tree.root)
+        own = [(name, each) for name, each in named if isinstance(each, nn.Parameter) and model.owns(name)]
+        self._session.begin_checked_step(own)
+        backwards.install(self.see_backward, self._undo)
+
+    def see_outputs(self, output: Any) -> None:
+        """Takes what the call returned to the body that `run_plainly` had a call of."""
+        self._outputs = [each.grad_fn for each in pytree.tensors(output) if each.grad_fn is not None]
+
+    def see_backward(self, tensors: Iterable[torch.Tensor]) -> None:
+        """A body begins a backward of these."""
+        microbatch = _lamina.microbatch()
+        if self._outputs and (self.microbatch if microbatch < 0 else microbatch) == 0:
+            self._leave_out_of(tensors)
+
     def end_step(self) -> None:
-        """Compares, after the first step; collective over the world.
+        """Compares; collective over the world. After the last step that is compared everything of it is gone.
 
         Errors:
             UsageError: the step is not that of the plain model; on all ranks.
         """
-        if self._over:
-            return
-        self._over = True
-        plain, self._plain = self._plain, None
-        if plain is not None:
-            try:
-                plain.run_backward(self._session.gradients_of_model)
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-                tell(f"verify_steps: gradients are not compared, for the plain backward failed: {why}")
-                plain.run.forget_gradients()
-        _lamina.compare_step(self._session, None if plain is None else plain.run)
+        self._undo.close()
+        plain, self._plain, self._outputs = self._plain, None, []
+        self._left -= 1
+        try:
+            with self._job.cut.unrouted():
+                if plain is not None:
+                    self._run_backward(plain)
+            _lamina.compare_step(self._session, None if plain is None else plain.run)
+        finally:
+            if self._left == 0:
+                self._end()
 
+    def _run_backward(self, plain: PlainModel) -> None:
+        plain.run.leave_out(self._beside)
+        try:
+            plain.run_backward(self._session.gradients_of_model)
+        except Exception as error:
+            self._tell_once(f"the plain backward failed: {type(error).__name__}: {error}", "gradients are not")
+            plain.run.forget_gradients()
+        plain.run.end()
 
-class _Plain:
-    """A microbatch of the model before it is cut: its tensors have stand-ins, which keep their values.
+    def _end(self) -> None:
+        self._job.step_check = None
+        _lamina.end_checks(self._session)
+        self._job.cut.forget_hooks()
 
-    Attributes:
-        run: the recording.
-    """
+    def _leave_out_of(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Parameters that these come from, other than by the model's call, have gradients that are not its."""
+        names = {id(parameter): name for name, parameter in self._job.cut.module().named_parameters()}
+        left = [each.grad_fn for each in tensors if isinstance(each, torch.Tensor) and each.grad_fn is not None]
+        seen = set(self._outputs)
+        while left:
+            node = left.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if (name := names.get(id(getattr(node, "variable", None)))) is not None:
+                self._beside.add(name)
+            left += [following for following, _ in node.next_functions if following is not None]
 
-    def __init__(self, tree: ModuleTree, call: Call):
-        self.run = _lamina.PlainRun(tree.names)
-        self._tree, self._call = tree, call
-        self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id, with whose it is
-        self._returned: list[torch.Tensor] = []
-
-    def run_forward(self, generator: torch.Tensor) -> None:
-        """Calls the model."""
-        with self._in_place():
-            args, kwargs = copied((self._call.args, self._call.kwargs), alias)
-            torch.set_rng_state(generator)
-            self._returned = pytree.tensors(self._call.of(self._tree.root, args, kwargs))
-
-    def run_backward(self, gradients: list[torch.Tensor | None]) -> None:
-        """Runs the backward, with gradients of what the model returned. It may call modules again."""
-        returned, self._returned = self._returned, []
-        pairs = zip(returned, gradients, strict=False)
-        reached = [(output, gradient) for output, gradient in pairs if gradient is not None and output.requires_grad]
-        if reached:
-            with self._in_place():
-                torch.autograd.backward(*map(list, zip(*reached, strict=True)))
-
-    @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        tree, call = self._tree, self._call
-        with undisturbed(tree.root, call) as reach, _values_kept(reach.tensors), call.surroundings():
-            put_stand_ins(tree.root, self._stand_in)
-            with _lamina.AsInBody(), _recorded(tree, self.run):
-                yield
-
-    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in self._stand_ins:
-            copy = tensor.detach().clone()  # the memory goes with the cut
-            is_parameter = isinstance(tensor, nn.Parameter)
-            self._stand_ins[id(tensor)] = (tensor, nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy)
-        return self._stand_ins[id(tensor)][1]
-
-
-@contextmanager
-def _values_kept(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Gives those of these tensors that are written their values back."""
-    strided = [each for each in tensors if each.layout is torch.strided]
-    here = [each for each in strided if not each.is_meta and not _lamina.is_released(each)]
-    kept = [(each, each.detach().clone()) for each in here]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in kept:
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
-
-
-@contextmanager
-def _recorded(tree: ModuleTree, plain: _lamina.PlainRun) -> Iterator[None]:
-    """Calls of modules of the tree are recorded, in the streams of random numbers that they have in a step."""
-
-    def begin(node: int, _remote: bool, given: tuple) -> _lamina.HookedCall:
-        return plain.begin(node, pytree.tensors(given))
-
-    filled = tree.filled()
-    streamed = itertools.compress(tree.modules, [number in filled.starting_stream for number in filled.ids])
-    hooked = {id(module): functools.partial(begin, node) for node, module in enumerate(tree.modules)}
-    with module_call.replaced(list(streamed), hooked):
-        yield
+    def _tell_once(self, why: str, what: str = "nothing is") -> None:
+        key = f"{what} {why}"
+        if key not in self._told:
+            self._told.add(key)
+            tell(f"verify_steps: {what} compared, for {why}")
 
 
 def begin(job: current.Job) -> None:
-    """Has the first step of a job compared, where its configuration says so."""
+    """Has the first steps of a job compared, where its configuration says so."""
     if not job.session.checks_step:
         return
-    if job.pipelined:
+    if job.session.can_check_step:
         job.step_check = StepCheck(job)
     elif job.session.rank == 0:
-        tell("verify_steps: the model is not cut over ranks, and nothing is compared")
+        tell("verify_steps: nothing is compared, for the layout takes no model apart, over partitions or shards")
 
 
 current.when_it_begins(begin)

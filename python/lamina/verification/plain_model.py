@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plain model of a job, for one microbatch: see [Note: step check] in lamina/session/step_check.h."""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.model.partitioned import named_tensors
+from lamina.modules.tree import ModuleTree
+from lamina.torch_patches import module_call, sequential
+from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
+from lamina.util import pytree
+from lamina.verification.values import Values
+
+
+class PlainModel:
+    """A microbatch of the model as if it were not cut: its tensors have stand-ins, which have their values.
+
+    Args:
+        session: of the job.
+        tree: the model's modules.
+        call: of the model.
+        values: of what is not here; None before anything is cut.
+
+    Attributes:
+        run: the recording.
+    """
+
+    def __init__(self, session: _lamina.Session, tree: ModuleTree, call: Call, values: Values | None):
+        self.run = _lamina.PlainRun(session, tree.names)
+        self._tree, self._call, self._values = tree, call, values
+        self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id, with whose it is
+        self._returned: list[torch.Tensor] = []
+
+    def run_forward(self, generator: torch.Tensor) -> None:
+        """Calls the model."""
+        named = named_tensors(self._tree.root)
+        given = {} if self._values is None else self._values.tensors
+        for name, tensor in named:
+            self._add(tensor, given.get(name, tensor))
+        trained = [(name, self._stand_in(tensor)) for name, tensor in named if isinstance(tensor, nn.Parameter)]
+        self.run.watch(trained)
+        with self._in_place():
+            args, kwargs = copied((self._call.args, self._call.kwargs), alias)
+            torch.set_rng_state(generator)
+            self._returned = pytree.tensors(self._call.of(self._tree.root, args, kwargs))
+
+    def run_backward(self, gradients: list[torch.Tensor | None]) -> None:
+        """Runs the backward, with gradients of what the model returned. It may call modules again."""
+        returned, self._returned = self._returned, []
+        pairs = zip(returned, gradients, strict=False)
+        reached = [(output, gradient) for output, gradient in pairs if gradient is not None and output.requires_grad]
+        if reached:
+            with self._in_place():
+                torch.autograd.backward(*map(list, zip(*reached, strict=True)))
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        tree, call = self._tree, self._call
+        with undisturbed(tree.root, call) as reach:
+            kept = [tensor for tensor in reach.tensors if id(tensor) not in self._stand_ins]
+            with _values_kept(kept), call.surroundings():
+                if self._values is not None:
+                    self._values.put_attributes(tree)
+                put_stand_ins(tree.root, self._stand_in)
+                with _lamina.AsInBody(), sequential.plainly(), _all_here(), _recorded(tree, self.run):
+                    yield
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self._stand_ins:
+            self._add(tensor, tensor)
+        return self._stand_ins[id(tensor)][1]
+
+    def _add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if value.is_meta or _lamina.is_released(value):
+            raise UsageError("a tensor of it has no value here")
+        copy = value.detach().to(tensor.device, copy=True)  # the memory goes with the cut
+        if isinstance(tensor, nn.Parameter):
+            copy = nn.Parameter(copy, tensor.requires_grad)
+            copy._backward_hooks = tensor._backward_hooks
+        self._stand_ins[id(tensor)] = tensor, copy
+
+
+@contextmanager
+def _all_here() -> Iterator[None]:
+    """Modules may do as on one rank, with stand-ins of theirs."""
+    model = current.job().partitioned_model
+    if model is None:
+        yield
+        return
+    model.is_called_plainly = True
+    try:
+        yield
+    finally:
+        model.is_called_plainly = False
+
+
+@contextmanager
+def _values_kept(tensors: list[torch.Tensor]) -> Iterator[None]:
+    """Gives those of these tensors that are written their values back."""
+    strided = [each for each in tensors if each.layout is torch.strided]
+    here = [each for each in strided if not each.is_meta and not _lamina.is_released(each)]
+    kept = [(each, each.detach().clone()) for each in here]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in kept:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+
+@contextmanager
+def _recorded(tree: ModuleTree, plain: _lamina.PlainRun) -> Iterator[None]:
+    """Calls of modules of the tree are recorded, in the streams of random numbers that they have in a step."""
+
+    def begin(node: int, _remote: bool, given: tuple) -> _lamina.HookedCall:
+        return plain.begin(node, pytree.tensors(given))
+
+    filled = tree.filled()
+    streamed = itertools.compress(tree.modules, [number in filled.starting_stream for number in filled.ids])
+    hooked = {id(module): functools.partial(begin, node) for node, module in enumerate(tree.modules)}
+    with module_call.replaced(list(streamed), hooked):
+        yield
