@@ -26,6 +26,7 @@ class Fault:
     shown: str  # in the first line
     layout: str = "pipeline"
     of_itself: bool = False  # both runs do the same, and the layout makes something else of it
+    in_job: str = ""  # what `verify_steps` says, where that is not the same
 
 
 OUTPUT = Fault(f"output of {LAYER} ")
@@ -46,7 +47,7 @@ FAULTS = {
     "skipped_module": OUTPUT,
     "second_microbatch": Fault(f"microbatch 1: output of {LAYER} "),
     "second_step": Fault(f"step 1, microbatch 0: output of {LAYER} "),
-    "other_microbatch": Fault(f"microbatch 1: output of {LAYER} "),
+    "other_microbatch": Fault(f"microbatch 1: output of {LAYER} ", in_job=f"step 1, microbatch 0: output of {LAYER} "),
     "rows_mixed": Fault(f"input of {LINEAR} "),
     "old_weight": Fault(f"step 1, microbatch 0: output of {LINEAR} "),
     "autocast": Fault(f"output of {LINEAR} "),
@@ -67,7 +68,9 @@ FAULTS = {
     "class_attribute": SHARED,
     # The backward goes another way.
     "doubled_gradient": Fault(f"gradient of the output of {DROPOUT} "),
-    "dropped_gradient": Fault(f"gradient of the output of layers.{AT - 1} "),
+    "dropped_gradient": Fault(
+        f"gradient of the output of layers.{AT - 1} ", in_job=f"gradient of the output of {DROPOUT} is missing"
+    ),
     "dropped_part": Fault(f"gradient of the output of {DROPOUT} "),
     "doubled_gradient_of_weight": Fault(f"gradient of {WEIGHT} "),
     "hook_on_weight": Fault(f"gradient of {WEIGHT} "),
@@ -92,4 +95,18 @@ FAULTS = {
     "shard_without_gradient": Fault(f"gradient of {WEIGHT} ", "sharded"),
     "sharded_output": Fault(f"output of {LAYER} ", "sharded"),
     "state_of_a_copy": Fault(f"optimizer's state of {WEIGHT} momentum_buffer ", "divided"),
+}
+# Names of faults of which `verify_steps` says nothing, by their nature.
+UNSEEN_IN_JOBS = {
+    # It compares the first microbatch.
+    *("second_microbatch",),
+    # It compares no buffers, which have no bearing on what is computed in training.
+    *("momentum_of_norm", "norm_twice", "order_of_norm", "stale_buffer"),
+    # They come after the backward.
+    *("doubled_gradient_of_weight", "kept_gradient", "exchanged_gradients", "skipped_parameter", "wrong_clip"),
+    *("missed_reduction", "sum_for_mean", "shard_without_gradient"),
+    *("rate", "weight_decay", "momentum_reset", "written_parameter", "written_norm"),
+    *("parted_copy", "wrong_shard", "state_of_a_copy"),
+    # The layout takes nothing apart.
+    *("same_rows", "output_of_a_copy"),
 }

@@ -94,8 +94,8 @@ class Spoiler:
                 mean.zero_()
 
 
-def run(fault, layout):
-    lamina.init(**LAYOUTS[layout], timeout_s=60)
+def run(fault, layout, **keys):
+    lamina.init(**LAYOUTS[layout], **keys, timeout_s=60)
     try:
         train(fault)
     finally:

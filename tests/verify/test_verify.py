@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from launch.launcher_harness import Launcher, require_success
 from soak import SOAK, some
-from verify import random_models, run_faults
+from verify import checked_faults, random_models, run_faults
 from verify.faults import FAULTS
 
 CHOSEN = some(FAULTS, 6, seed=4)
+CHOSEN_IN_JOBS = some(FAULTS, 5, seed=8)
 CASES = {layout: 60 for layout in random_models.LAYOUTS} if SOAK else {(2, 2): 5, (2, 1): 4}
 
 
@@ -24,6 +25,12 @@ def runner(launcher: Launcher):
 def test_planted_faults_are_found_where_they_are(launcher, tmp_path):
     run_faults.launch(tmp_path / "kept", CHOSEN, runner(launcher))
     assert run_faults.wrong_with(tmp_path / "kept", CHOSEN) == []
+
+
+@pytest.mark.timeout(0)
+def test_planted_faults_are_named_by_jobs_that_check_their_first_steps(launcher, tmp_path):
+    checked_faults.launch(tmp_path, CHOSEN_IN_JOBS, runner(launcher))
+    assert checked_faults.wrong_with(tmp_path, CHOSEN_IN_JOBS) == []
 
 
 @pytest.mark.timeout(0)

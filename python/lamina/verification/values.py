@@ -50,6 +50,8 @@ def of_first(session: _lamina.Session, root: nn.Module) -> Values:
 def of_owners(model: PartitionedModel) -> Values:
     """Values of all owners, on the rank that leads; nothing on others. Collective over the copy of the model and its
     sharding group."""
+    if model.session.group_size("shard") > 1:
+        model.session.largest("shard", 0)  # nobody is still writing to its shards, as a script may between steps
     own = {name: tensor for name, tensor in named_tensors(model.tree.root) if model.owns(name)}
     with shards.gathered_parameters([each for each in own.values() if isinstance(each, nn.Parameter)]):
         tensors = {name: _kept(model, each) for name, each in own.items()}
