@@ -11,7 +11,6 @@
 #include <span>
 
 #include "lamina/base/str.h"
-#include "lamina/sharding/same_order.h"
 #include "lamina/sharding/sums.h"
 #include "lamina/sharding/transfer.h"
 #include "lamina/value/away.h"
@@ -24,7 +23,7 @@ namespace {
 class CollectiveTransfer : public Transfer {
  public:
   CollectiveTransfer(const std::vector<Spec>& parameters, std::int64_t bucket_elements, collective::Group& group,
-                     base::Patience patience, std::unique_ptr<SameOrder> order)
+                     base::Patience patience, std::unique_ptr<collective::SameOrder> order)
       : bucket_elements_(bucket_elements),
         group_(group),
         patience_(std::move(patience)),
@@ -138,10 +137,11 @@ class CollectiveTransfer : public Transfer {
     if (order_) order_->note_end(begun.number);
   }
 
-  // See [Note: passes given up]. Nobody wants the results of these.
+  // See [Note: collectives given up]. Nobody wants the results of these.
   void begin_lacking() {
     if (!order_) return;
-    for (const auto& [what, parameters] : order_->lacking(patience_)) {
+    for (const auto& [what, numbers] : order_->lacking(patience_)) {
+      const std::vector<std::size_t> parameters(numbers.begin(), numbers.end());
       if (what == kGradients) {
         begin_sum(parameters, zeros_for(parameters), patience_);
       } else {
@@ -224,7 +224,7 @@ class CollectiveTransfer : public Transfer {
   collective::Group& group_;
   const base::Patience patience_;
   std::mutex mutex_;
-  const std::unique_ptr<SameOrder> order_;
+  const std::unique_ptr<collective::SameOrder> order_;
   Sums sums_;
   std::vector<State> own_;
   std::map<std::size_t, Begun> coming_;
@@ -235,9 +235,27 @@ class CollectiveTransfer : public Transfer {
 
 }  // namespace
 
+collective::SameOrder::Words words_of(std::vector<std::string> names) {
+  const auto in_words = [names = std::move(names)](const collective::SameOrder::Operation& operation) {
+    constexpr std::ptrdiff_t kMostNames = 3;
+    auto text = operation.what;
+    const auto count = std::ssize(operation.numbers);
+    for (std::ptrdiff_t i = 0; i < std::min(count, kMostNames); ++i) {
+      text += base::str(i == 0 ? " of " : ", ", names.at(static_cast<std::size_t>(operation.numbers[i])));
+    }
+    return count <= kMostNames ? text : base::str(text, " and ", count - kMostNames, " more");
+  };
+  const auto error = [](const std::string& difference) {
+    return base::DesyncError(
+        difference + ": ranks of a sharding group that share no memory call the same modules in the same order",
+        base::Code{"shard-order"});
+  };
+  return {"shards", in_words, error};
+}
+
 std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Spec>& parameters, std::int64_t bucket_elements,
                                                    collective::Group& group, const base::Patience& patience,
-                                                   std::unique_ptr<SameOrder> order) {
+                                                   std::unique_ptr<collective::SameOrder> order) {
   return std::make_unique<CollectiveTransfer>(parameters, bucket_elements, group, patience, std::move(order));
 }
 

@@ -19,7 +19,6 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/layout/place.h"
-#include "lamina/sharding/same_order.h"
 
 namespace lamina::sharding {
 namespace {
@@ -90,7 +89,8 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
     for (const auto& each : parameters_) names.push_back(each.name);
     transfer_ = make_collective_transfer(
         specs_of(parameters), limits.gradients, context_.group, patience_,
-        std::make_unique<SameOrder>(ranks.mailbox, context_.group.members(), context_.group.rank(), std::move(names)));
+        std::make_unique<collective::SameOrder>(ranks.mailbox, context_.group.members(), context_.group.rank(),
+                                                words_of(std::move(names))));
   }
   for (std::size_t i = 0; i < size(); ++i) by_shard_[shard(i).unsafeGetTensorImpl()] = i;
   values_ = std::make_shared<LiveValues>(parameters_, modules, limits.live, transfer_);

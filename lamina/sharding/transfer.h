@@ -11,12 +11,11 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/collective/group.h"
+#include "lamina/collective/same_order.h"
 #include "lamina/layout/region.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::sharding {
-
-class SameOrder;
 
 // [Note: shards] The members of a sharding group share out the elements of a parameter: flattened, each has a
 // layout::Share of them, padded with zeros. For a computation the whole value comes,
@@ -67,7 +66,10 @@ class Transfer {
 // gradients travel at a time, at most.
 std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Spec>& parameters, std::int64_t bucket_elements,
                                                    collective::Group& group, const base::Patience& patience,
-                                                   std::unique_ptr<SameOrder> order);
+                                                   std::unique_ptr<collective::SameOrder> order);
+
+// Words for what members of a sharding group begin, of parameters with these names.
+collective::SameOrder::Words words_of(std::vector<std::string> names);
 
 // Over memory that the members have in common; nullptr where the group has none, on all members. Collective.
 // `gradients_at_once`: how many elements of this member's gradients may lie there, but always one parameter's.

@@ -11,7 +11,6 @@
 #include <random>
 
 #include "lamina/base/error.h"
-#include "lamina/sharding/same_order.h"
 #include "tests/message_of.h"
 #include "tests/sharding/members.h"
 
@@ -222,6 +221,12 @@ TEST(SharedTransfer, AMemberThatStopsAfterItsLastGradientIsNamed) {
     }
     group.barrier({"waiting", {30s}})->wait();
   });
+}
+
+TEST(CollectiveTransfer, NamesFewOfManyParameters) {
+  const auto words = words_of({"a", "b", "c", "d", "e"});
+  EXPECT_EQ(words.in_words({"values", {1}}), "values of b");
+  EXPECT_EQ(words.in_words({"gradients", {0, 1, 2, 3, 4}}), "gradients of a, b, c and 2 more");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/sharding/same_order.h"
+#include "lamina/collective/same_order.h"
 
 #include <algorithm>
 #include <sstream>
@@ -7,10 +7,8 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
-namespace lamina::sharding {
+namespace lamina::collective {
 namespace {
-
-constexpr std::ptrdiff_t kMostNames = 3;  // in a message
 
 base::Rank neighbour(const std::vector<base::Rank>& members, int member, int step) {
   const auto size = static_cast<int>(members.size());
@@ -19,26 +17,25 @@ base::Rank neighbour(const std::vector<base::Rank>& members, int member, int ste
 
 }  // namespace
 
-SameOrder::SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> members, int member,
-                     std::vector<std::string> names)
+SameOrder::SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> members, int member, Words words)
     : mailbox_(mailbox),
       self_(neighbour(members, member, 0)),
       next_(neighbour(members, member, 1)),
       previous_(neighbour(members, member, -1)),
       others_(members),
-      names_(std::move(names)),
-      channel_(messaging::group_channel("shards", members)),
-      farewells_(messaging::group_channel("shards given up", members)) {
+      words_(std::move(words)),
+      channel_(messaging::group_channel(words_.who.c_str(), members)),
+      farewells_(messaging::group_channel((words_.who + " given up").c_str(), members)) {
   std::erase(others_, self_);
 }
 
 std::int64_t SameOrder::begin(const Operation& operation) {
   auto word = operation.what;
-  for (const auto parameter : operation.parameters) word += base::str(" ", parameter);
-  mailbox_.send(next_, channel_, word);
-  unchecked_.push_back(word);
+  for (const auto number : operation.numbers) word += base::str(" ", number);
+  mailbox_.send(next_, channel_, value::Tuple{{caught_up_, ++begun_, word}});
+  if (begun_ > level_) unchecked_.push_back(word);
   not_ended_.push_back(std::move(word));
-  return ++begun_;
+  return begun_;
 }
 
 void SameOrder::check(std::int64_t number, const base::Patience& patience) {
@@ -48,23 +45,34 @@ void SameOrder::check(std::int64_t number, const base::Patience& patience) {
     require_all_begin(number);
   };
   while (checked_ < number) {
-    const auto other = mailbox_.receive(previous_, channel_, watched).as<std::string>();
+    const auto heard = mailbox_.receive(previous_, channel_, watched);
+    const auto& items = heard.as<value::Tuple>().items;
+    if (items.at(0).as<std::int64_t>() < caught_up_ || items.at(1).as<std::int64_t>() <= level_) continue;
+    const auto other = items.at(2).as<std::string>();
     const auto own = std::move(unchecked_.front());
     unchecked_.pop_front();
     ++checked_;
     if (other == own) continue;
-    throw base::DesyncError(
-        base::str("rank ", self_, " wants the ", in_words(own), ", rank ", previous_, " the ", in_words(other),
-                  ": ranks of a sharding group that share no memory call the same modules in the same order"),
-        base::Code{"shard-order"});
+    throw words_.error(base::str("rank ", self_, " wants the ", words_.in_words(to_operation(own)), ", rank ",
+                                 previous_, " the ", words_.in_words(to_operation(other))));
   }
+}
+
+void SameOrder::take_back() {
+  if (checked_ == begun_) {
+    --checked_;
+  } else {
+    unchecked_.pop_back();
+  }
+  --begun_;
+  not_ended_.pop_back();
 }
 
 void SameOrder::note_end(std::int64_t number) {
   while (begun_ - std::ssize(not_ended_) < number) not_ended_.pop_front();
 }
 
-// Passes that are given up.
+// Collectives that are given up.
 
 void SameOrder::give_up(const value::Failure& failure) {
   value::List words;
@@ -102,6 +110,8 @@ std::vector<SameOrder::Operation> SameOrder::lacking(const base::Patience& patie
     if (farthest == nullptr || farewells.front().begun > farthest->begun) farthest = &farewells.front();
   }
   caught_up_ = given_up_;
+  level_ = checked_ = std::max(begun_, farthest->begun);
+  unchecked_.clear();
   const auto count = std::max(farthest->begun - begun_, std::int64_t{0});
   const auto& known = farthest->not_ended;
   base::internal_check(count <= std::ssize(known), "a collective that this member never began has ended");
@@ -128,18 +138,8 @@ SameOrder::Operation SameOrder::to_operation(const std::string& word) {
   std::istringstream in(word);
   Operation operation;
   in >> operation.what;
-  for (std::size_t parameter = 0; in >> parameter;) operation.parameters.push_back(parameter);
+  for (std::int64_t number = 0; in >> number;) operation.numbers.push_back(number);
   return operation;
 }
 
-std::string SameOrder::in_words(const std::string& word) const {
-  const auto operation = to_operation(word);
-  auto text = operation.what;
-  const auto count = std::ssize(operation.parameters);
-  for (std::ptrdiff_t i = 0; i < std::min(count, kMostNames); ++i) {
-    text += base::str(i == 0 ? " of " : ", ", names_.at(operation.parameters[i]));
-  }
-  return count <= kMostNames ? text : base::str(text, " and ", count - kMostNames, " more");
-}
-
-}  // namespace lamina::sharding
+}  // namespace lamina::collective

@@ -3,45 +3,54 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "lamina/base/error.h"
 #include "lamina/base/wait.h"
 #include "lamina/messaging/mailbox.h"
 #include "lamina/value/failure.h"
 
-namespace lamina::sharding {
+namespace lamina::collective {
 
 // Backends that compare nothing mix up values of one size, and wait for ever for those of another, where members begin
 // different collectives. So each member says to the next one what it begins, and sees what the one before it did
 // before it waits.
 //
-// [Note: passes given up] All replicas give a failed pass up, once each, but not after the same collective. No backend
-// ends a collective that one member has begun unless all others begin it, too. So each one that gives up says to all
-// others how many collectives it has begun, and which of them it has not seen end. Who waits for one that another will
-// not begin stops, with that one's error; the collective stays under way. Before a member begins anything else it hears
-// what all others have begun, and begins what it lacks, for their sake: from then on all are equally far, and those
-// that stayed under way end.
+// [Note: collectives given up] All members give a failed pass up, once each, but not after the same collective. No
+// backend ends a collective that one member has begun unless all others begin it, too. So each one that gives up says
+// to all others how many collectives it has begun, and which of them it has not seen end. Who waits for one that
+// another will not begin stops, with that one's error; the collective stays under way. Before a member begins anything
+// else it hears what all others have begun, and begins what it lacks, for their sake: from then on all are equally far,
+// and those that stayed under way end. Nothing up to there is compared any more.
 //
 // Used by one thread at a time.
 class SameOrder {
  public:
-  // A collective about these parameters; `what` is a word such as "values".
+  // A collective: a word such as "values", and numbers such as those of parameters, by which a member can begin it.
   struct Operation {
     std::string what;
-    std::vector<std::size_t> parameters;
+    std::vector<std::int64_t> numbers;
+  };
+  struct Words {
+    std::string who;                                        // the members, in the name of a channel: "shards"
+    std::function<std::string(const Operation&)> in_words;  // "values of h.0.weight"
+    std::function<base::DesyncError(const std::string& difference)> error;  // "rank 0 wants the ..., rank 1 the ..."
   };
 
-  // `names`: of the parameters. `mailbox` outlives it.
-  SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> members, int member, std::vector<std::string> names);
+  // `mailbox` outlives it.
+  SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> members, int member, Words words);
 
   // This member begins a collective. Returns its number.
   std::int64_t begin(const Operation& operation);
   // Waits until the member before has begun that many. Throws base::DesyncError where they are not what this one has
   // begun, what require_all_begin() throws, and what Mailbox::receive() throws.
   void check(std::int64_t number, const base::Patience& patience);
+  // This member does not begin the last one after all, for which check() has thrown.
+  void take_back();
   // Throws value::RemoteFailure where another member has given up before it began that many.
   void require_all_begin(std::int64_t number);
   // The collective has ended: all members have begun so many.
@@ -64,18 +73,18 @@ class SameOrder {
   static Operation to_operation(const std::string& word);
   static Farewell to_farewell(const value::Value& value);
 
-  std::string in_words(const std::string& word) const;
   void listen();
 
   messaging::Mailbox& mailbox_;
   const base::Rank self_, next_, previous_;
   std::vector<base::Rank> others_;
-  const std::vector<std::string> names_;
+  const Words words_;
   const std::string channel_, farewells_;
   std::deque<std::string> unchecked_, not_ended_;  // words of collectives that this member has begun
   std::int64_t begun_ = 0, checked_ = 0;
+  std::int64_t level_ = 0;                     // how many all had begun when they last began what they lacked
   std::int64_t given_up_ = 0, caught_up_ = 0;  // times
   std::map<base::Rank, std::deque<Farewell>> heard_;
 };
 
-}  // namespace lamina::sharding
+}  // namespace lamina::collective
