@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/tensor_parallel/team.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::tensor_parallel {
+namespace {
+
+using Operation = collective::SameOrder::Operation;
+using Sizes = std::vector<std::int64_t>;
+
+constexpr auto kAllReduce = "all-reduce", kAllGather = "all-gather", kReduceScatter = "reduce-scatter",
+               kAllToAll = "all-to-all";
+
+std::int64_t most(const Sizes& sizes) { return std::ranges::max(sizes); }
+std::int64_t total(const Sizes& sizes) { return std::reduce(sizes.begin(), sizes.end(), std::int64_t{0}); }
+std::int64_t before(const Sizes& sizes, int member) {
+  return std::reduce(sizes.begin(), sizes.begin() + member, std::int64_t{0});
+}
+
+std::int64_t numel(const Sizes& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+at::Tensor narrowed(const at::Tensor& whole, const Cut& cut, int member) {
+  return whole.narrow(cut.dim, before(cut.sizes, member), cut.sizes.at(static_cast<std::size_t>(member)));
+}
+
+// A part in memory for the largest one.
+at::Tensor padded(const at::Tensor& part, const Cut& cut) {
+  const auto lacks = most(cut.sizes) - part.size(cut.dim);
+  if (lacks == 0) return part.contiguous();
+  auto shape = part.sizes().vec();
+  shape[static_cast<std::size_t>(cut.dim)] = lacks;
+  return at::cat({part, at::zeros(shape, part.options())}, cut.dim);
+}
+
+// How many elements each member gets of this member's part of `to`, and so gives in the other direction.
+Sizes counts(const Sizes& shape, const Cut& from, const Cut& to, int member) {
+  const auto rows =
+      numel(shape) / std::max<std::int64_t>(total(from.sizes), 1) / std::max<std::int64_t>(total(to.sizes), 1);
+  Sizes result;
+  for (const auto size : from.sizes) result.push_back(rows * size * to.sizes.at(static_cast<std::size_t>(member)));
+  return result;
+}
+
+base::DesyncError differ(const std::string& difference) {
+  return base::DesyncError(difference +
+                               ": ranks of a TP_GROUP compute the same modules on tensors of the same shapes: give all "
+                               "of them the same batch, and let no branch depend on the rank",
+                           base::Code{"tp-order"});
+}
+
+thread_local bool alone_here = false;
+
+}  // namespace
+
+Team::Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience)
+    : group_(group),
+      patience_(std::move(patience)),
+      order_(mailbox, group.members(), group.rank(),
+             {"slices", [this](const Operation& operation) { return in_words(operation); }, &differ}) {}
+
+Cut Team::checked(const Cut& cut, at::IntArrayRef given, bool is_part) const {
+  const auto dims = std::ssize(given);
+  Cut result{cut.dim < 0 ? cut.dim + dims : cut.dim, cut.sizes};
+  if (result.dim < 0 || result.dim >= dims) {
+    throw base::UsageError(base::str("a tensor of shape ", given, " has no dimension ", cut.dim));
+  }
+  const auto extent = given[static_cast<std::size_t>(result.dim)];
+  if (result.sizes.empty()) {
+    if (!is_part && extent % size() != 0) {
+      throw base::UsageError(base::str("dimension ", result.dim, " of a tensor of shape ", given,
+                                       " cannot be cut into ", size(), " equal parts: give the size of each"));
+    }
+    result.sizes.assign(static_cast<std::size_t>(size()), is_part ? extent : extent / size());
+  }
+  const bool fits = std::ssize(result.sizes) == size() && std::ranges::min(result.sizes) >= 0 &&
+                    extent == (is_part ? result.sizes[static_cast<std::size_t>(rank())] : total(result.sizes));
+  if (!fits) {
+    throw base::UsageError(base::str("dimension ", result.dim, " of a tensor of shape ", given, " is ",
+                                     is_part ? "member " : "not ", is_part ? base::str(rank(), "'s part") : "cut",
+                                     " of ", at::IntArrayRef(result.sizes), ", for a team of ", size()));
+  }
+  return result;
+}
+
+at::Tensor Team::all_reduce(const at::Tensor& given) {
+  if (Alone::here()) return given.clone(at::MemoryFormat::Contiguous);
+  return run(meaning(kAllReduce, given, {}, {}), given.clone(at::MemoryFormat::Contiguous)).view(given.sizes());
+}
+
+at::Tensor Team::all_gather(const at::Tensor& part, const Cut& wanted) {
+  const auto cut = checked(wanted, part.sizes(), /*is_part=*/true);
+  if (Alone::here()) {
+    std::vector<at::Tensor> parts;
+    for (const auto size : cut.sizes) parts.push_back(padded(part, cut).narrow(cut.dim, 0, size));
+    return at::cat(parts, cut.dim);
+  }
+  const auto sent = padded(part, cut);
+  const auto all = run(meaning(kAllGather, part, {cut}, {true}), sent);
+  std::vector<at::Tensor> parts;
+  for (int member = 0; member < size(); ++member) {
+    const auto of_member = all.narrow(0, member * sent.numel(), sent.numel()).view(sent.sizes());
+    parts.push_back(of_member.narrow(cut.dim, 0, cut.sizes[static_cast<std::size_t>(member)]));
+  }
+  return at::cat(parts, cut.dim);
+}
+
+at::Tensor Team::reduce_scatter(const at::Tensor& given, const Cut& wanted) {
+  const auto cut = checked(wanted, given.sizes(), /*is_part=*/false);
+  if (Alone::here()) return scatter(given, cut);
+  std::vector<at::Tensor> parts;
+  for (int member = 0; member < size(); ++member) parts.push_back(padded(narrowed(given, cut, member), cut));
+  auto shape = parts.front().sizes().vec();
+  const auto sum = run(meaning(kReduceScatter, given, {cut}, {false}), at::stack(parts)).view(shape);
+  return sum.narrow(cut.dim, 0, cut.sizes[static_cast<std::size_t>(rank())]).contiguous();
+}
+
+at::Tensor Team::scatter(const at::Tensor& whole, const Cut& wanted) const {
+  const auto cut = checked(wanted, whole.sizes(), /*is_part=*/false);
+  return narrowed(whole, cut, rank()).clone(at::MemoryFormat::Contiguous);
+}
+
+at::Tensor Team::all_to_all(const at::Tensor& given, const Cut& wanted_from, const Cut& wanted_to) {
+  const auto from = checked(wanted_from, given.sizes(), /*is_part=*/false);
+  const auto to = checked(wanted_to, given.sizes(), /*is_part=*/true);
+  if (from.dim == to.dim) {
+    throw base::UsageError(base::str("an exchange of parts along dimension ", from.dim, " alone"));
+  }
+  if (Alone::here()) {
+    std::vector<at::Tensor> parts;
+    for (const auto size : to.sizes) parts.push_back(padded(scatter(given, from), to).narrow(to.dim, 0, size));
+    return at::cat(parts, to.dim);
+  }
+  std::vector<at::Tensor> sent;
+  for (int member = 0; member < size(); ++member) sent.push_back(narrowed(given, from, member).reshape({-1}));
+  const auto received = run(meaning(kAllToAll, given, {from, to}, {false, true}), at::cat(sent));
+  auto shape = given.sizes().vec();
+  shape[static_cast<std::size_t>(from.dim)] = from.sizes[static_cast<std::size_t>(rank())];
+  std::vector<at::Tensor> parts;
+  std::int64_t at = 0;
+  for (const auto size : to.sizes) {
+    shape[static_cast<std::size_t>(to.dim)] = size;
+    parts.push_back(received.narrow(0, at, numel(shape)).view(shape));
+    at += numel(shape);
+  }
+  return at::cat(parts, to.dim);
+}
+
+void Team::give_up(const value::Failure& failure) {
+  const std::lock_guard lock(mutex_);
+  order_.give_up(failure);
+}
+
+// Operations as members compare them.
+
+Team::Meaning Team::meaning(const char* what, const at::Tensor& given, std::vector<Cut> cuts,
+                            std::vector<bool> in_parts) const {
+  Meaning meaning{what, given.scalar_type(), given.device().type(), std::move(cuts), given.sizes().vec()};
+  for (std::size_t i = 0; i < meaning.cuts.size(); ++i) {
+    if (in_parts[i]) meaning.shape[static_cast<std::size_t>(meaning.cuts[i].dim)] = total(meaning.cuts[i].sizes);
+  }
+  return meaning;
+}
+
+Operation Team::to_operation(const Meaning& meaning) {
+  Operation operation{
+      meaning.what,
+      {static_cast<std::int64_t>(meaning.dtype), static_cast<std::int64_t>(meaning.device), std::ssize(meaning.cuts)}};
+  auto& numbers = operation.numbers;
+  for (const auto& cut : meaning.cuts) {
+    numbers.push_back(cut.dim);
+    numbers.insert(numbers.end(), cut.sizes.begin(), cut.sizes.end());
+  }
+  numbers.insert(numbers.end(), meaning.shape.begin(), meaning.shape.end());
+  return operation;
+}
+
+Team::Meaning Team::to_meaning(const Operation& operation) const {
+  const auto& numbers = operation.numbers;
+  std::size_t at = 0;
+  const auto next = [&] { return numbers.at(at++); };
+  Meaning meaning{operation.what, static_cast<at::ScalarType>(next()), static_cast<at::DeviceType>(next()), {}, {}};
+  for (auto cuts = next(); cuts > 0; --cuts) {
+    auto& cut = meaning.cuts.emplace_back(Cut{next(), {}});
+    for (int member = 0; member < size(); ++member) cut.sizes.push_back(next());
+  }
+  while (at < numbers.size()) meaning.shape.push_back(next());
+  return meaning;
+}
+
+std::string Team::in_words(const Operation& operation) const {
+  const auto meaning = to_meaning(operation);
+  auto text = base::str(meaning.what, " of a ", c10::toString(meaning.dtype), " tensor of shape ",
+                        at::IntArrayRef(meaning.shape));
+  for (const auto& cut : meaning.cuts) {
+    text += base::str(", dimension ", cut.dim, " in parts of ", at::IntArrayRef(cut.sizes));
+  }
+  return text;
+}
+
+// `given` lies in memory as the collective takes it, or is not defined: zeros then, whose result nobody wants.
+Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::Tensor& given) {
+  const auto options = at::TensorOptions(meaning.dtype).device(meaning.device);
+  collective::Terms terms{"computing with slices", patience_, /*outlives_wait=*/true, base::str(" ", number)};
+  terms.patience.check_interrupt = [this, number, interrupt = patience_.check_interrupt] {
+    if (interrupt) interrupt();
+    order_.require_all_begin(number);
+  };
+  Begun begun;
+  const auto whole = numel(meaning.shape);
+  const auto given_or_zeros = [&](std::int64_t count) {
+    return given.defined() ? given.reshape({-1}) : at::zeros({count}, options);
+  };
+  if (meaning.what == kAllReduce) {
+    begun.result = given_or_zeros(whole);
+    begun.work = group_.all_reduce(begun.result, collective::Reduction::kSum, std::move(terms));
+    return begun;
+  }
+  if (meaning.what == kAllToAll) {
+    const auto& [from, to] = std::tie(meaning.cuts.at(0), meaning.cuts.at(1));
+    const auto sent = counts(meaning.shape, from, to, rank()), received = counts(meaning.shape, to, from, rank());
+    begun.result = at::empty({total(received)}, options);
+    begun.work = group_.all_to_all(begun.result, given_or_zeros(total(sent)), std::move(terms), {received, sent});
+    return begun;
+  }
+  const auto& cut = meaning.cuts.at(0);
+  const auto largest = total(cut.sizes) == 0 ? 0 : whole / total(cut.sizes) * most(cut.sizes);
+  const bool gathers = meaning.what == kAllGather;
+  begun.result = at::empty({gathers ? largest * size() : largest}, options);
+  begun.work = gathers ? group_.all_gather(begun.result, given_or_zeros(largest), std::move(terms))
+                       : group_.reduce_scatter(begun.result, given_or_zeros(largest * size()),
+                                               collective::Reduction::kSum, std::move(terms));
+  return begun;
+}
+
+// Members compare what they begin before they begin it: one that differs leaves nothing under way.
+at::Tensor Team::run(const Meaning& meaning, at::Tensor given) {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_grad;
+  for (const auto& lacking : order_.lacking(patience_)) start(order_.begin(lacking), to_meaning(lacking), {});
+  const auto number = order_.begin(to_operation(meaning));
+  try {
+    order_.check(number, patience_);
+  } catch (...) {
+    order_.take_back();
+    throw;
+  }
+  auto begun = start(number, meaning, given);
+  begun.work->wait();
+  order_.note_end(number);
+  return std::move(begun.result);
+}
+
+// Teams by name.
+
+namespace {
+
+struct Teams {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<Team>> by_name;
+};
+
+// Operators of a compiled graph know a name alone.
+Teams& teams() {
+  static Teams all;
+  return all;
+}
+
+}  // namespace
+
+void note_team(const std::string& name, std::shared_ptr<Team> team) {
+  const std::lock_guard lock(teams().mutex);
+  teams().by_name[name] = std::move(team);
+}
+
+void forget_team(const std::string& name) {
+  const std::lock_guard lock(teams().mutex);
+  teams().by_name.erase(name);
+}
+
+std::shared_ptr<Team> find_team(const std::string& name) {
+  const std::lock_guard lock(teams().mutex);
+  const auto found = teams().by_name.find(name);
+  if (found == teams().by_name.end()) {
+    throw base::UsageError(base::str("no job of this process has a team of ranks ", name,
+                                     ": lamina.init() makes it, and lamina.shutdown() ends it"));
+  }
+  return found->second;
+}
+
+Alone::Alone() : before_(alone_here) { alone_here = true; }
+Alone::~Alone() { alone_here = before_; }
+bool Alone::here() { return alone_here; }
+
+}  // namespace lamina::tensor_parallel
