@@ -101,7 +101,7 @@ def train_with_penalty(model, x, target):
     return loss
 
 
-def run(fault="none", at=0, steps=2, recompute=False, step=train, change=None, zero=True, **keys):
+def run(fault="none", at=0, steps=2, recompute=False, step=train, change=None, zero=True, ends_there=False, **keys):
     """Trains, with layer 2 on the second rank, which has the fault from step `at` on; returns losses and the state."""
     lamina.init(**{key: value for key, value in (BY_HAND | keys).items() if value is not None})
     torch.manual_seed(0)
@@ -111,6 +111,7 @@ def run(fault="none", at=0, steps=2, recompute=False, step=train, change=None, z
     if lamina.pp_size() == 2:
         for layer in model.layers[1:3]:
             lamina.set_partition(layer, 1)
+        lamina.set_partition(model.head, int(ends_there))
     model = lamina.DistributedModel(model)
     optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     batch = torch.Generator().manual_seed(1 + lamina.dp_rank())
@@ -186,6 +187,11 @@ def case_gradients_that_come_from_elsewhere_too_are_no_difference():
             layer.linear.weight.register_hook(lambda gradient: 0.5 * gradient)
 
     ended(step=train_with_penalty, change=change, zero=False, verify_steps=2, recompute=True)
+
+
+def case_a_result_that_another_rank_made_has_its_gradient():
+    ended(ends_there=True, verify_steps=2)
+    refused("gradient of layers.2.linear.weight on rank 1", "of a weight", ends_there=True, verify_steps=1)
 
 
 def case_after_the_steps_that_are_compared_nothing_is_left_of_it():

@@ -52,10 +52,10 @@ class PlainModel:
             torch.set_rng_state(generator)
             self._returned = pytree.tensors(self._call.of(self._tree.root, args, kwargs))
 
-    def run_backward(self, gradients: list[torch.Tensor | None]) -> None:
+    def run_backward(self, gradients: dict[int, torch.Tensor]) -> None:
         """Runs the backward, with gradients of what the model returned. It may call modules again."""
         returned, self._returned = self._returned, []
-        pairs = zip(returned, gradients, strict=False)
+        pairs = [(output, gradients.get(number)) for number, output in enumerate(returned)]
         reached = [(output, gradient) for output, gradient in pairs if gradient is not None and output.requires_grad]
         if reached:
             with self._in_place():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first steps of a job, compared with the plain model: see [Note: step check] in lamina/session/step_check.h."""
 
+import functools
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -21,6 +22,8 @@ from lamina.verification import values
 from lamina.verification.plain_model import PlainModel
 from lamina.verification.values import Values
 
+Edge = tuple[Any, int]  # a node of a graph, and the number of what it made
+
 
 class StepCheck:
     """Has the ranks that lead run the first microbatch of each of the first steps plainly, and all ranks compare theirs
@@ -34,14 +37,19 @@ class StepCheck:
         self.microbatch = 0
         self._job, self._session = job, job.session
         self._left = job.session.config.verify_steps
-        self._plain: PlainModel | None = None
-        self._values: Values | None = None
-        self._outputs: list[Any] = []  # where the graph of the model's call ends
-        self._beside: set[str] = set()  # parameters that the step uses outside of that
+        self._forget()
         self._told: set[str] = set()
         self._has_room: bool | None = None  # not known yet
         self._undo = ExitStack()
         job.on_end.callback(self._undo.close)
+
+    def _forget(self) -> None:
+        self._plain: PlainModel | None = None
+        self._values: Values | None = None
+        self._outputs: dict[int, Edge] = {}  # what the model's call returned, by its number, in the graph
+        self._reached: set[Edge] = set()  # of these, those that backwards of the step reach first
+        self._gradients: dict[int, torch.Tensor] = {}  # that came there
+        self._beside: set[str] = set()  # parameters that the step uses outside of the call
 
     def look_for_room(self, root: nn.Module) -> None:
         """Before a step: gives up where the whole model has no room on some rank that leads. Collective over the world
@@ -59,7 +67,7 @@ class StepCheck:
         """A step begins: the ranks that lead get values for the plain model, which is not cut yet where there is no
         `model`. Collective over the world in the step that cuts it, then over the copy and its sharding group."""
         self._undo.close()  # of a step that has failed
-        self._plain, self._values, self._outputs, self._beside = None, None, [], set()
+        self._forget()
         if model is not None:
             self._values = values.of_owners(model)
         elif self._session.group_size("replicas") > 1 and not any(map(is_delayed, root.parameters())):
@@ -97,13 +105,18 @@ class StepCheck:
 
     def see_outputs(self, output: Any) -> None:
         """Takes what the call returned to the body that `run_plainly` had a call of."""
-        self._outputs = [each.grad_fn for each in pytree.tensors(output) if each.grad_fn is not None]
+        for number, tensor in enumerate(pytree.tensors(output)):
+            if tensor.grad_fn is not None and _edge(tensor) not in self._outputs.values():
+                self._outputs[number] = _edge(tensor)
+                tensor.register_hook(functools.partial(self._see_gradient, self._gradients, number))
+            elif tensor.requires_grad:  # a parameter, which may get more than what comes by the call
+                self._beside |= {name for name, each in self._named() if each is tensor}
 
     def see_backward(self, tensors: Iterable[torch.Tensor]) -> None:
         """A body begins a backward of these."""
         microbatch = _lamina.microbatch()
         if self._outputs and (self.microbatch if microbatch < 0 else microbatch) == 0:
-            self._leave_out_of(tensors)
+            self._reached |= self._leave_out_of(tensors)
 
     def end_step(self) -> None:
         """Compares; collective over the world. After the last step that is compared everything of it is gone.
@@ -112,7 +125,7 @@ class StepCheck:
             UsageError: the step is not that of the plain model; on all ranks.
         """
         self._undo.close()
-        plain, self._plain, self._outputs = self._plain, None, []
+        plain, self._plain = self._plain, None
         self._left -= 1
         try:
             with self._job.cut.unrouted():
@@ -120,13 +133,19 @@ class StepCheck:
                     self._run_backward(plain)
             _lamina.compare_step(self._session, None if plain is None else plain.run)
         finally:
+            self._forget()
             if self._left == 0:
                 self._end()
 
     def _run_backward(self, plain: PlainModel) -> None:
         plain.run.leave_out(self._beside)
         try:
-            plain.run_backward(self._session.gradients_of_model)
+            gradients = self._gradients_of_model()
+            if gradients is None:
+                self._tell_once("the step uses a result, and what the model made of it", "gradients are not")
+                plain.run.forget_gradients()
+            else:
+                plain.run_backward(gradients)
         except Exception as error:
             self._tell_once(f"the plain backward failed: {type(error).__name__}: {error}", "gradients are not")
             plain.run.forget_gradients()
@@ -137,25 +156,65 @@ class StepCheck:
         _lamina.end_checks(self._session)
         self._job.cut.forget_hooks()
 
-    def _leave_out_of(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Parameters that these come from, other than by the model's call, have gradients that are not its."""
-        names = {id(parameter): name for name, parameter in self._job.cut.module().named_parameters()}
-        left = [each.grad_fn for each in tensors if isinstance(each, torch.Tensor) and each.grad_fn is not None]
-        seen = set(self._outputs)
-        while left:
-            node = left.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if (name := names.get(id(getattr(node, "variable", None)))) is not None:
-                self._beside.add(name)
-            left += [following for following, _ in node.next_functions if following is not None]
+    def _gradients_of_model(self) -> dict[int, torch.Tensor] | None:
+        """Gradients that the step gives what the model returned, by its number; None where they are not known apart
+        from those that come of the model's own use of it. The engine knows them where the model's call made it."""
+        kept = self._session.gradients_of_model
+        known = {number: each for number, each in enumerate(kept) if each is not None}
+        handed_on = {
+            number: edge
+            for number, edge in self._outputs.items()
+            if number not in known and edge in self._reached and number in self._gradients
+        }
+        for edge in handed_on.values():
+            if _ends_of(self._reached - {edge}, {edge})[0]:
+                return None
+        return known | {number: self._gradients[number] for number in handed_on}
+
+    def _leave_out_of(self, tensors: Iterable[torch.Tensor]) -> set[Edge]:
+        """Parameters that these come from, other than by the model's call, have gradients that are not its. Returns
+        where they come from that."""
+        names = {id(parameter): name for name, parameter in self._named()}
+        given = [_edge(each) for each in tensors if isinstance(each, torch.Tensor) and each.grad_fn is not None]
+        ends, leaves = _ends_of(given, set(self._outputs.values()))
+        self._beside |= {names[id(leaf)] for leaf in leaves if id(leaf) in names}
+        return ends
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self._job.cut.module().named_parameters())
+
+    @staticmethod
+    def _see_gradient(gradients: dict[int, torch.Tensor], number: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            before = gradients.get(number)
+            gradients[number] = gradient.detach() if before is None else before + gradient.detach()
 
     def _tell_once(self, why: str, what: str = "nothing is") -> None:
         key = f"{what} {why}"
         if key not in self._told:
             self._told.add(key)
             tell(f"verify_steps: {what} compared, for {why}")
+
+
+def _edge(tensor: torch.Tensor) -> Edge:
+    return tensor.grad_fn, tensor.output_nr
+
+
+def _ends_of(edges: Iterable[Edge], ends: set[Edge]) -> tuple[set[Edge], list[torch.Tensor]]:
+    """Returns those of `ends` that a graph from these edges reaches, and its leaves. It goes no further there."""
+    left, seen, found, leaves = list(edges), set(), set(), []
+    while left:
+        edge = left.pop()
+        if edge in ends:
+            found.add(edge)
+            continue
+        node, _ = edge
+        if node not in seen:
+            seen.add(node)
+            if (leaf := getattr(node, "variable", None)) is not None:
+                leaves.append(leaf)
+            left += [following for following in node.next_functions if following[0] is not None]
+    return found, leaves
 
 
 def begin(job: current.Job) -> None:
