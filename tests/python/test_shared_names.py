@@ -232,15 +232,17 @@ ONE = TWO = GRAPH[0]
 
 
 class ReadsTheGraph(nn.Module):
-    def __init__(self):
+    def __init__(self, held=None):
         super().__init__()
-        self.linear = nn.Linear(8, 8)
+        self.linear, self.held = nn.Linear(8, 8), held
 
     def forward(self, x):
-        return self.linear(x) * (len(ONE.children) == len(TWO.root.children))
+        one, two = (ONE, TWO) if self.held is None else (self.held, self.held.children[0])
+        return self.linear(x) * (len(one.children) == len(two.root.children))
 
 
-def test_objects_that_lead_to_each_other_are_looked_at_once_each(monkeypatch):
+@pytest.mark.parametrize("way", ["names", "attributes"])
+def test_objects_that_lead_to_each_other_are_looked_at_once_each(monkeypatch, way):
     looked = []
     items_of = contents._items
     monkeypatch.setattr(contents, "_items", lambda value: (looked.append(type(value)), items_of(value))[1])
@@ -250,7 +252,8 @@ def test_objects_that_lead_to_each_other_are_looked_at_once_each(monkeypatch):
         monkeypatch.setitem(globals(), "ONE", graph[0])
         monkeypatch.setitem(globals(), "TWO", graph[1])
         looked.clear()
-        model = nn.Sequential(ReadsTheGraph(), ReadsTheGraph())
+        held = graph[0] if way == "attributes" else None
+        model = nn.Sequential(ReadsTheGraph(held), ReadsTheGraph(held))
         trace(ModuleTree(model), Call((X,), {}), TraceOptions())
         counts.append(looked.count(Linked))
     assert counts[0] > 50 and counts[1] < 5 * counts[0]

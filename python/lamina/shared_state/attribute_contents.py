@@ -45,9 +45,10 @@ class AttributeContents:
                 guard(type(module), name)
                 self._past[id(module), name] = module
         self.begin_step()
+        contents = _Contents()
         for module, name, value in self._held():
             guard(type(module), name)
-            self._contents[id(module), name] = content_of(value)
+            self._contents[id(module), name] = contents.of(value)
             for each in within(value) or [value]:
                 self._aliases.setdefault(_alias(each), (each, []))[1].append((module, name))
 
@@ -64,9 +65,10 @@ class AttributeContents:
     def look(self) -> None:
         """Touches the attributes whose content has changed since it was looked at last."""
         used, self._used = self._used | self._past, {}
+        contents = _Contents()
         for key, module in used.items():
             value = vars(module).get(key[1])
-            before, after = self._contents[key], content_of(value)
+            before, after = self._contents[key], contents.of(value)
             self._contents[key] = after
             if before == after:
                 continue
@@ -117,6 +119,19 @@ class AttributeContents:
         for module, _, value in all_of:
             holders.setdefault(_alias(value), set()).add(id(module))
         return [each for each in all_of if is_changeable(each[2]) or len(holders[_alias(each[2])]) > 1]
+
+
+class _Contents:
+    """The contents of values in one look: of one that many modules hold, once."""
+
+    def __init__(self):
+        self._found: dict[int, tuple[Any, Content]] = {}
+
+    def of(self, value: Any) -> Content:
+        """Returns what `content_of` does."""
+        if id(value) not in self._found:
+            self._found[id(value)] = value, content_of(value)
+        return self._found[id(value)][1]
 
 
 def _alias(value: Any) -> int:

@@ -19,7 +19,7 @@ from torch import nn
 
 from lamina.modules.tree import ModuleTree
 from lamina.shared_state.closures import SharedNames
-from lamina.shared_state.contents import content, is_generator, is_plain_tensor, same, whole_of, within
+from lamina.shared_state.contents import Content, content, is_generator, is_plain_tensor, same, whole_of, within
 from lamina.torch_patches import scoped
 from lamina.util import pytree
 from lamina.util.reach import codes, is_theirs
@@ -81,7 +81,8 @@ class StateWatch:
         self._paths = {id(module): path for path, module in tree.root.named_modules()}
         self._users: dict[Key, set[int]] = defaultdict(set)
         self._written: set[Key] = set()
-        self._held: dict[int, tuple[Any, Any, list[Key]]] = {}  # objects, their content, the attributes that hold them
+        self._held: dict[int, tuple[Any, list[Key]]] = {}  # objects, the attributes that hold them
+        self._before: dict[int, Content] = {}  # what each had when the trace began, but for what is held itself
         self._memory: dict[int, list[Key]] = {}  # buffers and other tensors: who holds them, by their storage
         self._frames = [_Frame(0, 0)]
         self._entered: list[int] = []
@@ -101,6 +102,7 @@ class StateWatch:
             for name, value in [*vars(module).items(), *module._buffers.items()]:
                 if name not in _TORCHS:
                     self._hold((id(module), name), value)
+        self._before = {place: content(held, self._held) for place, (held, _) in self._held.items()}
         before = {id(module): dict(vars(module)) for module in self._modules}
         with scoped.attributes(self._set, self._get), scoped.functions(self._apply):
             yield
@@ -136,9 +138,9 @@ class StateWatch:
 
     def ties(self) -> list[Tie]:
         """Returns what was found, once the model has been called."""
-        for held, before, keys in self._held.values():
+        for place, (held, keys) in self._held.items():
             users = set().union(*(self._users[key] for key in keys))
-            if content(held) != before or (is_generator(held) and len(users) > 1):
+            if content(held, self._held) != self._before[place] or (is_generator(held) and len(users) > 1):
                 for key in keys:
                     self._written.add(key)
                     self._users[key] |= users
@@ -153,9 +155,10 @@ class StateWatch:
         return [Tie(frozenset(self._with_callers(nodes)), name) for nodes, name in found]
 
     def _hold(self, key: Key, value: Any) -> None:
-        for each in map(whole_of, within(value)):
-            self._held.setdefault(id(each), (each, content(each), []))[2].append(key)
-        parts = [value, *(part for each in within(value) for part in _parts(each))]
+        objects = within(value)
+        for each in map(whole_of, objects):
+            self._held.setdefault(id(each), (each, []))[1].append(key)
+        parts = [value, *(part for each in objects for part in _parts(each))]
         for part in parts:
             if is_plain_tensor(part) and key not in (keys := self._memory.setdefault(_memory(part), [])):
                 keys.append(key)
