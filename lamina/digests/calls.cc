@@ -84,14 +84,16 @@ class Matching {
     matched_.insert(call.first);
   }
 
-  // Measures how far two calls are apart, in inputs with these places and in gradients of what they returned.
+  // Measures how far two calls are apart, in inputs with these places and in gradients of what they returned. Calls
+  // that a checkpoint runs again have a gradient, those before have none.
   static double apart_by(const Known& first, const Known& second, const std::map<std::int64_t, std::int64_t>& indices) {
     double sum = 0;
     for (const auto& [index, other] : indices) sum += relative(*first.inputs.at(index), *second.inputs.at(other));
     for (const auto& [index, seen] : second.gradients) {
       const auto same = first.gradients.find(index);
-      if (same != first.gradients.end()) sum += relative(*same->second, *seen);
+      sum += same == first.gradients.end() ? 1 : relative(*same->second, *seen);
     }
+    for (const auto& [index, seen] : first.gradients) sum += second.gradients.contains(index) ? 0 : 1;
     return sum < kRounding ? 0 : sum;
   }
 

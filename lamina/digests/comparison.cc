@@ -20,7 +20,7 @@ class Comparer {
   Comparer(const Run& first, const Run& second, const Terms& terms)
       : second_(parts_of(second)),
         tolerance_(terms.tolerance.value_or(std::max(tolerance_of(first), tolerance_of(second)))),
-        measure_(second_, terms, tolerance_),
+        measure_(parts_of(first), second_, terms, tolerance_),
         first_(matched(parts_of(first), second_, measure_)) {
     made_.wanted = terms.steps;
     steps_ = std::ranges::min(first, {}, &RankRecording::steps).steps;
@@ -65,11 +65,14 @@ class Comparer {
     } else if (key.kind == Kind::kGradient) {
       known = {-1, -1, -1, Kind::kParameter, key.name, 0, 0};
     }
-    if (known.kind == key.kind || key.step >= steps_ || !first_.contains(known)) return;
+    const auto made = first_.find(known);
+    if (known.kind == key.kind || key.step >= steps_ || made == first_.end()) return;
     made_.differences.push_back({.seen = *parts.front().seen,
                                  .copy = std::max<std::int64_t>(key.copy, 0),
                                  .relative = std::numeric_limits<double>::infinity(),
-                                 .what = "is missing"});
+                                 .what = "is missing",
+                                 .first = surroundings(made->second.front()),
+                                 .second = surroundings(parts.front())});
   }
 
   // True of a generator that was at another place before the first step, as one is that no script has seeded.
@@ -94,7 +97,7 @@ class Comparer {
     }
     Difference difference{.seen = seen, .copy = first.of.rank->copy, .relative = relative, .what = std::move(what)};
     if (!first.is_part) difference.rank = first.of.rank->rank;
-    if (key.kind == Kind::kOutput) {
+    if (key.kind == Kind::kOutput || key.kind == Kind::kOutputGradient) {
       difference.first = surroundings(first.of);
       difference.second = surroundings(second.of);
     }

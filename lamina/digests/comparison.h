@@ -20,7 +20,7 @@ struct Difference {
   double relative = 0;     // of the norm; infinite where it is no matter of size
   std::string what;        // "differs by 3e-2", "has shape [2, 3] instead of [3, 2]", "is called once instead of twice"
   bool inputs_agree = false;                  // of an output: those of the same call
-  std::optional<Surroundings> first, second;  // of an output: those of its call
+  std::optional<Surroundings> first, second;  // of an output or its gradient: those of its call
   std::string reads;                          // in words: what distinguishes what its calls read, see reads_apart()
 };
 

@@ -128,6 +128,12 @@ void add(Digest& part, const Digest& next) {
   part.bits += next.bits;
 }
 
+double distance(const Digest& first, const Digest& second) {
+  double squares = 0;
+  for (int i = 0; i < kProjections; ++i) squares += std::pow(first.projections[i] - second.projections[i], 2);
+  return std::max(std::abs(first.norm() - second.norm()), std::sqrt(squares / kProjections));
+}
+
 double sign_of(std::int64_t place, int projection) {
   return signs().of_place[place % kBlock] * signs().of_lane[place % kLanes][projection] *
          sign_of_block(place / kBlock, projection);

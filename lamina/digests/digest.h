@@ -36,6 +36,9 @@ struct Digest {
 // Adds another part of the same tensor, which lies behind this one.
 void add(Digest& part, const Digest& next);
 
+// The norm of the difference of two tensors, as far as their digests tell.
+double distance(const Digest& first, const Digest& second);
+
 // The sign of an element in a projection, +1 or -1. It is the product of that of its place in a block, that of its lane
 // in this projection, and that of the block in this projection. A lane is a place in a row of the block. So the rows
 // are added up before anything is projected.

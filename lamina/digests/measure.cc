@@ -24,13 +24,6 @@ double tolerance_of(const Digest& digest) {
   return found == of_dtype.end() ? kSmallest : found->second;
 }
 
-// The norm of the difference, as far as projections tell.
-double projected_distance(const Digest& first, const Digest& second) {
-  double squares = 0;
-  for (int i = 0; i < kProjections; ++i) squares += std::pow(first.projections[i] - second.projections[i], 2);
-  return std::sqrt(squares / kProjections);
-}
-
 template <class Numbers>
 std::string listed(const Numbers& numbers) {
   std::string text;
@@ -46,82 +39,56 @@ std::string size_text(double relative) {
   return text.data();
 }
 
-double distance(const Digest& first, const Digest& second) {
-  return std::max(std::abs(first.norm() - second.norm()), projected_distance(first, second));
-}
-
-Measure::Measure(const Parts& second, const Terms& terms, double tolerance) : terms_(terms), tolerance_(tolerance) {
+Measure::Measure(const Parts& first, const Parts& second, const Terms& terms, double tolerance)
+    : terms_(terms), tolerance_(tolerance), rounding_(first, second, tolerance) {
   for (const auto& [key, list] : second) {
     const Seen& seen = *list.front().seen;
     double& most = largest_[group(seen)];
     most = std::max(most, seen.digest.norm());
-    if (seen.kind == Kind::kGradient) note_small(seen, list);
-    if (seen.kind != Kind::kParameter) continue;
-    if (seen.step < 0) initial_.emplace(seen.name, list);
-    double& change = largest_change_[seen.step];
-    change = std::max(change, change_of(seen.name, wholes_of(list)));
+    if (seen.kind != Kind::kInput || seen.digest.elements == 0 || seen.digest.dtype.find("float") == std::string::npos)
+      continue;
+    double& size = inputs_[seen.name];
+    size = std::max(size, seen.digest.norm() / std::sqrt(static_cast<double>(seen.digest.elements)));
   }
-  for (const auto& [key, list] : second) {
-    const Seen& seen = *list.front().seen;
-    const double most = seen.kind == Kind::kGradient ? largest_.at(group(seen)) : 0;
-    if (most == 0) continue;
-    double& share = smallest_share_.try_emplace(seen.name, 1).first->second;
-    for (const auto& whole : wholes_of(list)) share = std::min(share, whole.digest.norm() / most);
-  }
-}
-
-// True of a parameter, or an optimizer's state of one, of which a gradient was no more than rounding, as that of a bias
-// before a softmax is. An optimizer may make anything of it.
-bool Measure::is_noise(const Seen& seen) const {
-  const bool is_state = seen.kind == Kind::kState;
-  if (!is_state && seen.kind != Kind::kParameter) return false;
-  const auto share = smallest_share_.find(is_state ? seen.name.substr(0, seen.name.rfind(' ')) : seen.name);
-  return share != smallest_share_.end() && share->second > 0 && share->second < 0.1 * tolerance_;
 }
 
 // A norm below which a tensor is taken to be no more than what rounding left of others of its kind.
 double Measure::floor(const Seen& seen) const {
-  if (seen.kind == Kind::kParameter) {
-    const auto found = largest_change_.find(seen.step);
-    return found == largest_change_.end() ? 0 : found->second * 0.1;
+  if (seen.kind == Kind::kParameter) return rounding_.largest_change(seen.step) * 0.1;
+  if (seen.kind == Kind::kResult) return 0;
+  if (seen.kind == Kind::kBuffer) {  // of inputs that are all alike a variance is what rounding left of them
+    const auto found = inputs_.find(seen.name.substr(0, std::max<std::size_t>(seen.name.rfind('.') + 1, 1) - 1));
+    const double elements = static_cast<double>(seen.digest.whole());
+    return found == inputs_.end() ? 0 : tolerance_ * found->second * std::sqrt(elements);
   }
-  if (seen.kind == Kind::kBuffer || seen.kind == Kind::kResult) return 0;
   const auto found = largest_.find(group(seen));
   const bool is_gradient = seen.kind != Kind::kInput && seen.kind != Kind::kOutput;
   return found == largest_.end() ? 0 : found->second * (is_gradient ? 0.1 : 1e-3);
 }
 
-// Estimates what an update makes of rounding: an optimizer that divides gradients by their size gives a small one as
-// much weight as any other.
-double Measure::amplified(const Seen& seen, const Digest& now) const {
-  if (seen.kind != Kind::kParameter || seen.step < 0) return 0;
-  const double change = change_of(seen.name, {{now, {}}});
-  const auto small = small_.find(seen.name);
-  const double share = is_noise(seen) ? 1 : small == small_.end() ? 0 : std::sqrt(small->second);
-  return change * (std::min(0.5, 100 * tolerance_) + 4 * share);
+// The norm of a difference that is none in a tensor of this size, but for what an update makes of rounding in it.
+double Measure::tolerated(const Digest& digest, const Seen& seen, double scale) const {
+  const double own = terms_.tolerance ? 0 : tolerance_of(digest);
+  const double rounding = std::max(tolerance_, own) * static_cast<double>(std::max<std::int64_t>(seen.step, 0) + 1);
+  const auto parted = rounding_.parted(seen.step);
+  const double of_gradients = (rounding + 2 * std::sqrt(parted.relative)) * scale;
+  switch (seen.kind) {
+    case Kind::kParameter:
+      return rounding * scale;
+    case Kind::kOutputGradient:
+    case Kind::kGradient:
+      return of_gradients;
+    case Kind::kState:
+      return 2 * of_gradients;  // as the mean of squares, which differs twice as much
+    default:
+      return (rounding + 4 * parted.relative) * scale + 2 * parted.norm;
+  }
 }
 
 Measure::Group Measure::group(const Seen& seen) {
   const Kind kind = seen.kind == Kind::kInput ? Kind::kOutput : seen.kind;
   const auto space = seen.name.rfind(' ');
   return {seen.step, seen.microbatch, kind, seen.kind == Kind::kState ? seen.name.substr(space + 1) : ""};
-}
-
-// Returns the norm of what has become of a parameter since the beginning.
-double Measure::change_of(const std::string& name, const std::vector<Whole>& now) const {
-  const auto before = initial_.find(name);
-  if (before == initial_.end() || now.empty()) return 0;
-  const auto wholes = wholes_of(before->second);
-  return wholes.empty() ? 0 : projected_distance(now.front().digest, wholes.front().digest);
-}
-
-void Measure::note_small(const Seen& seen, const std::vector<Part>& list) {
-  for (const auto& whole : wholes_of(list)) {
-    if (whole.digest.elements == 0) continue;
-    const double share = static_cast<double>(whole.digest.small) / static_cast<double>(whole.digest.elements);
-    double& most = small_[seen.name];
-    most = std::max(most, share);
-  }
 }
 
 Compared Measure::compare(const Digest& first, const Digest& second, const Seen& seen) const {
@@ -140,13 +107,9 @@ Compared Measure::compare(const Digest& first, const Digest& second, const Seen&
   const double scale = std::max({first.norm(), second.norm(), floor(seen)});
   const double relative = apart == 0 || scale == 0 ? 0 : apart / scale;
   if (terms_.bits) return {relative, first.bits == second.bits ? "" : "has other bits, by " + size_text(relative)};
-  if (seen.kind == Kind::kState && is_noise(seen)) return {};
-  const double own = terms_.tolerance ? 0 : tolerance_of(second);
-  const double squared = seen.kind == Kind::kState ? 2 : 1;  // as the mean of squares, which differs twice as much
-  const double tolerated =
-      squared * std::max(tolerance_, own) * static_cast<double>(std::max<std::int64_t>(seen.step, 0) + 1);
-  const double excess = std::max(apart - amplified(seen, second), 0.0);
-  if (excess > tolerated * scale) return {relative, "differs by " + size_text(relative)};
+  if (seen.kind == Kind::kState && rounding_.is_noise(seen)) return {};
+  const double excess = std::max(apart - rounding_.amplified(seen, second), 0.0);
+  if (excess > tolerated(second, seen, scale)) return {relative, "differs by " + size_text(relative)};
   return {scale == 0 ? 0 : excess / scale, ""};
 }
 

@@ -218,6 +218,81 @@ TEST_F(Runs, ToleratesWhatBecomesOfAParameterWhoseGradientIsRounding) {
   EXPECT_EQ(compared().differences.size(), 1U);
 }
 
+// An update by elements that are divided by their size: of the one that is rounding it may make anything.
+TEST_F(Runs, ToleratesRoundingInStatesThatAreMadeOfUpdatesAlone) {
+  const auto set = [this](const std::vector<double>& first, const std::vector<double>& second) {
+    for (auto* run : {&first_, &second_}) {
+      auto& gradient = find(*run, Kind::kGradient, "layers.0.weight").digest;
+      gradient = digest_of({1, 20, 3, 1e-17}), gradient.small = 1;
+      auto& seen = run->front().seen;
+      std::erase_if(seen, [](const Seen& each) { return each.kind == Kind::kState; });
+      seen.push_back(
+          {Kind::kState, 0, -1, "layers.0.weight moved", 0, 0, 400, digest_of(run == &first_ ? first : second)});
+    }
+    return compared().differences.size();
+  };
+  EXPECT_EQ(set({10, 10, 10, -10}, {10, 10, 10, 10}), 0U);
+  EXPECT_EQ(set({30, 30, 30, -30}, {10, 10, 10, 10}), 1U);  // more than one element explains
+  EXPECT_EQ(set({1, 20, 3, -3}, {1, 20, 3, 3}), 1U);        // no more alike than the gradient
+}
+
+// The variance of numbers that are all alike is what rounding left of them.
+TEST_F(Runs, MeasuresBuffersByWhatWentIntoTheirModule) {
+  const auto add_buffer = [this](double scale) {
+    for (auto* run : {&first_, &second_}) {
+      const double apart = run == &first_ ? 2 : 1;
+      run->front().seen.push_back(
+          {Kind::kBuffer, 0, -1, "layers.0.running_var", 0, 0, 400, digest_of({scale * apart, scale})});
+    }
+    return compared().differences.size();
+  };
+  EXPECT_EQ(add_buffer(1e-30), 0U);
+  for (auto* run : {&first_, &second_}) run->front().seen.pop_back();
+  EXPECT_EQ(add_buffer(1e-3), 1U);
+}
+
+// One element went the other way, and all that comes after it is computed with that.
+TEST_F(Runs, GoesOnFromParametersThatRoundingHasParted) {
+  std::vector<double> one(4096, 1), gradient(4096, 1);
+  for (auto* run : {&first_, &second_}) {
+    auto& seen = run->front().seen;
+    const auto weight = [&](int step) {
+      return std::ranges::find_if(seen, [&](const Seen& each) {
+        return each.kind == Kind::kParameter && each.step == step && each.name == "layers.0.weight";
+      });
+    };
+    weight(-1)->digest = digest_of(std::vector<double>(4096, 0.99));
+    one[7] = run == &first_ ? 0.98 : 1;
+    weight(0)->digest = digest_of(one);
+    auto& digest = find(*run, Kind::kGradient, "layers.0.weight").digest;
+    digest = digest_of(gradient), digest.small = 1;
+    const double apart = run == &first_ ? 1e-3 : 0;
+    seen.push_back({Kind::kOutput, 1, 0, "layers.0", 0, 0, 500, digest_of({1, 2 + apart})});
+    seen.push_back({Kind::kGradient, 1, -1, "layers.0.weight", 0, 0, 501, digest_of({1, 2 + 10 * apart})});
+  }
+  EXPECT_TRUE(compared().differences.empty());
+  auto& output = first_.front().seen.at(first_.front().seen.size() - 2);
+  output.digest = digest_of({1, 2.1});
+  EXPECT_EQ(compared().differences.size(), 1U);
+  output.digest = digest_of({1, 2});
+  for (auto* run : {&first_, &second_}) find(*run, Kind::kGradient, "layers.0.weight").digest.small = 0;
+  EXPECT_EQ(compared().differences.size(), 2U);
+}
+
+// A part that a checkpoint runs again has the same inputs; it alone has a gradient.
+TEST_F(Runs, TakesACallWithAGradientForOne) {
+  for (auto* run : {&first_, &second_}) {
+    const std::int64_t again = run == &first_ ? 1 : -1;
+    auto& seen = run->front().seen;
+    for (const std::int64_t call : {std::int64_t{0}, again}) {
+      seen.push_back({Kind::kInput, 0, 0, "shared", call, 0, 50, digest_of({1, 2})});
+      seen.push_back({Kind::kOutput, 0, 0, "shared", call, 0, 60, digest_of({3, 4})});
+    }
+    seen.push_back({Kind::kOutputGradient, 0, 0, "shared", again, 0, 70, digest_of({1, 1})});
+  }
+  EXPECT_TRUE(compared().differences.empty());
+}
+
 TEST_F(Runs, RefusesRunsThatHaveNothingInCommon) {
   for (auto& rank : first_) rank.seen.clear();
   EXPECT_THROW(compared(), base::Error);

@@ -68,15 +68,13 @@ FAULTS = {
     "class_attribute": SHARED,
     # The backward goes another way.
     "doubled_gradient": Fault(f"gradient of the output of {DROPOUT} "),
-    "dropped_gradient": Fault(
-        f"gradient of the output of layers.{AT - 1} ", in_job=f"gradient of the output of {DROPOUT} is missing"
-    ),
+    "dropped_gradient": Fault(f"gradient of the output of {DROPOUT} is missing"),
     "dropped_part": Fault(f"gradient of the output of {DROPOUT} "),
     "doubled_gradient_of_weight": Fault(f"gradient of {WEIGHT} "),
     "hook_on_weight": Fault(f"gradient of {WEIGHT} "),
     "kept_gradient": Fault(f"step 1: gradient of {WEIGHT} "),
     "exchanged_gradients": Fault(f"gradient of {WEIGHT} "),
-    "skipped_parameter": Fault(f"parameter {WEIGHT} "),
+    "skipped_parameter": Fault(f"gradient of {WEIGHT} is missing"),
     "wrong_clip": Fault("gradient of layers."),
     # The update, and what comes between two.
     "rate": Fault("parameter layers."),
