@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <ranges>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -70,9 +72,25 @@ int await(pid_t child, const sigset_t& signals) {
   }
 }
 
+std::string joined(const std::vector<std::string>& names) {
+  std::string text = names.front();
+  for (const auto& name : names | std::views::drop(1)) text += "," + name;
+  return text;
+}
+
 void send_output(int to) {
   std::cout.flush();
   ::dup2(to, STDOUT_FILENO);
+}
+
+// Has this process read its input from the beginning, as each run before it did. What comes by a pipe comes once.
+void rewind_input() {
+  struct stat kind{};
+  if (::fstat(STDIN_FILENO, &kind) != 0 || !S_ISREG(kind.st_mode)) return;
+  const int input = ::open("/proc/self/fd/0", O_RDONLY | O_CLOEXEC);
+  if (input < 0) return;
+  ::dup2(input, STDIN_FILENO);
+  ::close(input);
 }
 
 // In the child: becomes the launcher of the run.
@@ -83,7 +101,7 @@ void send_output(int to) {
   if (run.bits) tell(digests::kBitsVariable, "1");
   if (run.collapsed) tell(digests::kCollapsedVariable, "1");
   if (!run.layout.empty()) tell(digests::kLayoutVariable, run.layout);
-  if (run.module) tell(digests::kModuleVariable, *run.module);
+  if (!run.looked_at.empty()) tell(digests::kLookedAtVariable, joined(run.looked_at));
   if (run.quiet) {
     const int nothing = ::open("/dev/null", O_WRONLY);
     send_output(nothing);
@@ -91,6 +109,7 @@ void send_output(int to) {
   } else {
     send_output(STDERR_FILENO);
   }
+  rewind_input();
   std::vector<std::string> words;
   if (run.processes) words = {"-n", *run.processes};
   words.insert(words.end(), run.words.begin(), run.words.end());

@@ -36,8 +36,8 @@ struct RecordedRun {
   bool collapsed = false;                // the layout is taken away
   int steps = 0;                         // the script ends after so many
   bool bits = false;
-  std::optional<std::string> module;  // whose calls are looked at
-  bool quiet = false;                 // nothing of what it writes is shown
+  std::vector<std::string> looked_at;  // modules and parameters, whose calls and updates are
+  bool quiet = false;                  // nothing of what it writes is shown
 };
 
 // Runs the script; each rank leaves its recording in the folder. What it prints goes to stderr, for stdout is the

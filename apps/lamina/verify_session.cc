@@ -70,7 +70,7 @@ Run read_recordings(const std::string& folder) {
 
 // Runs the script in its layout, then in the other. A quiet one leaves no word.
 TwoRuns run_both(const VerifyTerms& terms, const RecordingFolder& folder, bool quiet = false,
-                 const std::optional<std::string>& module = {}) {
+                 const std::vector<std::string>& looked_at = {}) {
   TwoRuns runs;
   RecordedRun run{.what = terms.layout.empty() ? "the layout" : "layout " + terms.layout,
                   .processes = terms.processes,
@@ -78,7 +78,7 @@ TwoRuns run_both(const VerifyTerms& terms, const RecordingFolder& folder, bool q
                   .layout = terms.layout,
                   .steps = terms.steps,
                   .bits = terms.compared.bits,
-                  .module = module,
+                  .looked_at = looked_at,
                   .quiet = quiet};
   const auto first = folder.make("layout"), second = folder.make("plain");
   runs.code = run_one(run, "1 of 2", first);
@@ -112,18 +112,23 @@ digests::Comparison compare(const TwoRuns& runs, const VerifyTerms& terms) {
   return digests::compare(runs.first, runs.second, compared);
 }
 
-// Runs both again, up to the first difference, and has the module that made it say what it reads.
+// Runs both again, up to the first difference, and has the modules that may have made it say what they read.
 void look_at_cause(digests::Comparison& comparison, const Run& run, VerifyTerms terms) {
   auto& first = comparison.differences.front();
   if (!digests::cause_of(first).empty()) return;
-  const auto call = digests::call_to_look_at(first, run);
-  if (!call) return;
-  const auto& module = std::get<std::string>(*call);
-  complain("lamina verify: both once more, to see what ", module.empty() ? "the model" : module, " reads");
+  const auto calls = digests::calls_to_look_at(first, run);
+  if (calls.empty()) return;
+  std::vector<std::string> names;
+  for (const auto& call : calls) names.push_back(std::get<std::string>(call));
+  const std::string one = names.front().empty() ? "the model" : names.front();
+  complain("lamina verify: both once more, to see what ",
+           names.size() > 1
+               ? base::str(one, " and ", digests::counted(names.size() - 1, "other"), " read")
+               : base::str(one, first.seen.kind >= digests::Kind::kParameter ? " is updated with" : " reads"));
   terms.steps = static_cast<int>(first.seen.step) + 1;
   const RecordingFolder folder;
-  const auto runs = run_both(terms, folder, /*quiet=*/true, module);
-  if (runs.code == 0) first.reads = digests::reads_apart(runs.first, runs.second, first, *call, comparison.tolerance);
+  const auto runs = run_both(terms, folder, /*quiet=*/true, names);
+  if (runs.code == 0) first.reads = digests::reads_apart(runs.first, runs.second, first, calls, comparison.tolerance);
 }
 
 int report(digests::Comparison comparison, const TwoRuns& runs) {

@@ -2,9 +2,12 @@
 #include "lamina/digests/causes.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
+#include <utility>
 
 #include "lamina/base/str.h"
+#include "lamina/digests/wholes.h"
 
 namespace lamina::digests {
 namespace {
@@ -69,56 +72,145 @@ std::string joined(const std::vector<std::string>& parts) {
   return text;
 }
 
+// Says of each variable that differs between what two calls read how it does.
+std::vector<std::string> all_apart(const Reads& first, const Reads& second, double tolerance) {
+  std::set<std::string> names;
+  for (const Reads* reads : {&first, &second}) {
+    for (const auto& [name, value] : reads->values) names.insert(name);
+  }
+  std::vector<std::string> found;
+  for (const auto& name : names) {
+    std::string how = apart(first, second, name, tolerance);
+    if (how.empty()) continue;
+    const auto also = first.users.find(name);
+    if (also != first.users.end()) how += base::str(" (", also->second, ")");
+    found.push_back(base::str(name, ", ", how));
+  }
+  return found;
+}
+
+// The name of what has this in it; that of the model is empty.
+std::string outer(const std::string& name) {
+  const auto point = name.rfind('.');
+  return name.substr(0, point == std::string::npos ? 0 : point);
+}
+
+// The module that a tensor is of.
+std::string module_of(const Seen& seen) { return is_of_call(seen.kind) ? seen.name : outer(seen.name); }
+
+bool is_around(const std::string& module, const std::string& name) {
+  return module.empty() || name == module || name.starts_with(module + ".");
+}
+
+// The first call of the innermost module around this one that is called in its microbatch.
+std::vector<CallName> around(const Seen& seen, const std::vector<RankRecording>& run) {
+  for (std::string name = seen.name; !name.empty();) {
+    name = outer(name);
+    CallName call{seen.step, seen.microbatch, name, 0};
+    if (std::ranges::any_of(run, [&](const auto& rank) { return rank.calls.contains(call); })) return {call};
+  }
+  return {};
+}
+
+// Calls of modules that took this output, the innermost ones first.
+std::vector<CallName> takers_of(const Seen& gradient, std::int64_t copy, const std::vector<RankRecording>& run) {
+  const Digest* output = nullptr;
+  for (const auto& rank : run) {
+    for (const auto& seen : rank.seen) {
+      const bool is_it = seen.kind == Kind::kOutput && rank.copy == copy && call_of(seen) == call_of(gradient);
+      if (is_it && seen.index == gradient.index) output = &seen.digest;
+    }
+  }
+  std::set<CallName> found;
+  for (const auto& rank : run) {
+    for (const auto& seen : rank.seen) {
+      const bool is_near = seen.kind == Kind::kInput && rank.copy == copy && seen.step == gradient.step &&
+                           seen.microbatch == gradient.microbatch && !is_around(seen.name, gradient.name);
+      if (is_near && output != nullptr && seen.digest == *output) found.insert(call_of(seen));
+    }
+  }
+  std::vector<CallName> calls(found.begin(), found.end());
+  std::ranges::stable_sort(calls, std::ranges::greater(),
+                           [](const CallName& call) { return std::ranges::count(std::get<std::string>(call), '.'); });
+  calls.resize(std::min(calls.size(), kNamed));
+  return calls;
+}
+
+// The first call in that step of the innermost module that has this parameter.
+std::vector<CallName> owner_of(const Seen& parameter, const std::vector<RankRecording>& run) {
+  std::string name = parameter.name;
+  do {
+    name = outer(name);
+    for (const auto& rank : run) {
+      for (const auto& [call, surroundings] : rank.calls) {
+        if (std::get<0>(call) == parameter.step && std::get<std::string>(call) == name) return {call};
+      }
+    }
+  } while (!name.empty());
+  return {};
+}
+
 }  // namespace
 
 std::string cause_of(const Difference& difference) {
   if (!difference.reads.empty()) return difference.reads;
-  if (!difference.inputs_agree || !difference.first || !difference.second) return {};
+  const bool is_gradient = difference.seen.kind == Kind::kOutputGradient;
+  if ((!difference.inputs_agree && !is_gradient) || !difference.first || !difference.second) return {};
   const auto& [modes, generator, drew] = *difference.first;
   const auto& [other_modes, other_generator, other_drew] = *difference.second;
   if (modes != other_modes) return base::str(": it ran with ", modes, " instead of ", other_modes);
+  if (is_gradient) return {};
   if (drew && !other_drew) return ": it draws random numbers, which it does not in the second run";
   if (other_drew && !drew) return ": it draws no random numbers, as it does in the second run";
   if (drew && generator != other_generator) return ": it draws random numbers, and they began at another place";
   return {};
 }
 
-std::optional<CallName> call_to_look_at(const Difference& difference, const std::vector<RankRecording>& run) {
+std::vector<CallName> calls_to_look_at(const Difference& difference, const std::vector<RankRecording>& run) {
   const Seen& seen = difference.seen;
-  if (seen.kind == Kind::kOutput && difference.inputs_agree) return call_of(seen);
-  if (seen.kind != Kind::kInput) return {};
-  for (std::string name = seen.name; !name.empty();) {
-    const auto point = name.rfind('.');
-    name.resize(point == std::string::npos ? 0 : point);
-    CallName around{seen.step, seen.microbatch, name, 0};
-    if (std::ranges::any_of(run, [&](const auto& rank) { return rank.calls.contains(around); })) return around;
+  switch (seen.kind) {
+    case Kind::kOutput:
+      if (difference.inputs_agree) return {call_of(seen)};
+      return {};
+    case Kind::kInput:
+      return around(seen, run);
+    case Kind::kOutputGradient: {
+      auto calls = takers_of(seen, difference.copy, run);
+      for (auto& call : around(seen, run)) calls.push_back(std::move(call));
+      return calls;
+    }
+    case Kind::kGradient:
+      return owner_of(seen, run);
+    case Kind::kParameter:
+    case Kind::kState:
+      return {{seen.step, -1, seen.name.substr(0, seen.name.rfind(' ')), 0}};
+    default:
+      return {};
   }
-  return {};
 }
 
 std::string reads_apart(const std::vector<RankRecording>& first, const std::vector<RankRecording>& second,
-                        const Difference& difference, const CallName& call, double tolerance) {
-  const Reads* one = reads_of(first, call, difference.copy, difference.rank);
-  const Reads* other = reads_of(second, call, difference.copy, -1);
-  if (one == nullptr || other == nullptr) return {};
-  std::set<std::string> names;
-  for (const Reads* reads : {one, other}) {
-    for (const auto& [name, value] : reads->values) names.insert(name);
-  }
-  std::vector<std::string> found;
-  for (const auto& name : names) {
-    std::string how = apart(*one, *other, name, tolerance);
-    if (how.empty()) continue;
-    const auto also = one->users.find(name);
-    if (also != one->users.end()) how += base::str(" (", also->second, ")");
-    found.push_back(base::str(name, ", ", how));
-  }
-  std::string where;
-  if (difference.seen.kind == Kind::kInput) {
+                        const Difference& difference, const std::vector<CallName>& calls, double tolerance) {
+  const Seen& seen = difference.seen;
+  const bool is_update = seen.kind == Kind::kParameter || seen.kind == Kind::kState;
+  std::string agreeing;
+  for (const auto& call : calls) {
+    const Reads* one = reads_of(first, call, difference.copy, difference.rank);
+    const Reads* other = reads_of(second, call, difference.copy, -1);
+    if (one == nullptr || other == nullptr) continue;
     const auto& name = std::get<std::string>(call);
-    where = base::str(", in the code of ", name.empty() ? "the model" : name);
+    const std::string where = is_update || seen.kind == Kind::kOutput || name == module_of(seen)
+                                  ? ""
+                                  : base::str(", in the code of ", name.empty() ? "the model" : name);
+    const auto found = all_apart(*one, *other, tolerance);
+    if (!found.empty()) return base::str(where, is_update ? ": its update took " : ": it reads ", joined(found));
+    if (agreeing.empty()) {
+      agreeing = is_update ? "; the options of its optimizer agree" : where + "; what it was seen to read agrees";
+    }
   }
-  return where + (found.empty() ? "; what it was seen to read agrees" : ": it reads " + joined(found));
+  return seen.kind == Kind::kOutputGradient && calls.size() > 1 && !agreeing.empty()
+             ? "; what the modules after it were seen to read agrees"
+             : agreeing;
 }
 
 std::vector<std::string> gaps(const std::vector<RankRecording>& run, const std::string& name) {

@@ -9,6 +9,7 @@ constexpr const char* kStepsVariable = "LAMINA_VERIFY_STEPS";          // so man
 constexpr const char* kBitsVariable = "LAMINA_VERIFY_BITS";            // set: with hashes of bits
 constexpr const char* kLayoutVariable = "LAMINA_VERIFY_LAYOUT";        // keys that replace the script's
 constexpr const char* kCollapsedVariable = "LAMINA_VERIFY_COLLAPSED";  // set: the layout is taken away
-constexpr const char* kModuleVariable = "LAMINA_VERIFY_MODULE";        // its calls are looked at
+// Names, with commas between them, of modules and parameters: calls and updates that are looked at.
+constexpr const char* kLookedAtVariable = "LAMINA_VERIFY_LOOKED_AT";
 
 }  // namespace lamina::digests

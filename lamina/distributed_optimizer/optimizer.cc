@@ -114,7 +114,7 @@ void Optimizer::step_plainly(UserOptimizer& user, const ModelInUse& model, Closu
   if (parameters_.are_cut()) require_alike(options(user), trained_with(model), ranks_);
   begun_ = {};
   ++broken_off_;
-  if (updated_) updated_(groups_.members(user), parameters_.table(), 1);
+  if (updated_) updated_(user, groups_.members(user), parameters_.table(), 1);
   user.update({.closure = std::move(closure)});
   beside_.bring();
   --broken_off_;
@@ -229,7 +229,7 @@ void Optimizer::update(UserOptimizer& user) {
   ++broken_off_;
   try {
     parameters_.begin_step(user.members(), begun_.factor, as_is);
-    if (updated_) updated_(groups_.members(user), parameters_.table(), as_is ? begun_.factor : 1);
+    if (updated_) updated_(user, groups_.members(user), parameters_.table(), as_is ? begun_.factor : 1);
     const UpdateTerms terms{as_is ? begun_.factor : 1, begun_.clipped_norm, &parameters_, {}};
     user.needs() == fused::Needs::kWhole ? update_wholes(user, terms) : user.update(terms);
     parameters_.end_step(as_is);

@@ -69,9 +69,9 @@ class Optimizer {
   // A state was loaded: what updates that an error ended lack is there.
   void note_load() { broken_off_ = 0; }
 
-  // Is called before each update, with the members of groups that have their gradients; these are to be multiplied by
-  // the factor. No table: the model is not cut.
-  using Updated = std::function<void(const std::vector<std::vector<Groups::Member>>& groups,
+  // Is called before each update of an optimizer, with the members of groups that have their gradients; these are to be
+  // multiplied by the factor. No table: the model is not cut.
+  using Updated = std::function<void(const UserOptimizer& user, const std::vector<std::vector<Groups::Member>>& groups,
                                      const model::ParameterTable* table, double factor)>;
   void when_updated(Updated call) { updated_ = std::move(call); }
   // Has gradients clipped as those of shards are, in a job without shards, too.

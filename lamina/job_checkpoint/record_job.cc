@@ -3,6 +3,8 @@
 
 #include <ATen/ops/mul.h>
 
+#include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,25 +52,41 @@ void add_optimizer(int number, OptimizerAccess& optimizer, const Parts& parts, R
       /*skips_others=*/true);
 }
 
+// The options of a group of an optimizer, by name, in words: see [Note: options].
+std::map<std::string, std::string> options_of(const distributed_optimizer::UserOptimizer& user, std::size_t group) {
+  std::map<std::string, std::string> options;
+  std::istringstream lines(user.options(/*counts=*/false));
+  const std::string of_group = base::str(" of group ", group, " = ");
+  for (std::string line; std::getline(lines, line);) {
+    const auto at = line.find(of_group);
+    if (at != std::string::npos) options[line.substr(0, at)] = line.substr(at + of_group.size());
+  }
+  return options;
+}
+
 }  // namespace
 
 void record_updates(distributed_optimizer::Optimizer& optimizer, const collective::Ranks& ranks,
                     std::shared_ptr<RunRecorder> recorder) {
   if (!recorder->writes()) return;
   optimizer.clip_as_shards();
-  optimizer.when_updated([ranks, recorder = std::move(recorder)](const auto& groups, const auto* table, double factor) {
-    if (table == nullptr) return;
-    const Parts parts(ranks, *table);
-    std::vector<Held> gradients;
-    for (const auto& group : groups) {
-      for (const auto& [name, given, parameter, local] : group) {
-        if (!local.defined() || !local.grad().defined()) continue;
-        const auto gradient = factor == 1 ? local.grad() : local.grad().to(at::kDouble).mul(factor);
-        gradients.push_back(held(name, gradient, parts.of_local(local, name)));
-      }
-    }
-    recorder->see_update(gradients);
-  });
+  optimizer.when_updated(
+      [ranks, recorder = std::move(recorder)](const auto& user, const auto& groups, const auto* table, double factor) {
+        if (table == nullptr) return;
+        const Parts parts(ranks, *table);
+        std::vector<Held> gradients;
+        for (std::size_t number = 0; number < groups.size(); ++number) {
+          for (const auto& [name, given, parameter, local] : groups[number]) {
+            if (local.defined() && recorder->looked_at().contains(name)) {
+              recorder->see_options(name, options_of(user, number));
+            }
+            if (!local.defined() || !local.grad().defined()) continue;
+            const auto gradient = factor == 1 ? local.grad() : local.grad().to(at::kDouble).mul(factor);
+            gradients.push_back(held(name, gradient, parts.of_local(local, name)));
+          }
+        }
+        recorder->see_update(gradients);
+      });
 }
 
 bool Recording::begin_step(JobAccess& job) {

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "lamina/base/str.h"
@@ -81,7 +82,10 @@ std::optional<Terms> read_terms(const environment::Environment& environment) {
   if (const auto steps = environment(digests::kStepsVariable)) terms.steps = std::stoll(*steps);
   terms.bits = environment(digests::kBitsVariable).has_value();
   terms.layout = environment(digests::kLayoutVariable).value_or("");
-  terms.module = environment(digests::kModuleVariable);
+  if (const auto names = environment(digests::kLookedAtVariable)) {
+    for (const auto name : *names | std::views::split(',')) terms.looked_at.emplace(name.begin(), name.end());
+    if (names->empty()) terms.looked_at.insert("");  // the model
+  }
   terms.collapsed = environment(digests::kCollapsedVariable).has_value();
   return terms;
 }
@@ -156,10 +160,19 @@ void RunRecorder::see_result(base::Microbatch microbatch, std::span<const at::Te
   }
 }
 
+std::int64_t RunRecorder::step_of_update() const { return has_step_functions_ ? steps_ - 1 : steps_.load(); }
+
+void RunRecorder::see_options(const std::string& parameter, const std::map<std::string, std::string>& options) {
+  const std::lock_guard lock(mutex_);
+  digests::Reads reads;
+  reads.values = options;
+  writer_.write({step_of_update(), -1, parameter, updates_}, reads);
+}
+
 void RunRecorder::see_update(std::span<const Held> gradients) {
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
-  const std::int64_t step = has_step_functions_ ? steps_ - 1 : steps_.load();
+  const std::int64_t step = step_of_update();
   for (const auto& [name, gradient, part] : gradients) {
     if (!has_value(gradient)) continue;
     writer_.write({Kind::kGradient, step, -1, name, updates_, 0, order_++, digest_of(gradient, terms_.bits, part)});

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <sstream>
 #include <string>
@@ -36,10 +37,10 @@ struct Terms {
   std::int64_t steps = 3;  // after so many the script ends
   std::int64_t first = 0;  // the number of the first step
   bool bits = false;
-  std::string layout;                 // keys that replace the script's, see config::in_layout()
-  bool collapsed = false;             // the layout is taken away, see config::collapsed()
-  std::optional<std::string> module;  // of which it is recorded what its calls read
-  bool one_microbatch = false;        // the first of each step alone is recorded, and nothing of the model
+  std::string layout;               // keys that replace the script's, see config::in_layout()
+  bool collapsed = false;           // the layout is taken away, see config::collapsed()
+  std::set<std::string> looked_at;  // modules and parameters: of what their calls and updates read it is recorded
+  bool one_microbatch = false;      // the first of each step alone is recorded, and nothing of the model
 };
 // Nothing where this process is not to be recorded. Throws base::ConfigError.
 std::optional<Terms> read_terms(const environment::Environment& environment);
@@ -59,8 +60,8 @@ class RunRecorder : public model::CallHook {
   // True where the script's layout was taken away: places that it gives modules do not count.
   bool is_collapsed() const { return terms_.collapsed; }
 
-  // The module of which it is recorded what its calls read.
-  const std::optional<std::string>& module() const { return terms_.module; }
+  // Modules and parameters of which it is recorded what their calls and updates read.
+  const std::set<std::string>& looked_at() const { return terms_.looked_at; }
 
   // A call of a step function.
   void begin_step() { has_step_functions_ = true; }
@@ -79,6 +80,8 @@ class RunRecorder : public model::CallHook {
     at::Tensor tensor;
     PartOf part;
   };
+  // Options of the update of a parameter that comes next.
+  void see_options(const std::string& parameter, const std::map<std::string, std::string>& options);
   // The gradients that an optimizer is about to update with.
   void see_update(std::span<const Held> gradients);
   // A variable that a call reads, in words or as a hash, the numbers that lie in it, and another module that uses it.
@@ -134,6 +137,7 @@ class RunRecorder : public model::CallHook {
   Call* begun(const model::ModuleCall& call);        // under the lock; nullptr where its beginning was not recorded
   digests::Digest digest(const at::Tensor& tensor);  // under the lock
   void close_step();                                 // under the lock
+  std::int64_t step_of_update() const;               // that comes next
   void keep(std::int64_t output, const at::Tensor& gradient);  // under the lock
 
   const Terms terms_;

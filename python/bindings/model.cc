@@ -99,9 +99,10 @@ void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
           py::arg("parameters"))
       .def_property_readonly("is_collapsed",
                              [](Session& self) { return self.run_recorder() && self.run_recorder()->is_collapsed(); })
-      .def_property_readonly(
-          "module_looked_at",
-          [](Session& self) { return self.run_recorder() ? self.run_recorder()->module() : std::nullopt; })
+      .def_property_readonly("looked_at",
+                             [](Session& self) {
+                               return self.run_recorder() ? self.run_recorder()->looked_at() : std::set<std::string>();
+                             })
       .def(
           "record_reads",
           [](Session& self, const std::string& module, const std::vector<ReadVariable>& variables) {

@@ -295,7 +295,7 @@ class Session:
     def is_collapsed(self) -> bool:
         """True in a run without the script's layout, to which another is compared."""
     @property
-    def module_looked_at(self) -> str | None:
+    def looked_at(self) -> set[str]:
         """The module of which it is recorded what its calls read."""
     def record_reads(self, module: str, variables: Sequence[tuple[str, str, Sequence[torch.Tensor], str]]) -> None:
         """Records what the call of this module that has begun last reads: name, value, tensors in it, and what

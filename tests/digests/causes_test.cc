@@ -24,7 +24,7 @@ class Causes : public testing::Test {
 
   Reads& first() { return first_.front().reads[call_of(difference_.seen)]; }
   Reads& second() { return second_.front().reads[call_of(difference_.seen)]; }
-  std::string apart() { return reads_apart(first_, second_, difference_, call_of(difference_.seen), 1e-4); }
+  std::string apart() { return reads_apart(first_, second_, difference_, {call_of(difference_.seen)}, 1e-4); }
 
   std::vector<RankRecording> first_, second_;
   Difference difference_;
@@ -59,17 +59,54 @@ TEST_F(Causes, ListsNoMoreThanAFew) {
 
 TEST_F(Causes, LooksForOtherInputsAroundTheModule) {
   difference_.seen.name = "block.part.layer";
-  EXPECT_EQ(call_to_look_at(difference_, second_), call_of(difference_.seen));
+  using Calls = std::vector<CallName>;
+  EXPECT_EQ(calls_to_look_at(difference_, second_), Calls{call_of(difference_.seen)});
   difference_.inputs_agree = false;
-  EXPECT_EQ(call_to_look_at(difference_, second_), std::nullopt);
+  EXPECT_TRUE(calls_to_look_at(difference_, second_).empty());
   difference_.seen.kind = Kind::kInput;
   const CallName block{0, 0, "block", 0};
   second_.front().calls[block] = {};
-  EXPECT_EQ(call_to_look_at(difference_, second_), block);
+  EXPECT_EQ(calls_to_look_at(difference_, second_), Calls{block});
   first_.front().reads[block].values["a"] = "1";
   second_.front().reads[block].values["a"] = "2";
-  EXPECT_EQ(reads_apart(first_, second_, difference_, block, 1e-4),
+  EXPECT_EQ(reads_apart(first_, second_, difference_, {block}, 1e-4),
             ", in the code of block: it reads a, which is 1 instead of 2");
+}
+
+TEST_F(Causes, LooksForAGradientInWhatTookTheOutput) {
+  difference_.seen = {.kind = Kind::kOutputGradient, .microbatch = 0, .name = "one"};
+  const CallName model{0, 0, "", 0}, taker{0, 0, "two", 0}, within{0, 0, "two.part", 0};
+  auto& rank = second_.front();
+  rank.calls[model] = {};
+  rank.seen.push_back({.kind = Kind::kOutput, .microbatch = 0, .name = "one", .digest = number(3)});
+  for (const char* name : {"two", "two.part"})
+    rank.seen.push_back({.kind = Kind::kInput, .microbatch = 0, .name = name, .digest = number(3)});
+  rank.seen.push_back({.kind = Kind::kInput, .microbatch = 0, .name = "other", .digest = number(4)});
+  const auto calls = calls_to_look_at(difference_, second_);
+  EXPECT_EQ(calls, (std::vector{within, taker, model}));
+  first_.front().reads[taker].values["a"] = first_.front().reads[within].values["a"] = "1";
+  rank.reads[taker].values["a"] = "2", rank.reads[within].values["a"] = "1";
+  EXPECT_EQ(reads_apart(first_, second_, difference_, calls, 1e-4),
+            ", in the code of two: it reads a, which is 1 instead of 2");
+  rank.reads[taker].values["a"] = "1";
+  EXPECT_EQ(reads_apart(first_, second_, difference_, calls, 1e-4),
+            "; what the modules after it were seen to read agrees");
+}
+
+TEST_F(Causes, LooksForAParametersGradientInItsModuleAndForItsUpdateInOptions) {
+  difference_.seen = {.kind = Kind::kGradient, .name = "layer.weight"};
+  const CallName layer{0, 1, "layer", 0}, update{0, -1, "layer.weight", 0};
+  second_.front().calls[layer] = {};
+  EXPECT_EQ(calls_to_look_at(difference_, second_), std::vector{layer});
+  for (const Kind kind : {Kind::kParameter, Kind::kState}) {
+    difference_.seen.kind = kind;
+    difference_.seen.name = kind == Kind::kState ? "layer.weight exp_avg" : "layer.weight";
+    EXPECT_EQ(calls_to_look_at(difference_, second_), std::vector{update});
+  }
+  first_.front().reads[update].values["lr"] = "0.1";
+  second_.front().reads[update].values["lr"] = "0.2";
+  EXPECT_EQ(reads_apart(first_, second_, difference_, {update}, 1e-4),
+            ": its update took lr, which is 0.1 instead of 0.2");
 }
 
 TEST_F(Causes, SaysWhatIsMissingOfARun) {

@@ -35,6 +35,16 @@ def scaled(x):
     return x * (1 + lamina.rank()) if CAUSE in ("reads", "rank") else x
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (1 + lamina.rank())
+
+
 class First(nn.Linear):
     def forward(self, x):
         os.environ["SCALE"] = "2"
@@ -47,6 +57,8 @@ class Layer(nn.Linear):
         self.factor = 0.75 if READS else 0.5
 
     def forward(self, x):
+        if CAUSE == "backward":
+            x = Scaled.apply(x)
         return scaled(super().forward(x)) * self.factor
 
 
@@ -59,6 +71,8 @@ def main():
     if CAUSE == "no_steps":
         return
     model = lamina.distribute(layers)
+    rate = 0.2 if IN_LAYOUT and CAUSE == "rate" else 0.1
+    optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=rate))
 
     @lamina.step
     def train(x):
@@ -71,7 +85,9 @@ def main():
         if step == 1 and CAUSE == "fails":
             raise ValueError("on purpose")
         print("the script's own words")
+        optimizer.zero_grad()
         train(torch.randn(8, SIZE))
+        optimizer.step()
 
 
 main()

@@ -29,6 +29,24 @@ def test_it_names_what_a_module_reads(launcher):
     assert rest[0] == "what differs in all:" and "own words" not in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("cause", "begins", "says"),
+    [
+        (
+            "backward",
+            "microbatch 0: gradient of the output of 0 on rank 0 ",
+            ", in the code of 1: it reads lamina.rank()",
+        ),
+        ("rate", "parameter 0.", ": its update took lr, which is 0.2 instead of 0.1"),
+    ],
+)
+def test_it_names_what_a_backward_reads_and_an_update_takes(launcher, cause, begins, says):
+    result = verify(launcher, SCRIPT, cause)
+    assert result.returncode == 3, result.stderr
+    first = result.stdout.partition("\n")[0]
+    assert first.startswith(("step 0, " if "microbatch" in begins else "step 0: ") + begins) and says in first
+
+
 def test_a_smaller_layout_is_found_and_can_be_run_again(launcher):
     result = verify(launcher, "--bisect", SCRIPT, "rank", 1)
     assert result.returncode == 3, result.stderr

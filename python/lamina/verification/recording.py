@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose run is recorded, to be compared with another."""
 
+import atexit
 import multiprocessing
 import os
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -15,6 +17,10 @@ from lamina.errors import said
 from lamina.job import current
 from lamina.util import pytree
 from lamina.verification.surroundings import Surroundings
+
+# Seconds that a script is given after its last step, and threads after the main one.
+_LATEST_END_S = 60
+_LATEST_END_OF_THREADS_S = 5
 
 
 class Recording:
@@ -28,8 +34,9 @@ class Recording:
         self._job = job
         self._session = job.session
         self._engine = _lamina.Recording(self._session)
+        self._looked_at = self._session.looked_at
         self._is_ending = False
-        self._surroundings: Surroundings | None = None
+        self._surroundings: dict[str, Surroundings] = {}
         job.on_end.callback(register_optimizer_step_pre_hook(self._before_update).remove)
 
     def begin_step(self) -> None:
@@ -45,11 +52,11 @@ class Recording:
     def record_reads(self, name: str) -> None:
         """Records what the call of a module that has begun would find in the variables that its code reads, where the
         command asks for that module."""
-        if name != self._session.module_looked_at:
+        if name not in self._looked_at:
             return
-        if self._surroundings is None:
-            self._surroundings = Surroundings(self._job.partitioned_model, name)
-        self._session.record_reads(name, self._surroundings.variables())
+        if name not in self._surroundings:
+            self._surroundings[name] = Surroundings(self._job.partitioned_model, name)
+        self._session.record_reads(name, self._surroundings[name].variables())
 
     def note_cut(self) -> None:
         """Notes that the model is cut, and has its values."""
@@ -72,16 +79,29 @@ class Recording:
 
     def _end_script(self) -> None:
         if self._is_ending:  # a script that goes on has caught the first one, as `except:` does
-            self.end()
-            self._session.tell_leaving(said("end-of-program"))
-            for child in multiprocessing.active_children():  # workers that load data
-                child.terminate()
-                child.join()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+            self._leave()
         self._is_ending = True
+        is_over = threading.Event()
+        atexit.register(is_over.set)
+        threading.Thread(target=self._leave_late, args=(is_over,), daemon=True).start()
         raise SystemExit(0)
+
+    def _leave_late(self, is_over: threading.Event) -> None:
+        """Ends a script that its end does not end: a thread of it waits for what no step brings any more."""
+        threading.main_thread().join(_LATEST_END_S)
+        if not is_over.wait(_LATEST_END_OF_THREADS_S):
+            self._leave()
+
+    def _leave(self) -> None:
+        """Ends this process, with exit code 0."""
+        self.end()
+        self._session.tell_leaving(said("end-of-program"))
+        for child in multiprocessing.active_children():  # workers that load data
+            child.terminate()
+            child.join()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if all(known.optimizer is not optimizer for known in self._job.optimizers):

@@ -67,7 +67,7 @@ class Surroundings:
                 yield f"its parameter {name}", parameter
 
     def _of_code(self) -> Iterator[tuple[str, Any]]:
-        for found in self._names.of(self._module.forward):
+        for found in self._found(self._module):
             value = found.read()
             if not isinstance(value, (FunctionType, ModuleType, type, nn.Module)):
                 yield _called(found), value
@@ -79,8 +79,11 @@ class Surroundings:
             yield from _answers(function, code)
             yield from _random_numbers(function, used_in(code))
 
-    def _functions(self) -> list[FunctionType]:
-        return self._names.functions(self._module.forward)
+    def _found(self, module: nn.Module) -> list[Found]:
+        return [found for each in _code_of(module) for found in self._names.of(each)]
+
+    def _functions(self, module: nn.Module | None = None) -> list[FunctionType]:
+        return [each for one in _code_of(module or self._module) for each in self._names.functions(one)]
 
     def _other_users(self) -> dict[str, str]:
         """Other modules that use the variables, by these, in words; one that writes rather than one that reads, one of
@@ -104,10 +107,21 @@ class Surroundings:
 
     def _used(self, module: nn.Module) -> Iterator[tuple[str, bool]]:
         """Variables that the code of a module uses, and whether it is seen to write them."""
-        for found in self._names.of(module.forward):
+        for found in self._found(module):
             yield _called(found), _writes(found)
-        for function in self._names.functions(module.forward):
+        for function in self._functions(module):
             yield from ((called, False) for called, _ in _environment(function.__code__))
+
+
+def _code_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """The forward of a module, and the script's hooks around it and of its parameters' gradients."""
+    yield module.forward
+    holders = [(module, ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"))]
+    of_parameter = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    holders += [(parameter, of_parameter) for parameter in module.parameters(recurse=False)]
+    for holder, names in holders:
+        for name in names:
+            yield from (hook for hook in (getattr(holder, name, None) or {}).values() if is_of_the_script(hook))
 
 
 def _environment(code: CodeType) -> Iterator[tuple[str, str | None]]:
