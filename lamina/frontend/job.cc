@@ -9,6 +9,7 @@
 #include "lamina/frontend/checkpointed_job.h"
 #include "lamina/frontend/current.h"
 #include "lamina/job_checkpoint/saves.h"
+#include "lamina/verification/configuration.h"
 
 namespace lamina {
 namespace {
@@ -33,8 +34,7 @@ void init(const std::string& json) {
   const bool again = frontend::has_current();
   if (again && json == "{}") return;
   const auto environment = environment::process_environment();
-  const bool several = environment::read_world(environment).size > 1;
-  auto parsed = config::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
+  auto parsed = verification::read_configuration(json, environment);
   if (again) return require_same(frontend::current().session->config(), config::with_defaults(parsed.config));
   if (parsed.config.verify_steps > 0) {
     throw base::ConfigError("verify_steps compares steps of Python programs; compare this one by `lamina verify`");

@@ -2,10 +2,8 @@
 #include "lamina/session/session.h"
 
 #include <torch/version.h>
-#include <limits>
 
 #include "lamina/base/log.h"
-#include "lamina/config/layout_text.h"
 #include "lamina/environment/progress.h"
 #include "lamina/observe/timeline_part.h"
 #include "lamina/rendezvous/master_address.h"
@@ -39,20 +37,6 @@ std::unique_ptr<transport::Transport> connect(const config::Config& config, cons
   options.send_timeout = seconds(config.timeout_s);
   options.check_interrupt = check_interrupt;
   return transport::open_ucx(options);
-}
-
-// The configuration of a run that `lamina verify` compares with one in another layout.
-config::Config as_verified(config::Config config) {
-  const auto terms = verification::read_terms(environment::process_environment());
-  // Shards clip by themselves: both runs do as the script's configuration does.
-  if (terms && config.sharded_data_parallel_degree == 1) {
-    config.sdp_gradient_clipping = std::numeric_limits<double>::max();
-  }
-  if (terms && !terms->layout.empty()) {
-    config = config::in_layout(std::move(config), terms->layout);
-    config::validate(config);
-  }
-  return terms && terms->collapsed ? config::collapsed(std::move(config)) : config;
 }
 
 pipeline::JobOptions job_options(const config::Config& config, const topology::Topology& topology,
@@ -115,7 +99,7 @@ collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder
 }  // namespace
 
 Session::Session(config::Config config, environment::World world, FaceHooks hooks)
-    : config_(as_verified(config::with_defaults(std::move(config)))),
+    : config_(config::with_defaults(std::move(config))),
       world_(rendezvous::meeting_outside(std::move(world))),
       topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
                 {.shard = config_.sharded_data_parallel_degree}),

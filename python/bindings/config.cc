@@ -6,6 +6,7 @@
 
 #include "lamina/environment/world.h"
 #include "lamina/rendezvous/master_address.h"
+#include "lamina/verification/configuration.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -14,9 +15,7 @@ namespace {
 using config::Config;
 
 std::pair<Config, std::vector<std::string>> parse(const std::string& json) {
-  const auto environment = environment::process_environment();
-  const auto world = environment::read_world(environment);
-  auto parsed = config::parse_config({json, environment("SM_HP_MP_PARAMETERS"), world.size > 1});
+  auto parsed = verification::read_configuration(json, environment::process_environment());
   return {std::move(parsed.config), std::move(parsed.warnings)};
 }
 

@@ -4,7 +4,10 @@
 lamina verify -n 2 tests/verify/scripts.py NAME
 """
 
+import itertools
+import queue
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -120,9 +123,10 @@ def odd():
 
 
 def again():
-    """Begins a job anew after each two steps."""
+    """Begins a job anew after each two steps, twice, as libraries and their users both do."""
     for seed in range(3):
-        lamina.init(partitions=2, microbatches=2)
+        for _ in range(2):
+            lamina.init(partitions=2, microbatches=2)
         torch.manual_seed(seed)
         model = lamina.DistributedModel(nn.Sequential(*[Block() for _ in range(3)]))
         optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -175,6 +179,29 @@ def closure():
         optimizer.step(evaluated)
 
 
+def fed():
+    """Reads its data from a file on its input, on the rank that leads, by a thread that waits for the next step."""
+    lamina.init(partitions=2, microbatches=2)
+    torch.manual_seed(0)
+    model = lamina.DistributedModel(nn.Sequential(*[Block() for _ in range(3)]))
+    numbers = [float(word) for word in sys.stdin.read().split()] or [1.0]
+    rows = queue.Queue(1)
+
+    @lamina.step
+    def train(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    def feed():
+        for number in itertools.cycle(numbers):
+            rows.put(torch.full((4, SIZE), number))
+
+    threading.Thread(target=feed).start()
+    while True:
+        train(rows.get())
+
+
 def resumed():
     """Saves where there is no checkpoint, and else resumes from it: its data are drawn on."""
     lamina.init(partitions=2, microbatches=2)
@@ -200,5 +227,5 @@ def resumed():
 
 
 if __name__ == "__main__":
-    {each.__name__: each for each in (odd, again, adversaries, closure, resumed)}[sys.argv[1]]()
+    {each.__name__: each for each in (odd, again, adversaries, closure, fed, resumed)}[sys.argv[1]]()
     print("the script has gone on")

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/verification/configuration.h"
+
+#include <limits>
+#include <utility>
+
+#include "lamina/config/layout_text.h"
+#include "lamina/environment/world.h"
+#include "lamina/verification/run_recorder.h"
+
+namespace lamina::verification {
+namespace {
+
+config::Config in_run(config::Config config, const Terms& terms) {
+  // Shards clip by themselves: both runs do as the script's configuration does.
+  if (config.sharded_data_parallel_degree == 1) config.sdp_gradient_clipping = std::numeric_limits<double>::max();
+  if (!terms.layout.empty()) {
+    config = config::in_layout(std::move(config), terms.layout);
+    config::validate(config);
+  }
+  return terms.collapsed ? config::collapsed(std::move(config)) : config;
+}
+
+}  // namespace
+
+config::ParsedConfig read_configuration(const std::string& json, const environment::Environment& environment) {
+  const auto terms = read_terms(environment);
+  // The command has started one process where the script wants more.
+  const bool several = environment::read_world(environment).size > 1 || (terms && terms->collapsed);
+  auto parsed = config::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
+  if (terms) parsed.config = in_run(std::move(parsed.config), *terms);
+  return parsed;
+}
+
+}  // namespace lamina::verification

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program of C++ trains as its twin in Python does, in a layout and without one, as far as recordings tell."""
+
+from pathlib import Path
+
+import pytest
+from launch.launcher_harness import PRELOAD, ROOT
+
+TWIN = Path(__file__).with_name("twin.py")
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "shards"])
+def test_recordings_of_both_faces_are_equal(launcher, kind):
+    program = max(ROOT.glob("build/*/bin/frontend_verified"), key=lambda path: path.stat().st_mtime)
+    words = {"cpp": ["-c", program, "none"], "python": [*PRELOAD, TWIN]}
+    for face, run in words.items():
+        done = launcher.run("verify", "-n", 2, "--steps", 2, "--keep", face, *run, kind)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for first, second in (("cpp/layout", "python/plain"), ("python/layout", "cpp/plain")):
+        done = launcher.run("verify", "--compare", first, second)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "equal within 1e-04: 2 steps, " in done.stdout and " of 15 modules and 10 parameters" in done.stdout
