@@ -89,14 +89,10 @@ std::vector<std::string> all_apart(const Reads& first, const Reads& second, doub
   return found;
 }
 
-// The name of what has this in it; that of the model is empty.
-std::string outer(const std::string& name) {
-  const auto point = name.rfind('.');
-  return name.substr(0, point == std::string::npos ? 0 : point);
-}
-
 // The module that a tensor is of.
-std::string module_of(const Seen& seen) { return is_of_call(seen.kind) ? seen.name : outer(seen.name); }
+std::string_view module_of(const Seen& seen) {
+  return is_of_call(seen.kind) ? std::string_view(seen.name) : outer(seen.name);
+}
 
 bool is_around(const std::string& module, const std::string& name) {
   return module.empty() || name == module || name.starts_with(module + ".");
@@ -105,7 +101,7 @@ bool is_around(const std::string& module, const std::string& name) {
 // The first call of the innermost module around this one that is called in its microbatch.
 std::vector<CallName> around(const Seen& seen, const std::vector<RankRecording>& run) {
   for (std::string name = seen.name; !name.empty();) {
-    name = outer(name);
+    name.resize(outer(name).size());
     CallName call{seen.step, seen.microbatch, name, 0};
     if (std::ranges::any_of(run, [&](const auto& rank) { return rank.calls.contains(call); })) return {call};
   }
@@ -140,7 +136,7 @@ std::vector<CallName> takers_of(const Seen& gradient, std::int64_t copy, const s
 std::vector<CallName> owner_of(const Seen& parameter, const std::vector<RankRecording>& run) {
   std::string name = parameter.name;
   do {
-    name = outer(name);
+    name.resize(outer(name).size());
     for (const auto& rank : run) {
       for (const auto& [call, surroundings] : rank.calls) {
         if (std::get<0>(call) == parameter.step && std::get<std::string>(call) == name) return {call};
@@ -183,7 +179,7 @@ std::vector<CallName> calls_to_look_at(const Difference& difference, const std::
       return owner_of(seen, run);
     case Kind::kParameter:
     case Kind::kState:
-      return {{seen.step, -1, seen.name.substr(0, seen.name.rfind(' ')), 0}};
+      return {{seen.step, -1, std::string(parameter_of(seen.name)), 0}};
     default:
       return {};
   }

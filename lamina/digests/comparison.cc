@@ -17,11 +17,13 @@ namespace {
 
 class Comparer {
  public:
-  Comparer(const Run& first, const Run& second, const Terms& terms)
+  Comparer(const Run& first, const Run& second, const Terms& terms) : Comparer(first, second, terms, parts_of(first)) {}
+
+  Comparer(const Run& first, const Run& second, const Terms& terms, const Parts& first_as_seen)
       : second_(parts_of(second)),
         tolerance_(terms.tolerance.value_or(std::max(tolerance_of(first), tolerance_of(second)))),
-        measure_(parts_of(first), second_, terms, tolerance_),
-        first_(matched(parts_of(first), second_, measure_)) {
+        measure_(first_as_seen, second_, terms, tolerance_),
+        first_(matched(first_as_seen, second_, measure_)) {
     made_.wanted = terms.steps;
     steps_ = std::ranges::min(first, {}, &RankRecording::steps).steps;
     made_.tolerance = tolerance_;

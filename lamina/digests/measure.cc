@@ -57,7 +57,7 @@ double Measure::floor(const Seen& seen) const {
   if (seen.kind == Kind::kParameter) return rounding_.largest_change(seen.step) * 0.1;
   if (seen.kind == Kind::kResult) return 0;
   if (seen.kind == Kind::kBuffer) {  // of inputs that are all alike a variance is what rounding left of them
-    const auto found = inputs_.find(seen.name.substr(0, std::max<std::size_t>(seen.name.rfind('.') + 1, 1) - 1));
+    const auto found = inputs_.find(outer(seen.name));
     const double elements = static_cast<double>(seen.digest.whole());
     return found == inputs_.end() ? 0 : tolerance_ * found->second * std::sqrt(elements);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -22,7 +23,7 @@ struct Terms {
 // float32, 2e-2 for float16 and 1e-1 for bfloat16. The coarsest numbers of a run give that of the whole run, for they
 // flow into all others; but those of optimizers' states, which count steps in float32, only that of their own. A tensor
 // far smaller than others of its kind is measured by those, since it may be no more than what rounding left of them.
-// What updates make of rounding comes on top: see [Note: rounding in updates].
+// Rounding that updates have made larger comes on top: see [Note: rounding in updates].
 double tolerance_of(const Run& run);
 
 // A relative difference in words: "3e-02".
@@ -53,7 +54,7 @@ class Measure {
   const double tolerance_;
   const Rounding rounding_;
   std::map<Group, double> largest_;
-  std::map<std::string, double> inputs_;  // the mean size of elements in the largest input of a module
+  std::map<std::string, double, std::less<>> inputs_;  // the mean size of elements in the largest input of a module
 };
 
 }  // namespace lamina::digests

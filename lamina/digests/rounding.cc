@@ -12,14 +12,8 @@ constexpr double kMoreAlike = 1.5;
 // Beyond this tolerance elements that are rounding may be larger than those that digests count as small.
 constexpr double kCoarse = 1e-4;
 
-std::string_view parameter_of(const Seen& seen) {
-  const std::string_view name = seen.name;
-  return seen.kind == Kind::kState ? name.substr(0, name.rfind(' ')) : name;
-}
-
-std::string_view module_of(std::string_view parameter) {
-  const auto point = parameter.rfind('.');
-  return parameter.substr(0, point == std::string_view::npos ? 0 : point);
+std::string_view updated_by(const Seen& seen) {
+  return seen.kind == Kind::kState ? parameter_of(seen.name) : std::string_view(seen.name);
 }
 
 // The root of the mean square of the elements in their largest one: 1 where all are of one size.
@@ -78,7 +72,7 @@ void Rounding::note_states(const Parts& second) {
   for (const auto& [key, list] : second) {
     if (key.kind != Kind::kState || !known.insert(key.name).second) continue;
     const auto wholes = wholes_of(list);
-    const auto* gradient = gradient_of(parameter_of(*list.front().seen));
+    const auto* gradient = gradient_of(updated_by(*list.front().seen));
     if (gradient == nullptr || wholes.empty() || wholes.front().digest.elements != gradient->elements) continue;
     if (alikeness(wholes.front().digest) > kMoreAlike * gradient->alike) made_of_updates_.emplace(key.name);
   }
@@ -88,7 +82,7 @@ void Rounding::note_states(const Parts& second) {
 void Rounding::note_parted(const Parts& first, const Parts& second) {
   std::map<std::string_view, double> sizes;
   for (const auto& [name, digest] : initial_) {
-    double& size = sizes[module_of(name)];
+    double& size = sizes[outer(name)];
     size = std::max(size, digest.norm());
   }
   for (const auto& [key, list] : second) {
@@ -101,7 +95,7 @@ void Rounding::note_parted(const Parts& first, const Parts& second) {
     const bool may_part = (has_small && !is_noise(seen)) || parted(key.step).norm > 0;
     if (!may_part || wholes.empty() || others.empty()) continue;
     const Digest &one = others.front().digest, &now = wholes.front().digest;
-    const double size = std::max(value_at(sizes, module_of(key.name)), now.norm()), apart = distance(one, now);
+    const double size = std::max(value_at(sizes, outer(key.name)), now.norm()), apart = distance(one, now);
     if (apart <= 0.1 * tolerance_ * size || apart > amplified(seen, now)) continue;
     Parted& most = parted_[key.step];
     most = {std::max(most.relative, apart / size), std::max(most.norm, apart)};
@@ -110,14 +104,14 @@ void Rounding::note_parted(const Parts& first, const Parts& second) {
 
 bool Rounding::is_noise(const Seen& seen) const {
   if (seen.kind != Kind::kState && seen.kind != Kind::kParameter) return false;
-  const auto* gradient = gradient_of(parameter_of(seen));
+  const auto* gradient = gradient_of(updated_by(seen));
   return gradient != nullptr && gradient->share_of_norms > 0 && gradient->share_of_norms < 0.1 * tolerance_;
 }
 
 double Rounding::amplified(const Seen& seen, const Digest& now) const {
   if (seen.step < 0 || (seen.kind != Kind::kParameter && !made_of_updates_.contains(seen.name))) return 0;
-  const auto* gradient = gradient_of(parameter_of(seen));
-  double change = change_of(parameter_of(seen), now);
+  const auto* gradient = gradient_of(updated_by(seen));
+  double change = change_of(updated_by(seen), now);
   // A state begins with zero or, as an average of parameters, with the parameter.
   if (seen.kind == Kind::kState) change = change == 0 ? now.norm() : std::min(change, now.norm());
   const double share = is_noise(seen) ? 1 : gradient == nullptr ? 0 : std::sqrt(gradient->small);

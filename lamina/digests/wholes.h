@@ -12,6 +12,14 @@
 // The tensors of a run, whichever of its ranks has which part of them.
 namespace lamina::digests {
 
+// The name of the module that has this parameter or module in it; that of the model is empty.
+constexpr std::string_view outer(std::string_view name) {
+  const auto point = name.rfind('.');
+  return name.substr(0, point == std::string_view::npos ? 0 : point);
+}
+// The parameter whose state of an optimizer has this name.
+constexpr std::string_view parameter_of(std::string_view state) { return state.substr(0, state.rfind(' ')); }
+
 inline bool is_of_call(Kind kind) { return kind <= Kind::kOutputGradient; }
 
 // A tensor of a run. One of the model has no copy, for its parts may lie in several.

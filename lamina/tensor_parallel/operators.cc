@@ -100,19 +100,12 @@ at::Tensor shape_of_sum(const at::Tensor& given, const std::string& /*team*/) {
   return empty(given, given.sym_sizes().vec());
 }
 
-at::Tensor shape_of_whole(const at::Tensor& given, std::int64_t dim, c10::SymIntArrayRef sizes,
-                          const std::string& team) {
+// The shape that an operator of one cut gives, by the extent along it.
+template <auto extent_of>
+at::Tensor shape_of_cut(const at::Tensor& given, std::int64_t dim, c10::SymIntArrayRef sizes, const std::string& team) {
   auto shape = given.sym_sizes().vec();
   auto& extent = shape.at(wrapped(dim, given));
-  extent = whole_extent(extent, sizes, *find_team(team));
-  return empty(given, shape);
-}
-
-at::Tensor shape_of_part(const at::Tensor& given, std::int64_t dim, c10::SymIntArrayRef sizes,
-                         const std::string& team) {
-  auto shape = given.sym_sizes().vec();
-  auto& extent = shape.at(wrapped(dim, given));
-  extent = part_extent(extent, sizes, *find_team(team));
+  extent = extent_of(extent, sizes, *find_team(team));
   return empty(given, shape);
 }
 
@@ -128,10 +121,10 @@ at::Tensor shape_of_exchanged(const at::Tensor& given, std::int64_t from_dim, c1
 
 TORCH_LIBRARY_IMPL(lamina, Meta, library) {
   library.impl("tp_all_reduce", &shape_of_sum);
-  library.impl("tp_gather", &shape_of_whole);
-  library.impl("tp_all_gather", &shape_of_whole);
-  library.impl("tp_scatter", &shape_of_part);
-  library.impl("tp_reduce_scatter", &shape_of_part);
+  library.impl("tp_gather", &shape_of_cut<&whole_extent>);
+  library.impl("tp_all_gather", &shape_of_cut<&whole_extent>);
+  library.impl("tp_scatter", &shape_of_cut<&part_extent>);
+  library.impl("tp_reduce_scatter", &shape_of_cut<&part_extent>);
   library.impl("tp_all_to_all", &shape_of_exchanged);
 }
 

@@ -7,10 +7,10 @@
 
 #include "lamina/tensor_parallel/team.h"
 
-// [Note: operators of slices] What layers whose parameters are cut over a team compute with its other members. Each is
-// an operator of torch's dispatcher as well (`torch.ops.lamina.tp_all_reduce`, ...), which compiled graphs have whole,
-// with shapes for tensors without values. Gradients follow from what the members have, a whole that is alike on all of
-// them or parts of one:
+// [Note: operators of slices] Exchanges of a layer, whose parameters are cut over a team, with its other members. Each
+// is an operator of torch's dispatcher as well (`torch.ops.lamina.tp_all_reduce`, ...), which compiled graphs have
+// whole, with shapes for tensors without values. Gradients follow from what the members have, a whole that is alike on
+// all of them or parts of one:
 //
 //   name               takes               gives                its gradient, backwards
 //   tp_copy            a whole             the same             tp_all_reduce: each has used it for its own part

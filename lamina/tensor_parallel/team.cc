@@ -6,10 +6,11 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <map>
-#include <numeric>
+#include <tuple>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -24,17 +25,13 @@ constexpr auto kAllReduce = "all-reduce", kAllGather = "all-gather", kReduceScat
                kAllToAll = "all-to-all";
 
 std::int64_t most(const Sizes& sizes) { return std::ranges::max(sizes); }
-std::int64_t total(const Sizes& sizes) { return std::reduce(sizes.begin(), sizes.end(), std::int64_t{0}); }
-std::int64_t before(const Sizes& sizes, int member) {
-  return std::reduce(sizes.begin(), sizes.begin() + member, std::int64_t{0});
-}
-
-std::int64_t numel(const Sizes& shape) {
-  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-}
+std::int64_t total(at::IntArrayRef sizes) { return c10::sum_integers(sizes); }
+std::int64_t numel(at::IntArrayRef shape) { return c10::multiply_integers(shape); }
 
 at::Tensor narrowed(const at::Tensor& whole, const Cut& cut, int member) {
-  return whole.narrow(cut.dim, before(cut.sizes, member), cut.sizes.at(static_cast<std::size_t>(member)));
+  const at::IntArrayRef sizes = cut.sizes;
+  const auto at = static_cast<std::size_t>(member);
+  return whole.narrow(cut.dim, total(sizes.slice(0, at)), sizes[at]);
 }
 
 // A part in memory for the largest one.
@@ -44,6 +41,13 @@ at::Tensor padded(const at::Tensor& part, const Cut& cut) {
   auto shape = part.sizes().vec();
   shape[static_cast<std::size_t>(cut.dim)] = lacks;
   return at::cat({part, at::zeros(shape, part.options())}, cut.dim);
+}
+
+// Parts of all members side by side, where each has the beginning of this one.
+at::Tensor repeated(const at::Tensor& part, const Cut& cut) {
+  std::vector<at::Tensor> parts;
+  for (const auto size : cut.sizes) parts.push_back(padded(part, cut).narrow(cut.dim, 0, size));
+  return at::cat(parts, cut.dim);
 }
 
 // How many elements each member gets of this member's part of `to`, and so gives in the other direction.
@@ -89,27 +93,23 @@ Cut Team::checked(const Cut& cut, at::IntArrayRef given, bool is_part) const {
   const bool fits = std::ssize(result.sizes) == size() && std::ranges::min(result.sizes) >= 0 &&
                     extent == (is_part ? result.sizes[static_cast<std::size_t>(rank())] : total(result.sizes));
   if (!fits) {
-    throw base::UsageError(base::str("dimension ", result.dim, " of a tensor of shape ", given, " is ",
-                                     is_part ? "member " : "not ", is_part ? base::str(rank(), "'s part") : "cut",
-                                     " of ", at::IntArrayRef(result.sizes), ", for a team of ", size()));
+    throw base::UsageError(base::str("dimension ", result.dim, " of a tensor of shape ", given, " is not ",
+                                     is_part ? base::str("the part of member ", rank()) : "the whole", " of ",
+                                     at::IntArrayRef(result.sizes), ", for a team of ", size()));
   }
   return result;
 }
 
 at::Tensor Team::all_reduce(const at::Tensor& given) {
   if (Alone::here()) return given.clone(at::MemoryFormat::Contiguous);
-  return run(meaning(kAllReduce, given, {}, {}), given.clone(at::MemoryFormat::Contiguous)).view(given.sizes());
+  return run(meaning(kAllReduce, given, {}), given.clone(at::MemoryFormat::Contiguous)).view(given.sizes());
 }
 
 at::Tensor Team::all_gather(const at::Tensor& part, const Cut& wanted) {
   const auto cut = checked(wanted, part.sizes(), /*is_part=*/true);
-  if (Alone::here()) {
-    std::vector<at::Tensor> parts;
-    for (const auto size : cut.sizes) parts.push_back(padded(part, cut).narrow(cut.dim, 0, size));
-    return at::cat(parts, cut.dim);
-  }
+  if (Alone::here()) return repeated(part, cut);
   const auto sent = padded(part, cut);
-  const auto all = run(meaning(kAllGather, part, {cut}, {true}), sent);
+  const auto all = run(meaning(kAllGather, part, {cut}, &cut), sent);
   std::vector<at::Tensor> parts;
   for (int member = 0; member < size(); ++member) {
     const auto of_member = all.narrow(0, member * sent.numel(), sent.numel()).view(sent.sizes());
@@ -124,7 +124,7 @@ at::Tensor Team::reduce_scatter(const at::Tensor& given, const Cut& wanted) {
   std::vector<at::Tensor> parts;
   for (int member = 0; member < size(); ++member) parts.push_back(padded(narrowed(given, cut, member), cut));
   auto shape = parts.front().sizes().vec();
-  const auto sum = run(meaning(kReduceScatter, given, {cut}, {false}), at::stack(parts)).view(shape);
+  const auto sum = run(meaning(kReduceScatter, given, {cut}), at::stack(parts)).view(shape);
   return sum.narrow(cut.dim, 0, cut.sizes[static_cast<std::size_t>(rank())]).contiguous();
 }
 
@@ -139,14 +139,10 @@ at::Tensor Team::all_to_all(const at::Tensor& given, const Cut& wanted_from, con
   if (from.dim == to.dim) {
     throw base::UsageError(base::str("an exchange of parts along dimension ", from.dim, " alone"));
   }
-  if (Alone::here()) {
-    std::vector<at::Tensor> parts;
-    for (const auto size : to.sizes) parts.push_back(padded(scatter(given, from), to).narrow(to.dim, 0, size));
-    return at::cat(parts, to.dim);
-  }
+  if (Alone::here()) return repeated(scatter(given, from), to);
   std::vector<at::Tensor> sent;
   for (int member = 0; member < size(); ++member) sent.push_back(narrowed(given, from, member).reshape({-1}));
-  const auto received = run(meaning(kAllToAll, given, {from, to}, {false, true}), at::cat(sent));
+  const auto received = run(meaning(kAllToAll, given, {from, to}, &to), at::cat(sent));
   auto shape = given.sizes().vec();
   shape[static_cast<std::size_t>(from.dim)] = from.sizes[static_cast<std::size_t>(rank())];
   std::vector<at::Tensor> parts;
@@ -166,12 +162,9 @@ void Team::give_up(const value::Failure& failure) {
 
 // Operations as members compare them.
 
-Team::Meaning Team::meaning(const char* what, const at::Tensor& given, std::vector<Cut> cuts,
-                            std::vector<bool> in_parts) const {
+Team::Meaning Team::meaning(const char* what, const at::Tensor& given, std::vector<Cut> cuts, const Cut* part_of) {
   Meaning meaning{what, given.scalar_type(), given.device().type(), std::move(cuts), given.sizes().vec()};
-  for (std::size_t i = 0; i < meaning.cuts.size(); ++i) {
-    if (in_parts[i]) meaning.shape[static_cast<std::size_t>(meaning.cuts[i].dim)] = total(meaning.cuts[i].sizes);
-  }
+  if (part_of != nullptr) meaning.shape[static_cast<std::size_t>(part_of->dim)] = total(part_of->sizes);
   return meaning;
 }
 

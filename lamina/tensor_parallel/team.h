@@ -55,10 +55,6 @@ class Team {
   // This member's step has failed. Returns at once.
   void give_up(const value::Failure& failure);
 
-  // The cut with the sizes of all members, of a tensor of which a member gives its part, or all. Throws
-  // base::UsageError where it does not fit.
-  Cut checked(const Cut& cut, at::IntArrayRef given, bool is_part) const;
-
  private:
   // An operation as all members know it.
   struct Meaning {
@@ -72,8 +68,13 @@ class Team {
     at::Tensor result;
     collective::Started work;
   };
-  // Words of a tensor of which this member gives all, or along some dimensions its part.
-  Meaning meaning(const char* what, const at::Tensor& given, std::vector<Cut> cuts, std::vector<bool> in_parts) const;
+  // The cut with the sizes of all members, of a tensor of which a member gives its part, or all. Throws
+  // base::UsageError where it does not fit.
+  Cut checked(const Cut& cut, at::IntArrayRef given, bool is_part) const;
+
+  // The meaning of an operation on a tensor that is whole, or a part of one cut.
+  static Meaning meaning(const char* what, const at::Tensor& given, std::vector<Cut> cuts,
+                         const Cut* part_of = nullptr);
   static collective::SameOrder::Operation to_operation(const Meaning& meaning);
   Meaning to_meaning(const collective::SameOrder::Operation& operation) const;
   std::string in_words(const collective::SameOrder::Operation& operation) const;

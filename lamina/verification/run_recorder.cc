@@ -114,14 +114,8 @@ void RunRecorder::end_step() {
 
 void RunRecorder::begin_step_of(std::span<const ParameterGradients::Named> parameters) {
   const std::lock_guard lock(mutex_);
-  calls_.clear();
-  calls_of_.clear();
-  known_.clear();
-  next_known_ = 0;
-  gradients_of_model_.clear();
-  kept_.str("");
+  forget();
   kept_ << beginning_;
-  parameters_.reset();
   parameters_ = std::make_unique<ParameterGradients>(
       parameters, [this] { return ::getpid() == process_ && current_microbatch(microbatch_) == 0; });
 }
@@ -135,9 +129,14 @@ void RunRecorder::let_go() {
   const std::lock_guard lock(mutex_);
   is_over_ = true;
   steps_ = terms_.steps;
+  forget();
+}
+
+void RunRecorder::forget() {
   calls_ = {};
   calls_of_ = {};
   known_ = {};
+  next_known_ = 0;
   gradients_of_model_ = {};
   parameters_.reset();
   kept_.str("");

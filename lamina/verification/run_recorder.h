@@ -136,6 +136,7 @@ class RunRecorder : public model::CallHook {
              const at::Tensor& tensor);
   Call* begun(const model::ModuleCall& call);        // under the lock; nullptr where its beginning was not recorded
   digests::Digest digest(const at::Tensor& tensor);  // under the lock
+  void forget();                                     // under the lock: all that is kept of a step
   void close_step();                                 // under the lock
   std::int64_t step_of_update() const;               // that comes next
   void keep(std::int64_t output, const at::Tensor& gradient);  // under the lock

@@ -17,11 +17,11 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations import hugging_face
 from lamina.shared_state.contents import version_of
+from lamina.shared_state.names import HOOKS
 from lamina.util.differences import Difference, Places, differences
 from lamina.util.reach import Attributes, Reach
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_OF_TORCH = ("_parameters", "_buffers", "_modules", *_HOOKS)
+_OF_TORCH = ("_parameters", "_buffers", "_modules", *HOOKS)
 
 
 class BeforeCut:
@@ -96,7 +96,7 @@ class BeforeCut:
             path, module, kind = self._kept.get(id(each.holder.held), ("", None, ""))
             if kind in ("_parameters", "_modules"):
                 raise _CannotTravelError(f"{path}.{next(iter([*each.set, *each.gone]))}")
-            if kind in _HOOKS:
+            if kind in HOOKS:
                 theirs = all(map(hugging_face.is_collector, each.set.values()))
                 self._hooked += [] if theirs else [(path, module)]
             elif kind != "_buffers":  # whose values the cut brings

@@ -113,8 +113,7 @@ class Cut:
         waits = check is not None or (self.model is None and options is not None)
         self._before = BeforeCut(self.module()) if waits else None
         if check is not None and self.model is not None:
-            self._end_routing()
-            self.whole = True
+            self._unroute()
         if waits and job.leads:
             return FirstCall(job.session, self.module(), options, self._make_and_route, self._before)
         try:
@@ -217,14 +216,17 @@ class Cut:
         """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
         over the pipeline."""
         bring_together(self.model)
+        self._unroute()
+
+    def _unroute(self) -> None:
+        """Calls are the plain model's until `make_again`."""
         self._end_routing()
         self.whole = True
 
     @contextmanager
     def unrouted(self) -> Iterator[None]:
         """Between steps: meanwhile calls of modules, and what they read and set, are torch's own."""
-        self._end_routing()
-        self.whole = True
+        self._unroute()
         try:
             yield
         finally:
@@ -257,8 +259,7 @@ class Cut:
 
         check.take_values(self.module(), self.model)
         check.begin_step(self.model)
-        self._end_routing()
-        self.whole = True
+        self._unroute()
         return FirstCall(current.session(), self.module(), None, compare, None)
 
     def _make_and_route(self, tracer: Tracer | None, called: Called | None = None) -> None:

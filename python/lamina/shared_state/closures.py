@@ -21,11 +21,11 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations import hugging_face
 from lamina.shared_state.contents import Content, changed_by_more_than_counting, is_generator
+from lamina.shared_state.names import HOOKS
 from lamina.shared_state.places import Change, Place, Places
 from lamina.shared_state.variables import ContextVariables, travels
 
 _BODY = "the step function"
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class _Watched:
@@ -235,6 +235,6 @@ class SharedNames:
 
 def _hooks_of(module: nn.Module) -> dict[int, Callable]:
     """By number. Hugging Face's own collect what a model returns, and are no hooks of the script's."""
-    found = {number: hook for kind in _HOOKS for number, hook in vars(module).get(kind, {}).items()}
+    found = {number: hook for kind in HOOKS for number, hook in vars(module).get(kind, {}).items()}
     theirs = hugging_face.collectors(module) if found else []
     return {number: hook for number, hook in found.items() if hook not in theirs}

@@ -33,6 +33,7 @@ _UNNAMED = {"forward", "backward", "setup_context"}  # methods that run without 
 _MAKING = {"__init__", "__new__", "__init_subclass__", "__set_name__"}  # methods that run when an object is made
 _ASIDE = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"}
 _BY_WORDS = {"globals", "vars", "getattr", "setattr", "delattr", "__dict__", "__setattr__", "__delattr__"}
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module's calls
 OF_TORCH = frozenset(vars(nn.Module()))  # attributes that it keeps in each module
 _LARGE = 1000
 _MOST = 2000  # functions that one may call

@@ -13,7 +13,7 @@ from torch import nn
 
 from lamina.model.partitioned import PartitionedModel
 from lamina.shared_state.contents import is_of_the_script
-from lamina.shared_state.names import OF_TORCH, Found, Names, used_in, words_in
+from lamina.shared_state.names import HOOKS, OF_TORCH, Found, Names, used_in, words_in
 from lamina.shared_state.uses import uses
 from lamina.verification.contents import Contents
 
@@ -116,7 +116,7 @@ class Surroundings:
 def _code_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
     """The forward of a module, and the script's hooks around it and of its parameters' gradients."""
     yield module.forward
-    holders = [(module, ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"))]
+    holders = [(module, HOOKS)]
     of_parameter = ("_backward_hooks", "_post_accumulate_grad_hooks")
     holders += [(parameter, of_parameter) for parameter in module.parameters(recurse=False)]
     for holder, names in holders:
