@@ -84,7 +84,8 @@ class ScaleJob {
                  mailbox(rank), patience());
     at::Tensor tensors[] = {at::ones({4}), at::ones({2, 3})};
     const auto table = table_of(rank, tensors);
-    model::give_values(table, world_, mailbox(rank), patience(), {.why = [](const auto&) { return std::string(); }});
+    model::give_values(table, {world_, {}}, mailbox(rank), patience(),
+                       {.why = [](const auto&) { return std::string(); }});
   }
 
   // Copies of the model average their gradients, by collectives that are not counted.
@@ -99,6 +100,7 @@ class ScaleJob {
     const distributed_optimizer::Measurers measurers{
         .table = &table,
         .one_copy = topology_.members(topology::kOneCopy, base::Rank(rank)),
+        .pipeline = topology_.members(topology::kPartitions, base::Rank(rank)),
         .copies = copies(rank),
         .mailbox = mailbox(rank),
         .patience = patience()};

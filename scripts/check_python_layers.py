@@ -23,6 +23,7 @@ ORDER = (
     "shared_state",
     "modules",
     "remote",
+    "tensor_parallel",
     "deferred_init",
     "tracing",
     "model",

@@ -20,10 +20,12 @@ Groups::~Groups() = default;
 
 void Groups::make_by(Make make) { make_ = std::move(make); }
 
-Group& Groups::get(topology::Group axis, const base::Patience& patience) { return *made(axis, patience).group; }
+Group& Groups::get(topology::Group axis, const base::Patience& patience) {
+  return *made(topology_.resolved(axis), patience).group;
+}
 
 c10::intrusive_ptr<c10d::ProcessGroup> Groups::torchs(topology::Group axis, const base::Patience& patience) {
-  return made(axis, patience).torchs;
+  return made(topology_.resolved(axis), patience).torchs;
 }
 
 Group& Groups::by_levels(topology::Group axis, topology::Group within, topology::Group across,

@@ -23,8 +23,10 @@ struct Ranks {
   std::vector<base::Rank> everyone() const { return topology.members(topology::Group::kWorld, own); }
   // The ranks that have one copy of the model together.
   std::vector<base::Rank> one_copy() const { return topology.members(topology::kOneCopy, own); }
+  // The ranks that have one partition each of the same slice of it: a pipeline.
+  std::vector<base::Rank> pipeline() const { return topology.members(topology::kPartitions, own); }
   // The one of them that runs the bodies of step functions.
-  base::Rank leader() const { return one_copy().front(); }
+  base::Rank leader() const { return pipeline().front(); }
   bool leads() const { return leader() == own; }
   topology::Coordinates place() const { return topology.coordinates(own); }
   // The ranks that have the same parts of the model as this one, one in each copy of it.

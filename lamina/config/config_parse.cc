@@ -181,7 +181,16 @@ void require_available(const Config& config, int replicas) {
   check.missing(complete.schedule == Schedule::kForwardOnly, "schedule", "use \"simple\" or \"interleaved\"");
   check.missing(&Config::contiguous, "contiguous");
   check.missing(&Config::horovod, "horovod");
-  check.missing(complete.tensor_parallel_degree > 1, "tensor_parallel_degree", "leave it at 1");
+  if (complete.tensor_parallel_degree > 1) {
+    constexpr auto kBeside = "leave it as it is by default, or tensor_parallel_degree at 1";
+    check.missing(!complete.prescaled_batch, "prescaled_batch", "with tensor_parallel_degree it is to be true");
+    check.missing(complete.partitions > 1, "partitions", kBeside);
+    check.missing(complete.sharded_data_parallel_degree > 1, "sharded_data_parallel_degree", kBeside);
+    check.missing(complete.shard_optimizer_state, "shard_optimizer_state", kBeside);
+    check.missing(complete.fp16, "fp16", kBeside);
+    check.missing(complete.bf16, "bf16", kBeside);
+    check.missing(complete.verify_steps > 0, "verify_steps", kBeside);
+  }
   check.missing(&Config::xla, "xla");
   check.missing(&Config::fork, "fork");
   check.raise();

@@ -60,7 +60,7 @@ void Beside::take(std::span<const at::Tensor> parameters) {
 }
 
 void Beside::bring() const {
-  if (!all_.empty()) give_values(all_, ranks_.one_copy(), ranks_.mailbox, ranks_.patience());
+  if (!all_.empty()) give_values(all_, ranks_.pipeline(), ranks_.mailbox, ranks_.patience());
 }
 
 }  // namespace lamina::distributed_optimizer

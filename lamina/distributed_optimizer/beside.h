@@ -23,7 +23,7 @@ class Beside {
   // Collective over the world: gives those that are new here the values of its first rank. Throws base::UsageError, on
   // all, where ranks do not have the same ones.
   void take(std::span<const at::Tensor> parameters);
-  // Collective over the ranks of one copy, where there are any: gives them the values that an update has given those
+  // Collective over the ranks of a pipeline, where there are any: gives them the values that an update has given those
   // of the rank that leads.
   void bring() const;
   const std::vector<at::Tensor>& all() const { return all_; }

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <map>
 
 #include "lamina/optim/step.h"
 
@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kBeside = -1;  // the model, in the place of a row's number
 
-// Squares of this rank's gradients: pairs of the number of a row of the model and its square, and one of all that is
-// not the model's.
+// Squares of this rank's gradients: triples of the number of a row of the model, the slice of it and its square, and
+// one of all that is not the model's.
 std::vector<double> own_squares(std::span<const at::Tensor> sources, const Measurers& measurers,
                                 optim::Threads& threads) {
   std::vector<at::Tensor> parameters, gradients;
@@ -39,45 +39,55 @@ std::vector<double> own_squares(std::span<const at::Tensor> sources, const Measu
     const auto summed = sharding->sum_before_update(std::move(parts));
     for (std::size_t i = 0; i < shards.size(); ++i) squares[shards[i]] = summed[i];
   }
-  std::vector<double> pairs;
+  std::vector<double> triples;
   double beside = 0;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const auto* row = measurers.table == nullptr ? nullptr : measurers.table->find(parameters[i]);
     if (row == nullptr) {
       beside += squares[i];
     } else {
-      pairs.insert(pairs.end(), {static_cast<double>(row - measurers.table->all().data()), squares[i]});
+      const auto number = row - measurers.table->all().data();
+      const auto slice = measurers.table->slice_of(*row);
+      triples.insert(triples.end(), {static_cast<double>(number), static_cast<double>(slice), squares[i]});
     }
   }
-  pairs.insert(pairs.end(), {kBeside, beside});
-  return pairs;
+  triples.insert(triples.end(), {kBeside, 0, beside});
+  return triples;
 }
 
 // Adds what the ranks of one copy know: the same bits on all of them.
 Measure of_copy(std::span<const double> own, const Measurers& measurers) {
-  const auto pairs = at::empty({static_cast<std::int64_t>(own.size())}, at::kDouble);
-  std::ranges::copy(own, pairs.mutable_data_ptr<double>());
-  const value::List word{{pairs, measurers.options, static_cast<std::int64_t>(measurers.unscaled)}};
+  const auto triples = at::empty({static_cast<std::int64_t>(own.size())}, at::kDouble);
+  std::ranges::copy(own, triples.mutable_data_ptr<double>());
+  const value::List word{{triples, measurers.options, static_cast<std::int64_t>(measurers.unscaled)}};
   Measure measure;
-  std::vector<double> squares(measurers.table == nullptr ? 0 : measurers.table->all().size());
+  std::vector<std::map<double, double>> squares(measurers.table == nullptr ? 0 : measurers.table->all().size());
   double beside = 0;
-  for (const auto& told : measurers.mailbox.all_gather(measurers.one_copy, word, measurers.patience)) {
-    const auto& words = told.as<value::List>().items;
+  const auto told = measurers.mailbox.all_gather(measurers.one_copy, word, measurers.patience);
+  for (std::size_t i = 0; i < told.size(); ++i) {
+    const auto& words = told[i].as<value::List>().items;
+    const bool has_same_slices =
+        std::ranges::find(measurers.pipeline, measurers.one_copy[i]) != measurers.pipeline.end();
     const auto given = words.at(0).as<at::Tensor>();
     for (const auto* each = given.const_data_ptr<double>(); each != given.const_data_ptr<double>() + given.numel();
-         each += 2) {
-      if (!std::isfinite(each[1])) measure.overflow = true;
+         each += 3) {
+      const double square = each[2];
+      if (!std::isfinite(square)) measure.overflow = true;
       if (each[0] == kBeside) {
-        beside += each[1];
+        beside += has_same_slices ? square : 0;  // each pipeline has all of it
       } else if (each[0] < static_cast<double>(squares.size())) {
-        squares[static_cast<std::size_t>(each[0])] = each[1];
+        squares[static_cast<std::size_t>(each[0])][each[1]] = square;
       }
     }
     measure.are_alike = measure.are_alike && words.at(1).as<std::int64_t>() == measurers.options;
     measure.unscaled = std::max(measure.unscaled, static_cast<Unscaled>(words.at(2).as<std::int64_t>()));
   }
   if (measurers.table == nullptr) beside = own.back();  // each rank has a model of its own
-  measure.norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0) + beside);
+  double sum = 0;
+  for (const auto& slices : squares) {
+    for (const auto& [slice, square] : slices) sum += square;
+  }
+  measure.norm = std::sqrt(sum + beside);
   return measure;
 }
 

@@ -32,6 +32,7 @@ struct Measurers {
   const model::ParameterTable* table = nullptr;  // nullptr: no model
   sharding::Sharding* sharding = nullptr;        // nullptr where nothing is
   std::vector<base::Rank> one_copy;              // those that have one copy of the model together
+  std::vector<base::Rank> pipeline;              // those of them that have the same slices
   std::vector<base::Rank> copies;                // those that have copies of what this rank has, and call it, too
   bool trains_with_copies = true;                // so that their options are to be like this rank's
   std::int64_t options = 0;                      // the hash of this rank's

@@ -187,6 +187,7 @@ void Optimizer::measure(UserOptimizer& user, const ModelInUse& model) {
   const Measurers measurers{.table = parameters_.table(),
                             .sharding = parameters_.sharding(),
                             .one_copy = ranks_.one_copy(),
+                            .pipeline = ranks_.pipeline(),
                             .copies = has_copies(model) ? ranks_.of_copies() : std::vector{ranks_.own},
                             .trains_with_copies = config_.ddp,
                             .options = hash_of_options(options),

@@ -59,7 +59,7 @@ NamedState States::state(const UserOptimizer& user, Extent extent) const {
   const bool have_owners = over && user.needs() == fused::Needs::kWhole;
   make_whole(here, state, have_owners);
   if (have_owners) add_others(state, parameters_.members(*over), false);
-  if (extent != Extent::kHere) add_others(state, ranks_.one_copy(), extent == Extent::kFirst);
+  if (extent != Extent::kHere) add_others(state, ranks_.pipeline(), extent == Extent::kFirst);
   return state;
 }
 
@@ -101,7 +101,7 @@ std::vector<value::Value> States::parts_of(const UserOptimizer& user, const Name
 }
 
 NamedState States::gathered(NamedState own) const {
-  add_others(own, ranks_.one_copy(), false);
+  add_others(own, ranks_.pipeline(), false);
   return own;
 }
 

@@ -88,7 +88,7 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
     for (auto& [name, tensor] : state) tensor = detached(tensor);
     return state;
   }
-  const auto tensors = model::gather(table(), session.members(topology::kOneCopy), session.mailbox(),
+  const auto tensors = model::gather(table(), session.members(topology::kPartitions), session.mailbox(),
                                      patience(session, "state_dict()", site));
   std::map<const void*, at::Tensor> values;
   for (std::size_t i = 0; i < tensors.size(); ++i) {

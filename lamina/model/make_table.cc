@@ -60,22 +60,23 @@ std::optional<topology::Group> updates_divided_over(const topology::Topology& to
 // Copies divide what has dimensions, which its states have, too, wherever its elements lie, for that may change; but
 // not parameters that lie in one memory.
 ParameterTable make_table(const topology::Topology& topology, const config::Config& config, const Cut& cut,
-                          std::span<const NamedTensor> tensors) {
+                          std::span<const NamedTensor> tensors, Slice slice_here) {
   const Memories memories(tensors);
   const bool copies_divide = updates_divided_over(topology, config) == topology::kSameParts;
   std::vector<Parameter> rows;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto& [name, tensor, buffer] = tensors[i];
+    const auto& [name, tensor, buffer, slicing] = tensors[i];
     auto& row =
         rows.emplace_back(whole_in(cut.owner_of(name), name, tensor, buffer, topology.size(topology::kReplicas)));
     const bool is_sharded =
         !buffer && memories.is_alone(i) && may_be_sharded(tensor, config.sdp_param_persistence_threshold);
+    if (slicing) slice(row, *slicing);
     row.layout.shards = row.update.shards = is_sharded ? config.sharded_data_parallel_degree : 1;
     const bool is_divided = copies_divide && tensor.dim() > 0 && tensor.numel() > 0 && !memories.has_parameter(i);
     if (is_divided) row.update.shards = topology.size(topology::kSameParts);
     if (updates_masters(config) && is_half(tensor)) row.update.dtype = layout::DType::kFloat32;
   }
-  return {std::move(rows), cut.here(), topology.size(topology::kPartitions)};
+  return {std::move(rows), cut.here(), topology.size(topology::kPartitions), slice_here};
 }
 
 }  // namespace lamina::model

@@ -19,13 +19,14 @@ struct NamedTensor {
   std::string name;
   at::Tensor tensor;
   bool buffer = false;
+  std::optional<layout::Slicing> slicing = {};  // of the whole that it is a slice of
 };
 
 // The table of a model that is cut, of its tensors as they are now: parameters before buffers, in the model's order.
 // Here alone the configuration decides on the ranks that hold and that update parameters. Throws base::UsageError as
 // whole_in() does.
 ParameterTable make_table(const topology::Topology& topology, const config::Config& config, const Cut& cut,
-                          std::span<const NamedTensor> tensors);
+                          std::span<const NamedTensor> tensors, Slice slice_here = {});
 
 // The ranks among which what an optimizer updates of a parameter is divided: those that hold its shards, or its copies;
 // none where each rank updates all that it holds. Some parameters stay whole on all of them.

@@ -18,12 +18,12 @@ using Measured = std::pair<at::Tensor, at::Tensor>;
 // than half precision goes.
 at::Tensor norm_of(const at::Tensor& tensor, double norm_type);
 
-// Collective over `pipeline`: the norms, of zero dimensions, of all values that its ranks have measured of the model's
-// parameters. Each value counts once, by the rank that holds it, as often as it is given there. They are added in the
-// table's order, so all ranks get the same bits. Values of tensors beside the model, which are the first rank's, come
-// last. Empty where nobody has anything.
+// Collective over `one_copy`, the ranks that have the model together: the norms, of zero dimensions, of all values that
+// they have measured of its parameters, slices put together. Each value counts once, by a rank that holds it, as often
+// as it is given there. They come in the table's order, so all ranks get the same bits. Values of tensors beside the
+// model, which are the first rank's, come last. Empty where nobody has anything.
 std::vector<at::Tensor> norms(const ParameterTable& table, std::span<const Measured> given, double norm_type,
-                              std::span<const base::Rank> pipeline, messaging::Mailbox& mailbox,
+                              std::span<const base::Rank> one_copy, messaging::Mailbox& mailbox,
                               const base::Patience& patience);
 
 }  // namespace lamina::model

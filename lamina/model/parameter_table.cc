@@ -33,8 +33,19 @@ Parameter whole_in(base::Partition partition, std::string name, const at::Tensor
   return {layout, layout, {.divisor = replicas}, tensor};
 }
 
-ParameterTable::ParameterTable(std::vector<Parameter> all, base::Partition here, int partitions)
-    : all_(std::move(all)), here_(here), partitions_(partitions) {
+void slice(Parameter& row, const layout::Slicing& slicing) {
+  for (auto* layout : {&row.layout, &row.update}) {
+    layout->slicing = slicing;
+    auto& extent = layout->shape.at(static_cast<std::size_t>(slicing.dim));
+    extent = 0;
+    for (const auto& section : slicing.sections) extent += section.extent;
+  }
+  row.reduction.over = topology::kSameParts;
+  layout::check(row.layout);
+}
+
+ParameterTable::ParameterTable(std::vector<Parameter> all, base::Partition here, int partitions, Slice slice)
+    : all_(std::move(all)), here_(here), partitions_(partitions), slice_(slice) {
   for (std::size_t i = 0; i < all_.size(); ++i) {
     const auto& name = all_[i].layout.name;
     const bool is_new =

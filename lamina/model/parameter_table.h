@@ -15,8 +15,8 @@
 
 namespace lamina::model {
 
-// How gradients become one: their sum over the group, divided. So a mean over the replicas with a sum over tensor ranks
-// is kDp with the number of replicas.
+// How gradients become one: their sum over the group, divided. A parameter that is cut into slices has a gradient of
+// its own on each rank of a TP_GROUP.
 struct Reduction {
   topology::Group over = topology::kReplicas;
   int divisor = 1;
@@ -39,6 +39,15 @@ struct Parameter {
 // base::UsageError for a dtype that layouts do not know.
 Parameter whole_in(base::Partition partition, std::string name, const at::Tensor& tensor, bool buffer, int replicas);
 
+// Makes it the row of a tensor that is a slice of a whole. Throws base::ConfigError where no tensor is cut so.
+void slice(Parameter& row, const layout::Slicing& slicing);
+
+// A rank's slice, of so many, of what is cut over all ranks of its TP_GROUP.
+struct Slice {
+  int index = 0;
+  int count = 1;
+};
+
 // [Note: parameter table] The one place that says which ranks hold and update each part of the model. Whoever moves,
 // reduces, updates, saves or measures parameters reads it; `make_table` makes it when the model is cut, and again where
 // its user has put other tensors in the places of some. Parameters come before buffers, each tensor once, in the
@@ -46,7 +55,7 @@ Parameter whole_in(base::Partition partition, std::string name, const at::Tensor
 class ParameterTable {
  public:
   // `here`: this rank's partition, of so many. Throws base::UsageError where a name or a tensor is given twice.
-  ParameterTable(std::vector<Parameter> all, base::Partition here, int partitions);
+  ParameterTable(std::vector<Parameter> all, base::Partition here, int partitions, Slice slice = {});
 
   const std::vector<Parameter>& all() const { return all_; }
   // The rows with elements on this rank.
@@ -62,6 +71,9 @@ class ParameterTable {
   // nullptr where there is none.
   const Parameter* sharer(const at::Tensor& tensor) const;
 
+  // The slice of a row that this rank has where its partition is this one; neighbours may have the same.
+  int slice_of(const Parameter& row) const { return slice_.index * row.layout.slices() / slice_.count; }
+
   bool is_here(const Parameter& row) const { return row.layout.partition == here_; }
   // Says whether this rank has elements of a tensor; true for one that is not the model's.
   bool is_here(const at::Tensor& tensor) const;
@@ -76,6 +88,7 @@ class ParameterTable {
   std::vector<Parameter> all_;
   base::Partition here_;
   int partitions_;
+  Slice slice_;
   std::unordered_map<const void*, std::size_t> by_tensor_;  // by TensorImpl
   std::unordered_map<std::string_view, std::size_t> by_name_;
   std::unordered_map<const void*, std::size_t> sharers_;  // by TensorImpl

@@ -72,6 +72,13 @@ std::int64_t take(Rows rows, const List& wish, const Value& values) {
   return received;
 }
 
+// Lists rows that are whole, and rows that are slices.
+std::pair<std::vector<Parameter>, std::vector<Parameter>> by_slicing(Rows rows) {
+  std::pair<std::vector<Parameter>, std::vector<Parameter>> result;
+  for (const auto& row : rows) (row.layout.slicing ? result.second : result.first).push_back(row);
+  return result;
+}
+
 // Collective: see give_values. Where every rank has the values already, as from one seed, that is all that is said.
 std::int64_t give(const ParameterTable& table, Rows rows, std::span<const base::Rank> world,
                   messaging::Mailbox& mailbox, const base::Patience& patience) {
@@ -151,12 +158,16 @@ Memory kept_for(const ParameterTable& table, Rows later) {
 
 }  // namespace
 
-std::int64_t give_values(const ParameterTable& table, std::span<const base::Rank> world, messaging::Mailbox& mailbox,
+std::int64_t give_values(const ParameterTable& table, const Alike& alike, messaging::Mailbox& mailbox,
                          const base::Patience& patience, const ValueHooks& hooks, std::size_t portion_bytes) {
   std::int64_t received = 0;
   for (const Rows rows : portions(table.all(), portion_bytes)) {
     if (hooks.make) hooks.make(rows);
-    if (world.size() > 1) received += give(table, rows, world, mailbox, patience);
+    const auto [whole, sliced] = by_slicing(rows);
+    if (!whole.empty() && alike.world.size() > 1) received += give(table, whole, alike.world, mailbox, patience);
+    if (!sliced.empty() && alike.same_slice.size() > 1) {
+      received += give(table, sliced, alike.same_slice, mailbox, patience);
+    }
     if (hooks.given) hooks.given(rows);
     const Rows later(rows.data() + rows.size(), table.all().data() + table.all().size());
     release(table, rows, kept_for(table, later), hooks.why);

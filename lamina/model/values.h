@@ -25,10 +25,16 @@ struct ValueHooks {
   std::function<void(std::span<const Parameter>)> given = nullptr;
 };
 
-// Collective over `world`: gives every tensor here the value that it has on the first rank, and releases the others. It
-// does so for about so many bytes at a time, so that a rank never holds more than these of what is not its own. A
-// checksum decides whether a value is sent. Returns the bytes received.
-std::int64_t give_values(const ParameterTable& table, std::span<const base::Rank> world, messaging::Mailbox& mailbox,
+// The ranks that are to have the same values.
+struct Alike {
+  std::vector<base::Rank> world;       // of what is whole
+  std::vector<base::Rank> same_slice;  // of what is cut into slices, where this rank's is theirs
+};
+
+// Collective over all of them: gives every tensor here the value that it has on the first rank, and releases the
+// others. It does so for about so many bytes at a time, so that a rank never holds more than these of what is not its
+// own. A checksum decides whether a value is sent. Returns the bytes received.
+std::int64_t give_values(const ParameterTable& table, const Alike& alike, messaging::Mailbox& mailbox,
                          const base::Patience& patience, const ValueHooks& hooks,
                          std::size_t portion_bytes = kPortionBytes);
 

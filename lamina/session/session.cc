@@ -9,6 +9,7 @@
 #include "lamina/rendezvous/master_address.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/tensor_parallel/team.h"
 #include "lamina/transport/loopback/loopback.h"
 #include "lamina/transport/ucx/ucx.h"
 #include "lamina/value/large_blocks.h"
@@ -39,6 +40,10 @@ std::unique_ptr<transport::Transport> connect(const config::Config& config, cons
   return transport::open_ucx(options);
 }
 
+topology::Cuts cuts_of(const config::Config& config) {
+  return {.shard = config.sharded_data_parallel_degree, .one_batch = config.prescaled_batch};
+}
+
 pipeline::JobOptions job_options(const config::Config& config, const topology::Topology& topology,
                                  const environment::World& world,
                                  std::shared_ptr<verification::RunRecorder> run_recorder, FaceHooks hooks) {
@@ -50,7 +55,7 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   options.timeout = std::chrono::duration<double>(config.timeout_s);
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
   options.microbatches_before = std::int64_t{topology.index(topology::kReplicas, rank)} * config.microbatches;
-  options.pipeline = topology.members(topology::kOneCopy, rank);
+  options.pipeline = topology.members(topology::kPartitions, rank);
   options.few_processors = environment::available_cores() < 2 * world.local_size;
   options.run_recorder = std::move(run_recorder);
   options.thread_hooks = std::move(hooks.thread_hooks);
@@ -102,9 +107,10 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
     : config_(config::with_defaults(std::move(config))),
       world_(rendezvous::meeting_outside(std::move(world))),
       topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
-                {.shard = config_.sharded_data_parallel_degree}),
+                cuts_of(config_)),
       check_interrupt_(hooks.check_interrupt),
-      call_(hooks.call) {
+      call_(hooks.call),
+      failures_(hooks.failures) {
   config::require_available(config_, topology_.size(topology::kReplicas));
   if (config_.sharded_data_parallel_degree > 1) value::take_memory_from_large_blocks();
   collective::read_gather_limits(environment::process_environment());  // what is wrong there is told now
@@ -151,13 +157,25 @@ void Session::learn_nodes() {
   };
   const List own{{List{{std::int64_t{world_.node_rank}, std::int64_t{1}}}}};
   const auto all = mailbox().exchange(members(Group::kWorld), "machines", own, join, patience());
-  topology::Cuts cuts{.shard = config_.sharded_data_parallel_degree};
+  auto cuts = cuts_of(config_);
   for (const auto& line : all.as<List>().items) {
     cuts.nodes.insert(cuts.nodes.end(), static_cast<std::size_t>(count(line)), static_cast<int>(node(line)));
   }
   topology_ = {world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
                std::move(cuts)};
 }
+
+tensor_parallel::Team* Session::team() {
+  if (team_ == nullptr && topology_.size(Group::kTp) > 1) {
+    team_ =
+        std::make_shared<tensor_parallel::Team>(groups_->get(Group::kTp, patience()), mailbox(), patience(), failures_);
+    tensor_parallel::note_team(team_name(), team_);
+    when_closed([name = team_name()] { tensor_parallel::forget_team(name); });
+  }
+  return team_.get();
+}
+
+std::string Session::team_name() const { return base::str("of rank ", world_.rank); }
 
 collective::Ranks Session::ranks() {
   return {topology_, mailbox(), groups(), world_.rank, [this] { return patience(); }};
@@ -191,7 +209,7 @@ base::Patience Session::patience() const {
 }
 
 observe::Timeline Session::empty_timeline() const {
-  const auto leader = members(topology::kOneCopy).front().value;
+  const auto leader = members(topology::kPartitions).front().value;
   return {config::schedule_name(config_.schedule),
           *config_.active_microbatches,
           {{.rank = world_.rank.value, .leader = leader}}};

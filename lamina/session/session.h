@@ -21,6 +21,10 @@ namespace lamina::verification {
 class RunRecorder;
 }
 
+namespace lamina::tensor_parallel {
+class Team;
+}
+
 namespace lamina::session {
 
 // The hooks that a face lends to the engine.
@@ -57,6 +61,13 @@ class Session {
   parameter_server::Service& parameter_server() { return *parameter_server_; }
   // Groups for tensors; how torch's are made is for the face to say.
   collective::Groups& groups() { return *groups_; }
+
+  // The ranks that have slices of the same layers as this one, and the name under which operators find them; nullptr
+  // where layers are whole. Collective over them the first time.
+  tensor_parallel::Team* team();
+  // The team where there is one already.
+  tensor_parallel::Team* known_team() const { return team_.get(); }
+  std::string team_name() const;
 
   // The job's ranks, for parts that need no more of a session, and do not outlive it.
   collective::Ranks ranks();
@@ -105,6 +116,7 @@ class Session {
   topology::Topology topology_;
   const std::function<void()> check_interrupt_;
   const std::function<base::Call()> call_;
+  const std::shared_ptr<value::Failures> failures_;
   bool open_ = true;
   std::vector<std::function<void()>> when_closed_;
   std::string half_cut_;
@@ -114,6 +126,7 @@ class Session {
   std::unique_ptr<pipeline::Job> job_;
   std::unique_ptr<parameter_server::Service> parameter_server_;
   std::unique_ptr<collective::Groups> groups_;
+  std::shared_ptr<tensor_parallel::Team> team_;
 };
 
 }  // namespace lamina::session

@@ -107,8 +107,11 @@ std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::P
     hooks.given = [&](std::span<const model::Parameter> rows) { sharding->take(rows); };
     portion_bytes = 1;  // one parameter whole at a time
   }
-  model::give_values(table, session.members(Group::kWorld), session.mailbox(), session.patience(), hooks,
-                     portion_bytes);
+  model::Alike alike{session.members(Group::kWorld), {}};
+  const auto slice = [&](base::Rank rank) { return session.topology().coordinates(rank).tp; };
+  std::ranges::copy_if(alike.world, std::back_inserter(alike.same_slice),
+                       [&](base::Rank rank) { return slice(rank) == slice(session.world().rank); });
+  model::give_values(table, alike, session.mailbox(), session.patience(), hooks, portion_bytes);
   if (sharding) sharding->begin();
   return sharding;
 }

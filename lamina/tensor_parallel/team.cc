@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/messaging/agreement.h"
 
 namespace lamina::tensor_parallel {
 namespace {
@@ -70,9 +72,12 @@ thread_local bool alone_here = false;
 
 }  // namespace
 
-Team::Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience)
+Team::Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience,
+           std::shared_ptr<value::Failures> failures)
     : group_(group),
+      mailbox_(mailbox),
       patience_(std::move(patience)),
+      failures_(failures ? std::move(failures) : std::make_shared<value::Failures>()),
       order_(mailbox, group.members(), group.rank(),
              {"slices", [this](const Operation& operation) { return in_words(operation); }, &differ}) {}
 
@@ -154,6 +159,31 @@ at::Tensor Team::all_to_all(const at::Tensor& given, const Cut& wanted_from, con
   }
   return at::cat(parts, to.dim);
 }
+
+void Team::together(const std::function<void()>& act) {
+  std::exception_ptr own;
+  std::optional<value::Value> failure;
+  try {
+    act();
+  } catch (...) {
+    own = std::current_exception();
+    failure = value::to_value(failures_->describe_to_send(own, mailbox_.rank()));
+    give_up(value::to_failure(*failure));
+  }
+  std::optional<messaging::FirstGiven> first;
+  try {
+    first = messaging::first_given(mailbox_, group_.members(), std::move(failure), patience_);
+  } catch (...) {
+    if (!own) throw;
+  }
+  if (own) std::rethrow_exception(own);
+  if (!first) return;
+  const auto others = value::to_failure(first->value);
+  give_up(others);
+  throw value::RemoteFailure(others);
+}
+
+void Team::give_up(const std::exception_ptr& error) { give_up(failures_->describe_to_send(error, mailbox_.rank())); }
 
 void Team::give_up(const value::Failure& failure) {
   const std::lock_guard lock(mutex_);

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,8 +37,9 @@ struct Cut {
 // SameOrder throw, and value::RemoteFailure where another member has given up. One thread at a time.
 class Team {
  public:
-  // `mailbox` outlives it, `group` too.
-  Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience);
+  // `mailbox` outlives it, `group` too. `failures`: nullptr for those of C++.
+  Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience,
+       std::shared_ptr<value::Failures> failures = nullptr);
 
   int size() const { return group_.size(); }
   int rank() const { return group_.rank(); }
@@ -52,8 +55,12 @@ class Team {
   // From all of `from` and this member's part of `to` comes its part of `from` and all of `to`.
   at::Tensor all_to_all(const at::Tensor& given, const Cut& from, const Cut& to);
 
+  // Has all members act, which all do: collective at its end. Where one fails, all have failed: the others throw
+  // value::RemoteFailure, those that wait for it in a collective at once.
+  void together(const std::function<void()>& act);
+
   // This member's step has failed. Returns at once.
-  void give_up(const value::Failure& failure);
+  void give_up(const std::exception_ptr& error);
 
  private:
   // An operation as all members know it.
@@ -79,11 +86,14 @@ class Team {
   Meaning to_meaning(const collective::SameOrder::Operation& operation) const;
   std::string in_words(const collective::SameOrder::Operation& operation) const;
 
+  void give_up(const value::Failure& failure);
   Begun start(std::int64_t number, const Meaning& meaning, const at::Tensor& given);
   at::Tensor run(const Meaning& meaning, at::Tensor given);
 
   collective::Group& group_;
+  messaging::Mailbox& mailbox_;
   const base::Patience patience_;
+  const std::shared_ptr<value::Failures> failures_;
   std::mutex mutex_;
   collective::SameOrder order_;
 };

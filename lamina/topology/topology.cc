@@ -47,6 +47,8 @@ Span span_of(Group group) {
       return {false, false, true};
     case Group::kNode:  // part of the world
       return {true, true, true};
+    case Group::kReplicas:
+      break;  // resolved before
   }
   throw base::InternalError("no such kind of group");
 }
@@ -91,6 +93,11 @@ Topology::Topology(int world_size, int pp, int tp, std::string_view placement_st
   }
 }
 
+Group Topology::resolved(Group group) const {
+  if (group != Group::kReplicas) return group;
+  return cuts_.one_batch ? Group::kRdp : Group::kDp;
+}
+
 int Topology::size(Group group) const {
   if (group == Group::kShard) return cuts_.shard;
   if (group == Group::kShardCopies) return extent_[at(Axis::kReplica)] / cuts_.shard;
@@ -104,7 +111,7 @@ int Topology::size(Group group) const {
     for (int rank = 0; rank < size_; ++rank) most = std::max(most, members(group, Rank(rank)).size());
     return static_cast<int>(most);
   }
-  const Span span = span_of(group);
+  const Span span = span_of(resolved(group));
   return (span.pp ? extent_[at(Axis::kPipeline)] : 1) * (span.tp ? extent_[at(Axis::kTensor)] : 1) *
          (span.rdp ? extent_[at(Axis::kReplica)] : 1);
 }
@@ -134,7 +141,7 @@ Coordinates Topology::coordinates(Rank rank) const {
 std::vector<Rank> Topology::members(Group group, Rank of) const {
   if (group == Group::kShardAcross) return across_machines(of);
   const Coordinates own = coordinates(of);
-  const Span span = span_of(group);
+  const Span span = span_of(resolved(group));
   std::vector<Rank> members;
   for (int i = 0; i < size_; ++i) {
     const Coordinates other = coordinates(Rank(i));
@@ -194,7 +201,7 @@ bool on_one_machine(const Topology& topology, int world_size, Group group) {
 
 std::vector<std::string> placements_on_one_machine(const Topology& topology, int world_size, Group group) {
   if (on_one_machine(topology, world_size, group)) return {};
-  Cuts cuts{topology.size(Group::kShard), {}};
+  Cuts cuts{.shard = topology.size(Group::kShard)};
   for (int rank = 0; rank < world_size; ++rank) {
     cuts.nodes.push_back(static_cast<int>(topology.members(Group::kNode, Rank(rank)).front().value));
   }
@@ -247,6 +254,8 @@ std::string_view name(Group group) {
       return "SHARD_ACROSS_GROUP";
     case Group::kNode:
       return "NODE_GROUP";
+    case Group::kReplicas:
+      return "the replicas";
   }
   throw base::InternalError("no such kind of group");
 }

@@ -13,14 +13,27 @@ namespace lamina::topology {
 
 // The sets of ranks that work together; see [Note: axes]. A rank is in exactly one group of each kind. The kinds also
 // name a way to count ranks: the dp_rank of a rank is its index in its kDp group.
-enum class Group { kWorld, kMp, kDp, kPp, kTp, kRdp, kShard, kShardCopies, kShardWithin, kShardAcross, kNode };
+enum class Group {
+  kWorld,
+  kMp,
+  kDp,
+  kPp,
+  kTp,
+  kRdp,
+  kShard,
+  kShardCopies,
+  kShardWithin,
+  kShardAcross,
+  kNode,
+  kReplicas  // kDp or kRdp, as `Topology::resolved` says
+};
 
 // [Note: groups by meaning] Who asks for ranks by what they do together names one of these: it is said here alone which
 // axes that spans.
-inline constexpr Group kOneCopy = Group::kMp;     // have one copy of the model together
-inline constexpr Group kPartitions = Group::kPp;  // have one partition of a copy each
-inline constexpr Group kReplicas = Group::kDp;    // read batches of their own, and average their gradients
-inline constexpr Group kSameParts = Group::kRdp;  // have the same parts of the model, in copies of it
+inline constexpr Group kOneCopy = Group::kMp;         // have one copy of the model together
+inline constexpr Group kPartitions = Group::kPp;      // have one partition of a copy each
+inline constexpr Group kReplicas = Group::kReplicas;  // read batches of their own, and average their gradients
+inline constexpr Group kSameParts = Group::kRdp;      // have the same parts of the model, in copies of it
 
 // The position of a rank on each axis.
 struct Coordinates {
@@ -34,6 +47,7 @@ struct Coordinates {
 // How the ranks are cut besides the axes.
 struct Cuts {
   int shard = 1;           // how many replicas, neighbours on their axis, hold the shards of one set of parameters
+  bool one_batch = false;  // the ranks of a kTp group read one batch together, not each its own
   std::vector<int> nodes;  // the number of the machine of each rank; empty: there is one machine
 };
 
@@ -44,6 +58,9 @@ class Topology {
   // numbers and those that would do. It also comes for an unknown placement strategy (see `parse_placement`), when the
   // replicas cannot be cut into groups of `cuts.shard`, and when `cuts.nodes` are not those of all ranks.
   Topology(int world_size, int pp, int tp, std::string_view placement_strategy = "cluster", Cuts cuts = {});
+
+  // The axis that ranks of this kind are on: kReplicas is kDp where each rank reads a batch of its own.
+  Group resolved(Group group) const;
 
   // How many ranks a group has; the largest, where machines have different numbers of ranks.
   int size(Group group) const;

@@ -17,16 +17,6 @@ using session::Session;
 using Release = py::gil_scoped_release;
 using Acquire = py::gil_scoped_acquire;
 
-// An exception of Python as C++ passes it on.
-std::exception_ptr as_thrown(const py::object& exception) {
-  PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
-  try {
-    throw py::error_already_set();
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
 Reducer::Tensors tensors(const py::function& named) {
   return [named] {
     const Acquire acquire;

@@ -268,6 +268,15 @@ void set_python_error(std::exception_ptr error) {
   }
 }
 
+std::exception_ptr as_thrown(const py::object& exception) {
+  PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
+  try {
+    throw py::error_already_set();
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 std::shared_ptr<model::Modules> python_modules(std::vector<std::string> names, std::vector<bool> own_stream,
                                                std::vector<int> streams, std::vector<bool> dynamic) {
   return std::make_shared<PythonModules>(std::move(names), std::move(own_stream), std::move(streams),

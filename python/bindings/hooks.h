@@ -23,6 +23,9 @@ void bind_hooks(py::module_& module);
 // Sets the Python error that stands for `error`. The GIL is held.
 void set_python_error(std::exception_ptr error);
 
+// An exception of Python as C++ passes it on. The GIL is held.
+std::exception_ptr as_thrown(const py::object& exception);
+
 // The model of the Python face, its modules called by the hooks: see model::Modules.
 std::shared_ptr<model::Modules> python_modules(std::vector<std::string> names, std::vector<bool> own_stream,
                                                std::vector<int> streams, std::vector<bool> dynamic);

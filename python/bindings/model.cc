@@ -10,10 +10,13 @@
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/session/model_life.h"
+#include "lamina/session/slicing.h"
 #include "lamina/session/step_check.h"
+#include "lamina/tensor_parallel/team.h"
 #include "lamina/value/released.h"
 #include "lamina/verification/run_recorder.h"
 #include "python/bindings/convert.h"
+#include "python/bindings/hooks.h"
 #include "python/bindings/plan.h"
 
 namespace lamina::python {
@@ -122,7 +125,7 @@ py::dict gather_state(Session& session, const py::dict& own, bool to_first, cons
   for (const auto& [name, part] : own) parts.emplace_back(name.cast<std::string>(), to_value(part));
   {
     const Release release;
-    parts = model::gather(std::move(parts), to_first, session.members(topology::kOneCopy), session.mailbox(),
+    parts = model::gather(std::move(parts), to_first, session.members(topology::kPartitions), session.mailbox(),
                           session.patience());
     if (cut != nullptr) {
       std::ranges::stable_sort(parts, {}, [&](const model::Named& each) { return cut->position_of(each.first); });
@@ -133,13 +136,27 @@ py::dict gather_state(Session& session, const py::dict& own, bool to_first, cons
   return state;
 }
 
-// (name, tensor, is a buffer)
-using Row = std::tuple<std::string, at::Tensor, bool>;
+// The dimension along which a tensor is sliced, and the extent and unit of each of its sections.
+using PythonSlicing = std::pair<int, std::vector<std::pair<std::int64_t, std::int64_t>>>;
+
+layout::Slicing to_slicing(const Session& session, const PythonSlicing& given) {
+  layout::Slicing slicing{given.first, {}, session.topology().size(Group::kTp)};
+  for (const auto& [extent, unit] : given.second) slicing.sections.push_back({extent, unit});
+  return slicing;
+}
+
+// (name, tensor, is a buffer, how it is sliced)
+using Row = std::tuple<std::string, at::Tensor, bool, std::optional<PythonSlicing>>;
 
 ParameterTable make_table(Session& session, const model::Cut& cut, const std::vector<Row>& rows) {
   std::vector<model::NamedTensor> tensors;
-  for (const auto& [name, tensor, buffer] : rows) tensors.push_back({name, tensor, buffer});
-  return model::make_table(session.topology(), session.config(), cut, tensors);
+  for (const auto& [name, tensor, buffer, slicing] : rows) {
+    tensors.push_back({name, tensor, buffer, {}});
+    if (slicing) tensors.back().slicing = to_slicing(session, *slicing);
+  }
+  const auto& topology = session.topology();
+  const model::Slice slice{topology.index(Group::kTp, session.world().rank), topology.size(Group::kTp)};
+  return model::make_table(topology, session.config(), cut, tensors, slice);
 }
 
 // The text of an error of using a tensor on this rank whose value is in `partition`.
@@ -293,10 +310,52 @@ static void bind_parameter_table(py::module_& module) {
           "reduced_over",
           [](const ParameterTable& table, const at::Tensor& parameter) -> std::optional<std::string> {
             const auto* row = table.find(parameter);
-            return row == nullptr ? std::nullopt : std::optional(kind_of(row->reduction.over));
+            if (row == nullptr) return {};
+            return row->layout.slicing ? "rdp" : "dp";
           },
           py::arg("parameter"))
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
+}
+
+// (name, parameter, how it is to be sliced)
+using Unsliced = std::tuple<std::string, at::Tensor, PythonSlicing>;
+
+void slice(Session& session, const std::vector<Unsliced>& given, const py::function& make) {
+  std::vector<session::ToSlice> parameters;
+  for (const auto& [name, tensor, slicing] : given) parameters.push_back({name, tensor, to_slicing(session, slicing)});
+  const auto make_here = [&](std::span<const at::Tensor> tensors) {
+    const Acquire acquire;
+    make(std::vector<at::Tensor>(tensors.begin(), tensors.end()));
+  };
+  const Release release;
+  session::slice(session, parameters, make_here);
+}
+
+void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
+  session.def("slice", &slice, py::arg("parameters"), py::arg("make"))
+      .def(
+          "team", [](Session& self) { return self.team() == nullptr ? std::string() : self.team_name(); },
+          py::call_guard<Release>())
+      .def(
+          "give_up_step",
+          [](Session& self, const py::object& exception) {
+            const auto error = as_thrown(exception);
+            const Release release;
+            if (auto* team = self.known_team()) team->give_up(error);
+          },
+          py::arg("exception"))
+      .def(
+          "whole_of",
+          [](Session& self, const at::Tensor& slice, const PythonSlicing& slicing) {
+            return session::whole_of(self, slice, to_slicing(self, slicing));
+          },
+          py::arg("slice"), py::arg("slicing"), py::call_guard<Release>())
+      .def(
+          "slice_of",
+          [](Session& self, const at::Tensor& whole, const PythonSlicing& slicing) {
+            return session::slice_of(self, whole, to_slicing(self, slicing));
+          },
+          py::arg("whole"), py::arg("slicing"), py::call_guard<Release>());
 }
 
 void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
@@ -317,6 +376,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def("owns", &model::Cut::owns, py::arg("name"));
   bind_parameter_table(module);
   bind_recorded_run(kind);
+  bind_slices(kind);
   bind_plain_run(module);
   kind.def_property_readonly("updates_divided_over",
                              [](const Session& session) -> std::optional<std::string> {

@@ -15,6 +15,7 @@
 #include "lamina/pipeline/backwards.h"
 #include "lamina/pipeline/offsets.h"
 #include "lamina/remote/anywhere.h"
+#include "lamina/tensor_parallel/team.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/hooks.h"
@@ -263,7 +264,11 @@ py::object run_step(Session& session, const PythonStep& step) {
                                 lent(step.cut)};
   {
     const Release release;
-    step.reducer == nullptr ? run(spec) : step.reducer->run_step(spec, step.training, run);
+    const auto run_all = [&] {
+      step.reducer == nullptr ? run(spec) : step.reducer->run_step(spec, step.training, run);
+    };
+    auto* team = session.known_team();
+    team == nullptr ? run_all() : team->together(run_all);
   }
   return merged;
 }

@@ -32,7 +32,7 @@ from lamina import state
 from lamina.activation_checkpointing.api import checkpoint, checkpoint_sequential, set_activation_checkpointing
 from lamina.checkpoints.loading import resume_from_checkpoint
 from lamina.checkpoints.saving import CheckpointHandle, save_checkpoint
-from lamina.deferred_init.creation import model_creation, set_tensor_parallelism, tensor_parallelism
+from lamina.deferred_init.creation import model_creation
 from lamina.deferred_init.delayed import delay_param_initialization
 from lamina.errors import (
     CancelledError,
@@ -106,6 +106,7 @@ from lamina.pipeline.distributed_model import DistributedModel, distribute
 from lamina.pipeline.output import StepOutput
 from lamina.pipeline.step import step
 from lamina.saved_state.saving import load, save
+from lamina.tensor_parallel.marks import set_tensor_parallelism, tensor_parallelism
 from lamina.tracing.trace import is_tracing
 from lamina.verification import recording as _recording  # noqa: F401 -- records jobs that are compared
 from lamina.verification import step_check as _step_check  # noqa: F401 -- compares first steps

@@ -11,6 +11,8 @@ from torch.distributed import Backend, ProcessGroup, Store
 # The axes, and groups by their meaning: see [Note: axes] and [Note: groups by meaning].
 Axis = Literal["world", "mp", "dp", "pp", "tp", "rdp", "shard", "shard_copies", "shard_within", "shard_across", "node"]
 Kind = Axis | Literal["one_copy", "partitions", "replicas", "same_parts"]
+# The dimension along which a tensor is sliced, and the extent and unit of each of its sections.
+Slicing = tuple[int, Sequence[tuple[int, int]]]
 
 def set_hooks(
     *,
@@ -220,6 +222,17 @@ class Session:
         """A collective of a group was left that may never end; also true afterwards."""
     def make_groups_by(self, make: Callable[[Kind], ProcessGroup]) -> None:
         """Has `make` give torch's process group of a kind when the engine first uses it."""
+
+    # Layers that are cut over a TP_GROUP: lamina/session/slicing.h, lamina/tensor_parallel/team.h.
+    def slice(
+        self, parameters: Sequence[tuple[str, torch.Tensor, Slicing]], make: Callable[[list[torch.Tensor]], None]
+    ) -> None: ...
+    def whole_of(self, slice: torch.Tensor, slicing: Slicing) -> torch.Tensor: ...
+    def slice_of(self, whole: torch.Tensor, slicing: Slicing) -> torch.Tensor: ...
+    def team(self) -> str:
+        """The name by which operators find this rank's team; "" where layers are whole."""
+    def give_up_step(self, exception: BaseException) -> None:
+        """Has the other members of the team stop in what they wait for."""
 
     # Modules and parameters that ranks own and others use: lamina/parameter_server/service.h.
     parameter_server: ParameterServer
@@ -460,8 +473,10 @@ class Cut:
 class ParameterTable:
     """The table of who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h."""
 
-    def __init__(self, session: Session, cut: Cut, rows: Sequence[tuple[str, torch.Tensor, bool]]) -> None:
-        """A row for each tensor: its name, it, whether it is a buffer. Parameters come first."""
+    def __init__(
+        self, session: Session, cut: Cut, rows: Sequence[tuple[str, torch.Tensor, bool, Slicing | None]]
+    ) -> None:
+        """A row for each tensor: its name, it, whether it is a buffer, how it is sliced. Parameters come first."""
     def is_here(self, tensor: torch.Tensor) -> bool:
         """True where this rank has elements of a tensor; for one that is not the model's, too."""
     def has_any(self, tensors: Sequence[torch.Tensor]) -> bool:

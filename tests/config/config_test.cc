@@ -215,7 +215,7 @@ TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
 TEST(Available, EverythingMissingIsNamedAtOnce) {
   EXPECT_EQ(missing(R"({"ddp": true, "tensor_parallel_degree": 2, "xla": true})", 2),
             "configuration, valid but not available yet: 2 errors\n"
-            "  tensor_parallel_degree: 2 is not available yet; leave it at 1\n"
+            "  prescaled_batch: false is not available yet; with tensor_parallel_degree it is to be true\n"
             "  xla: true is not available yet; leave it at false");
 }
 

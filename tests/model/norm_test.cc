@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/model/norm.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
@@ -60,6 +61,29 @@ TEST(Norms, CountARowAsOftenAsItIsGiven) {
     return std::vector<Measured>{{a, at::full({4}, 3.0)}, {a, at::full({4}, 3.0)}};
   };
   EXPECT_EQ(norms_of_all(twice), Found(3, {6, 6}));
+}
+
+TEST(Norms, OfSlicesAreThoseOfTheWhole) {
+  const at::Tensor whole = at::arange(-2, 4, at::kDouble);
+  for (const double order : {0., 1., 2., std::numeric_limits<double>::infinity()}) {
+    messaging::Mailboxes boxes(4, 1);  // neighbours have the same slice
+    const auto errors = boxes.run([&](int rank) {
+      std::vector<Parameter> rows{
+          whole_in(base::Partition(0), "cut", whole.narrow(0, rank / 2 * 3, 3).clone(), false, 1),
+          whole_in(base::Partition(0), "alike", whole.clone(), false, 1)};
+      slice(rows[0], {0, {{6, 1}}, 2});
+      const ParameterTable table(std::move(rows), base::Partition(0), 1, {rank, 4});
+      std::vector<Measured> measured;
+      for (const auto& row : table.all()) measured.emplace_back(row.tensor, row.tensor);
+      const auto found = norms(table, measured, order, boxes.ranks(), boxes[rank], kPatience);
+      ASSERT_EQ(found.size(), 2);
+      EXPECT_DOUBLE_EQ(found[0].item<double>(), norm_of(whole, order).item<double>());
+      EXPECT_DOUBLE_EQ(found[1].item<double>(), norm_of(whole, order).item<double>());
+    });
+    for (const auto& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
 }
 
 }  // namespace

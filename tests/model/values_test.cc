@@ -24,7 +24,7 @@ std::vector<std::int64_t> give_all(std::vector<ParameterTable>& tables, const Va
   messaging::Mailboxes boxes(static_cast<int>(tables.size()), 1);
   std::vector<std::int64_t> received(tables.size());
   const auto errors = boxes.run([&](int rank) {
-    received[rank] = give_values(tables[rank], boxes.ranks(), boxes[rank], kPatience, hooks, portion_bytes);
+    received[rank] = give_values(tables[rank], {boxes.ranks(), {}}, boxes[rank], kPatience, hooks, portion_bytes);
   });
   for (const auto& error : errors) {
     if (error) std::rethrow_exception(error);

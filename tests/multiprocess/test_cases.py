@@ -14,6 +14,7 @@ LAUNCHES = {
     "multiprocess.cases_replicas": 2,
     "multiprocess.cases_dist": 2,
     "multiprocess.cases_memory": 2,
+    "multiprocess.cases_sliced": 2,
     "multiprocess.cases_partial_model": 2,
     "multiprocess.cases_stored": 2,
     "multiprocess.cases_timeline": 2,

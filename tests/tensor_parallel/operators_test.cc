@@ -7,6 +7,8 @@
 #include <functional>
 
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/tensor_parallel/slices.h"
 #include "tests/collective/job_ranks.h"
 #include "tests/message_of.h"
 
@@ -143,7 +145,9 @@ TEST(Operators, OneThatIsAloneTakesItsOwnForThatOfTheOthers) {
   });
 }
 
-value::Failure failure_of(const Team& team) { return {"KeyError", "bad", "", base::Rank(team.rank()), {}}; }
+std::exception_ptr failure_of(const Team& team) {
+  return std::make_exception_ptr(base::Error(base::str("bad on ", team.rank())));
+}
 
 // After the members' steps have failed.
 void goes_on(Team& team) {
@@ -213,6 +217,44 @@ TEST(Operators, OneWhoseNeighbourAgreesHearsOfThirdOnesThatDoNot) {
       team.give_up(failure_of(team));
       goes_on(team);
     }
+  });
+}
+
+TEST(Teams, ActTogetherOrFailTogether) {
+  in_team(3, [](Team& team) {
+    for (int failing = 0; failing < 3; ++failing) {
+      team.together([&] { EXPECT_TRUE(at::equal(all_reduce(numbers({2}), kTeam), numbers({2}) * 3)); });
+      const auto fail_late = [&] {  // when the others have nothing left to wait for
+        all_reduce(numbers({3}), kTeam);
+        if (team.rank() == failing) throw base::UsageError("late");
+      };
+      const auto fail_early = [&] {
+        if (team.rank() == failing) throw base::UsageError("early");
+        all_reduce(numbers({3}), kTeam);
+      };
+      for (const auto& [act, word] :
+           std::vector<std::pair<std::function<void()>, std::string>>{{fail_late, "late"}, {fail_early, "early"}}) {
+        const auto message = team.rank() == failing ? message_of<base::UsageError>([&] { team.together(act); })
+                                                    : message_of<value::RemoteFailure>([&] { team.together(act); });
+        EXPECT_NE(message.find(word), std::string::npos) << message;
+      }
+    }
+  });
+}
+
+TEST(Slices, AreTheWholeTogetherHoweverItIsCut) {
+  in_team(2, [](Team& team) {
+    const auto whole = numbers({7, 6});
+    const std::vector<layout::Slicing> cuts{{0, {{7, 1}}, 2}, {1, {{6, 1}}, 2}, {0, {{4, 2}, {3, 1}}, 2},
+                                            {1, {{6, 4}}, 2}, {0, {{7, 7}}, 2}, {0, {{7, 1}}, 2, true},
+                                            {1, {{6, 1}}, 1}};
+    for (const auto& slicing : cuts) {
+      const int slice = slicing.degree == 1 ? 0 : team.rank();
+      const auto own = slice_of(whole, slicing, slice);
+      EXPECT_TRUE(at::equal(whole_of(team, own, slicing), whole)) << slicing.dim << " " << slicing.sections.size();
+    }
+    const auto sections = slice_of(whole, {1, {{2, 1}, {4, 1}}, 2}, 1);
+    EXPECT_TRUE(at::equal(sections, at::cat({whole.narrow(1, 1, 1), whole.narrow(1, 4, 2)}, 1)));
   });
 }
 

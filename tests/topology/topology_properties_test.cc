@@ -28,7 +28,8 @@ Topology any_topology() {
     if (rdp % degree == 0) divisors.push_back(degree);
   }
   const auto machines = rc::gen::container<std::vector<int>>(pp * tp * rdp, rc::gen::inRange(0, 3));
-  return Topology(pp * tp * rdp, pp, tp, strategy, {*rc::gen::elementOf(divisors).as("shard"), *machines.as("nodes")});
+  return Topology(pp * tp * rdp, pp, tp, strategy,
+                  {.shard = *rc::gen::elementOf(divisors).as("shard"), .nodes = *machines.as("nodes")});
 }
 
 Rank any_rank(const Topology& topology) { return Rank(*rc::gen::inRange(0, topology.size(Group::kWorld)).as("rank")); }

@@ -172,5 +172,14 @@ TEST(Topology, NodesMayHaveDifferentNumbersOfRanks) {
   EXPECT_THROW(topology.translate(Group::kNode, 2, Rank(3)), base::UsageError);
 }
 
+TEST(Topology, ReplicasAreTheRanksWithBatchesOfTheirOwn) {
+  const Topology each(8, 1, 2), together(8, 1, 2, "cluster", {.one_batch = true});
+  EXPECT_EQ(each.members(kReplicas, base::Rank(1)), each.members(Group::kDp, base::Rank(1)));
+  EXPECT_EQ(together.members(kReplicas, base::Rank(1)), together.members(Group::kRdp, base::Rank(1)));
+  EXPECT_EQ(each.size(kReplicas), 8);
+  EXPECT_EQ(together.size(kReplicas), 4);
+  EXPECT_EQ(together.index(kReplicas, base::Rank(7)), together.index(Group::kRdp, base::Rank(7)));
+}
+
 }  // namespace
 }  // namespace lamina::topology

@@ -13,6 +13,7 @@ from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.arguments import require_same
+from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.util.checks import require_booleans, require_count, require_no_nul
 
 
@@ -87,6 +88,7 @@ def save_checkpoint(
         progress.
     """
     job = current.outside_step("save_checkpoint()")
+    require_unsliced(job.session, "save_checkpoint()", "save model.state_dict() and the optimizer's state of each rank")
     require_same(
         job.session,
         "world",

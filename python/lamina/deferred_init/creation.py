@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts that scripts write around the creation of a model.
-
-`tensor_parallel_degree` is 1, so every layer has one slice: marking modules to be sliced changes nothing.
-"""
+"""The context that scripts write around the creation of a model."""
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from lamina.errors import UsageError
-from lamina.util.checks import require_module
+from lamina.job import current
+from lamina.tensor_parallel import layers, marks
 from lamina.util.settings import default_dtype
 
 
@@ -31,26 +28,12 @@ def model_creation(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UsageError(f"model_creation(dtype=...) takes a floating-point torch.dtype or None, not {dtype!r}")
-    with default_dtype(dtype or torch.get_default_dtype()):
+    with default_dtype(dtype or torch.get_default_dtype()), marks.tensor_parallelism(tensor_parallelism, **tp_config):
         yield
 
 
-@contextlib.contextmanager
-def tensor_parallelism(enabled: bool = True, **tp_config: Any) -> Iterator[None]:
-    """Marks the modules that are created inside to have their layers sliced over the ranks of TP_GROUP.
-
-    Args:
-        enabled: whether they are marked.
-        tp_config: options of sliced layers.
-    """
-    yield
-
-
-def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **tp_config: Any) -> None:
-    """As `tensor_parallelism`, for a module and those under it. UsageError: not a module."""
-    require_module(module, "set_tensor_parallelism()")
-
-
 def get_distribution_axis(tensor: torch.Tensor) -> int | None:
-    """The axis along which a parameter is sliced over the ranks of TP_GROUP: None, it is whole."""
-    return None
+    """The axis along which a parameter is sliced over the ranks of TP_GROUP; None: it is whole."""
+    job = current.job_if_any()
+    slicing = None if job is None or job.model is None else layers.slicings(job.model).get(id(tensor))
+    return None if slicing is None else slicing[0]

@@ -15,6 +15,7 @@ from lamina.deferred_init import delayed
 from lamina.model import shards
 from lamina.modules.runs import Run
 from lamina.modules.tree import ModuleTree, is_called
+from lamina.tensor_parallel import layers
 from lamina.torch_patches import printing
 from lamina.tracing.state import Writes
 from lamina.util.told import say, tell
@@ -146,7 +147,10 @@ class PartitionedModel:
         named = named_tensors(self.tree.root)
         tabled = [(name, id(tensor)) for name, tensor in named]  # which the table keeps
         if self._table is None or tabled != self._tabled:
-            given = [(name, tensor, not isinstance(tensor, nn.Parameter)) for name, tensor in named]
+            slicings = layers.slicings(self.tree.root)
+            given = [
+                (name, tensor, not isinstance(tensor, nn.Parameter), slicings.get(id(tensor))) for name, tensor in named
+            ]
             self._table = _lamina.ParameterTable(self.session, self.cut, given)
             self._tabled = tabled
         return self._table

@@ -18,6 +18,7 @@ from lamina.optim import named_state
 from lamina.optim.named_state import MASTERS, SCALE, Layout
 from lamina.optim.optimizer_steps import OptimizerSteps
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, require_one_kind, saved_elsewhere
+from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.util.checks import require_booleans
 
 
@@ -302,6 +303,8 @@ class OptimizerState(OptimizerSteps):
             self._scale.state = state_dict[SCALE]
 
     def _nothing_waits(self) -> None:
+        if (job := current.job_if_any()) is not None:
+            require_unsliced(job.session, "the state of a DistributedOptimizer", "take that of the plain one, by rank")
         if self._waiting is not None:
             raise refusal("state-waits", "a state of the optimizer", "ask for it")
         _require_no_checkpoint_waits("ask for the optimizer's state")

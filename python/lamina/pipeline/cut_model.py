@@ -13,6 +13,7 @@ from lamina.model import shards
 from lamina.model.places import only_own, without
 from lamina.pipeline.cut import Cut
 from lamina.pipeline.wrapped import Names, WrappedModule
+from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.torch_patches import clipping, state_helpers
 from lamina.tracing.trace import TraceOptions
 
@@ -163,7 +164,7 @@ class CutModel(WrappedModule):
             UsageError: inside a step function.
         """
         if not self._cut.whole_everywhere:
-            self._own_job("cpu()")
+            require_unsliced(self._own_job("cpu()").session, "cpu()", "load state_dict() into the plain model")
             self._cut.take_back()
         return super().cpu()
 

@@ -13,12 +13,14 @@ from torch.utils.hooks import RemovableHandle
 from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook
 from lamina.data_parallel.replicas import Replicas
+from lamina.deferred_init import delayed
 from lamina.errors import UsageError, refusal, said
 from lamina.job import current, groups
 from lamina.model import precision
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
+from lamina.tensor_parallel import slicing
 from lamina.tracing.trace import options_of
 from lamina.util.checks import require_booleans, require_count, require_positive
 
@@ -96,6 +98,10 @@ class DistributedModel(SavedModel):
         if (dtype := precision.half_of(job.session.config)) is not None:
             precision.convert_model(module, dtype)
         self._dtype = dtype
+        self._is_sliced = job.session.group_size("tp") > 1
+        if self._is_sliced:
+            groups.of_job()
+            slicing.slice_model(module, job.session, _made)
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
         self._cut.arguments = {
             "backward_passes_per_step": backward_passes_per_step,
@@ -161,7 +167,12 @@ class DistributedModel(SavedModel):
         call = replicas.note_call() if replicas is not None else 0
         if self._dtype is not None:
             args, kwargs = precision.convert_inputs((args, kwargs), self._dtype)
-        output = self.module(*args, **kwargs)
+        try:
+            output = self.module(*args, **kwargs)
+        except BaseException as error:
+            if self._is_sliced and job is not None and not current.in_step():
+                job.session.give_up_step(error)  # the others wait for what this call was to give them
+            raise
         if replicas is not None:
             replicas.note_forward(call, output)
         return output
@@ -355,3 +366,8 @@ def _listed(tensors: torch.Tensor | Sequence[torch.Tensor | None]) -> list[torch
 def distribute(module: nn.Module, **options: Any) -> DistributedModel:
     """`DistributedModel(module, **options)`."""
     return DistributedModel(module, **options)
+
+
+def _made(tensors: list[torch.Tensor]) -> None:
+    """Makes the delayed values of parameters that are to be sliced."""
+    delayed.initialise(tensors)

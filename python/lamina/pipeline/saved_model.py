@@ -13,6 +13,7 @@ from lamina.job import current
 from lamina.job.arguments import require_same
 from lamina.pipeline.cut_model import CutModel
 from lamina.saved_state.state_dicts import is_partial, saved_elsewhere, without_mark
+from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.util.checks import require_booleans
 
 
@@ -63,8 +64,9 @@ class SavedModel(CutModel):
         Errors:
             UsageError: before the model is partitioned, or inside a step function.
         """
-        self._own_job("local_state_dict()")
+        session = self._own_job("local_state_dict()").session
         self._require_partitioned()
+        require_unsliced(session, "local_state_dict()", "call state_dict()")
         return self._cut.state().local()
 
     def load_state_dict(

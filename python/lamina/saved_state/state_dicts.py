@@ -9,6 +9,7 @@ many there were.
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from lamina.errors import UsageError
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel, packed, unpacked
 from lamina.model.places import Place, own_and_shapes, places_of, replaced, stand_in
+from lamina.tensor_parallel import slicing
 
 PARTIAL = "_smp_is_partial"  # its value is whether the dictionary is partial
 SAVED_BY = "_lamina_saved_by"  # (partition, partitions); in the metadata of a model's dictionary
@@ -58,12 +60,14 @@ class ModelState:
     def whole(self, gather_to_rank0: bool = False) -> OrderedDict[str, Any]:
         """The whole state on every rank, or else on the first alone; collective."""
         own, reads_all = self._own_or_error()
+        gets_it = not gather_to_rank0 or self._session.group_rank("one_copy") == 0
         if reads_all:
             state = self._of_all_values(own)
-            return state if not gather_to_rank0 or self._partitioned.partition == 0 else OrderedDict()
+            return state if gets_it else OrderedDict()
         state = OrderedDict(self._partitioned.gathered(dict(own), gather_to_rank0))
-        if not gather_to_rank0 or self._partitioned.partition == 0:
-            state._metadata = own._metadata
+        if not gets_it:
+            return OrderedDict()
+        state._metadata = own._metadata
         return state
 
     def load(self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool) -> Any:
@@ -130,7 +134,7 @@ class ModelState:
         return self._partitioned.partition, self._session.group_size("partitions")
 
     def _own(self) -> OrderedDict[str, Any]:
-        with own_and_shapes(self._partitioned), shards.gathered_parameters(self._module.parameters()):
+        with own_and_shapes(self._partitioned), shards.gathered_parameters(self._module.parameters()), self._wholes():
             state = self._module.state_dict()
             for name, value in state.items():
                 if isinstance(value, torch.Tensor) and shards.number_of(self._partitioned.sharding, value) is not None:
@@ -146,9 +150,13 @@ class ModelState:
         own = _copy(given, leave=foreign_extra)
         for name, value in own.items():
             own[name] = value if owns(name) or not isinstance(value, torch.Tensor) else stand_in(value)
-        with own_and_shapes(self._partitioned), shards.gathered_parameters(self._module.parameters(), write_back=True):
+        gathered = shards.gathered_parameters(self._module.parameters(), write_back=True)
+        with own_and_shapes(self._partitioned), gathered, self._wholes(write_back=True):
             missing, unexpected = self._module.load_state_dict(own, strict=False)
         return nn.modules.module._IncompatibleKeys([name for name in missing if owns(name)], unexpected + foreign_extra)
+
+    def _wholes(self, write_back: bool = False) -> AbstractContextManager[None]:
+        return slicing.wholes(self._module, self._session, write_back)
 
     # Partial dictionaries.
 

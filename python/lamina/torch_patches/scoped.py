@@ -14,7 +14,7 @@ from torch.autograd import Function
 from lamina.util.settings import setting
 
 _lock = threading.Lock()
-_makers = 0  # threads that are inside `creations`
+_makers: list[Callable[[nn.Module], None]] = []  # of those that are inside `creations`
 _original_init = nn.Module.__init__
 
 
@@ -56,26 +56,27 @@ def functions(apply: Callable[[Callable, type, tuple, dict[str, Any]], Any]) -> 
 
 @contextmanager
 def creations(made: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Inside, `made(module)` is called for each module that any thread makes. Contexts that overlap have one `made`."""
-    global _makers, _original_init
+    """Inside, `made(module)` is called for each module that any thread makes, once however many contexts have it."""
+    global _original_init
     with _lock:
-        if _makers == 0:
+        if not _makers:
             _original_init = nn.Module.__init__
-            nn.Module.__init__ = _telling(_original_init, made)
-        _makers += 1
+            nn.Module.__init__ = _telling(_original_init)
+        _makers.append(made)
     try:
         yield
     finally:
         with _lock:
-            _makers -= 1
-            if _makers == 0:
+            _makers.remove(made)
+            if not _makers:
                 nn.Module.__init__ = _original_init
 
 
-def _telling(original: Callable, made: Callable[[nn.Module], None]) -> Callable:
+def _telling(original: Callable) -> Callable:
     @functools.wraps(original)
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        made(self)
+        for made in dict.fromkeys(_makers):
+            made(self)
 
     return init

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/session/slicing.h"
+
+#include <sstream>
+#include <vector>
+
+#include "lamina/model/agreement.h"
+#include "lamina/model/values.h"
+#include "lamina/tensor_parallel/slices.h"
+#include "lamina/tensor_parallel/team.h"
+
+namespace lamina::session {
+namespace {
+
+using topology::Group;
+
+// So many bytes of what is whole may travel at a time.
+constexpr std::size_t kPortionBytes = 1 << 26;
+
+int slice_index(const Session& session, const layout::Slicing& slicing) {
+  const auto& topology = session.topology();
+  return topology.index(Group::kTp, session.world().rank) * slicing.degree / topology.size(Group::kTp);
+}
+
+std::string description(std::span<const ToSlice> parameters) {
+  std::ostringstream lines;
+  for (const auto& [name, tensor, slicing] : parameters) {
+    lines << name << ": " << tensor.sizes() << " " << tensor.scalar_type() << ", cut along " << slicing.dim << " by";
+    for (const auto& section : slicing.sections) lines << " " << section.extent << "/" << section.unit;
+    lines << "\n";
+  }
+  return lines.str();
+}
+
+}  // namespace
+
+void slice(Session& session, std::span<const ToSlice> parameters,
+           const std::function<void(std::span<const at::Tensor>)>& make) {
+  const auto world = session.members(Group::kWorld);
+  model::agree({description(parameters), "", {}}, world, session.mailbox(), session.patience());
+  std::vector<model::Parameter> rows;
+  for (const auto& [name, tensor, slicing] : parameters) {
+    rows.push_back(model::whole_in(base::Partition(0), name, tensor, /*buffer=*/false, 1));
+  }
+  const model::ParameterTable table(std::move(rows), base::Partition(0), 1);
+  model::ValueHooks hooks;
+  hooks.make = [&](std::span<const model::Parameter> portion) {
+    std::vector<at::Tensor> tensors;
+    for (const auto& row : portion) tensors.push_back(row.tensor);
+    make(tensors);
+  };
+  hooks.why = [](const auto&) { return std::string(); };
+  hooks.given = [&](std::span<const model::Parameter> portion) {
+    for (const auto& row : portion) {
+      const auto& slicing = parameters[static_cast<std::size_t>(&row - table.all().data())].slicing;
+      auto tensor = row.tensor;
+      tensor.set_data(slice_of(session, tensor.detach(), slicing));
+    }
+  };
+  model::give_values(table, {world, {}}, session.mailbox(), session.patience(), hooks, kPortionBytes);
+}
+
+at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Slicing& slicing) {
+  return tensor_parallel::whole_of(*session.team(), slice, slicing);
+}
+
+at::Tensor slice_of(Session& session, const at::Tensor& whole, const layout::Slicing& slicing) {
+  return tensor_parallel::slice_of(whole, slicing, slice_index(session, slicing));
+}
+
+}  // namespace lamina::session

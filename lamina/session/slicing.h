@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <span>
+#include <string>
+
+#include "lamina/layout/parameter_layout.h"
+#include "lamina/session/session.h"
+
+namespace lamina::session {
+
+// A parameter that is whole, and how it is to be cut over a TP_GROUP.
+struct ToSlice {
+  std::string name;
+  at::Tensor tensor;
+  layout::Slicing slicing;
+};
+
+// Collective over the world: gives parameters the values that they have on the first rank, and leaves each rank its
+// slices of them, in the same tensors. `make` is called before values of some are read, with these. Throws
+// base::UsageError where ranks are to slice others, and what model::give_values() throws.
+void slice(Session& session, std::span<const ToSlice> parameters,
+           const std::function<void(std::span<const at::Tensor>)>& make);
+
+// The whole of this rank's slice, and of the other members' of its team; collective over that.
+at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Slicing& slicing);
+
+// This rank's slice of a whole.
+at::Tensor slice_of(Session& session, const at::Tensor& whole, const layout::Slicing& slicing);
+
+}  // namespace lamina::session

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "lamina/layout/parameter_layout.h"
+#include "lamina/tensor_parallel/team.h"
+
+// Parameters of layers that are cut over a team: one member's slice of a whole, and the whole of all slices.
+namespace lamina::tensor_parallel {
+
+// The slice of a whole that a member has, in memory of its own; padding is zero. Throws base::ConfigError where the
+// whole cannot be cut so.
+at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int slice);
+
+// Collective over the team, whose members have a slice each: the whole. Throws what Team::all_gather() throws.
+at::Tensor whole_of(Team& team, const at::Tensor& slice, const layout::Slicing& slicing);
+
+}  // namespace lamina::tensor_parallel
