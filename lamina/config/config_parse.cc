@@ -186,9 +186,6 @@ void require_available(const Config& config, int replicas) {
     check.missing(!complete.prescaled_batch, "prescaled_batch", "with tensor_parallel_degree it is to be true");
     check.missing(complete.partitions > 1, "partitions", kBeside);
     check.missing(complete.sharded_data_parallel_degree > 1, "sharded_data_parallel_degree", kBeside);
-    check.missing(complete.shard_optimizer_state, "shard_optimizer_state", kBeside);
-    check.missing(complete.fp16, "fp16", kBeside);
-    check.missing(complete.bf16, "bf16", kBeside);
     check.missing(complete.verify_steps > 0, "verify_steps", kBeside);
   }
   check.missing(&Config::xla, "xla");

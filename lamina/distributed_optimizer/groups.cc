@@ -9,25 +9,25 @@
 namespace lamina::distributed_optimizer {
 namespace {
 
-bool is_like(const value::Value& value, const at::Tensor& parameter) {
+bool is_like(const value::Value& value, const std::function<bool(at::IntArrayRef)>& like) {
   const auto* tensor = value.get_if<at::Tensor>();
-  return tensor != nullptr && tensor->defined() && tensor->dim() > 0 && tensor->sizes() == parameter.sizes();
+  return tensor != nullptr && tensor->defined() && tensor->dim() > 0 && like(tensor->sizes());
 }
 
 }  // namespace
 
-value::Value of_each_like(const value::Value& state, const at::Tensor& parameter,
+value::Value of_each_like(const value::Value& state, const std::function<bool(at::IntArrayRef)>& like,
                           const std::function<at::Tensor(const at::Tensor&)>& made) {
   const auto of_each = [&](auto list) -> value::Value {
-    for (auto& item : list.items) item = of_each_like(item, parameter, made);
+    for (auto& item : list.items) item = of_each_like(item, like, made);
     return list;
   };
-  if (is_like(state, parameter)) return made(state.as<at::Tensor>());
+  if (is_like(state, like)) return made(state.as<at::Tensor>());
   if (const auto* list = state.get_if<value::List>()) return of_each(*list);
   if (const auto* tuple = state.get_if<value::Tuple>()) return of_each(*tuple);
   if (state.get_if<value::Dict>() == nullptr) return state;
   auto result = state.as<value::Dict>();
-  for (auto& [name, field] : result.items) field = of_each_like(field, parameter, made);
+  for (auto& [name, field] : result.items) field = of_each_like(field, like, made);
   return result;
 }
 
@@ -121,6 +121,7 @@ bool Groups::trim(UserOptimizer& user) {
   made_with_.resize(std::max(made_with_.size(), now.size()));
   std::vector<std::vector<UserOptimizer::Given>> trimmed;
   std::vector<UserOptimizer::Moved> moved;
+  std::vector<UserOptimizer::Moved> placed;  // moved, and those of which this rank has a slice
   for (std::size_t i = 0; i < now.size(); ++i) {
     auto& kept = trimmed.emplace_back();
     for (const auto& [tensor, given] : now[i]) {
@@ -133,6 +134,7 @@ bool Groups::trim(UserOptimizer& user) {
       if (is_new) found->second = local_of(tensor, table);
       const auto& local = found->second;
       if (!local.is_same(tensor)) moved.push_back({tensor, local});
+      if (local.defined() && (!local.is_same(tensor) || parameters_.is_part(local))) placed.push_back({tensor, local});
       if (!local.defined()) continue;
       parameter_of_[local.unsafeGetTensorImpl()] = tensor;
       kept.push_back({local, given});
@@ -141,8 +143,7 @@ bool Groups::trim(UserOptimizer& user) {
   hold_others_ = parameters_.replaces();
   if (!moved.empty()) user.trim(trimmed, moved);
   if (user.needs() == fused::Needs::kWhole) parameters_.spread_wholes(user.members());
-  for (const auto& [parameter, local] : moved) {
-    if (!local.defined()) continue;
+  for (const auto& [parameter, local] : placed) {
     if (const auto state = user.state_of(local); state.get_if<value::Dict>() != nullptr) {
       user.set_state(local, part_of_state(user, local, parameter, state));
     }
@@ -155,9 +156,10 @@ value::Value Groups::part_of_state(const UserOptimizer& user, const at::Tensor& 
   if (user.needs() == fused::Needs::kWhole && parameters_.shard(local)) {
     return parameters_.updates_whole(local) ? state : value::Value();
   }
-  return of_each_like(state, parameter, [&](const at::Tensor& whole) {
-    return parameters_.part_of(local, whole).to(local.scalar_type());
-  });
+  const auto sizes = parameters_.sizes_of_whole(parameter);
+  const auto like = [&](at::IntArrayRef of) { return of == at::IntArrayRef(sizes) || of == parameter.sizes(); };
+  return of_each_like(
+      state, like, [&](const at::Tensor& whole) { return parameters_.part_of(local, whole).to(local.scalar_type()); });
 }
 
 }  // namespace lamina::distributed_optimizer

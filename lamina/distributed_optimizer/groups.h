@@ -74,8 +74,9 @@ class Groups {
   std::unordered_map<const at::TensorImpl*, at::Tensor> parameter_of_;  // by what stands for it
 };
 
-// Calls `made` for each tensor of a state, however deep, that is like the parameter, and has its result there.
-value::Value of_each_like(const value::Value& state, const at::Tensor& parameter,
+// Calls `made` for each tensor of a state, however deep, that has sizes of a parameter, `like` that says, and has its
+// result there.
+value::Value of_each_like(const value::Value& state, const std::function<bool(at::IntArrayRef)>& like,
                           const std::function<at::Tensor(const at::Tensor&)>& made);
 
 }  // namespace lamina::distributed_optimizer

@@ -29,6 +29,7 @@ void require_alone(const model::ParameterTable& table, const at::Tensor& paramet
 
 LocalParameters::LocalParameters(collective::Ranks ranks, const config::Config& config)
     : ranks_(std::move(ranks)),
+      slice_ranks_(ranks_),
       divided_over_(model::updates_divided_over(ranks_.topology, config)),
       replaces_(model::updates_masters(config) || divided_over_) {
   if (divided_over_ == topology::kSameParts) hold_in(ranks_.groups.get(topology::kSameParts, ranks_.patience()));
@@ -96,14 +97,38 @@ void LocalParameters::set_gradient(const at::Tensor& stand_in, const at::Tensor&
   stand_ins_.set_gradient(stand_ins_.find(stand_in).value(), gradient);
 }
 
+const layout::Slicing* LocalParameters::slicing(const at::Tensor& local) const {
+  const auto* table = slice_ranks_.are_several() ? table_() : nullptr;
+  const auto* row = table == nullptr ? nullptr : row_of(source(local), *table);
+  return row == nullptr || !row->layout.slicing ? nullptr : &*row->layout.slicing;
+}
+
+bool LocalParameters::have_slices() const {
+  const auto* table = slice_ranks_.are_several() ? table_() : nullptr;
+  return table != nullptr &&
+         std::ranges::any_of(table->all(), [](const auto& row) { return row.layout.slicing.has_value(); });
+}
+
+std::vector<std::int64_t> LocalParameters::sizes_of_whole(const at::Tensor& parameter) const {
+  const auto* table = slice_ranks_.are_several() ? table_() : nullptr;
+  const auto* row = table == nullptr ? nullptr : table->find(parameter);
+  return row == nullptr ? parameter.sizes().vec() : row->layout.shape;
+}
+
 at::Tensor LocalParameters::part_of(const at::Tensor& local, const at::Tensor& whole) const {
   const auto is = shard(local);
-  return is ? shard_ranks_->part_of(*is, whole) : whole;
+  const auto* cut = slicing(local);
+  const bool is_whole =
+      cut != nullptr && whole.numel() == layout::numel(row_of(source(local), *table_())->layout.shape);
+  const auto slice = is_whole ? slice_ranks_.part_of(whole, *cut) : whole;
+  return is ? shard_ranks_->part_of(*is, slice) : slice;
 }
 
 at::Tensor LocalParameters::whole_of(const at::Tensor& local, const at::Tensor& value) const {
   const auto is = shard(local);
-  return is ? shard_ranks_->whole_of(*is, value) : value;
+  const auto slice = is ? shard_ranks_->whole_of(*is, value) : value;
+  const auto* cut = slicing(local);
+  return cut == nullptr ? slice : slice_ranks_.whole_of(slice, *cut);
 }
 
 // Steps.
@@ -129,6 +154,8 @@ void LocalParameters::abandon_step() {
 void LocalParameters::update(const optim::Functional& functional, std::span<optim::GroupStep> groups,
                              optim::Threads& threads) const {
   std::vector<optim::Update*> parts;
+  std::vector<SlicedUpdate> slices;
+  const auto& norms = functional.declaration().norms;
   for (auto& group : groups) {
     for (auto& each : group.updates) {
       if (const auto number = stand_ins_.find(*each.parameter)) each.copy = stand_ins_.half_copy(*number);
@@ -136,10 +163,12 @@ void LocalParameters::update(const optim::Functional& functional, std::span<opti
         each.elements = is->share.count();
         parts.push_back(&each);
       }
+      if (const auto* cut = norms.empty() ? nullptr : slicing(*each.parameter)) slices.push_back({&each, cut->degree});
     }
   }
   optim::step_groups(functional, groups, threads, [&] {
-    if (shard_ranks_) shard_ranks_->combine(parts, functional.declaration().norms);
+    if (shard_ranks_) shard_ranks_->combine(parts, norms);
+    slice_ranks_.combine(slices, norms);
   });
 }
 

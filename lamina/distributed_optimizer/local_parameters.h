@@ -12,6 +12,7 @@
 #include "lamina/config/config.h"
 #include "lamina/distributed_optimizer/owners.h"
 #include "lamina/distributed_optimizer/shard_ranks.h"
+#include "lamina/distributed_optimizer/slice_ranks.h"
 #include "lamina/distributed_optimizer/stand_ins.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/optim/step.h"
@@ -57,7 +58,14 @@ class LocalParameters {
   // The group that holds the parts; none where all is whole. See model::updates_divided_over().
   std::optional<topology::Group> divided_over() const { return divided_over_; }
   std::vector<base::Rank> members(topology::Group group) const { return ranks_.topology.members(group, ranks_.own); }
-  // This rank's part of a state like a parameter, and all of it from the parts: collective over the holders.
+  // True of what is a shard or a slice, of which other ranks have the rest.
+  bool is_part(const at::Tensor& local) const { return slicing(local) != nullptr || shard(local).has_value(); }
+  // True where some parameter is in slices.
+  bool have_slices() const;
+  // The sizes of all of a parameter, of which a tensor here may be a slice.
+  std::vector<std::int64_t> sizes_of_whole(const at::Tensor& parameter) const;
+  // This rank's part of a state like a parameter, or like its slice, and all of it from the parts: collective over the
+  // holders.
   at::Tensor part_of(const at::Tensor& local, const at::Tensor& whole) const;
   at::Tensor whole_of(const at::Tensor& local, const at::Tensor& value) const;
 
@@ -92,8 +100,11 @@ class LocalParameters {
   void hold_in(collective::Group& group);
   // The row of a parameter, or of one that is sharded.
   const model::Parameter* row_of(const at::Tensor& held, const model::ParameterTable& table) const;
+  // How the parameter is sliced that `local` stands for; nullptr where it is not.
+  const layout::Slicing* slicing(const at::Tensor& local) const;
 
   const collective::Ranks ranks_;
+  const SliceRanks slice_ranks_;
   const std::optional<topology::Group> divided_over_;
   const bool replaces_;
   bool are_cut_ = false;

@@ -107,7 +107,8 @@ void Optimizer::follow() {
 
 // A step with nothing around the update but what all steps have.
 bool Optimizer::is_plain(const UserOptimizer& user) const {
-  return !scale_->is_on() && !parameters_.replaces() && !clip_ && limit(user) == kNoClipping;
+  const bool measures_slices = user.needs() == fused::Needs::kNorms && parameters_.have_slices();
+  return !scale_->is_on() && !parameters_.replaces() && !measures_slices && !clip_ && limit(user) == kNoClipping;
 }
 
 void Optimizer::step_plainly(UserOptimizer& user, const ModelInUse& model, Closure closure) {

@@ -65,14 +65,15 @@ NamedState States::state(const UserOptimizer& user, Extent extent) const {
 
 void States::make_whole(const Here& here, NamedState& state, bool states_are_whole) const {
   for (const auto& member : here) {
-    if (!parameters_.shard(member.local)) continue;
+    if (!parameters_.is_part(member.local)) continue;
     const auto whole = [&](const at::Tensor& part) { return parameters_.whole_of(member.local, part); };
     if (const auto master = state.masters.find(member.name); master != state.masters.end()) {
       master->second = whole(master->second);
     }
     const auto found = state.states.find(member.name);
     if (states_are_whole || found == state.states.end()) continue;
-    found->second = of_each_like(found->second, member.local, whole);
+    const auto like = [&](at::IntArrayRef sizes) { return sizes == member.local.sizes(); };
+    found->second = of_each_like(found->second, like, whole);
   }
 }
 
@@ -112,7 +113,7 @@ std::string States::misfit(const UserOptimizer& user, const std::map<std::string
     const auto found = masters.find(member.name);
     if (found == masters.end() || !parameters_.is_master(member.local)) continue;
     const auto given = found->second.numel(), own = member.local.numel();
-    const auto expected = are_parts ? own : member.parameter.numel();
+    const auto expected = are_parts ? own : layout::numel(parameters_.sizes_of_whole(member.parameter));
     if (given != expected && given != own) return faces::said("other-master", member.name, given, expected);
   }
   return "";

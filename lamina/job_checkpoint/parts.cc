@@ -13,11 +13,11 @@ Parts::Piece Parts::of(const layout::ParameterLayout& layout) const {
   const auto place = layout::place(layout, topology, topology.coordinates(ranks_.own));
   base::internal_check(place.has_value(), "a part of what is not here");
   return {layout.shape, layout::held(layout, place->slice, place->shard),
-          place->copy == writers_.copy_of(layout, topology)};
+          place->copy == writers_.copy_of(layout, topology), place->slice == 0 && place->shard == 0};
 }
 
 Parts::Piece Parts::of_whole(at::IntArrayRef sizes) const {
-  return {sizes.vec(), layout::whole(sizes.vec()), ranks_.own == base::Rank(0)};
+  return {sizes.vec(), layout::whole(sizes.vec()), ranks_.own == base::Rank(0), true};
 }
 
 Parts::Piece Parts::of_local(const at::Tensor& local, std::string_view name) const {
@@ -36,7 +36,7 @@ Parts::Piece Parts::of_state(const LocalParameters& locals, const at::Tensor& lo
   auto whole = of_whole(sizes);
   if (const auto* row = table_.find(name)) {
     const auto own = of(row->update);
-    whole.writes = own.writes && (is_owner || own.region.begin == 0);
+    whole.writes = own.writes && (is_owner || own.is_first);
   }
   return whole;
 }

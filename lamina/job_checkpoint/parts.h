@@ -28,6 +28,7 @@ class Parts {
     layout::Shape shape;  // of the whole
     layout::Region region;
     bool writes = false;
+    bool is_first = false;  // with its first element
   };
 
   // Finds a parameter or buffer that is here.

@@ -48,12 +48,13 @@ std::string_view dtype_name(at::ScalarType type) {
   return dtype ? traits(*dtype).name : "another dtype";
 }
 
-void require_like(const archive::SavedTensor& saved, const std::string& name, const at::Tensor& tensor) {
+void require_like(const archive::SavedTensor& saved, const std::string& name, const at::Tensor& tensor,
+                  at::IntArrayRef sizes) {
   const auto type = checkpoint::scalar_type(saved.dtype);
-  if (tensor.sizes() != at::IntArrayRef(saved.shape)) {
-    throw base::UsageError(base::str(name, " has the shape ", tensor.sizes(), " here and ",
-                                     at::IntArrayRef(saved.shape), " in the checkpoint"),
-                           base::Code{"checkpoint-shape"});
+  if (sizes != at::IntArrayRef(saved.shape)) {
+    throw base::UsageError(
+        base::str(name, " has the shape ", sizes, " here and ", at::IntArrayRef(saved.shape), " in the checkpoint"),
+        base::Code{"checkpoint-shape"});
   }
   if (type != tensor.scalar_type() && !(at::isFloatingType(type) && tensor.is_floating_point())) {
     throw base::UsageError(base::str(name, " is of ", dtype_name(tensor.scalar_type()), " here and of ",
@@ -144,7 +145,8 @@ const std::string* Reader::saved_name(const std::vector<std::string>& names) con
   return found == names.end() ? nullptr : &*found;
 }
 
-std::string Reader::check_model(const std::vector<NamesOf>& model, bool strict) const {
+std::string Reader::check_model(const std::vector<NamesOf>& model, const model::ParameterTable* table,
+                                bool strict) const {
   std::set<std::string> known;
   std::vector<std::string> missing, unexpected;
   for (const auto& [names, tensor] : model) {
@@ -163,7 +165,11 @@ std::string Reader::check_model(const std::vector<NamesOf>& model, bool strict) 
                            base::Code{"checkpoint-names"});
   }
   for (const auto& [names, tensor] : model) {
-    if (const auto* name = saved_name(names)) require_like(*find(*name, Kind::kParameter), names.front(), tensor);
+    const auto* name = saved_name(names);
+    if (name == nullptr) continue;
+    const auto* row = table == nullptr ? nullptr : table->find(tensor);
+    const auto sizes = row == nullptr ? tensor.sizes() : at::IntArrayRef(row->layout.shape);
+    require_like(*find(*name, Kind::kParameter), names.front(), tensor, sizes);
   }
   if (fits) return "";
   return base::str("resume_from_checkpoint(strict=False) left out: missing ", listed(missing, missing.size()),

@@ -55,7 +55,8 @@ class Reader {
 
   // Compares a model with it. Throws base::UsageError for another shape, a dtype of another kind and, where it is
   // `strict`, other names. Returns what is left out else: a line, or "".
-  std::string check_model(const std::vector<NamesOf>& model, bool strict) const;
+  // No table: the model is not cut, and has whole tensors.
+  std::string check_model(const std::vector<NamesOf>& model, const model::ParameterTable* table, bool strict) const;
   // Says where a parameter of this dtype has its value from: the master of an optimizer, where there is one, and the
   // parameter that was saved has another dtype, which would have rounded it first.
   std::pair<archive::Kind, int> best_source(const std::string& name, at::ScalarType dtype) const;

@@ -15,7 +15,8 @@ plan::KeptPartition Resumption::partition() const {
 }
 
 void Resumption::check() const {
-  const auto left_out = reader_->check_model(job_->model_state(), strict_);
+  const auto* table = job_->is_cut() ? &job_->table() : nullptr;
+  const auto left_out = reader_->check_model(job_->model_state(), table, strict_);
   if (!left_out.empty() && job_->peers().is_first()) base::log_warning(left_out);
   job_->take_extra_states(about_.extra_state);
   if (of_optimizers_ == OfOptimizers::kAll) check_optimizers(job_->optimizers(), about_.optimizers, strict_);

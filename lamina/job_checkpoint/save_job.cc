@@ -101,15 +101,16 @@ class Contents {
     add_generators(job_, list_);
   }
 
-  // Hands in to the first rank what the others of its copy of the model know: collective over a copy.
+  // Hands in to the first rank what the others of its pipeline know, which each other one knows alike: collective over
+  // a pipeline.
   void hand_in() {
-    const auto copy = job_.ranks().one_copy();
-    if (copy.size() == 1 || copy.front() != job_.ranks().everyone().front()) return;
+    const auto pipeline = job_.ranks().pipeline();
+    if (pipeline.size() == 1 || pipeline.front() != job_.ranks().everyone().front()) return;
     std::vector<model::Named> own;
     own.emplace_back("extra", extra_);
     own.emplace_back("names", to_value(names_));
     for (const auto& [what, told] :
-         model::gather(std::move(own), /*to_first=*/true, copy, job_.ranks().mailbox, job_.ranks().patience())) {
+         model::gather(std::move(own), /*to_first=*/true, pipeline, job_.ranks().mailbox, job_.ranks().patience())) {
       if (what == "names") {
         known_.push_back(to_names(told));
       } else {

@@ -22,6 +22,18 @@ std::vector<std::int64_t> with_extent(at::IntArrayRef shape, int dim, std::int64
   return result;
 }
 
+// The layout of the whole of which that is a slice.
+layout::ParameterLayout layout_of_whole(const at::Tensor& slice, const layout::Slicing& slicing) {
+  std::int64_t extent = 0;
+  for (const auto& section : slicing.sections) extent += section.extent;
+  return layout_of(with_extent(slice.sizes(), slicing.dim, extent), slicing);
+}
+
+// The elements that one of so many members has.
+layout::Region region_of(const layout::ParameterLayout& layout, int member, int members) {
+  return layout::held(layout, member * layout.slices() / members, 0);
+}
+
 // A region that is all of a tensor may have its stripes along another dimension.
 std::int64_t extent_along(const layout::Region& region, int dim) {
   return region.dim == dim ? region.extent : region.whole.at(static_cast<std::size_t>(dim));
@@ -39,29 +51,28 @@ at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int
   return result;
 }
 
-at::Tensor whole_of(Team& team, const at::Tensor& slice, const layout::Slicing& slicing) {
+at::Tensor whole_of(std::span<const at::Tensor> slices, const layout::Slicing& slicing) {
   const at::NoGradGuard no_grad;
-  std::int64_t extent = 0;
-  for (const auto& section : slicing.sections) extent += section.extent;
-  const auto layout = layout_of(with_extent(slice.sizes(), slicing.dim, extent), slicing);
-  std::vector<layout::Region> regions;
-  Cut cut{slicing.dim, {}};
-  for (int member = 0; member < team.size(); ++member) {
-    regions.push_back(layout::held(layout, member * slicing.degree / team.size(), 0));
-    cut.sizes.push_back(extent_along(regions.back(), slicing.dim));
-  }
-  const auto all = team.all_gather(slice.detach(), cut);
-  auto whole = at::empty(layout.shape, slice.options());
-  std::int64_t begin = 0;
-  for (std::size_t member = 0; member < regions.size(); ++member) {
-    const auto part = all.narrow(slicing.dim, begin, cut.sizes[member]);
-    const int dim = regions[member].dim;
-    for (const auto& stripe : regions[member].stripes) {
-      whole.narrow(dim, stripe.begin, stripe.count).copy_(part.narrow(dim, stripe.at, stripe.count));
+  const auto layout = layout_of_whole(slices.front(), slicing);
+  auto whole = at::empty(layout.shape, slices.front().options());
+  for (std::size_t member = 0; member < slices.size(); ++member) {
+    const auto region = region_of(layout, static_cast<int>(member), static_cast<int>(slices.size()));
+    for (const auto& stripe : region.stripes) {
+      whole.narrow(region.dim, stripe.begin, stripe.count)
+          .copy_(slices[member].narrow(region.dim, stripe.at, stripe.count));
     }
-    begin += cut.sizes[member];
   }
   return whole;
+}
+
+at::Tensor whole_of(Team& team, const at::Tensor& slice, const layout::Slicing& slicing) {
+  const at::NoGradGuard no_grad;
+  const auto layout = layout_of_whole(slice, slicing);
+  Cut cut{slicing.dim, {}};
+  for (int member = 0; member < team.size(); ++member) {
+    cut.sizes.push_back(extent_along(region_of(layout, member, team.size()), slicing.dim));
+  }
+  return whole_of(team.all_gather(slice.detach(), cut).split_with_sizes(cut.sizes, slicing.dim), slicing);
 }
 
 }  // namespace lamina::tensor_parallel

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
+
 #include "lamina/layout/parameter_layout.h"
 #include "lamina/tensor_parallel/team.h"
 
@@ -13,6 +15,8 @@ namespace lamina::tensor_parallel {
 // whole cannot be cut so.
 at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int slice);
 
+// The whole of the slices that the members of a team have, in their order.
+at::Tensor whole_of(std::span<const at::Tensor> slices, const layout::Slicing& slicing);
 // Collective over the team, whose members have a slice each: the whole. Throws what Team::all_gather() throws.
 at::Tensor whole_of(Team& team, const at::Tensor& slice, const layout::Slicing& slicing);
 

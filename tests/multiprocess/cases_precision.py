@@ -8,6 +8,8 @@ import math
 
 import pytest
 import torch
+from multiprocess.cases_checkpoints import folder, require_same
+from multiprocess.cases_sliced_state import Job, Plain, require_equal
 from soak import paired, some
 from torch import nn
 
@@ -848,3 +850,35 @@ def case_a_state_with_a_scale_or_masters_that_do_not_fit_changes_nothing():
                     optimizer.load_state_dict({**state, **change})
                 assert_same(optimizer.state_dict(), before)
         lamina.shutdown()
+
+
+def case_copies_divide_the_states_of_slices():
+    for make in (None, lambda parameters: lamina.optim.LAMB(parameters, lr=1e-2)):
+        job, plain = Job(make, shard_optimizer_state=True), Plain(make)
+        job.model.eval()
+        plain.model.eval()
+        own = job.model.module.blocks[0].up.weight.numel()
+        job.train(3)
+        plain.train(3, copies=2)
+        assert own // 2 in [state["exp_avg"].numel() for state in job.optimizer.state.values()]
+        require_equal(job, plain)
+        job.optimizer.load_state_dict(plain.optimizer.state_dict())
+        require_same(job.optimizer.state_dict(), plain.optimizer.state_dict())
+        lamina.shutdown()
+
+
+def case_divided_masters_of_slices_go_into_checkpoints_and_back():
+    with folder() as path:
+        job = Job(shard_optimizer_state=True, bf16=True)
+        job.train(2)
+        expected = job.states()
+        lamina.save_checkpoint(path, "a")
+        lamina.shutdown()
+        job = Job(seed=5, tp=1, bf16=True)
+        lamina.resume_from_checkpoint(path, "a")
+        require_same(job.states(), expected)
+        lamina.save_checkpoint(path, "b")
+        lamina.shutdown()
+        job = Job(seed=6, shard_optimizer_state=True, bf16=True)
+        lamina.resume_from_checkpoint(path, "b")
+        require_same(job.states(), expected)

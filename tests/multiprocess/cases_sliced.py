@@ -276,12 +276,6 @@ def case_what_does_not_know_slices_is_refused():
     start()
     model = sliced(made())
     optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    for call in (
-        model.local_state_dict,
-        model.cpu,
-        optimizer.state_dict,
-        lambda: lamina.save_checkpoint("nowhere", "tag"),
-        lambda: lamina.resume_from_checkpoint("nowhere"),
-    ):
+    for call in (model.local_state_dict, model.cpu, optimizer.local_state_dict):
         with pytest.raises(UsageError, match="is not available yet with tensor_parallel_degree above 1"):
             call()

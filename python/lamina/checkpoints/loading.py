@@ -13,7 +13,6 @@ from lamina.checkpoints.together import everywhere
 from lamina.checkpoints.torch_files import torch_file
 from lamina.job import current
 from lamina.job.arguments import require_same
-from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.util.checks import require_booleans, require_no_nul
 
 
@@ -60,7 +59,6 @@ def resume_from_checkpoint(
         FormatError: it is damaged; the file and the tensor are named. FileError: it cannot be read.
     """
     job = current.outside_step("resume_from_checkpoint()")
-    require_unsliced(job.session, "resume_from_checkpoint()", "load the state before the model is wrapped")
     flags = {
         "partial": partial,
         "strict": strict,

@@ -88,7 +88,6 @@ def save_checkpoint(
         progress.
     """
     job = current.outside_step("save_checkpoint()")
-    require_unsliced(job.session, "save_checkpoint()", "save model.state_dict() and the optimizer's state of each rank")
     require_same(
         job.session,
         "world",
@@ -114,6 +113,8 @@ def save_checkpoint(
         require_count(num_kept_partial_checkpoints=num_kept_partial_checkpoints)
     if form not in (None, "lamina", smp_files.FORM):
         raise UsageError(f'save_checkpoint(): form is "lamina" or "{smp_files.FORM}", not {form!r}')
+    if form == smp_files.FORM:
+        require_unsliced(job.session, 'save_checkpoint(form="smp")', "leave form out")
     if form == smp_files.FORM and asynchronous:
         raise UsageError('save_checkpoint(form="smp") is written while training waits: leave asynchronous out')
     kept = num_kept_partial_checkpoints or 0

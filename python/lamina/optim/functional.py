@@ -187,9 +187,12 @@ class FunctionalOptimizer(optim.Optimizer):
         gradients: Sequence[torch.Tensor | None] | None,
     ) -> float:
         """The norm of all gradients, those of other ranks' parameters included."""
-        squares = _lamina.squared_gradient_norm(groups, factor, gradients)
         own = [parameter for group in self.param_groups for parameter in group["params"]]
-        if gradients is None and clipping.are_global(own):
+        is_global = gradients is None and clipping.are_global(own)
+        if is_global and current.session().group_size("tp") > 1:
+            return abs(factor) * float(clipping.grad_norm(own, 2.0, False, None))
+        squares = _lamina.squared_gradient_norm(groups, factor, gradients)
+        if is_global:
             squares = sum(current.outside_step("optimizer.step()").session.all_gather("one_copy", squares))
         return math.sqrt(squares)
 

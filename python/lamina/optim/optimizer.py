@@ -11,6 +11,7 @@ from lamina.errors import UsageError, refusal
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.optim.shards import why_not_parts
+from lamina.optim.sliced import require_fits
 from lamina.util.checks import require_booleans, require_positive
 
 # Names in dynamic_loss_args, and types of their values.
@@ -102,6 +103,7 @@ def _require_known(optimizer: torch.optim.Optimizer, job: current.Job) -> None:
             "take Adam, or make the embedding without sparse=True",
             code="optimizer-sparse",
         )
+    require_fits(optimizer, job)
     if not (why := why_not_parts(optimizer)):
         return
     if config.sharded_data_parallel_degree > 1:

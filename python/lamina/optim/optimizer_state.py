@@ -90,6 +90,7 @@ class OptimizerState(OptimizerSteps):
         """
         self._nothing_waits()
         job = self._job("local_state_dict()")
+        require_unsliced(job.session, "optimizer.local_state_dict()", "take state_dict(), which is whole")
         if job.partitioned_model is None:
             raise refusal("nothing-local", "optimizer.local_state_dict()")
         place = (job.session.group_rank("partitions"), job.session.group_size("partitions"))
@@ -303,18 +304,16 @@ class OptimizerState(OptimizerSteps):
             self._scale.state = state_dict[SCALE]
 
     def _nothing_waits(self) -> None:
-        if (job := current.job_if_any()) is not None:
-            require_unsliced(job.session, "the state of a DistributedOptimizer", "take that of the plain one, by rank")
         if self._waiting is not None:
             raise refusal("state-waits", "a state of the optimizer", "ask for it")
         _require_no_checkpoint_waits("ask for the optimizer's state")
 
 
 def _cut() -> bool:
-    """True where there is a model that is cut over several ranks, or sharded."""
+    """True where there is a model that is cut over several ranks, sliced or sharded."""
     job = current.job_if_any()
     model = None if job is None else job.partitioned_model
-    return model is not None and (job.pipelined or model.sharding is not None)
+    return model is not None and (job.pipelined or job.session.group_size("tp") > 1 or model.sharding is not None)
 
 
 def _require_no_checkpoint_waits(then: str) -> None:

@@ -17,6 +17,7 @@ from lamina.deferred_init import delayed
 from lamina.errors import UsageError, refusal, said
 from lamina.job import current, groups
 from lamina.model import precision
+from lamina.optim.sliced import see_to_steps
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
@@ -102,6 +103,7 @@ class DistributedModel(SavedModel):
         if self._is_sliced:
             groups.of_job()
             slicing.slice_model(module, job.session, _made)
+            see_to_steps(job)
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
         self._cut.arguments = {
             "backward_passes_per_step": backward_passes_per_step,

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers over slices of parameters, which the ranks of a TP_GROUP have: see [Note: needs] in
+lamina/fused/declaration.h."""
+
+from typing import Any
+
+from torch import optim
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.optim.registry import needs_of
+from lamina.optim.shards import why_not_parts
+from lamina.tensor_parallel import layers
+
+_WHY = {
+    "norms": "it measures each parameter, of which a slice is here: make it a lamina.DistributedOptimizer",
+    "whole": "it looks at all of a parameter, of which a slice is here: take one that updates each element by itself",
+}
+
+
+def see_to_steps(job: current.Job) -> None:
+    """From now on optimizers that cannot update slices are refused before they update any."""
+    job.on_end.callback(register_optimizer_step_pre_hook(_before_step).remove)
+
+
+def require_fits(optimizer: optim.Optimizer, job: current.Job, knows_others: bool = True) -> None:
+    """UsageError for an optimizer that would update slices as if they were parameters.
+
+    Args:
+        knows_others: whether what it measures of slices is combined with what the other ranks do, as a
+            DistributedOptimizer has it.
+    """
+    why = why_not_parts(optimizer) or _WHY.get(needs_of(type(optimizer)), "")
+    is_fine = not why or (knows_others and needs_of(type(optimizer)) == "norms")
+    if is_fine or job.model is None:
+        return
+    slices = layers.slicings(job.model.module)
+    known = next((each for each in job.optimizers if each.optimizer is optimizer), None)
+    parameter_of = (lambda local: local) if known is None else known.parameter_of
+    if any(id(parameter_of(member)) in slices for group in optimizer.param_groups for member in group["params"]):
+        raise UsageError(
+            f"{type(optimizer).__name__} with parameters of a model whose layers are sliced: {why}", code="tp-optimizer"
+        )
+
+
+def _before_step(optimizer: optim.Optimizer, *_: Any) -> None:
+    job = current.job_if_any()
+    if job is not None:
+        require_fits(optimizer, job, any(known.optimizer is optimizer for known in job.optimizers))
