@@ -214,3 +214,19 @@ def case_halves_have_masters_and_overflows_leave_the_step_out():
             job.optimizer.step()
             assert job.optimizer.overflow
             require_same(job.model.state_dict(), states[0])
+
+
+def case_an_infinity_in_a_slice_has_all_ranks_leave_the_step_out():
+    for wrap in (lambda optimizer: optimizer, lamina.DistributedOptimizer):
+        for kind in (torch.amp.GradScaler, lamina.amp.GradScaler):
+            job = Job()
+            optimizer, scaler = wrap(torch.optim.SGD(job.model.parameters(), lr=0.1)), kind("cpu", init_scale=8.0)
+            before, _ = job.states()
+            scaler.scale(job.model(words(0))).backward()
+            if RANK == 1:
+                job.model.module.blocks[0].up.weight.grad[0, 0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == 4.0
+            require_same(job.model.state_dict(), before)
+            lamina.shutdown()

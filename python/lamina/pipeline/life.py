@@ -94,7 +94,7 @@ class Life:
             plain = PlainOptimizers(job)
             job.on_end.callback(register_optimizer_step_pre_hook(plain.before_step).remove)
             job.on_end.callback(register_optimizer_step_post_hook(plain.after_step).remove)
-        if job.replicas is not None or replaces(job):
+        if job.replicas is not None or replaces(job) or job.session.group_size("tp") > 1:
             grad_scaler.install(_worst_of_model, holders, _complete_gradients, job.on_end)
         if cut.pipelined:
             foreign.install(job.on_end)
@@ -139,10 +139,17 @@ def replaces(job: current.Job) -> bool:
 def _complete_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Before gradients are unscaled: an optimizer of the model has them averaged."""
     job = current.job()
-    own = set(map(id, job.cut.model.own_parameters())) if job.cut.model is not None else set()
-    is_known = any(known.optimizer is optimizer for known in job.optimizers)
-    if is_known or any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+    if _is_known(optimizer, job) or _has_own_parameters(optimizer, job):
         job.cut.complete("GradScaler.unscale_()")
+
+
+def _is_known(optimizer: torch.optim.Optimizer, job: current.Job) -> bool:
+    return any(known.optimizer is optimizer for known in job.optimizers)
+
+
+def _has_own_parameters(optimizer: torch.optim.Optimizer, job: current.Job) -> bool:
+    own = set(map(id, job.cut.model.own_parameters())) if job.cut.model is not None else set()
+    return any(id(each) in own for group in optimizer.param_groups for each in group["params"])
 
 
 def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -164,7 +171,8 @@ def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:
     """The largest that any rank of the model's copy has found in its part of the gradients of this optimizer."""
     job = current.job()
-    if any(known.optimizer is optimizer for known in job.optimizers):
+    is_sliced = job.session.group_size("tp") > 1
+    if _is_known(optimizer, job) or (is_sliced and _has_own_parameters(optimizer, job)):
         for group in ("shard", "one_copy"):
             found = job.session.largest(group, found)
     return found
