@@ -67,7 +67,7 @@ ModuleTree::Known ModuleTree::enter(const Module& module, const Place* above, Pl
 }
 
 void ModuleTree::hold(const Module& module, int node) {
-  for (const auto& [name, tensor, buffer, has_shape] : module.tensors) {
+  for (const auto& [name, tensor, buffer, has_shape, whole] : module.tensors) {
     if (!tensor.defined()) continue;
     if (!has_shape) {
       throw base::UsageError(
@@ -79,7 +79,7 @@ void ModuleTree::hold(const Module& module, int node) {
     const auto [found, is_new] =
         holders_.emplace(tensor.unsafeGetTensorImpl(), Holders{static_cast<std::int64_t>(all.size())});
     auto& [number, nodes] = found->second;
-    if (is_new) all.push_back({join(module.path, name), tensor, node});
+    if (is_new) all.push_back({join(module.path, name), tensor, node, whole.empty() ? tensor.sizes().vec() : whole});
     if (std::ranges::find(nodes, node) != nodes.end()) continue;
     nodes.push_back(node);
     if (!buffer) nodes_[node].parameter_ids.push_back(number);
@@ -153,7 +153,7 @@ std::string ModuleTree::description() const {
   for (const auto& module : modules_) lines << module.line << "\n";
   for (const auto& held : tensors()) {
     lines << "tensor '" << held.name << "': (";
-    for (std::int64_t i = 0; i < held.tensor.dim(); ++i) lines << (i > 0 ? ", " : "") << held.tensor.size(i);
+    for (std::size_t i = 0; i < held.shape.size(); ++i) lines << (i > 0 ? ", " : "") << held.shape[i];
     lines << ") " << held.tensor.scalar_type() << "\n";
   }
   return lines.str();

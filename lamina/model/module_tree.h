@@ -25,7 +25,8 @@ struct Module {
     std::string name;
     at::Tensor value;
     bool buffer = false;
-    bool has_shape = true;  // false: of a lazy module
+    bool has_shape = true;                 // false: of a lazy module
+    std::vector<std::int64_t> whole = {};  // the shape of what it is a slice of; empty: it is whole
   };
 
   std::string path;       // from the root, whose own is empty
@@ -46,6 +47,7 @@ struct Held {
   std::string name;
   at::Tensor tensor;
   int node = 0;
+  std::vector<std::int64_t> shape = {};  // of the whole, alike on all ranks
 };
 
 // [Note: module tree] The modules that can be owned, numbered alike on every rank, parents before children. A face

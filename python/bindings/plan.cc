@@ -10,8 +10,8 @@ namespace lamina::python {
 namespace {
 
 using model::ModuleTree;
-using TensorRows =
-    std::vector<std::tuple<std::string, at::Tensor, bool, bool>>;  // name, tensor, is a buffer, has a shape
+// name, tensor, is a buffer, has a shape, shape of the whole of which it is a slice
+using TensorRows = std::vector<std::tuple<std::string, at::Tensor, bool, bool, std::vector<std::int64_t>>>;
 
 model::Role role_of(const std::string& role) {
   if (role == "called") return model::Role::kCalled;
@@ -23,8 +23,8 @@ void add(ModuleTree& tree, const std::string& path, std::uintptr_t id, const std
          bool keeps_statistics, std::optional<int> placed_at) {
   model::Module module{
       path, id, type, role_of(role), indivisible, same_everywhere, draws, dynamic, keeps_statistics, placed_at};
-  for (const auto& [name, tensor, buffer, has_shape] : tensors) {
-    module.tensors.push_back({name, tensor, buffer, has_shape});
+  for (const auto& [name, tensor, buffer, has_shape, whole] : tensors) {
+    module.tensors.push_back({name, tensor, buffer, has_shape, whole});
   }
   tree.add(module);
 }

@@ -416,7 +416,7 @@ class ModuleTree:
         id: int,
         type: str,
         role: Literal["called", "container", "part"],
-        tensors: Sequence[tuple[str, torch.Tensor, bool, bool]],
+        tensors: Sequence[tuple[str, torch.Tensor, bool, bool, Sequence[int]]],
         *,
         indivisible: bool = False,
         same_everywhere: bool = False,

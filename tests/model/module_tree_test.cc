@@ -65,6 +65,14 @@ TEST(ModuleTree, HasEachModuleOnceUnderItsFirstPathParentsFirst) {
   EXPECT_EQ(tree.nodes()[1].places, 2);
 }
 
+TEST(ModuleTree, DescribesSlicesByTheirWholes) {
+  const auto holding = [](const at::Tensor& slice) {
+    return filled({module("", 1, {{"weight", slice, false, true, {3, 3}}})}).description();
+  };
+  EXPECT_EQ(holding(at::zeros({2, 3})), holding(at::zeros({1, 3})));
+  EXPECT_THAT(holding(at::zeros({2, 3})), testing::HasSubstr("(3, 3)"));
+}
+
 TEST(ModuleTree, GivesWhatAPartHoldsToTheNearestModuleAboveThatIsCalled) {
   const auto tree =
       filled({module("", 1), container(module("list", 2)), part(module("list.scales", 3, {{"0", tensor()}})),

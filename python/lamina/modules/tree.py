@@ -3,6 +3,7 @@
 
 import ctypes
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch.nn.utils import parametrize
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.modules import dynamic, placement, rng_streams
+from lamina.tensor_parallel import layers
 
 _OWN = "torch.nn.modules."
 # They read the parameters of their children without calling them, or call them out of our sight.
@@ -92,10 +94,11 @@ def is_called(module: nn.Module) -> bool:
     return forward is not nn.Module.forward or "forward" in module.__dict__
 
 
-def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor, bool, bool]]:
-    """(name, tensor, whether it is a buffer, whether it has a shape) of what is its own."""
+def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor, bool, bool, Sequence[int]]]:
+    """(name, tensor, whether it is a buffer, whether it has a shape, the shape of the whole of which it is a slice) of
+    what is its own."""
     return [
-        (name, tensor, is_buffer, not isinstance(tensor, UninitializedTensorMixin))
+        (name, tensor, is_buffer, not isinstance(tensor, UninitializedTensorMixin), layers.whole_shape(module, name))
         for is_buffer, held in enumerate((module._parameters, module._buffers))
         for name, tensor in held.items()
         if tensor is not None

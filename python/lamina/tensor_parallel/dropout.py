@@ -1,51 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout of attention of which this rank has some heads.
+"""Dropout of what this rank has a part of: heads of attention, or features between two layers.
 
-[Note: dropout of heads] Random numbers are drawn for all heads, on every rank of a TP_GROUP, and each uses those of its
+[Note: dropout of parts] Random numbers are drawn for all parts, on every rank of a TP_GROUP, and each uses those of its
 own. So the numbers are those of the plain model. The generators of the ranks, which have the same state, stay alike:
 dropout of what is whole is alike on all ranks, too.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from lamina.tensor_parallel.heads import Share
+
 _HEADS_AT = -3  # of queries, and of probabilities [..., heads, queries, keys]
 
 
-class HeadDropout(TorchFunctionMode):
-    """Inside, dropout of probabilities of attention is that of these heads.
+@dataclass
+class Parts:
+    """Parts of a module that are here: heads, or features between its layers.
 
-    Args:
-        own: how many heads are here.
-        first: the first of them.
-        all: how many there are on all ranks.
+    Attributes:
+        are_given: whether a layer has given parts, and the one that takes them has not begun.
     """
 
-    def __init__(self, own: int, first: int, all: int):
+    heads: Share | None
+    features: Share | None
+    are_given: bool = False
+
+
+class SlicedDropout(TorchFunctionMode):
+    """Inside, dropout of what lies in parts is that of these parts."""
+
+    def __init__(self, parts: Parts):
         super().__init__()
-        self._own, self._first, self._all = own, first, all
+        self._parts = parts
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if function is functional.dropout:
             return self._dropout(*args, **kwargs)
-        if function is functional.scaled_dot_product_attention:
+        if function is functional.scaled_dot_product_attention and self._parts.heads is not None:
             return self._attention(*args, **kwargs)
         return function(*args, **kwargs)
 
     def _dropout(self, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        drops = training and p > 0 and input.dim() == 4 and input.shape[_HEADS_AT] == self._own
-        if not drops:
+        found = self._cut_of(input) if training and p > 0 else None
+        if found is None:
             return functional.dropout(input, p, training, inplace)
+        dimension, share = found
         shape = list(input.shape)
-        shape[_HEADS_AT] = self._all
+        shape[dimension] = share.all
         kept = functional.dropout(torch.ones(shape, dtype=input.dtype, device=input.device), p)
-        kept = kept.narrow(_HEADS_AT, self._first, self._own)
+        kept = kept.narrow(dimension, share.first, share.own)
         return input.mul_(kept) if inplace else input * kept
+
+    def _cut_of(self, input: torch.Tensor) -> tuple[int, Share] | None:
+        """The dimension of which only a part is here, and that part."""
+        heads, features = self._parts.heads, self._parts.features
+        if heads is not None and input.dim() == 4 and input.shape[_HEADS_AT] == heads.own:
+            return _HEADS_AT, heads
+        if features is not None and self._parts.are_given and input.shape[-1:] == (features.own,):
+            return -1, features
+        return None
 
     def _attention(
         self,

@@ -6,66 +6,173 @@ forward. So names, hooks and what the script keeps of it stay as they are.
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from lamina.tensor_parallel.dropout import HeadDropout
+from lamina.tensor_parallel.dropout import Parts, SlicedDropout
+from lamina.tensor_parallel.heads import Share
 
 # As `_lamina.Slicing`.
 Slicing = tuple[int, list[tuple[int, int]]]
 
 _SLICES = "_lamina_slices"  # by the parameter's name
-_TEAM = "_lamina_team"
-_HEADS = "_lamina_heads"
+_HERE = "_lamina_here"  # a Here
+_PARTS = "_lamina_parts"  # of the module around it: a Parts
+
+
+@dataclass(frozen=True)
+class Here:
+    """A sliced layer's knowledge of its slice.
+
+    Attributes:
+        team: the name of the ranks that have the others.
+        sizes: of what is cut, how much each rank has.
+        first: the first position here.
+        chosen: of outputs that all ranks have, those that are computed here; None for all.
+    """
+
+    team: str
+    sizes: tuple[int, ...] = ()
+    first: int = 0
+    chosen: tuple[int, ...] | None = None
 
 
 class _ByColumns:
     """A layer that has some of the outputs."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(torch.ops.lamina.tp_copy(input, self.__dict__[_TEAM]))
+        output = super().forward(torch.ops.lamina.tp_copy(input, self.__dict__[_HERE].team))
+        _say_parts(self, True)
+        return output
+
+
+class _Gathered:
+    """A layer that has some of the outputs, and gives all."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        here = self.__dict__[_HERE]
+        is_differentiable = input.is_floating_point() or input.is_complex()
+        output = super().forward(torch.ops.lamina.tp_copy(input, here.team) if is_differentiable else input)
+        return torch.ops.lamina.tp_gather(output, output.dim() - 1, here.sizes, here.team)
 
 
 class _ByRows:
     """A layer that has some of the inputs: what the ranks compute is added, and then the bias."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        _say_parts(self, False)
         weight = self.weight if isinstance(self, nn.Linear) else self.weight.t()
-        sum = torch.ops.lamina.tp_all_reduce(nn.functional.linear(input, weight), self.__dict__[_TEAM])
+        sum = torch.ops.lamina.tp_all_reduce(nn.functional.linear(input, weight), self.__dict__[_HERE].team)
         return sum if self.bias is None else sum + self.bias
 
 
-class _Heads:
-    """A module that has some of the heads."""
+class _SplitRows(_ByRows):
+    """One to which all inputs are given."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        here = self.__dict__[_HERE]
+        return super().forward(torch.ops.lamina.tp_scatter(input, input.dim() - 1, here.sizes, here.team))
+
+
+class _Chosen:
+    """A layer that is whole on all ranks, and computes some outputs on each: heads of keys, where these are fewer than
+    ranks. Its gradients are added."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        here = self.__dict__[_HERE]
+        chosen = torch.tensor(here.chosen, device=self.weight.device)
+        weight = torch.ops.lamina.tp_copy(self.weight, here.team)
+        weight = weight.index_select(0, chosen) if isinstance(self, nn.Linear) else weight.index_select(1, chosen).t()
+        bias = None
+        if self.bias is not None:
+            bias = torch.ops.lamina.tp_copy(self.bias, here.team).index_select(0, chosen)
+        output = nn.functional.linear(torch.ops.lamina.tp_copy(input, here.team), weight, bias)
+        _say_parts(self, True)
+        return output
+
+
+class _Words:
+    """An embedding that has some of the words: the others' are zero here, and the ranks' are added."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        here = self.__dict__[_HERE]
+        own = input - here.first
+        is_elsewhere = (own < 0) | (own >= self.weight.shape[0])
+        output = super().forward(own.masked_fill(is_elsewhere, 0))
+        output = output.masked_fill(is_elsewhere.unsqueeze(-1), 0)
+        return torch.ops.lamina.tp_all_reduce(output, here.team)
+
+
+class _Columns:
+    """An embedding that has some of the features."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input)
+
+
+class _Replicated:
+    """A layer that all ranks have, each for a part of what is computed: its gradients are added."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        names = [name for name, parameter in self._parameters.items() if parameter is not None]
+        try:
+            for name in names:  # found before parameters are
+                self.__dict__[name] = torch.ops.lamina.tp_copy(self._parameters[name], self.__dict__[_HERE].team)
+            return super().forward(*args, **kwargs)
+        finally:
+            for name in names:
+                self.__dict__.pop(name, None)
+
+
+class _Around:
+    """A module that computes with parts."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.training:
             return super().forward(*args, **kwargs)
-        with HeadDropout(*self.__dict__[_HEADS]):
+        parts = self.__dict__[_PARTS]
+        parts.are_given = False
+        with SlicedDropout(parts):
             return super().forward(*args, **kwargs)
 
 
-def become_columns(layer: nn.Module, slices: dict[str, Slicing], team: str) -> None:
-    """Makes a layer one whose outputs are sliced."""
-    _become(_ByColumns, layer, slices, team)
+_LINEAR = {
+    "colwise": _ByColumns,
+    "packed_colwise": _ByColumns,
+    "colwise_gather_output": _Gathered,
+    "rowwise": _ByRows,
+    "rowwise_split_input": _SplitRows,
+    "chosen": _Chosen,
+    "replicated_with_grad_allreduce": _Replicated,
+}
+_EMBEDDING = {
+    "colwise": _Columns,
+    "embedding_colwise": _Gathered,
+    "colwise_gather_output": _Gathered,
+    "rowwise": _Words,
+    "embedding_rowwise": _Words,
+    "replicated_with_grad_allreduce": _Replicated,
+}
 
 
-def become_rows(layer: nn.Module, slices: dict[str, Slicing], team: str) -> None:
-    """Makes a layer one whose inputs are sliced."""
-    _become(_ByRows, layer, slices, team)
+def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here: Here) -> None:
+    """Makes a layer one that computes with its slices."""
+    if slices:
+        layer.__dict__[_SLICES] = slices
+    layer.__dict__[_HERE] = here
+    kinds = _EMBEDDING if isinstance(layer, nn.Embedding) else _LINEAR
+    layer.__class__ = _with(kinds[style], type(layer))
 
 
-def become_heads(module: nn.Module, own: int, first: int, all: int) -> None:
-    """Makes a module one that has so many heads, from this one on, of all."""
-    module.__dict__[_HEADS] = (own, first, all)
-    module.__class__ = _with(_Heads, type(module))
-
-
-def is_sliced(module: nn.Module) -> bool:
-    """True for a layer of which this rank has a slice."""
-    return _SLICES in module.__dict__
+def become_around(module: nn.Module, heads: Share | None, features: Share | None, inside: list[nn.Module]) -> None:
+    """Makes a module one that computes with parts, between these layers: some heads, or features."""
+    parts = Parts(heads, features)
+    for each in (module, *inside):
+        each.__dict__[_PARTS] = parts
+    module.__class__ = _with(_Around, type(module))
 
 
 def slicings(root: nn.Module) -> dict[int, Slicing]:
@@ -77,9 +184,19 @@ def slicings(root: nn.Module) -> dict[int, Slicing]:
     }
 
 
-def _become(mixin: type, layer: nn.Module, slices: dict[str, Slicing], team: str) -> None:
-    layer.__dict__[_SLICES], layer.__dict__[_TEAM] = slices, team
-    layer.__class__ = _with(mixin, type(layer))
+def whole_shape(module: nn.Module, name: str) -> list[int]:
+    """The shape of the whole of which a parameter is a slice; empty where it is whole."""
+    if (slicing := module.__dict__.get(_SLICES, {}).get(name)) is None:
+        return []
+    dimension, sections = slicing
+    shape = list(module._parameters[name].shape)
+    shape[dimension] = sum(extent for extent, _ in sections)
+    return shape
+
+
+def _say_parts(layer: nn.Module, are_given: bool) -> None:
+    if layer.training and (parts := layer.__dict__.get(_PARTS)) is not None:
+        parts.are_given = are_given
 
 
 @functools.cache

@@ -5,6 +5,10 @@
 by rows, "rowwise", has the inputs that such outputs are, and the ranks add what they compute. In between lies what each
 rank has a part of: heads of attention, or inner features. A module around layers cut by columns that has heads gets
 those of its rank: its numbers of heads and sizes are divided, and no head is torn.
+
+Plans come from three places, and the first that names a layer counts: from `set_tensor_parallelism(plan=...)`, from
+what is known here of classes, and from transformers, whose models have one in their configuration. A model of which the
+script has given a plan does not use transformers'.
 """
 
 import difflib
@@ -17,16 +21,55 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.tensor_parallel import marks
 
-STYLES = ("colwise", "rowwise")
+# Parts of a layer that a rank has. Other names of transformers' for the same are in _ALIASES.
+STYLES = (
+    "colwise",  # some of the outputs
+    "rowwise",  # some of the inputs
+    "packed_colwise",  # some of the outputs of each of several matrices that lie side by side
+    "colwise_gather_output",  # some of the outputs, and all get the whole
+    "rowwise_split_input",  # some of the inputs, of which all have the whole
+    "embedding_rowwise",  # some of the words, and all get the whole
+    "embedding_colwise",  # some of the features, and all get the whole
+    "replicated_with_grad_allreduce",  # all of it, for a part of what is computed
+)
+COLUMNS = ("colwise", "packed_colwise")  # what they give lies in parts
+_ALIASES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
+_WHOLE = "replicate"
+_EXPERTS = ("moe_tp_experts", "moe_identity_expert")  # of transformers: these stay whole, with what is under them
 
-# Layers of classes, by the class's module and name.
-_KNOWN: dict[str, dict[str, str]] = {
-    "transformers.models.gpt2.modeling_gpt2.GPT2Attention": {
-        "c_attn": "colwise",
-        "q_attn": "colwise",
-        "c_proj": "rowwise",
+_ATTENTION = dict.fromkeys(("query", "key", "value", "q_proj", "k_proj", "v_proj"), "colwise") | {"out_proj": "rowwise"}
+_ROW = {"dense": "rowwise"}
+_IN_TRANSFORMERS = {
+    "bert.modeling_bert.Bert": {
+        "SelfAttention": _ATTENTION,
+        "CrossAttention": _ATTENTION,
+        "SelfOutput": _ROW,
+        "Intermediate": {"dense": "colwise"},
+        "Output": _ROW,
     },
-    "transformers.models.gpt2.modeling_gpt2.GPT2MLP": {"c_fc": "colwise", "c_proj": "rowwise"},
+    "gpt2.modeling_gpt2.GPT2": {
+        "Attention": {"c_attn": "colwise", "q_attn": "colwise", "c_proj": "rowwise"},
+        "MLP": {"c_fc": "colwise", "c_proj": "rowwise"},
+    },
+    "gpt_neo.modeling_gpt_neo.GPTNeo": {
+        "SelfAttention": _ATTENTION,
+        "MLP": {"c_fc": "colwise", "c_proj": "rowwise"},
+    },
+    "gptj.modeling_gptj.GPTJ": {"Attention": _ATTENTION, "MLP": {"fc_in": "colwise", "fc_out": "rowwise"}},
+    "opt.modeling_opt.OPT": {"Attention": _ATTENTION, "DecoderLayer": {"fc1": "colwise", "fc2": "rowwise"}},
+    "phi3.modeling_phi3.Phi3": {"MLP": {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}},
+    "t5.modeling_t5.T5": {
+        "Attention": dict.fromkeys(("q", "k", "v", "relative_attention_bias"), "colwise") | {"o": "rowwise"},
+        "DenseActDense": {"wi": "colwise", "wo": "rowwise"},
+        "DenseGatedActDense": {"wi_0": "colwise", "wi_1": "colwise", "wo": "rowwise"},
+    },
+}
+_IN_TRANSFORMERS["roberta.modeling_roberta.Roberta"] = _IN_TRANSFORMERS["bert.modeling_bert.Bert"]
+# Layers of classes, by the class's module and name.
+_KNOWN = {
+    f"transformers.models.{family}{name}": styles
+    for family, classes in _IN_TRANSFORMERS.items()
+    for name, styles in classes.items()
 }
 
 
@@ -36,13 +79,17 @@ class Planned:
 
     Attributes:
         name: in the model.
-        parent: the module that has it.
+        layer: itself.
+        parent: the module that computes with what it gives.
         style: one of STYLES.
+        may_stay_whole: True where no script has asked for it.
     """
 
     name: str
+    layer: nn.Module
     parent: nn.Module
     style: str
+    may_stay_whole: bool = True
 
 
 def planned(root: nn.Module) -> dict[str, Planned]:
@@ -51,19 +98,34 @@ def planned(root: nn.Module) -> dict[str, Planned]:
     Errors:
         UsageError: a plan names what is not there, or a style that is not known.
     """
-    found: dict[str, Planned] = {}
+    given: dict[str, str] = {}
+    known: dict[str, str] = {}
+    transformers: dict[str, str] = {}
+    led: list[str] = []  # modules with a plan for all that is under them
     for name, module in root.named_modules():
         if not marks.is_marked(module):
             continue
-        plan = marks.plan_of(module)
-        styles = _known_of(module) if plan is None else _by_plan(module, plan)
-        for below, style in styles.items():
-            path = f"{name}.{below}" if name else below
-            parent = root.get_submodule(path.rpartition(".")[0])
-            if marks.is_marked(module.get_submodule(below)):
-                found[path] = Planned(path, parent, style)
-    order = {name: number for number, (name, _) in enumerate(root.named_modules())}
-    return dict(sorted(found.items(), key=lambda each: order[each[0]]))
+        known |= _below(name, _known_of(module))
+        if (plan := marks.plan_of(module)) is not None:
+            given |= _below(name, _by_plan(module, plan))
+            led.append(name)
+        elif (plan := _transformers_plan(module)) and not any(_is_under(name, each) for each in led):
+            transformers |= _below(name, _by_transformers_plan(module, plan))
+            led.append(name)
+    styles = transformers | known | given
+    found: dict[str, Planned] = {}
+    for name, module in root.named_modules():
+        if (style := styles.get(name)) is not None and marks.is_marked(module) and style != _WHOLE:
+            parent = root.get_submodule(name.rpartition(".")[0])
+            for below, part, its_style in _with_low_rank(module, style):
+                found[name + below] = Planned(name + below, part, parent, its_style, name not in given)
+    return found
+
+
+def place_of(planned: Planned) -> str:
+    """The name of its parent."""
+    above = planned.name.partition(".base_layer")[0].partition(".lora_")[0]
+    return above.rpartition(".")[0]
 
 
 def marked_but_whole(root: nn.Module, sliced: Iterable[str]) -> list[str]:
@@ -77,6 +139,30 @@ def marked_but_whole(root: nn.Module, sliced: Iterable[str]) -> list[str]:
     return list(whole)
 
 
+def _below(name: str, styles: Mapping[str, str]) -> dict[str, str]:
+    return {f"{name}.{below}" if name else below: style for below, style in styles.items()}
+
+
+def _is_under(name: str, above: str) -> bool:
+    return not above or name == above or name.startswith(above + ".")
+
+
+def _with_low_rank(module: nn.Module, style: str) -> Iterator[tuple[str, nn.Module, str]]:
+    """The layer itself. Of one with a correction of low rank beside it, as peft's LoRA has: its base, and that of the
+    two small ones that has the same slices. Cut by columns it is the second, by rows the first."""
+    base = getattr(module, "base_layer", None)
+    if not isinstance(base, nn.Module):
+        yield "", module, style
+        return
+    yield ".base_layer", base, style
+    beside = {"colwise": "lora_B", "rowwise": "lora_A"}.get(style)
+    if (small := getattr(module, beside, None) if beside else None) is None:
+        return
+    for name, part in small.named_modules():
+        if isinstance(part, nn.Linear):
+            yield f".{beside}.{name}" if name else f".{beside}", part, style
+
+
 def _known_of(module: nn.Module) -> dict[str, str]:
     for kind in type(module).__mro__:
         if (plan := _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")) is not None:
@@ -84,16 +170,43 @@ def _known_of(module: nn.Module) -> dict[str, str]:
     return {}
 
 
+def _transformers_plan(module: nn.Module) -> Mapping[str, str] | None:
+    kinds = type(module).__mro__
+    if not any(kind.__name__ == "PreTrainedModel" and kind.__module__.startswith("transformers.") for kind in kinds):
+        return None
+    plan = getattr(module, "_tp_plan", None)
+    return plan if isinstance(plan, Mapping) else None
+
+
+def _by_transformers_plan(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """The styles of a plan that is for models of all sizes and options: it may name what this one lacks."""
+    names = [name for name, _ in module.named_modules(remove_duplicate=False) if name]
+    parameters = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    experts = [name for pattern, style in plan.items() if style in _EXPERTS for name in _matching(pattern, names)]
+    styles: dict[str, str] = {}
+    for pattern, given in plan.items():
+        style = _ALIASES.get(given, given)
+        for name in _matching(pattern, [*names, *parameters]):
+            if any(_is_under(name, each) for each in experts):
+                continue
+            if name in parameters:
+                raise UsageError(
+                    f"transformers' plan of {type(module).__name__} slices the parameter {name}, which is not "
+                    f"available: {_OWN_PLAN}",
+                    code="tp-plan",
+                )
+            styles[name] = _known_style(style, pattern, f"transformers' plan of {type(module).__name__}")
+    return styles
+
+
+_OWN_PLAN = "give a plan of your own with lamina.set_tensor_parallelism(model, plan={...}), without it"
+
+
 def _by_plan(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
     names = [name for name, _ in module.named_modules(remove_duplicate=False) if name]
     styles: dict[str, str] = {}
-    for pattern, style in plan.items():
-        if style not in STYLES:
-            raise UsageError(
-                f'the plan of {type(module).__name__} has the style "{style}" for "{pattern}"'
-                f"{_nearest(style, STYLES)}; known are {', '.join(STYLES)}",
-                code="tp-plan",
-            )
+    for pattern, given in plan.items():
+        style = _known_style(_ALIASES.get(given, given), pattern, f"the plan of {type(module).__name__}")
         matches = list(_matching(pattern, names))
         if not matches:
             raise UsageError(
@@ -103,6 +216,15 @@ def _by_plan(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
             )
         styles.update(dict.fromkeys(matches, style))
     return styles
+
+
+def _known_style(style: str, pattern: str, whose: str) -> str:
+    if style in STYLES or style == _WHOLE:
+        return style
+    raise UsageError(
+        f'{whose} has the style "{style}" for "{pattern}"{_nearest(style, STYLES)}; known are {", ".join(STYLES)}',
+        code="tp-plan",
+    )
 
 
 def _matching(pattern: str, names: Iterable[str]) -> Iterator[str]:

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cuts of planned layers: which dimensions of their parameters, in what units, and what each rank computes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from lamina.errors import UsageError
+from lamina.tensor_parallel import plans
+from lamina.tensor_parallel.heads import Heads, Share, heads_of, share, whole_number
+from lamina.tensor_parallel.layers import Here, Slicing
+from lamina.tensor_parallel.plans import Planned
+
+_LINEAR_STYLES = ("colwise", "packed_colwise", "colwise_gather_output", "rowwise", "rowwise_split_input")
+_EMBEDDING_STYLES = ("colwise", "colwise_gather_output", "embedding_colwise", "rowwise", "embedding_rowwise")
+_ROWS = ("rowwise", "rowwise_split_input", "embedding_rowwise")
+_REPLICATED = "replicated_with_grad_allreduce"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a layer is cut.
+
+    Attributes:
+        layer: itself.
+        style: one of STYLES of plans.py, or "chosen".
+        slices: of its parameters, by name.
+        here: its knowledge of its slice.
+        sizes: its attributes that say how many features it has, as they are then.
+    """
+
+    layer: nn.Module
+    style: str
+    slices: dict[str, Slicing]
+    here: Here
+    sizes: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Around:
+    """A module around layers that give parts, and what it has of them.
+
+    Attributes:
+        module: itself.
+        layers: those that give parts, and take them.
+        heads: None for a module without.
+        features: this rank's of those between its layers.
+    """
+
+    module: nn.Module
+    layers: list[nn.Module]
+    heads: Heads | None
+    features: Share | None
+
+
+class Cutter:
+    """Decides the cuts of a model's layers for a rank, of so many of a team.
+
+    Errors:
+        UsageError: sizes do not allow what the plan asks for.
+    """
+
+    def __init__(self, planned: Mapping[str, Planned], degree: int, index: int, team: str):
+        self._degree, self._index, self._team = degree, index, team
+        self._said = f"tensor_parallel_degree: {degree}"
+        members: dict[int, list[Planned]] = {}
+        for each in planned.values():
+            members.setdefault(id(each.parent), []).append(each)
+        self._members = {key: each for key, each in members.items() if any(map(_gives_parts, each))}
+        self._heads = {key: self._heads_of(each) for key, each in self._members.items()}
+        self._places = {
+            key: plans.place_of(each[0]) for key, each in self._members.items() if self._heads[key] is not None
+        }
+        self.cuts = {each.name: self._cut(each) for each in [*planned.values(), *self._norms_inside(planned)]}
+
+    def around(self) -> list[Around]:
+        """The modules that compute with parts."""
+        result = []
+        for key, members in self._members.items():
+            inside = [each for each in members if _gives_parts(each) or each.style == "rowwise"]
+            rows = [each for each in inside if each.style == "rowwise"]
+            heads = self._heads[key]
+            first = (rows or inside)[0]
+            size, unit = self._section(first, _extent(first))
+            features = share(size // unit, self._degree, self._index).times(unit)
+            result.append(Around(members[0].parent, [each.layer for each in inside], heads, features))
+        return result
+
+    def _heads_of(self, members: list[Planned]) -> Heads | None:
+        columns = [_extent(each) for each in members if _gives_parts(each)]
+        rows = [_extent(each) for each in members if each.style == "rowwise" and is_linear(each.layer)]
+        heads = heads_of(members[0].parent, columns, rows, self._degree, self._index, self._said)
+        if heads is not None and (own := list(heads.module._parameters)):
+            raise UsageError(
+                f"{plans.place_of(members[0])} has heads that are sliced and parameters of its own ({', '.join(own)}), "
+                "which is not available yet with tensor_parallel_degree above 1: leave its layers out of the plan",
+                code="tp-layer",
+            )
+        return heads
+
+    def _norms_inside(self, planned: Mapping[str, Planned]) -> Iterable[Planned]:
+        """Layers that no plan names, and that take one head after another, as norms of queries do."""
+        for key, place in self._places.items():
+            heads = self._heads[key]
+            for name, layer in heads.module.named_children() if heads is not None else ():
+                path = f"{place}.{name}" if place else name
+                own = list(layer.parameters(recurse=False))
+                if own and path not in planned and all(list(each.shape) == [heads.width] for each in own):
+                    yield Planned(path, layer, heads.module, _REPLICATED)
+
+    def _cut(self, planned: Planned) -> Cut:
+        layer, style = planned.layer, planned.style
+        if style == _REPLICATED:
+            return Cut(layer, style, {}, Here(self._team))
+        if isinstance(layer, nn.Embedding):
+            return self._cut_of_embedding(planned)
+        if not is_linear(layer) or style not in _LINEAR_STYLES:
+            raise UsageError(
+                f"{planned.name} is a {type(layer).__name__}, and a plan slices torch's Linear and Embedding and "
+                f'transformers\' Conv1D alone, here as "{style}": leave it out of the plan',
+                code="tp-layer",
+            )
+        extent = _extent(planned)
+        heads = self._heads.get(id(planned.parent))
+        if style == "colwise" and heads is not None and heads.are_shared_keys(extent):
+            chosen = [key * heads.width + at for key in heads.own_keys() for at in range(heads.width)]
+            return Cut(layer, "chosen", {}, Here(self._team, chosen=tuple(chosen)))
+        size, unit = self._section(planned, extent)
+        sections = [(size, unit)] * (extent // size)
+        out, into = (0, 1) if isinstance(layer, nn.Linear) else (1, 0)
+        here, own = self._here(planned, size, unit)
+        count = own * len(sections)
+        if style in _ROWS:
+            return Cut(layer, style, {"weight": (into, sections)}, here, {"in_features": count, "nx": count})
+        slices: dict[str, Slicing] = {"weight": (out, sections)}
+        if layer.bias is not None:
+            slices["bias"] = (0, sections)
+        return Cut(layer, style, slices, here, {"out_features": count, "nf": count})
+
+    def _cut_of_embedding(self, planned: Planned) -> Cut:
+        layer, style = planned.layer, planned.style
+        if style not in _EMBEDDING_STYLES or layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
+            raise UsageError(
+                f'{planned.name} is an Embedding, and "{style}" is not available for it, nor max_norm, '
+                "scale_grad_by_freq and sparse for one that is sliced: leave it out of the plan",
+                code="tp-layer",
+            )
+        dimension = 0 if style in _ROWS else 1
+        extent = layer.weight.shape[dimension]
+        heads = self._heads.get(id(planned.parent)) if style == "colwise" else None
+        unit = heads.count // heads.units if heads is not None and extent == heads.count else 1
+        here, own = self._here(planned, extent, unit)
+        slices: dict[str, Slicing] = {"weight": (dimension, [(extent, unit)])}
+        if dimension == 1:
+            return Cut(layer, style, slices, here, {"embedding_dim": own})
+        padding = layer.padding_idx
+        if padding is not None:
+            padding = padding - here.first if here.first <= padding < here.first + own else None
+        return Cut(layer, style, slices, here, {"num_embeddings": own, "padding_idx": padding})
+
+    def _here(self, planned: Planned, size: int, unit: int) -> tuple[Here, int]:
+        """A layer's knowledge of its slice, and how much of a section this rank has."""
+        shares = [share(size // unit, self._degree, index).times(unit) for index in range(self._degree)]
+        if shares[-1].own == 0:
+            raise UsageError(
+                f"{planned.name} has {size} features in units of {unit}, and with {self._said} some rank would have "
+                "none: take a smaller degree, or leave the layer out of the plan",
+                code="tp-layer",
+            )
+        mine = shares[self._index]
+        return Here(self._team, tuple(each.own for each in shares), mine.first), mine.own
+
+    def _section(self, planned: Planned, extent: int) -> tuple[int, int]:
+        """The size of each section, which is cut apart from the others, and the unit that is never torn."""
+        heads = self._heads.get(id(planned.parent))
+        if planned.style == "rowwise" and heads is None:
+            heads = self._heads_near(planned, extent)
+        split = whole_number(planned.parent, "split_size") if planned.style == "colwise" else None
+        count = extent // split if split and extent % split == 0 else 1
+        if planned.style == "packed_colwise":
+            count = (
+                2 if heads is None else max(1, extent // (heads.count * (heads.width or extent // 3 // heads.count)))
+            )
+        if extent % count:
+            raise UsageError(
+                f"{planned.name} has {extent} features, which are no {count} matrices side by side: take another style",
+                code="tp-layer",
+            )
+        size = extent // count
+        if heads is None or planned.style not in (*plans.COLUMNS, "rowwise"):
+            return size, 1
+        unit = heads.unit_of(planned.name, size)
+        is_fused = planned.style == "colwise" and heads.width and size == (heads.count + 2 * heads.keys) * heads.width
+        if is_fused and not planned.may_stay_whole and not type(heads.module).__module__.startswith("transformers."):
+            raise UsageError(
+                f'{planned.name} gives queries, keys and values in one: say "packed_colwise" where they lie side by '
+                "side; where they lie by heads, leave it out of the plan",
+                code="tp-layer",
+            )
+        return size, unit
+
+    def _heads_near(self, planned: Planned, extent: int) -> Heads | None:
+        """The heads whose results a layer takes that does not lie in their module, but beside it."""
+        near = planned.name.rpartition(".")[0].rpartition(".")[0]
+        found = [
+            heads
+            for key, place in self._places.items()
+            if (heads := self._heads[key]) is not None
+            and place.startswith(f"{near}." if near else "")
+            and heads.width is not None
+            and heads.count * heads.width == extent
+        ]
+        return found[0] if len(found) == 1 else None
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """True for torch's Linear and transformers' Conv1D."""
+    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(layer).__mro__)
+    conv1d = ("transformers.pytorch_utils.Conv1D", "transformers.modeling_utils.Conv1D")
+    return isinstance(layer, nn.Linear) or any(kind in conv1d for kind in kinds)
+
+
+def _gives_parts(planned: Planned) -> bool:
+    return planned.style in plans.COLUMNS and is_linear(planned.layer)
+
+
+def _extent(planned: Planned) -> int:
+    """How many features there are of what is cut."""
+    is_row = planned.style in _ROWS
+    out, into = (0, 1) if isinstance(planned.layer, nn.Linear) else (1, 0)
+    return planned.layer.weight.shape[into if is_row else out]

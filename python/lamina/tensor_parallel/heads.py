@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The heads of attention of a module whose layers are sliced: those of queries and of keys that a rank has."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from lamina.errors import UsageError
+
+_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+_KEY_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
+_GROUPS = ("num_key_value_groups", "n_rep")  # heads per head of keys
+_WIDTHS = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")  # features of a head
+_SIZES = ("split_size", "all_head_size", "inner_dim")  # features of all heads
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of positions: so many, from the first of them on, of all."""
+
+    own: int
+    first: int
+    all: int
+
+    def times(self, unit: int) -> "Share":
+        return Share(self.own * unit, self.first * unit, self.all * unit)
+
+
+def share(units: int, degree: int, index: int) -> Share:
+    """As [Note: layout] of lamina/layout/ shares units out: the last ranks get fewer."""
+    most = -(-units // degree)
+    first = min(index * most, units)
+    return Share(min(most, units - first), first, units)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of a module, on a rank of a TP_GROUP. With at least as many heads of keys as ranks each rank has whole
+    groups, heads with those of their keys. With fewer, ranks compute the same heads of keys for their own.
+
+    Attributes:
+        module: whose they are.
+        count, keys: how many heads, of queries and of keys.
+        width: features of a head; None where the module does not say.
+        degree, index: of the team, and this rank's.
+    """
+
+    module: nn.Module
+    count: int
+    keys: int
+    width: int | None
+    degree: int
+    index: int
+
+    @property
+    def units(self) -> int:
+        """How many parts there are that are never torn."""
+        return self.keys if self.keys >= self.degree else self.count
+
+    @property
+    def own(self) -> Share:
+        return share(self.units, self.degree, self.index).times(self.count // self.units)
+
+    def are_shared_keys(self, extent: int) -> bool:
+        """True for a layer with so many outputs that gives keys or values of which the ranks have the same."""
+        return self.keys < min(self.degree, self.count) and extent == self.keys * (self.width or 0)
+
+    def own_keys(self) -> list[int]:
+        """The heads of keys here: each for as many heads, or else one for each head."""
+        group = self.count // self.keys
+        of_heads = [head // group for head in range(self.own.first, self.own.first + self.own.own)]
+        counts = {key: of_heads.count(key) for key in of_heads}
+        return list(counts) if len(set(counts.values())) == 1 else of_heads
+
+    def unit_of(self, name: str, extent: int) -> int:
+        """How many of these features are never torn."""
+        unit, rest = divmod(extent, self.units)
+        if rest or (self.width and unit % self.width):
+            raise UsageError(
+                f"{name} has {extent} features, which are no whole number of them for each of {self.units} heads of "
+                f"{type(self.module).__name__}: leave the layer out of the plan",
+                code="tp-layer",
+            )
+        return unit
+
+    def attributes(self) -> dict[str, int]:
+        """The module's numbers of heads, and sizes of all heads, as they are on this rank."""
+        own, keys = self.own.own, len(self.own_keys())
+        result = {name: own for name in _COUNTS if whole_number(self.module, name)}
+        result |= {name: keys for name in _KEY_COUNTS if whole_number(self.module, name)}
+        result |= {name: own // keys for name in _GROUPS if whole_number(self.module, name)}
+        for name in _SIZES:
+            size = whole_number(self.module, name)
+            if size and size % self.count == 0:
+                result[name] = size // self.count * own
+        return result
+
+
+def heads_of(
+    module: nn.Module, columns: Iterable[int], rows: Iterable[int], degree: int, index: int, first_rank: str
+) -> Heads | None:
+    """The heads of a module; None where it has none.
+
+    Args:
+        columns: the outputs of its layers cut by columns.
+        rows: the inputs of those cut by rows.
+        first_rank: says whose degree that is.
+
+    Errors:
+        UsageError: a rank would have none.
+    """
+    columns, rows = list(columns), list(rows)
+    width = next(filter(None, (whole_number(module, name) for name in _WIDTHS)), None)
+    count = next(filter(None, (whole_number(module, name) for name in _COUNTS)), None)
+    if count is None and width is not None:
+        count = max(1, (rows[0] if rows else max(columns)) // width)
+    if count is None:
+        return None
+    keys = next(filter(None, (whole_number(module, name) for name in _KEY_COUNTS)), None)
+    if keys is None:
+        keys = max(1, min(count, min(columns) // width)) if width else count
+    kind = type(module).__name__
+    if count % keys:
+        raise UsageError(f"{kind} has {count} heads, and {keys} of keys, which does not divide that", code="tp-layer")
+    heads = Heads(module, count, keys, width, degree, index)
+    if share(heads.units, degree, degree - 1).own == 0:
+        raise UsageError(
+            f"{kind} has {count} heads, in {heads.units} parts that are not torn, and with {first_rank} some rank "
+            "would have none: take a smaller degree",
+            code="tp-layer",
+        )
+    return heads
+
+
+def whole_number(module: nn.Module, name: str) -> int | None:
+    """A positive number that a module has under a name; None for none."""
+    value = module.__dict__.get(name)
+    return value if type(value) is int and value > 0 else None
