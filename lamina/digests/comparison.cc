@@ -15,6 +15,18 @@
 namespace lamina::digests {
 namespace {
 
+// True of a slice and the whole: alike in all dimensions but one, which the whole has so many times.
+bool is_slice(const Digest& slice, const Digest& whole, std::int64_t slices) {
+  if (slices == 1 || slice.shape.size() != whole.shape.size()) return false;
+  std::int64_t differing = 0;
+  for (std::size_t i = 0; i < whole.shape.size(); ++i) {
+    if (slice.shape[i] == whole.shape[i]) continue;
+    if (slice.shape[i] * slices != whole.shape[i]) return false;
+    ++differing;
+  }
+  return differing == 1;
+}
+
 class Comparer {
  public:
   Comparer(const Run& first, const Run& second, const Terms& terms) : Comparer(first, second, terms, parts_of(first)) {}
@@ -25,6 +37,7 @@ class Comparer {
         measure_(first_as_seen, second_, terms, tolerance_),
         first_(matched(first_as_seen, second_, measure_)) {
     made_.wanted = terms.steps;
+    if (!first.empty() && !second.empty()) slices_ = first.front().slices / second.front().slices;
     steps_ = std::ranges::min(first, {}, &RankRecording::steps).steps;
     made_.tolerance = tolerance_;
   }
@@ -89,6 +102,10 @@ class Comparer {
 
   void compare(const Whole& first, const Whole& second, const Key& key) {
     const Seen& seen = *second.of.seen;
+    if (is_of_call(key.kind) && is_slice(first.digest, second.digest, slices_)) {
+      ++made_.in_slices;
+      return;
+    }
     auto [relative, what] = measure_.compare(first.digest, second.digest, seen);
     if (what.empty()) {
       if (relative > made_.largest || made_.largest_of.empty()) {
@@ -127,7 +144,8 @@ class Comparer {
   const double tolerance_;
   const Measure measure_;
   const Parts first_;
-  std::int64_t steps_ = 0;  // that all ranks of the first run have ended
+  std::int64_t steps_ = 0;   // that all ranks of the first run have ended
+  std::int64_t slices_ = 1;  // of the first run, for one of the second
   Comparison made_;
 };
 

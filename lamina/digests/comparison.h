@@ -32,6 +32,7 @@ struct Comparison {
   std::int64_t tensors = 0;  // that were compared
   std::int64_t modules = 0;  // of which some were calls'
   std::int64_t parameters = 0;
+  std::int64_t in_slices = 0;           // tensors of calls that were not compared: each rank had a slice
   double largest = 0;                   // relative difference among those that agree
   std::string largest_of;               // "output of layers.3"
   std::vector<Difference> differences;  // in the order of the second run's computation

@@ -134,6 +134,7 @@ RankRecording read(std::istream& file, const std::string& name) {
       }
       recording.rank = line.at("rank"), recording.world = line.at("world");
       recording.copy = line.at("copy"), recording.partition = line.at("partition");
+      recording.slices = line.value("slices", std::int64_t{1});
       recording.about = line.at("about").get<std::map<std::string, std::string>>();
     } catch (const std::exception& error) {
       throw base::FormatError(
@@ -174,8 +175,8 @@ Writer::Writer(const std::string& folder, const RankRecording& about)
 Writer::Writer(std::ostream& to, const RankRecording& about) : to_(to) { begin(about); }
 
 void Writer::begin(const RankRecording& about) {
-  to_ << Json{{"lamina recording", kVersion}, {"rank", about.rank},           {"world", about.world},
-              {"copy", about.copy},           {"partition", about.partition}, {"about", about.about}}
+  to_ << Json{{"lamina recording", kVersion}, {"rank", about.rank},     {"world", about.world}, {"copy", about.copy},
+              {"partition", about.partition}, {"slices", about.slices}, {"about", about.about}}
       << std::endl;
 }
 

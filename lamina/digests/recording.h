@@ -62,6 +62,7 @@ struct RankRecording {
   std::int64_t world = 1;
   std::int64_t copy = 0;                     // of the model, which it is part of
   std::int64_t partition = 0;                // of it
+  std::int64_t slices = 1;                   // into which layers are cut
   std::map<std::string, std::string> about;  // keys of the layout, versions
   std::vector<Seen> seen;
   std::map<CallName, Surroundings> calls;

@@ -88,7 +88,8 @@ std::string describe(const Comparison& comparison) {
                : counted(comparison.steps, "step") + ", ";
   const std::string compared =
       base::str(steps, counted(comparison.tensors, "tensor"), " of ", counted(comparison.modules, "module"), " and ",
-                counted(comparison.parameters, "parameter"));
+                counted(comparison.parameters, "parameter"),
+                comparison.in_slices > 0 ? base::str(" (and not ", comparison.in_slices, " that lie in slices)") : "");
   if (comparison.differences.empty()) {
     return base::str("equal within ", size_text(comparison.tolerance), ": ", compared,
                      "; the largest relative difference is ", size_text(comparison.largest),

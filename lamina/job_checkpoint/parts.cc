@@ -13,7 +13,7 @@ Parts::Piece Parts::of(const layout::ParameterLayout& layout) const {
   const auto place = layout::place(layout, topology, topology.coordinates(ranks_.own));
   base::internal_check(place.has_value(), "a part of what is not here");
   return {layout.shape, layout::held(layout, place->slice, place->shard),
-          place->copy == writers_.copy_of(layout, topology), place->slice == 0 && place->shard == 0};
+          place->copy == writers_.copy_of(layout, topology), place->slice == 0 && place->shard == 0, layout.slicing};
 }
 
 Parts::Piece Parts::of_whole(at::IntArrayRef sizes) const {

@@ -28,7 +28,8 @@ class Parts {
     layout::Shape shape;  // of the whole
     layout::Region region;
     bool writes = false;
-    bool is_first = false;  // with its first element
+    bool is_first = false;                        // with its first element
+    std::optional<layout::Slicing> slicing = {};  // where these are of a slice
   };
 
   // Finds a parameter or buffer that is here.

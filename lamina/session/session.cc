@@ -76,6 +76,7 @@ std::shared_ptr<verification::RunRecorder> record_run(const config::Config& conf
                                .world = world,
                                .copy = topology.index(topology::kReplicas, rank),
                                .partition = topology.index(topology::kPartitions, rank)};
+  about.slices = topology.size(topology::Group::kTp);
   about.about = {{"configuration", config::to_json(config)}, {"torch", TORCH_VERSION}};
   return std::make_shared<verification::RunRecorder>(*terms, about);
 }

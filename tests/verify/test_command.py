@@ -47,6 +47,17 @@ def test_it_names_what_a_backward_reads_and_an_update_takes(launcher, cause, beg
     assert first.startswith(("step 0, " if "microbatch" in begins else "step 0: ") + begins) and says in first
 
 
+def test_slices_are_compared_as_wholes_and_a_fault_in_one_is_named(launcher):
+    script = SCRIPT.with_name("sliced.py")
+    result = verify(launcher, "--against", "tp=1", script, steps=2)
+    assert result.returncode == 0 and result.stdout.startswith("equal within "), result.stdout + result.stderr
+    assert " 12 parameters (and not " in result.stdout and " that lie in slices);" in result.stdout
+    result = verify(launcher, script, "fault")
+    assert result.returncode == 3, result.stderr
+    assert result.stdout.startswith("step 0, microbatch 0: input of 2.down on rank "), result.stdout
+    assert ", in the code of 2" in result.stdout.partition("\n")[0]
+
+
 def test_a_smaller_layout_is_found_and_can_be_run_again(launcher):
     result = verify(launcher, "--bisect", SCRIPT, "rank", 1)
     assert result.returncode == 3, result.stderr

@@ -175,6 +175,12 @@ def become_around(module: nn.Module, heads: Share | None, features: Share | None
     module.__class__ = _with(_Around, type(module))
 
 
+def slicing_of_activations(layer: nn.Module, given: bool) -> list[tuple[int, int]] | None:
+    """The sections of the last dimension of what a sliced layer is given, or of what it gives; None: it is whole."""
+    is_by_rows = isinstance(layer, _ByRows)
+    return layer.__dict__[_SLICES]["weight"][1] if is_by_rows == given else None
+
+
 def slicings(root: nn.Module) -> dict[int, Slicing]:
     """How the parameters under a module are sliced, by id(parameter)."""
     return {

@@ -23,6 +23,7 @@ Variable = tuple[str, str, list[torch.Tensor], str]  # name, value, numbers in i
 _ASKED = {f"{group}_{what}" for group in ("dp", "local", "mp", "pp", "rdp", "tp") for what in ("rank", "size")}
 _ASKED |= {"rank", "size", "get_rank", "get_world_size"}
 _WHO_ANSWERS = {"lamina", "torch.distributed"}
+_OURS = "_lamina_"  # begins the names of attributes that lamina keeps in modules
 
 
 class Surroundings:
@@ -57,7 +58,7 @@ class Surroundings:
         module = self._module
         yield "its training flag", module.training
         used = {name for function in self._functions() for name in used_in(function.__code__)}
-        for name in vars(module).keys() - OF_TORCH:
+        for name in (each for each in vars(module).keys() - OF_TORCH if not each.startswith(_OURS)):
             if name in used or not is_of_the_script(type(module)):
                 yield f"its attribute {name}", getattr(module, name, None)
         for name, buffer in module.named_buffers(recurse=False):
