@@ -15,14 +15,13 @@
 namespace lamina::digests {
 namespace {
 
-// True of a slice and the whole: alike in all dimensions but one, which the whole has so many times.
-bool is_slice(const Digest& slice, const Digest& whole, std::int64_t slices) {
-  if (slices == 1 || slice.shape.size() != whole.shape.size()) return false;
+// True of a slice and the whole: alike in all dimensions but one, of which the slice has less.
+bool is_slice(const Digest& slice, const Digest& whole) {
+  if (slice.shape.size() != whole.shape.size()) return false;
   std::int64_t differing = 0;
   for (std::size_t i = 0; i < whole.shape.size(); ++i) {
-    if (slice.shape[i] == whole.shape[i]) continue;
-    if (slice.shape[i] * slices != whole.shape[i]) return false;
-    ++differing;
+    if (slice.shape[i] > whole.shape[i]) return false;
+    differing += static_cast<std::int64_t>(slice.shape[i] < whole.shape[i]);
   }
   return differing == 1;
 }
@@ -37,7 +36,8 @@ class Comparer {
         measure_(first_as_seen, second_, terms, tolerance_),
         first_(matched(first_as_seen, second_, measure_)) {
     made_.wanted = terms.steps;
-    if (!first.empty() && !second.empty()) slices_ = first.front().slices / second.front().slices;
+    const auto slices = [](const Run& run) { return run.empty() ? 1 : run.front().slices; };
+    is_sliced_ = slices(first) > slices(second);
     steps_ = std::ranges::min(first, {}, &RankRecording::steps).steps;
     made_.tolerance = tolerance_;
   }
@@ -102,7 +102,7 @@ class Comparer {
 
   void compare(const Whole& first, const Whole& second, const Key& key) {
     const Seen& seen = *second.of.seen;
-    if (is_of_call(key.kind) && is_slice(first.digest, second.digest, slices_)) {
+    if (is_sliced_ && is_of_call(key.kind) && is_slice(first.digest, second.digest)) {
       ++made_.in_slices;
       return;
     }
@@ -144,8 +144,8 @@ class Comparer {
   const double tolerance_;
   const Measure measure_;
   const Parts first_;
-  std::int64_t steps_ = 0;   // that all ranks of the first run have ended
-  std::int64_t slices_ = 1;  // of the first run, for one of the second
+  std::int64_t steps_ = 0;  // that all ranks of the first run have ended
+  bool is_sliced_ = false;  // the first run, more than the second
   Comparison made_;
 };
 

@@ -175,10 +175,25 @@ def become_around(module: nn.Module, heads: Share | None, features: Share | None
     module.__class__ = _with(_Around, type(module))
 
 
+def is_sliced(module: nn.Module) -> bool:
+    """True for a layer of which this rank computes a part."""
+    return _HERE in module.__dict__
+
+
 def slicing_of_activations(layer: nn.Module, given: bool) -> list[tuple[int, int]] | None:
     """The sections of the last dimension of what a sliced layer is given, or of what it gives; None: it is whole."""
-    is_by_rows = isinstance(layer, _ByRows)
-    return layer.__dict__[_SLICES]["weight"][1] if is_by_rows == given else None
+    takes_parts = isinstance(layer, _ByRows) and not isinstance(layer, _SplitRows)
+    gives_parts = isinstance(layer, _ByColumns | _Columns)
+    return layer.__dict__[_SLICES]["weight"][1] if (takes_parts if given else gives_parts) else None
+
+
+def chosen_outputs(layer: nn.Module) -> tuple[list[int], int, str] | None:
+    """The outputs that are computed here, of how many, and the team, of a layer of which ranks may have the same ones;
+    None for any other."""
+    if not isinstance(layer, _Chosen):
+        return None
+    here = layer.__dict__[_HERE]
+    return list(here.chosen), layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1], here.team
 
 
 def slicings(root: nn.Module) -> dict[int, Slicing]:

@@ -35,21 +35,43 @@ def _whole(
     layer: nn.Module, tensors: Sequence[torch.Tensor], session: _lamina.Session, given: bool
 ) -> Sequence[torch.Tensor]:
     sections = layers.slicing_of_activations(layer, given)
-    if sections is None:
+    if sections is not None:
+        gather = lambda part: session.whole_of(part, (part.dim() - 1, sections))  # noqa: E731
+        return [_seen(each.detach() if given else each, gather, gather) for each in tensors]
+    if given or (chosen := layers.chosen_outputs(layer)) is None:
         return tensors
-    return [_as_whole(each.detach() if given else each, sections, session) for each in tensors]
+    return [
+        _seen(each, lambda part: _sum(part, *chosen) / _times(part, *chosen), lambda part: _sum(part, *chosen))
+        for each in tensors
+    ]
 
 
-def _as_whole(part: torch.Tensor, sections: list[tuple[int, int]], session: _lamina.Session) -> torch.Tensor:
+def _seen(
+    part: torch.Tensor,
+    whole_of: Callable[[torch.Tensor], torch.Tensor],
+    gradient_of: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
     """The whole of a part, and of its gradient, when that comes."""
-    slicing = (part.dim() - 1, sections)
-    whole = session.whole_of(part.detach(), slicing)
+    whole = whole_of(part.detach())
     if not part.requires_grad:
         return whole
     made = whole.requires_grad_().view_as(whole)  # a tensor that has come of the call, whose gradient hooks hear of
-    part.register_hook(lambda gradient: _see_gradient(made, session.whole_of(gradient.detach(), slicing)))
+
+    def see_gradient(gradient: torch.Tensor) -> None:
+        torch.autograd.grad(made, whole, gradient_of(gradient.detach()))
+
+    part.register_hook(see_gradient)
     return made
 
 
-def _see_gradient(made: torch.Tensor, gradient: torch.Tensor) -> None:
-    torch.autograd.grad(made, made._base, gradient)
+@torch.no_grad()
+def _sum(part: torch.Tensor, chosen: list[int], extent: int, team: str) -> torch.Tensor:
+    """Adds up what ranks have of outputs of which some may be on several."""
+    places = torch.tensor(chosen, device=part.device)
+    whole = part.new_zeros(*part.shape[:-1], extent).index_add(part.dim() - 1, places, part)
+    return torch.ops.lamina.tp_all_reduce(whole, team)
+
+
+def _times(part: torch.Tensor, chosen: list[int], extent: int, team: str) -> torch.Tensor:
+    """How many ranks have each output."""
+    return _sum(part.new_ones(len(chosen)), chosen, extent, team)
