@@ -224,6 +224,39 @@ def case_plans_that_do_not_fit_change_nothing():
         lamina.set_tensor_parallelism(model, plan=["up"])
 
 
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = lamina.nn.DistributedEmbedding(WORDS, 6, initializer_range=0.5)
+        self.norm = lamina.nn.DistributedLayerNorm(6)
+        self.linear = lamina.nn.DistributedLinear(6, 6)
+        self.head = lamina.nn.DistributedLinear(6, WORDS, bias=False)
+
+    def forward(self, words):
+        x = self.embedding(words)
+        x = self.linear(self.norm(x)).relu() + x
+        return functional.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
+
+
+def case_layers_that_are_sliced_of_themselves_compute_the_same():
+    start()
+    torch.manual_seed(0)
+    plain = Own().double()
+    model = lamina.distribute(copy.deepcopy(plain))
+    assert model.module.linear.weight.shape == (6, 3) and model.module.embedding.weight.shape == (WORDS, 3)
+    assert {type(module).__name__ for module in model.distributed_modules()} == {
+        "DistributedEmbedding",
+        "DistributedLinear",
+    }
+    assert model.is_distributed_parameter(model.module.head.weight)
+    assert not model.is_distributed_parameter(model.module.norm.weight)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+    for seed in range(2):
+        ours, plains = (update(each, by, seed) for each, by in zip((model, plain), optimizers, strict=True))
+        torch.testing.assert_close(ours, plains, rtol=1e-10, atol=0)
+    require_equal_states(model.state_dict(), plain.state_dict())
+
+
 def case_marks_are_of_the_innermost():
     start()
     with lamina.tensor_parallelism():

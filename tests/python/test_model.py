@@ -151,10 +151,13 @@ def test_options_that_change_nothing_yet_are_taken(start):
     )
 
 
-def test_methods_that_do_not_exist_yet_say_so(start):
-    model = lamina.DistributedModel(nn.Linear(1, 1))
-    with pytest.raises(AttributeError, match="distributed_modules is not available yet"):
-        model.distributed_modules()
+def test_without_slices_nothing_is_distributed(start):
+    model = lamina.DistributedModel(nn.Sequential(lamina.nn.DistributedLinear(2, 2), nn.BatchNorm1d(2)))
+    assert list(model.distributed_modules()) == []
+    assert not any(map(model.is_distributed_parameter, model.parameters()))
+    assert not any(map(model.is_scaled_batch_parameter, model.parameters()))
+    assert not any(map(model.is_distributed_buffer, model.buffers()))
+    assert not any(map(model.is_scaled_batch_buffer, model.buffers()))
 
 
 def test_without_init(plain):

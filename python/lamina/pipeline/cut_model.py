@@ -13,17 +13,10 @@ from lamina.model import shards
 from lamina.model.places import only_own, without
 from lamina.pipeline.cut import Cut
 from lamina.pipeline.wrapped import Names, WrappedModule
+from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.torch_patches import clipping, state_helpers
 from lamina.tracing.trace import TraceOptions
-
-_NOT_YET = {
-    "distributed_modules",
-    "is_distributed_parameter",
-    "is_distributed_buffer",
-    "is_scaled_batch_parameter",
-    "is_scaled_batch_buffer",
-}
 
 
 class CutModel(WrappedModule):
@@ -72,6 +65,27 @@ class CutModel(WrappedModule):
         """(name, parameter) of those here whose gradients are reduced over RDP_GROUP, because the ranks of a TP_GROUP
         have different parts of them. Before partition: UsageError."""
         return self._reduced_over("rdp")
+
+    def distributed_modules(self) -> Iterator[nn.Module]:
+        """The layers of which the ranks of a TP_GROUP compute parts."""
+        return filter(layers.is_sliced, self.modules())
+
+    def is_distributed_parameter(self, parameter: torch.Tensor) -> bool:
+        """True for a parameter of which this rank has a slice."""
+        return id(parameter) in layers.slicings(self)
+
+    def is_distributed_buffer(self, buffer: torch.Tensor) -> bool:
+        """True for a buffer of which this rank has a slice: there are none."""
+        return False
+
+    def is_scaled_batch_parameter(self, parameter: torch.Tensor) -> bool:
+        """True for a parameter whose gradient is reduced over RDP_GROUP; see
+        `scaled_batch_reducer_named_parameters`."""
+        return self.is_distributed_parameter(parameter)
+
+    def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
+        """True for a buffer of a layer that has a slice of it: there are none."""
+        return False
 
     def _reduced_over(self, group: str) -> Iterator[tuple[str, nn.Parameter]]:
         return (
@@ -175,11 +189,6 @@ class CutModel(WrappedModule):
             self._helpers_know = state_helpers.install(_require_whole, job.on_end)
         module = self.module
         return dict.fromkeys((*module._modules, *module._parameters, *module._buffers), "module")
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _NOT_YET:
-            raise AttributeError(f"DistributedModel.{name} is not available yet")
-        return super().__getattr__(name)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         """Does what `to`, `half`, `double`, ... do: of what other ranks own there is only the metadata to change."""

@@ -33,6 +33,7 @@ STYLES = (
     "replicated_with_grad_allreduce",  # all of it, for a part of what is computed
 )
 COLUMNS = ("colwise", "packed_colwise")  # what they give lies in parts
+STYLE_OF_ITSELF = "_lamina_style"  # an attribute of layers that are sliced wherever they are
 _ALIASES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
 _WHOLE = "replicate"
 _EXPERTS = ("moe_tp_experts", "moe_identity_expert")  # of transformers: these stay whole, with what is under them
@@ -102,7 +103,10 @@ def planned(root: nn.Module) -> dict[str, Planned]:
     known: dict[str, str] = {}
     transformers: dict[str, str] = {}
     led: list[str] = []  # modules with a plan for all that is under them
+    own: dict[str, str] = {}  # of layers that say themselves how they are sliced
     for name, module in root.named_modules():
+        if (style := getattr(module, STYLE_OF_ITSELF, None)) is not None:
+            own[name] = style
         if not marks.is_marked(module):
             continue
         known |= _below(name, _known_of(module))
@@ -112,10 +116,11 @@ def planned(root: nn.Module) -> dict[str, Planned]:
         elif (plan := _transformers_plan(module)) and not any(_is_under(name, each) for each in led):
             transformers |= _below(name, _by_transformers_plan(module, plan))
             led.append(name)
-    styles = transformers | known | given
+    styles = transformers | known | own | given
     found: dict[str, Planned] = {}
     for name, module in root.named_modules():
-        if (style := styles.get(name)) is not None and marks.is_marked(module) and style != _WHOLE:
+        is_wanted = marks.is_marked(module) or name in own
+        if (style := styles.get(name)) is not None and is_wanted and style != _WHOLE:
             parent = root.get_submodule(name.rpartition(".")[0])
             for below, part, its_style in _with_low_rank(module, style):
                 found[name + below] = Planned(name + below, part, parent, its_style, name not in given)

@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+from lamina.nn import DistributedEmbedding as DistributedEmbedding
+from lamina.nn import DistributedLayerNorm as DistributedLayerNorm
+from lamina.nn import DistributedLinear as DistributedLinear
 from lamina.nn import FusedLayerNorm as FusedLayerNorm
 from smdistributed.modelparallel.torch.nn import huggingface as huggingface
 
