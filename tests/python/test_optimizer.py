@@ -20,7 +20,7 @@ def layers():
 
 def trim(optimizer, module, owners):
     """Makes it one of the part of partition 0, where layers have these owners."""
-    rows = [(name, tensor, False) for name, tensor in module.named_parameters()]
+    rows = [(name, tensor, False, None) for name, tensor in module.named_parameters()]
     cut = _lamina.Cut(ModuleTree(module).filled(), [0, *owners], [], 0)
     table = _lamina.ParameterTable(current.session(), cut, rows)
     engine = _lamina.Optimizer(current.session(), _lamina.LossScale(1.0), 0, False)
