@@ -29,13 +29,15 @@ std::int64_t checksum(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(base::hash64(bytes));
 }
 
-// Cut alike on all ranks.
+// Cut alike on all ranks, each of rows that are whole, or of slices.
 std::vector<Rows> portions(Rows rows, std::size_t portion_bytes) {
   std::vector<Rows> result;
   std::size_t begin = 0, size_bytes = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     size_bytes += rows[i].tensor.nbytes();
-    if (size_bytes < portion_bytes && i + 1 < rows.size()) continue;
+    const bool is_last =
+        i + 1 == rows.size() || rows[i].layout.slicing.has_value() != rows[i + 1].layout.slicing.has_value();
+    if (size_bytes < portion_bytes && !is_last) continue;
     result.push_back(rows.subspan(begin, i + 1 - begin));
     begin = i + 1;
     size_bytes = 0;
@@ -70,13 +72,6 @@ std::int64_t take(Rows rows, const List& wish, const Value& values) {
     received += static_cast<std::int64_t>(sent.nbytes());
   }
   return received;
-}
-
-// Lists rows that are whole, and rows that are slices.
-std::pair<std::vector<Parameter>, std::vector<Parameter>> by_slicing(Rows rows) {
-  std::pair<std::vector<Parameter>, std::vector<Parameter>> result;
-  for (const auto& row : rows) (row.layout.slicing ? result.second : result.first).push_back(row);
-  return result;
 }
 
 // Collective: see give_values. Where every rank has the values already, as from one seed, that is all that is said.
@@ -163,11 +158,8 @@ std::int64_t give_values(const ParameterTable& table, const Alike& alike, messag
   std::int64_t received = 0;
   for (const Rows rows : portions(table.all(), portion_bytes)) {
     if (hooks.make) hooks.make(rows);
-    const auto [whole, sliced] = by_slicing(rows);
-    if (!whole.empty() && alike.world.size() > 1) received += give(table, whole, alike.world, mailbox, patience);
-    if (!sliced.empty() && alike.same_slice.size() > 1) {
-      received += give(table, sliced, alike.same_slice, mailbox, patience);
-    }
+    const auto& ranks = rows.front().layout.slicing ? alike.same_slice : alike.world;
+    if (ranks.size() > 1) received += give(table, rows, ranks, mailbox, patience);
     if (hooks.given) hooks.given(rows);
     const Rows later(rows.data() + rows.size(), table.all().data() + table.all().size());
     release(table, rows, kept_for(table, later), hooks.why);
