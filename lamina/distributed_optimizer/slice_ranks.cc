@@ -10,9 +10,9 @@
 namespace lamina::distributed_optimizer {
 
 at::Tensor SliceRanks::part_of(const at::Tensor& whole, const layout::Slicing& slicing) const {
-  const int member = ranks_.topology.index(topology::Group::kTp, ranks_.own);
-  const int slice = member * slicing.degree / ranks_.topology.size(topology::Group::kTp);
-  return tensor_parallel::slice_of(whole.detach(), slicing, slice);
+  const auto& ranks = ranks_.topology;
+  return tensor_parallel::slice_of(whole.detach(), slicing, ranks.index(topology::Group::kTp, ranks_.own),
+                                   ranks.size(topology::Group::kTp));
 }
 
 at::Tensor SliceRanks::whole_of(const at::Tensor& value, const layout::Slicing& slicing) const {

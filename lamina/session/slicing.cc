@@ -17,11 +17,6 @@ using topology::Group;
 // So many bytes of what is whole may travel at a time.
 constexpr std::size_t kPortionBytes = 1 << 26;
 
-int slice_index(const Session& session, const layout::Slicing& slicing) {
-  const auto& topology = session.topology();
-  return topology.index(Group::kTp, session.world().rank) * slicing.degree / topology.size(Group::kTp);
-}
-
 std::string description(std::span<const ToSlice> parameters) {
   std::ostringstream lines;
   for (const auto& [name, tensor, slicing] : parameters) {
@@ -65,7 +60,9 @@ at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Sli
 }
 
 at::Tensor slice_of(Session& session, const at::Tensor& whole, const layout::Slicing& slicing) {
-  return tensor_parallel::slice_of(whole, slicing, slice_index(session, slicing));
+  const auto& topology = session.topology();
+  return tensor_parallel::slice_of(whole, slicing, topology.index(Group::kTp, session.world().rank),
+                                   topology.size(Group::kTp));
 }
 
 }  // namespace lamina::session

@@ -41,9 +41,9 @@ std::int64_t extent_along(const layout::Region& region, int dim) {
 
 }  // namespace
 
-at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int slice) {
+at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int member, int members) {
   const at::NoGradGuard no_grad;
-  const auto region = layout::held(layout_of(whole.sizes().vec(), slicing), slice, 0);
+  const auto region = region_of(layout_of(whole.sizes().vec(), slicing), member, members);
   auto result = at::zeros(with_extent(whole.sizes(), region.dim, region.extent), whole.options());
   for (const auto& stripe : region.stripes) {
     result.narrow(region.dim, stripe.at, stripe.count).copy_(whole.narrow(region.dim, stripe.begin, stripe.count));

@@ -11,9 +11,9 @@
 // Parameters of layers that are cut over a team: one member's slice of a whole, and the whole of all slices.
 namespace lamina::tensor_parallel {
 
-// The slice of a whole that a member has, in memory of its own; padding is zero. Throws base::ConfigError where the
-// whole cannot be cut so.
-at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int slice);
+// The slice of a whole that one of so many members of a team has, in memory of its own; padding is zero. Throws
+// base::ConfigError where the whole cannot be cut so.
+at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int member, int members);
 
 // The whole of the slices that the members of a team have, in their order.
 at::Tensor whole_of(std::span<const at::Tensor> slices, const layout::Slicing& slicing);

@@ -249,11 +249,10 @@ TEST(Slices, AreTheWholeTogetherHoweverItIsCut) {
                                             {1, {{6, 4}}, 2}, {0, {{7, 7}}, 2}, {0, {{7, 1}}, 2, true},
                                             {1, {{6, 1}}, 1}};
     for (const auto& slicing : cuts) {
-      const int slice = slicing.degree == 1 ? 0 : team.rank();
-      const auto own = slice_of(whole, slicing, slice);
+      const auto own = slice_of(whole, slicing, team.rank(), team.size());
       EXPECT_TRUE(at::equal(whole_of(team, own, slicing), whole)) << slicing.dim << " " << slicing.sections.size();
     }
-    const auto sections = slice_of(whole, {1, {{2, 1}, {4, 1}}, 2}, 1);
+    const auto sections = slice_of(whole, {1, {{2, 1}, {4, 1}}, 2}, 1, 2);
     EXPECT_TRUE(at::equal(sections, at::cat({whole.narrow(1, 1, 1), whole.narrow(1, 4, 2)}, 1)));
   });
 }

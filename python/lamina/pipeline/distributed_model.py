@@ -102,7 +102,7 @@ class DistributedModel(SavedModel):
         self._is_sliced = job.session.group_size("tp") > 1
         if self._is_sliced:
             groups.of_job()
-            slicing.slice_model(module, job.session, _made)
+            slicing.slice_model(module, job.session, delayed.initialise)
             see_to_steps(job)
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
         self._cut.arguments = {
@@ -368,8 +368,3 @@ def _listed(tensors: torch.Tensor | Sequence[torch.Tensor | None]) -> list[torch
 def distribute(module: nn.Module, **options: Any) -> DistributedModel:
     """`DistributedModel(module, **options)`."""
     return DistributedModel(module, **options)
-
-
-def _made(tensors: list[torch.Tensor]) -> None:
-    """Makes the delayed values of parameters that are to be sliced."""
-    delayed.initialise(tensors)

@@ -207,12 +207,14 @@ def slicings(root: nn.Module) -> dict[int, Slicing]:
 
 def whole_shape(module: nn.Module, name: str) -> list[int]:
     """The shape of the whole of which a parameter is a slice; empty where it is whole."""
-    if (slicing := module.__dict__.get(_SLICES, {}).get(name)) is None:
-        return []
+    slicing = module.__dict__.get(_SLICES, {}).get(name)
+    return [] if slicing is None else unsliced(module._parameters[name].shape, slicing)
+
+
+def unsliced(shape: torch.Size, slicing: Slicing) -> list[int]:
+    """The shape of the whole of which something of this shape is a slice."""
     dimension, sections = slicing
-    shape = list(module._parameters[name].shape)
-    shape[dimension] = sum(extent for extent, _ in sections)
-    return shape
+    return [*shape[:dimension], sum(extent for extent, _ in sections), *shape[dimension + 1 :]]
 
 
 def _say_parts(layer: nn.Module, are_given: bool) -> None:

@@ -91,10 +91,7 @@ def require_unsliced(session: _lamina.Session, what: str, instead: str) -> None:
 
 def _whole_of(parameter: torch.Tensor, slicing: Slicing, session: _lamina.Session) -> torch.Tensor:
     if parameter.is_meta:
-        dimension, sections = slicing
-        shape = list(parameter.shape)
-        shape[dimension] = sum(extent for extent, _ in sections)
-        return torch.empty(shape, dtype=parameter.dtype, device="meta")
+        return torch.empty(layers.unsliced(parameter.shape, slicing), dtype=parameter.dtype, device="meta")
     return session.whole_of(parameter.detach(), slicing)
 
 
