@@ -32,6 +32,7 @@ ORDER = (
     "optim",
     "amp",
     "optimizers",
+    "layers",
     "nn",
     "data_parallel",
     "pipeline",

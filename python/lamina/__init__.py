@@ -107,6 +107,7 @@ from lamina.pipeline.output import StepOutput
 from lamina.pipeline.step import step
 from lamina.saved_state.saving import load, save
 from lamina.tensor_parallel.marks import set_tensor_parallelism, tensor_parallelism
+from lamina.tensor_parallel.registry import tp_register, tp_register_with_module
 from lamina.tracing.trace import is_tracing
 from lamina.verification import recording as _recording  # noqa: F401 -- records jobs that are compared
 from lamina.verification import step_check as _step_check  # noqa: F401 -- compares first steps
@@ -212,6 +213,8 @@ __all__ = [
     "tensor_parallelism",
     "timeline",
     "tp_rank",
+    "tp_register",
+    "tp_register_with_module",
     "tp_size",
 ]
 
@@ -222,8 +225,6 @@ __preload__ = ("torch._dynamo",)
 _NOT_YET = {
     "CheckpointManager",
     "amp",
-    "tp_register",
-    "tp_register_with_module",
 }
 
 

@@ -14,6 +14,7 @@ LAUNCHES = {
     "multiprocess.cases_replicas": 2,
     "multiprocess.cases_dist": 2,
     "multiprocess.cases_memory": 2,
+    "multiprocess.cases_replaced": 2,
     "multiprocess.cases_sliced": 2,
     "multiprocess.cases_sliced_state": 2,
     "multiprocess.cases_sliced_models": 2,

@@ -67,9 +67,8 @@ NAMES = [
     "state",
     "save",
     "load",
-    "model_creation",
-    "tensor_parallelism",
-    "set_tensor_parallelism",
+    "tp_register",
+    "tp_register_with_module",
     "delay_param_initialization",
     "get_device_mesh",
 ]
@@ -78,6 +77,12 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_both_packages_offer_the_same_object(name):
     assert getattr(smp, name) is getattr(lamina, name)
+
+
+@pytest.mark.parametrize("name", ["model_creation", "tensor_parallelism", "set_tensor_parallelism"])
+def test_marked_modules_become_the_originals_classes_under_its_names(name):
+    assert getattr(smp, name).func is getattr(lamina, name)
+    assert getattr(smp, name).keywords == {"replace": True}
 
 
 def test_submodules_that_scripts_import():

@@ -66,10 +66,7 @@ def _translated(
     if translate is not None:
         return translate(state)
     own = {name for name, _ in job.model.module.named_parameters(remove_duplicate=False)}
-    for _, from_hugging_face in module_manager.translate_functions:
-        if not own <= state.keys():
-            state = from_hugging_face(state)
-    return state
+    return module_manager.in_own_names(state, own)
 
 
 def _content(file: str, verify: bool, allow_pickle: bool) -> Any:

@@ -15,12 +15,12 @@ from lamina.util.settings import default_dtype
 
 @contextlib.contextmanager
 def model_creation(
-    tensor_parallelism: bool = False, dtype: torch.dtype | None = None, **tp_config: Any
+    tensor_parallelism: bool = False, dtype: torch.dtype | None = None, replace: bool = False, **tp_config: Any
 ) -> Iterator[None]:
     """Around the creation of a model.
 
     Args:
-        tensor_parallelism, tp_config: as the function `tensor_parallelism` has them.
+        tensor_parallelism, replace, tp_config: as the function `tensor_parallelism` has them.
         dtype: of floating-point parameters and buffers that are created inside; None for torch's default.
 
     Errors:
@@ -28,7 +28,10 @@ def model_creation(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UsageError(f"model_creation(dtype=...) takes a floating-point torch.dtype or None, not {dtype!r}")
-    with default_dtype(dtype or torch.get_default_dtype()), marks.tensor_parallelism(tensor_parallelism, **tp_config):
+    with (
+        default_dtype(dtype or torch.get_default_dtype()),
+        marks.tensor_parallelism(tensor_parallelism, replace, **tp_config),
+    ):
         yield
 
 

@@ -11,7 +11,7 @@ from lamina.errors import UsageError
 from lamina.job import current
 from lamina.optim.registry import needs_of
 from lamina.optim.shards import why_not_parts
-from lamina.tensor_parallel import layers
+from lamina.tensor_parallel import layers, replacing
 
 _WHY = {
     "norms": "it measures each parameter, of which a slice is here: make it a lamina.DistributedOptimizer",
@@ -20,17 +20,26 @@ _WHY = {
 
 
 def see_to_steps(job: current.Job) -> None:
-    """From now on optimizers that cannot update slices are refused before they update any."""
+    """From now on optimizers that cannot update slices, or have parameters that are gone, are refused before they
+    update any."""
     job.on_end.callback(register_optimizer_step_pre_hook(_before_step).remove)
 
 
 def require_fits(optimizer: optim.Optimizer, job: current.Job, knows_others: bool = True) -> None:
-    """UsageError for an optimizer that would update slices as if they were parameters.
+    """UsageError for an optimizer that would update slices as if they were parameters, or parameters that are gone.
 
     Args:
         knows_others: whether what it measures of slices is combined with what the other ranks do, as a
             DistributedOptimizer has it.
     """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if (module := replacing.where_replaced(parameter)) is not None:
+                raise UsageError(
+                    f"{type(optimizer).__name__} has parameters that {module} had before it became another class, when "
+                    "the model was wrapped: make the optimizer after that, of model.parameters()",
+                    code="tp-optimizer",
+                )
     why = why_not_parts(optimizer) or _WHY.get(needs_of(type(optimizer)), "")
     is_fine = not why or (knows_others and needs_of(type(optimizer)) == "norms")
     if is_fine or job.model is None:

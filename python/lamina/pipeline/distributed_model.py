@@ -18,6 +18,7 @@ from lamina.errors import UsageError, refusal, said
 from lamina.job import current, groups
 from lamina.model import precision
 from lamina.optim.sliced import see_to_steps
+from lamina.pipeline import replaced_model
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
@@ -96,6 +97,8 @@ class DistributedModel(SavedModel):
         trace_options = options_of(trace_device, trace_execution_times, trace_memory_usage, job.session.local_rank)
         require_count(backward_passes_per_step=backward_passes_per_step)
         require_positive(bucket_cap_mb=bucket_cap_mb)
+        replaced = replaced_model.make(module, job)
+        module = replaced.root
         if (dtype := precision.half_of(job.session.config)) is not None:
             precision.convert_model(module, dtype)
         self._dtype = dtype
@@ -103,6 +106,7 @@ class DistributedModel(SavedModel):
         if self._is_sliced:
             groups.of_job()
             slicing.slice_model(module, job.session, delayed.initialise)
+        if self._is_sliced or replaced.rows:
             see_to_steps(job)
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
         self._cut.arguments = {

@@ -9,10 +9,11 @@ from torch import nn
 
 from lamina.deferred_init.delayed import is_delayed
 from lamina.errors import UsageError, refusal
+from lamina.integrations.replacements import module_manager
 from lamina.job import current
 from lamina.job.arguments import require_same
 from lamina.pipeline.cut_model import CutModel
-from lamina.saved_state.state_dicts import is_partial, saved_elsewhere, without_mark
+from lamina.saved_state.state_dicts import PARTIAL, is_partial, saved_elsewhere, without_mark
 from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.util.checks import require_booleans
 
@@ -82,7 +83,8 @@ class SavedModel(CutModel):
 
         Args:
             state_dict: as from `state_dict()`, or from the wrapped module's class, or from `local_state_dict()`. A
-                partial one that comes before the model is partitioned is loaded when it is.
+                partial one that comes before the model is partitioned is loaded when it is. Names of modules that have
+                become others are translated, unless it says by `_smp_is_partial: False` that they are the model's own.
             strict: whether names have to be the same.
             assign: only before partition, or with one partition: as torch's.
             same_partition_load: partial ones are of this very partition: each rank loads its own, without a look at
@@ -96,6 +98,9 @@ class SavedModel(CutModel):
             business: RuntimeError.
         """
         self._require_no_checkpoint_waits("load_state_dict()")
+        if module_manager.translate_functions and PARTIAL not in state_dict:
+            names = [name for name, _ in self.module.named_parameters(remove_duplicate=False)]
+            state_dict = module_manager.in_own_names(state_dict, names)
         if current.is_initialized():
             current.job().loaded = True
         if not self._cut.whole_everywhere:

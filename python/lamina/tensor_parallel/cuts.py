@@ -106,6 +106,8 @@ class Cutter:
             for name, layer in heads.module.named_children() if heads is not None else ():
                 path = f"{place}.{name}" if place else name
                 own = list(layer.parameters(recurse=False))
+                if hasattr(layer, plans.STYLE_OF_ITSELF):
+                    continue
                 if own and path not in planned and all(list(each.shape) == [heads.width] for each in own):
                     yield Planned(path, layer, heads.module, _REPLICATED)
 

@@ -164,7 +164,7 @@ def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here
         layer.__dict__[_SLICES] = slices
     layer.__dict__[_HERE] = here
     kinds = _EMBEDDING if isinstance(layer, nn.Embedding) else _LINEAR
-    layer.__class__ = _with(kinds[style], type(layer))
+    layer.__class__ = with_other_forward(kinds[style], type(layer))
 
 
 def become_around(module: nn.Module, heads: Share | None, features: Share | None, inside: list[nn.Module]) -> None:
@@ -172,7 +172,7 @@ def become_around(module: nn.Module, heads: Share | None, features: Share | None
     parts = Parts(heads, features)
     for each in (module, *inside):
         each.__dict__[_PARTS] = parts
-    module.__class__ = _with(_Around, type(module))
+    module.__class__ = with_other_forward(_Around, type(module))
 
 
 def is_sliced(module: nn.Module) -> bool:
@@ -223,6 +223,6 @@ def _say_parts(layer: nn.Module, are_given: bool) -> None:
 
 
 @functools.cache
-def _with(mixin: type, kind: type) -> type:
+def with_other_forward(mixin: type, kind: type) -> type:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (mixin, kind), names)

@@ -20,6 +20,7 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.tensor_parallel import marks
+from lamina.tensor_parallel.registry import DistributedModule
 
 # Parts of a layer that a rank has. Other names of transformers' for the same are in _ALIASES.
 STYLES = (
@@ -35,7 +36,7 @@ STYLES = (
 COLUMNS = ("colwise", "packed_colwise")  # what they give lies in parts
 STYLE_OF_ITSELF = "_lamina_style"  # an attribute of layers that are sliced wherever they are
 _ALIASES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
-_WHOLE = "replicate"
+WHOLE = "replicate"
 _EXPERTS = ("moe_tp_experts", "moe_identity_expert")  # of transformers: these stay whole, with what is under them
 
 _ATTENTION = dict.fromkeys(("query", "key", "value", "q_proj", "k_proj", "v_proj"), "colwise") | {"out_proj": "rowwise"}
@@ -93,8 +94,11 @@ class Planned:
     may_stay_whole: bool = True
 
 
-def planned(root: nn.Module) -> dict[str, Planned]:
+def planned(root: nn.Module, degree: int = 1) -> dict[str, Planned]:
     """The layers of a model that are to be sliced, by name, in the model's order. Of plans the innermost counts.
+
+    Args:
+        degree: over how many ranks.
 
     Errors:
         UsageError: a plan names what is not there, or a style that is not known.
@@ -103,10 +107,12 @@ def planned(root: nn.Module) -> dict[str, Planned]:
     known: dict[str, str] = {}
     transformers: dict[str, str] = {}
     led: list[str] = []  # modules with a plan for all that is under them
-    own: dict[str, str] = {}  # of layers that say themselves how they are sliced
+    own: dict[str, str] = {}  # of modules that say themselves how they are sliced
     for name, module in root.named_modules():
         if (style := getattr(module, STYLE_OF_ITSELF, None)) is not None:
             own[name] = style
+        if isinstance(module, DistributedModule):
+            own |= _below(name, _by_plan(module, module.slicing_plan))
         if not marks.is_marked(module):
             continue
         known |= _below(name, _known_of(module))
@@ -116,11 +122,11 @@ def planned(root: nn.Module) -> dict[str, Planned]:
         elif (plan := _transformers_plan(module)) and not any(_is_under(name, each) for each in led):
             transformers |= _below(name, _by_transformers_plan(module, plan))
             led.append(name)
-    styles = transformers | known | own | given
+    styles = _alone(root, degree) | transformers | known | own | given
     found: dict[str, Planned] = {}
     for name, module in root.named_modules():
         is_wanted = marks.is_marked(module) or name in own
-        if (style := styles.get(name)) is not None and is_wanted and style != _WHOLE:
+        if (style := styles.get(name)) is not None and is_wanted and style != WHOLE:
             parent = root.get_submodule(name.rpartition(".")[0])
             for below, part, its_style in _with_low_rank(module, style):
                 found[name + below] = Planned(name + below, part, parent, its_style, name not in given)
@@ -142,6 +148,15 @@ def marked_but_whole(root: nn.Module, sliced: Iterable[str]) -> list[str]:
         if marks.is_marked(module) and name not in sliced and next(module.parameters(recurse=False), None) is not None
     }
     return list(whole)
+
+
+def _alone(root: nn.Module, degree: int) -> dict[str, str]:
+    """The Linears that are sliced wherever they are: those that would become others."""
+    return {
+        name: "rowwise_split_input"
+        for name, module in root.named_modules()
+        if type(module) is nn.Linear and marks.mark_of(module).replace and module.in_features >= degree
+    }
 
 
 def _below(name: str, styles: Mapping[str, str]) -> dict[str, str]:
@@ -224,7 +239,7 @@ def _by_plan(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
 
 
 def _known_style(style: str, pattern: str, whose: str) -> str:
-    if style in STYLES or style == _WHOLE:
+    if style in STYLES or style == WHOLE:
         return style
     raise UsageError(
         f'{whose} has the style "{style}" for "{pattern}"{_nearest(style, STYLES)}; known are {", ".join(STYLES)}',

@@ -27,7 +27,7 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     Errors:
         UsageError: a plan does not fit the model, or sizes do not divide by the degree.
     """
-    cutter = _cutter_of(root, plans.planned(root), session)
+    cutter = _cutter_of(root, plans.planned(root, session.group_size("tp")), session)
     _tell_of_whole(root, cutter.cuts, session)
     if not cutter.cuts:
         return

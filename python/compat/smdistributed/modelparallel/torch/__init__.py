@@ -17,6 +17,11 @@ from smdistributed.modelparallel.torch import utils as utils
 save_checkpoint = functools.partial(lamina.save_checkpoint, form="smp")
 resume_from_checkpoint = functools.partial(lamina.resume_from_checkpoint, allow_pickle=True)
 
+# Marked modules become the original's classes.
+model_creation = functools.partial(lamina.model_creation, replace=True)
+set_tensor_parallelism = functools.partial(lamina.set_tensor_parallelism, replace=True)
+tensor_parallelism = functools.partial(lamina.tensor_parallelism, replace=True)
+
 
 def __getattr__(name: str) -> object:
     return getattr(lamina, name)

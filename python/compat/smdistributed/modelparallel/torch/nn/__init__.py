@@ -2,6 +2,7 @@
 from lamina.nn import DistributedEmbedding as DistributedEmbedding
 from lamina.nn import DistributedLayerNorm as DistributedLayerNorm
 from lamina.nn import DistributedLinear as DistributedLinear
+from lamina.nn import DistributedModule as DistributedModule
 from lamina.nn import FusedLayerNorm as FusedLayerNorm
 from smdistributed.modelparallel.torch.nn import huggingface as huggingface
 

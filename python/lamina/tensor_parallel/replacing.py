@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marked modules become others, when their model is wrapped: see `registry`. The outermost ones do."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina.errors import InternalError, UsageError
+from lamina.tensor_parallel import layers, marks, registry
+from lamina.tensor_parallel.correspondence import Correspondence, matched
+from lamina.tensor_parallel.heads import whole_number
+from lamina.tensor_parallel.registry import DistributedModule, Registration, UnfitError
+from lamina.util.told import tell
+
+_HOOKS = "_lamina_hooks"  # of a module that has become another: its Registration
+_GONE = "_lamina_replaced"  # of a parameter that the model had before
+
+Known = Callable[[nn.Module], Registration | None]
+Make = Callable[[list[torch.Tensor]], None]
+
+
+@dataclass
+class Replaced:
+    """A model whose marked modules have become others.
+
+    Attributes:
+        root: itself, which may be another one.
+        rows: the correspondences of what has been replaced, by its name.
+    """
+
+    root: nn.Module
+    rows: dict[str, Correspondence] = field(default_factory=dict)
+
+
+def replace(root: nn.Module, session: _lamina.Session, known: Known, make: Make) -> Replaced:
+    """Puts others into the places of marked modules, in place. Nothing is changed unless all of them can be made.
+
+    Args:
+        known: what lamina has for modules of classes that nobody has registered.
+        make: makes delayed values of these parameters.
+
+    Errors:
+        UsageError: a hook returns what it may not.
+    """
+    found: dict[str, tuple[nn.Module, Registration]] = {}
+    made: dict[int, nn.Module] = {}
+    whole: dict[str, str] = {}
+    unused = _Unused()
+    for name, module, registration in _candidates(root, known, found):
+        try:
+            _require_alone(root, name, module)
+            made[id(module)] = _made(name, module, registration, session.group_size("tp"), unused, make)
+            found[name] = (module, registration)
+        except UnfitError as error:
+            whole[f"{name or 'the model'} ({type(module).__name__})"] = str(error)
+    if session.rank == 0:
+        for each, why in whole.items():
+            tell(f"{each} keeps its class, and is sliced as it is: {why}")
+        unused.tell()
+    for name, (module, registration) in found.items():
+        _become(name, module, made[id(module)], registration)
+    for holder in list(root.modules()):
+        for key, part in holder._modules.items():
+            if part is not None and id(part) in made:
+                holder._modules[key] = made[id(part)]
+    rows = {name: registration.correspondence for name, (_, registration) in found.items()}
+    return Replaced(made.get(id(root), root), rows)
+
+
+def where_replaced(parameter: torch.Tensor) -> str | None:
+    """The name of the module that has become another one, for a parameter that it had; None for all others."""
+    return getattr(parameter, _GONE, None)
+
+
+class _Replacement:
+    """A module in the place of another, which is called as that one was."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        registration = self.__dict__[_HOOKS]
+        if registration.forward_hook is not None:
+            found = registration.forward_hook(*args, **kwargs)
+            args, kwargs = registry.require_pair(f"forward_hook of {type(self).__name__}", found)
+        output = super().forward(*args, **kwargs)  # type: ignore[misc]
+        return output if registration.return_hook is None else registration.return_hook(output)
+
+
+class _Unused:
+    """Names of arguments that no class has had, which are told once."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, None] = {}
+        self._used: set[str] = set()
+
+    def note(self, given: Any, used: Any) -> None:
+        self._given.update(dict.fromkeys(given))
+        self._used.update(used)
+
+    def tell(self) -> None:
+        if names := [name for name in self._given if name not in self._used]:
+            tell(f"these arguments of tensor_parallelism() have no effect: {', '.join(names)}")
+
+
+def _candidates(root: nn.Module, known: Known, found: dict[str, Any]) -> Iterator[tuple[str, nn.Module, Registration]]:
+    for name, module in root.named_modules():
+        mark = marks.mark_of(module)
+        if not mark.enabled or mark.is_led or any(_is_under(name, each) for each in found):
+            continue
+        registration = registry.registration_of(module)
+        if registration is None and mark.replace:
+            registration = known(module)
+        if registration is not None:
+            yield name, module, registration
+
+
+def _is_under(name: str, above: str) -> bool:
+    return not above or name.startswith(above + ".")
+
+
+def _require_alone(root: nn.Module, name: str, module: nn.Module) -> None:
+    own = {id(each) for each in module.parameters()}
+    for holder, parameter in root.named_parameters(remove_duplicate=False):
+        if id(parameter) in own and not _is_under(holder, name):
+            raise UnfitError(f"it shares parameters with {holder}")
+
+
+def _made(
+    name: str, module: nn.Module, registration: Registration, degree: int, unused: _Unused, make: Make
+) -> nn.Module:
+    """The module that takes another's place, with its values."""
+    args, kwargs = registry.arguments_of(module, registration)
+    kind = registration.kind
+    if registration.init_hook is not None:
+        found = registration.init_hook(*args, **kwargs)
+        args, kwargs = registry.require_pair(f"init_hook of {type(module).__name__}", found)
+    config = marks.mark_of(module).config
+    signature = inspect.signature(kind)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"{name or 'the model'} ({type(module).__name__}) cannot become a {kind.__name__}: {error}",
+            code="tp-register",
+        ) from error
+    fitting = {key: value for key, value in config.items() if key in signature.parameters}
+    unused.note(config, fitting)
+    bound.arguments.update(fitting)
+    rows = registration.correspondence
+    with torch.device("meta") if rows else contextlib.nullcontext():
+        result = kind(*bound.args, **bound.kwargs)
+    _require_heads(result, degree)
+    if rows:
+        _take_values(name, module, result, rows, make)
+    elif (first := next(module.parameters(), None)) is not None and not first.is_meta:
+        result.to(device=first.device)
+    return result
+
+
+def _require_heads(module: nn.Module, degree: int) -> None:
+    for part in module.modules():
+        count = whole_number(part, "num_attention_heads") if isinstance(part, DistributedModule) else None
+        if count is not None and count < degree:
+            raise UnfitError(f"it has {count} attention heads, for {degree} ranks")
+
+
+def _take_values(name: str, original: nn.Module, result: nn.Module, rows: Correspondence, make: Make) -> None:
+    """Gives a module the parameters of another. Those with the same values stay the same objects."""
+    theirs = dict(original.named_parameters(remove_duplicate=False))
+    ours = dict(result.named_parameters(remove_duplicate=False))
+    taken: dict[int, nn.Parameter] = {}
+    for theirs_name, (row, names) in matched(rows, theirs).items():
+        parameter = theirs[theirs_name]
+        if len(names) == 1 and not row.transposed:
+            parts = [parameter]
+        else:
+            make([parameter])
+            parts = [each.clone(memory_format=torch.contiguous_format) for each in row.parts_of(parameter.detach())]
+        for own, part in zip(names, parts, strict=True):
+            if own not in ours or ours[own].shape != part.shape:
+                raise UnfitError(f"its {theirs_name} does not fit {type(result).__name__}")
+            kept = part if isinstance(part, nn.Parameter) else nn.Parameter(part, parameter.requires_grad)
+            taken[id(ours[own])] = kept
+    for part in result.modules():
+        for key, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) not in taken:
+                raise InternalError.found(f"a {type(part).__name__} in the place of {name} without values for {key}")
+            if parameter is not None:
+                part._parameters[key] = taken[id(parameter)]
+
+
+def _become(name: str, original: nn.Module, result: nn.Module, registration: Registration) -> None:
+    """Makes a module one that stands for another."""
+    kept = {id(each) for each in result.parameters()}
+    for parameter in original.parameters():
+        if id(parameter) not in kept:
+            setattr(parameter, _GONE, f"{name or 'the model'} ({type(original).__name__})")
+    result.train(original.training)
+    result.__dict__[_HOOKS] = registration
+    result.__class__ = layers.with_other_forward(_Replacement, type(result))

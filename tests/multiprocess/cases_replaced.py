@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that become others when their model is wrapped, whole on two copies and cut over two ranks."""
+
+import copy
+import os
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lamina
+from lamina.errors import UsageError
+from lamina.nn import Row
+
+RANK = int(os.environ.get("RANK", 0))
+DEGREES = (1, 2)
+
+
+def start(degree, **keys):
+    lamina.shutdown()
+    lamina.init(tensor_parallel_degree=degree, ddp=True, prescaled_batch=True, timeout_s=60, **keys)
+
+
+class Inner(lamina.nn.DistributedModule):
+    slicing_plan: ClassVar = {"up": "colwise", "down": "rowwise"}
+
+    def __init__(self, width, inner, power=1):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.power = power
+
+    def forward(self, inputs):
+        x, factor = inputs
+        return (self.down(functional.gelu(self.up(x)) ** self.power) * factor,)
+
+
+def init_hook(width, *, inner=6):
+    return (width,), {"inner": inner, "power": 2}
+
+
+def forward_hook(x, factor=1.0):
+    return ((x, factor),), {}
+
+
+@lamina.tp_register(
+    Inner,
+    init_hook,
+    forward_hook,
+    lambda made: made[0],
+    correspondence=(Row("both", ("up.bias", "down.bias")), Row("up", "up.weight", True), Row("down", "down.weight")),
+)
+class Plain(nn.Module):
+    def __init__(self, width, *, inner=6):
+        super().__init__()
+        self.both = nn.Parameter(torch.randn(2 * width))
+        self.up, self.down = (nn.Parameter(torch.randn(width, inner)) for _ in range(2))
+
+    def forward(self, x, factor=1.0):
+        first, second = self.both.chunk(2)
+        return (functional.gelu(x @ self.up + first) @ self.down.t() + second) * factor
+
+
+@lamina.tp_register(Inner)
+class Fresh(nn.Module):
+    def __init__(self, width, inner):
+        super().__init__()
+        self.layer = nn.Linear(width, inner)
+
+    def forward(self, inputs):
+        return self.layer(inputs[0])
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Plain(6) for _ in range(2))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x, factor=0.5)
+        return self.head(x).square().mean()
+
+
+def made():
+    torch.manual_seed(0)
+    return Model().double()
+
+
+def batch(seed):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+
+
+def case_registered_modules_become_others_with_their_values():
+    for degree in DEGREES:
+        start(degree)
+        plain = made()
+        model = copy.deepcopy(plain)
+        lamina.set_tensor_parallelism(model, power=1, fused_softmax=True)  # the first in the place of the hook's
+        before = torch.optim.SGD(model.parameters(), lr=0.1)
+        kept = model.head.weight
+        state = torch.get_rng_state()
+        model = lamina.distribute(model)
+        assert torch.equal(state, torch.get_rng_state())
+        block = model.module.blocks[1]
+        assert isinstance(block, Inner) and block.up.weight.shape == (6 // degree, 6)
+        assert model.module.head.weight is kept
+        with pytest.raises(UsageError, match=r"has parameters that blocks.0 \(Plain\) had before it became another"):
+            before.step()
+        with pytest.raises(UsageError, match="make the optimizer after that"):
+            lamina.DistributedOptimizer(before)
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+        for seed in range(2):
+            losses = []
+            for each, optimizer in zip((model, plain), optimizers, strict=True):
+                losses.append(each(batch(seed)))
+                losses[-1].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            torch.testing.assert_close(*losses, rtol=1e-10, atol=0)
+        require_translated(model, plain)
+
+
+def require_translated(model, plain):
+    """Its state is the plain model's, in other names, and either is loaded."""
+    state, names = model.state_dict(), dict(plain.state_dict())
+    assert "blocks.0.up.weight" in state and "blocks.0.both" not in state
+    (there, _), (second, _) = lamina.state.module_manager.translate_functions
+    theirs = second(there(state))
+    assert theirs.keys() == names.keys()
+    for name, value in names.items():
+        torch.testing.assert_close(theirs[name], value, rtol=1e-10, atol=1e-12)
+    model.load_state_dict(names)
+    model.load_state_dict(state)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    with pytest.raises(RuntimeError, match=r"blocks.0.up.weight"):
+        model.load_state_dict({**names, "_smp_is_partial": False})
+
+
+def case_modules_without_a_correspondence_begin_with_values_of_their_own():
+    values = []
+    for degree in DEGREES:
+        start(degree)
+        torch.manual_seed(1)
+        with lamina.model_creation(tensor_parallelism=True, dtype=torch.double, inner=5):
+            model = nn.Sequential(Fresh(4, 3))
+        torch.manual_seed(2 + RANK)
+        model = lamina.distribute(model)
+        assert isinstance(model.module[0], Inner)
+        values.append(model.state_dict())
+    assert all(torch.equal(value, values[1][name]) for name, value in values[0].items())
+    assert values[0]["0.up.weight"].shape == (5, 4)
+
+
+def case_what_cannot_become_another_stays_what_it_is():
+    start(1)
+    model = made()
+    model.other = model.blocks[1].both  # a second place of its parameter
+    lamina.set_tensor_parallelism(model.blocks)
+    with lamina.tensor_parallelism(), lamina.tensor_parallelism(False):
+        model.blocks.append(Plain(6))
+    model = lamina.distribute(model.double()).module
+    assert [type(each).__name__ for each in model.blocks] == ["Inner", "Plain", "Plain"]
+    assert lamina.state.module_manager.translate_functions
+    lamina.shutdown()
+    assert not lamina.state.module_manager.translate_functions
