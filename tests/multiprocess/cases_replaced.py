@@ -166,3 +166,58 @@ def case_what_cannot_become_another_stays_what_it_is():
     assert lamina.state.module_manager.translate_functions
     lamina.shutdown()
     assert not lamina.state.module_manager.translate_functions
+
+
+WORDS = 13  # odd
+
+
+def words(seed, samples=3):
+    return torch.randint(0, WORDS, (samples, 5), generator=torch.Generator().manual_seed(seed))
+
+
+def given(seed, is_crossed):
+    mask = (torch.arange(5) > 3).long().expand(3, -1) * torch.tensor([[0], [1], [1]])
+    others = (torch.sin(torch.arange(3 * 4 * 12.0, dtype=torch.double)).view(3, 4, 12), None) if is_crossed else ()
+    return words(seed), mask, words(seed + 50) % 2, None, *others, words(seed)
+
+
+def require_same_language_model(plain, is_crossed=False):
+    model = lamina.distribute(copy.deepcopy(plain))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.2, momentum=0.9) for each in (model, plain)]
+    for seed in range(2):
+        found = []
+        for each, optimizer in zip((model, plain), optimizers, strict=True):
+            torch.manual_seed(seed)
+            loss, scores = each(given(seed, is_crossed))
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(each.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append((loss.detach(), norm, scores.detach() if each is model else scores.detach().transpose(0, 1)))
+        torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-9, atol=1e-11)
+    return model.module
+
+
+def case_a_causal_language_model_with_alibi_and_uneven_heads():
+    start(2)
+    torch.manual_seed(0)
+    plain = lamina.nn.DistributedTransformerLMHead(
+        2, 3, 4, 12, 17, WORDS, 6, 0.2, 0.1, "gelu_new", 1e-6, 0, 6, False, True, 0.1, True, True, False, use_alibi=True
+    )
+    module = require_same_language_model(plain.double())
+    layer = module.transformer.seq_layers[0]
+    assert module.lm_head.weight is module.word_embedding.weight and len(module.lm_head.weight) == (7, 6)[RANK]
+    assert layer.attention.query.weight.shape == ((8, 4)[RANK], 12)
+    assert layer.output.dense2.weight.shape == (12, (9, 8)[RANK])
+
+
+def case_attention_to_other_states_norms_after_each_part_and_types_of_tokens():
+    start(2)
+    torch.manual_seed(0)
+    plain = lamina.nn.DistributedTransformerLMHead(
+        1, 2, 12, 12, 16, WORDS, 6, 0.2, 0.1, num_token_types=2, add_cross_attention=True, window_size=2
+    )
+    assert {"attention", "cross_attention", "output"} == set(dict(plain.transformer.seq_layers[0].named_children()))
+    require_same_language_model(plain.double(), is_crossed=True)

@@ -109,8 +109,7 @@ def test_what_scripts_import_at_their_top(start):
     )
     assert translate_state_dict_to_hf_gptneo(names, max_seq_len=8) == names
     assert smp.nn.huggingface.bert and smp.nn.huggingface.roberta
-    with pytest.raises(AttributeError, match="DistributedTransformer is not available yet"):
-        _ = smp.nn.DistributedTransformer
+    assert smp.nn.DistributedTransformer is lamina.nn.DistributedTransformer
 
 
 def test_scripts_find_the_package_and_compare_its_version():

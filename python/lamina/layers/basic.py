@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single layers under the names of the original."""
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from lamina.tensor_parallel.plans import STYLE_OF_ITSELF, WHOLE
 from lamina.tensor_parallel.registry import DistributedModule
+
+Kind = TypeVar("Kind", bound=type[nn.Module])
 
 
 class FusedLayerNorm(nn.LayerNorm):
@@ -95,3 +99,36 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
     ):
         super().__init__(normalized_shape, eps=eps, elementwise_affine=elementwise_affine)
         setattr(self, STYLE_OF_ITSELF, WHOLE)
+
+
+def added(input: torch.Tensor, output: torch.Tensor, in_fp32: bool) -> torch.Tensor:
+    """The sum of what a layer was given and what it has computed, in the type of these."""
+    if not in_fp32 or input.dtype.itemsize >= torch.float32.itemsize:
+        return input + output
+    return (input.float() + output.float()).to(output.dtype)
+
+
+def begin_normal(module: nn.Module, deviation: float) -> None:
+    """Gives Linears normal values, and biases of zero."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=deviation)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def hands_on_to(other: type[nn.Module]) -> Callable[[Kind], Kind]:
+    """A decorator of a class that hands arguments on, which it does not name, to another one: its signature says
+    them."""
+
+    def with_signature(kind: Kind) -> Kind:
+        own = inspect.signature(kind.__init__)
+        names = [each for each in own.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        takes_positions = any(each.kind is each.VAR_POSITIONAL for each in own.parameters.values())
+        rest = [each for name, each in inspect.signature(other).parameters.items() if name not in own.parameters]
+        if not takes_positions:
+            rest = [each.replace(kind=each.KEYWORD_ONLY) for each in rest]
+        kind.__init__.__signature__ = own.replace(parameters=[*names, *rest])
+        return kind
+
+    return with_signature

@@ -175,6 +175,12 @@ def become_around(module: nn.Module, heads: Share | None, features: Share | None
     module.__class__ = with_other_forward(_Around, type(module))
 
 
+def heads_here(module: nn.Module) -> Share | None:
+    """The heads that a module has on this rank; None: all of them."""
+    parts = module.__dict__.get(_PARTS)
+    return None if parts is None else parts.heads
+
+
 def is_sliced(module: nn.Module) -> bool:
     """True for a layer of which this rank computes a part."""
     return _HERE in module.__dict__

@@ -48,9 +48,9 @@ def tensor_parallelism(enabled: bool = True, replace: bool = False, **tp_config:
 
     Args:
         enabled: whether they are marked.
-        replace: whether models of transformers become the classes of `lamina.nn` that stand for them when the model is
-            wrapped, and torch's Linears are cut wherever they are; else layers stay what they are, and are cut. Classes
-            that are registered (`tp_register`) are replaced either way, with one rank in TP_GROUP, too.
+        replace: whether models of transformers become classes of `lamina.nn` when the model is wrapped, and each of
+            torch's Linears is cut; else layers stay what they are. Classes that are registered (`tp_register`) are
+            replaced either way, with one rank in TP_GROUP, too.
         tp_config: arguments of the classes that modules become, in the place of those that `init_hook` returns. A name
             that none of them has is told once.
     """

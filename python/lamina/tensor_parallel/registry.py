@@ -40,10 +40,10 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True)
 class Registration:
-    """What modules of a class become.
+    """The class that modules of another one become.
 
     Attributes:
-        kind: the class that they become.
+        kind: that class.
         init_hook, forward_hook, return_hook: see `tp_register`.
         correspondence: whose values its parameters get; without any they are new.
         arguments_of: the arguments that a module was made with.
@@ -118,7 +118,7 @@ def tp_register_with_module(
 
 
 def registration_of(module: nn.Module) -> Registration | None:
-    """That of a module's very class; None for none."""
+    """Returns that of a module's very class; None for none."""
     return vars(type(module)).get(_REGISTRATION)
 
 
@@ -173,7 +173,7 @@ def _require_signature(name: str, hook: Hook | None, kind: type[nn.Module], meth
 
 
 def _compared(signature: inspect.Signature) -> list[tuple[str, Any, str]]:
-    """What has to be the same; values of any kind are compared as they are written."""
+    """Names, kinds and defaults of arguments; defaults are compared as they are written."""
     return [(each.name, each.kind, repr(each.default)) for each in signature.parameters.values()]
 
 

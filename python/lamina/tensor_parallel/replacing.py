@@ -169,7 +169,8 @@ def _require_heads(module: nn.Module, degree: int) -> None:
 
 
 def _take_values(name: str, original: nn.Module, result: nn.Module, rows: Correspondence, make: Make) -> None:
-    """Gives a module the parameters of another. Those with the same values stay the same objects."""
+    """Gives a module the parameters of another. A parameter that is neither turned round nor cut up stays the same
+    object."""
     theirs = dict(original.named_parameters(remove_duplicate=False))
     ours = dict(result.named_parameters(remove_duplicate=False))
     taken: dict[int, nn.Parameter] = {}

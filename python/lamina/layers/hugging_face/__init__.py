@@ -7,5 +7,5 @@ from lamina.tensor_parallel.registry import Registration
 
 
 def registration_of(module: nn.Module) -> Registration | None:
-    """What a module of transformers becomes; None for all others."""
+    """Returns what becomes of a module of transformers; None for all others."""
     return None

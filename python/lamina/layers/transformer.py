@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transformers whose layers are cut over the ranks of a TP_GROUP.
+
+Shapes: N samples, S positions, H features, V words. All sizes are those of the whole.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lamina.errors import UsageError
+from lamina.layers.attention import DistributedAttentionLayer
+from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, hands_on_to
+from lamina.tensor_parallel import layers
+from lamina.tensor_parallel.registry import DistributedModule
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+class DistributedTransformerOutputLayer(DistributedModule):
+    """Two Linears with a function between them, and what is around them: norms, dropout, and the sum with the input.
+
+    Args:
+        hidden_size, intermediate_size: the features of the states, and between the Linears.
+        hidden_dropout_prob: of dropout of the result, before it is added.
+        activation: the function: "gelu", "gelu_new" or "relu".
+        layernorm_epsilon, initializer_range, use_normal_initialization, pre_layernorm, post_layernorm,
+        fp32_residual_addition: see DistributedAttentionLayer.
+    """
+
+    slicing_plan: ClassVar[Mapping[str, str]] = {"dense1": "colwise", "dense2": "rowwise"}
+
+    def __init__(
+        self,
+        hidden_size: int = 1024,
+        intermediate_size: int = 4096,
+        hidden_dropout_prob: float = 0.1,
+        activation: str = "gelu",
+        layernorm_epsilon: float = 1e-5,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        fp32_residual_addition: bool = False,
+    ):
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise UsageError(f'activation is one of {", ".join(ACTIVATIONS)}, not "{activation}"', code="tp-layer")
+        self.activation, self.fp32_residual_addition = activation, fp32_residual_addition
+        self.dense1, self.dense2 = nn.Linear(hidden_size, intermediate_size), nn.Linear(intermediate_size, hidden_size)
+        self.dropout = nn.Dropout(hidden_dropout_prob)
+        self.pre_layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if pre_layernorm else None
+        self.layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if post_layernorm else None
+        if use_normal_initialization:
+            begin_normal(self, initializer_range)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Takes and gives states [N, S, H]."""
+        normed = states if self.pre_layernorm is None else self.pre_layernorm(states)
+        output = self.dropout(self.dense2(ACTIVATIONS[self.activation](self.dense1(normed))))
+        output = added(states, output, self.fp32_residual_addition)
+        return output if self.layernorm is None else self.layernorm(output)
+
+
+class DistributedTransformerLayer(DistributedModule):
+    """Attention, with add_cross_attention that to other states, and an output layer.
+
+    Args:
+        num_attention_heads, attention_head_size, hidden_size, attention_dropout_prob, hidden_dropout_prob,
+        layernorm_epsilon, initializer_range, use_normal_initialization, causal_mask_size, use_alibi, alibi_bias_max,
+        attention_in_fp32, fp32_residual_addition, window_size, scale, qkv_bias: see DistributedAttentionLayer.
+        intermediate_size, activation: see DistributedTransformerOutputLayer.
+        add_cross_attention: whether there is attention to other states.
+        pre_layernorm, post_layernorm: whether each part has a norm of its input, and one of its result; one at least.
+    """
+
+    def __init__(
+        self,
+        num_attention_heads: int = 32,
+        attention_head_size: int = 32,
+        hidden_size: int = 1024,
+        intermediate_size: int = 4096,
+        attention_dropout_prob: float = 0.1,
+        hidden_dropout_prob: float = 0.1,
+        activation: str = "gelu",
+        layernorm_epsilon: float = 1e-5,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        causal_mask_size: int | None = None,
+        add_cross_attention: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        use_alibi: bool = False,
+        alibi_bias_max: float = 8,
+        attention_in_fp32: bool = False,
+        fp32_residual_addition: bool = False,
+        window_size: int | None = None,
+        scale: float | None = None,
+        qkv_bias: bool = True,
+    ):
+        super().__init__()
+        if not pre_layernorm and not post_layernorm:
+            raise UsageError("one of pre_layernorm and post_layernorm is True at least", code="tp-layer")
+        common: dict[str, Any] = {
+            "hidden_size": hidden_size,
+            "hidden_dropout_prob": hidden_dropout_prob,
+            "layernorm_epsilon": layernorm_epsilon,
+            "initializer_range": initializer_range,
+            "use_normal_initialization": use_normal_initialization,
+            "pre_layernorm": pre_layernorm,
+            "post_layernorm": post_layernorm,
+            "fp32_residual_addition": fp32_residual_addition,
+        }
+        attention = common | {
+            "num_attention_heads": num_attention_heads,
+            "attention_head_size": attention_head_size,
+            "attention_dropout_prob": attention_dropout_prob,
+            "attention_in_fp32": attention_in_fp32,
+            "scale": scale,
+            "qkv_bias": qkv_bias,
+        }
+        self.attention = DistributedAttentionLayer(
+            **attention,
+            causal_mask_size=causal_mask_size,
+            use_alibi=use_alibi,
+            alibi_bias_max=alibi_bias_max,
+            window_size=window_size,
+        )
+        self.cross_attention = (
+            DistributedAttentionLayer(**attention, cross_attention=True) if add_cross_attention else None
+        )
+        self.output = DistributedTransformerOutputLayer(
+            intermediate_size=intermediate_size, activation=activation, **common
+        )
+
+    def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        """
+        Args:
+            inputs: states [N, S, H] and a mask that is added to scores, [N, 1, 1, S] or None. With add_cross_attention
+                states, other states, a mask, and a mask of the other states.
+
+        Returns:
+            The same, with other states [N, S, H] in the first place.
+        """
+        if self.cross_attention is None:
+            states, mask = inputs
+            return self.output(self.attention((states, mask))), mask
+        states, others, mask, mask_of_others = inputs
+        states = self.cross_attention((self.attention((states, mask)), others, mask_of_others))
+        return self.output(states), others, mask, mask_of_others
+
+
+@hands_on_to(DistributedTransformerLayer)
+class DistributedTransformer(DistributedModule):
+    """Layers of a transformer, one after the other.
+
+    Args:
+        num_layers: how many.
+        args, kwargs: of each: see DistributedTransformerLayer.
+    """
+
+    def __init__(self, num_layers: int = 12, *args: Any, **kwargs: Any):
+        super().__init__()
+        self.seq_layers = nn.Sequential(*(DistributedTransformerLayer(*args, **kwargs) for _ in range(num_layers)))
+
+    def forward(self, inputs: Any) -> Any:
+        """Takes what a layer takes, and returns what the last one does. Of states alone it returns states."""
+        if isinstance(inputs, torch.Tensor):
+            return self.seq_layers((inputs, None))[0]
+        return self.seq_layers(inputs)
+
+
+@hands_on_to(DistributedTransformerLayer)
+class DistributedTransformerLMHead(DistributedModule):
+    """Embeddings of words and positions, a transformer, and with add_lm_head scores of words, by a Linear that has the
+    embedding's weight. Both are cut over the words.
+
+    Args:
+        num_layers: of the transformer.
+        vocab_size, num_positions: of the embeddings.
+        num_token_types: of an embedding of types of tokens; 0 for none.
+        add_lm_head: whether the model gives scores of words; else it gives states.
+        embedding_dropout_prob: of dropout of the embeddings; None for hidden_dropout_prob.
+        num_attention_heads, attention_head_size, hidden_size, intermediate_size, attention_dropout_prob,
+        hidden_dropout_prob, activation, layernorm_epsilon, causal_mask_size, add_cross_attention, initializer_range,
+        use_normal_initialization, pre_layernorm, post_layernorm, kwargs: see DistributedTransformerLayer. Without
+            post_layernorm there is one norm, after the last layer. Embeddings begin with normal values in any case.
+    """
+
+    def __init__(
+        self,
+        num_layers: int = 12,
+        num_attention_heads: int = 32,
+        attention_head_size: int = 32,
+        hidden_size: int = 1024,
+        intermediate_size: int = 4096,
+        vocab_size: int = 30522,
+        num_positions: int = 1024,
+        attention_dropout_prob: float = 0.1,
+        hidden_dropout_prob: float = 0.1,
+        activation: str = "gelu",
+        layernorm_epsilon: float = 1e-5,
+        num_token_types: int = 0,
+        causal_mask_size: int | None = None,
+        add_cross_attention: bool = False,
+        add_lm_head: bool = True,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        embedding_dropout_prob: float | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__()
+        self.slicing_plan = {"word_embedding": "embedding_rowwise"}
+        self.add_cross_attention, self.is_causal = add_cross_attention, causal_mask_size is not None
+        self.word_embedding, self.position_embedding = (
+            nn.Embedding(count, hidden_size) for count in (vocab_size, num_positions)
+        )
+        self.token_type_embedding = nn.Embedding(num_token_types, hidden_size) if num_token_types > 0 else None
+        for part in self.children():
+            nn.init.normal_(part.weight, std=initializer_range)
+        self.dropout = nn.Dropout(hidden_dropout_prob if embedding_dropout_prob is None else embedding_dropout_prob)
+        self.transformer = DistributedTransformer(
+            num_layers,
+            num_attention_heads=num_attention_heads,
+            attention_head_size=attention_head_size,
+            hidden_size=hidden_size,
+            intermediate_size=intermediate_size,
+            attention_dropout_prob=attention_dropout_prob,
+            hidden_dropout_prob=hidden_dropout_prob,
+            activation=activation,
+            layernorm_epsilon=layernorm_epsilon,
+            causal_mask_size=causal_mask_size,
+            add_cross_attention=add_cross_attention,
+            initializer_range=initializer_range,
+            use_normal_initialization=use_normal_initialization,
+            pre_layernorm=pre_layernorm,
+            post_layernorm=post_layernorm,
+            **kwargs,
+        )
+        self.layernorm = None if post_layernorm else DistributedLayerNorm(hidden_size, layernorm_epsilon)
+        self.lm_head = None
+        if add_lm_head:
+            self.lm_head = nn.Linear(hidden_size, vocab_size, bias=False)
+            self.lm_head.weight = self.word_embedding.weight
+            self.slicing_plan |= {"lm_head": "colwise_gather_output"}
+
+    def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> Any:
+        """
+        Args:
+            inputs: words [N, S]; their mask; types of tokens; positions [N, S]; with add_cross_attention other states,
+                and their mask; labels [N, S]. All but words and other states may be None: positions are 0, 1, ...
+                then. Masks [N, S] are 1 where a position is not seen. With causal_mask_size scores of a position are
+                for the label of the next one. Labels of -100 do not count.
+
+        Returns:
+            The loss, where there are labels, and scores; else scores alone. These are [N, S, V], and [S, N, V] where
+            they are cut over ranks. Without a head states [N, S, H].
+        """
+        others: list[torch.Tensor | None] = []
+        if self.add_cross_attention:
+            words, mask, types, places, *others, labels = inputs
+        else:
+            words, mask, types, places, labels = inputs
+        if places is None:
+            places = torch.arange(words.shape[-1], device=words.device)
+        states = self.word_embedding(words) + self.position_embedding(places)
+        if types is not None and self.token_type_embedding is not None:
+            states = states + self.token_type_embedding(types)
+        states = self.dropout(states)
+        mask = _added_mask(mask, states)
+        if others:
+            states = self.transformer((states, others[0], mask, _added_mask(others[1], states)))[0]
+        else:
+            states = self.transformer((states, mask))[0]
+        states = states if self.layernorm is None else self.layernorm(states)
+        if self.lm_head is None:
+            return states
+        scores = self.lm_head(states)
+        given = scores.transpose(0, 1) if layers.is_sliced(self.lm_head) else scores
+        return given if labels is None else (self._loss(scores, labels), given)
+
+    def _loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.is_causal:
+            scores, labels = scores[:, :-1], labels[:, 1:]
+        scores = scores.flatten(0, 1)
+        scores = scores.float() if scores.dtype.itemsize < torch.float32.itemsize else scores
+        return functional.cross_entropy(scores, labels.to(scores.device).flatten())
+
+
+def _added_mask(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor | None:
+    """A mask [N, S], 1 where a position is not seen, as what is added to scores: [N, 1, 1, S]."""
+    if mask is None:
+        return None
+    return mask[:, None, None, :].to(states.dtype) * torch.finfo(states.dtype).min
