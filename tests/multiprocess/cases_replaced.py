@@ -221,3 +221,108 @@ def case_attention_to_other_states_norms_after_each_part_and_types_of_tokens():
     )
     assert {"attention", "cross_attention", "output"} == set(dict(plain.transformer.seq_layers[0].named_children()))
     require_same_language_model(plain.double(), is_crossed=True)
+
+
+SIZES = dict(vocab_size=WORDS, n_positions=8, n_embd=12, n_head=3, n_layer=2, attn_pdrop=0.2, embd_pdrop=0.15)
+
+
+def of_transformers(name, **sizes):
+    import transformers
+
+    family = name.partition("For")[0].partition("LM")[0]
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**sizes)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms, too
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def trained(model, plain, degree):
+    """Trains both alike."""
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.2, momentum=0.9) for each in (model, plain)]
+    mask = (torch.arange(5) < torch.tensor([[5], [4], [3]])).long()
+    for seed in range(2):
+        found = []
+        for each, optimizer in zip((model, plain), optimizers, strict=True):
+            torch.manual_seed(seed)
+            labels = words(seed).masked_fill(mask == 0, -100)
+            given = each(input_ids=words(seed), attention_mask=mask, labels=labels)
+            given["loss"].backward()
+            norm = nn.utils.clip_grad_norm_(each.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            scores = given.logits.transpose(0, 1) if each is model and degree > 1 else given.logits
+            found.append((given.loss.detach(), norm, scores[mask == 1].detach()))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6, check_dtype=False)  # theirs are floats
+
+
+def require_states_go_round(model, plain, there, back):
+    state = model.state_dict()
+    theirs = there(state, max_seq_len=8)
+    assert theirs.keys() == plain.state_dict().keys()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(theirs[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: name + text)
+    plain.load_state_dict(theirs)
+    again = back(plain.state_dict())
+    assert again.keys() == state.keys() and all(torch.equal(again[name], state[name]) for name in state)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.load_state_dict(theirs)  # translated
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def case_gpt2_becomes_the_originals_class():
+    from transformers import AutoModelForCausalLM
+
+    import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.nn.huggingface import gpt2
+
+    for degree in DEGREES:
+        start(degree)
+        plain = of_transformers("GPT2LMHeadModel", **SIZES)
+        with smp.model_creation(tensor_parallelism=True, dtype=torch.double, fused_softmax=True):
+            model = AutoModelForCausalLM.from_config(plain.config)
+        model.load_state_dict(plain.state_dict())
+        model = smp.DistributedModel(model)
+        layer = model.get_module().transformer.seq_layers[1]
+        assert layer.attention.query.weight.shape == ((12, 12) if degree == 1 else ((8, 4)[RANK], 12))
+        smp.set_activation_checkpointing(model.get_module().transformer.seq_layers, pack_args_as_tuple=True)
+        trained(model, plain, degree)
+        there = gpt2.translate_state_dict_to_hf_gpt2
+        require_states_go_round(model, plain, there, gpt2.translate_hf_state_dict_to_smdistributed)
+        with pytest.raises(UsageError, match="output_hidden_states is not available for a GPT2LMHeadModel"):
+            model(input_ids=words(0), output_hidden_states=True)
+
+
+def case_blocks_of_gpt2_by_hooks_and_a_model_with_another_head():
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+    from smdistributed.modelparallel.torch.nn.huggingface import gpt2
+
+    for is_by_hooks in (True, False):
+        start(2)
+        plain = of_transformers("GPT2LMHeadModel", **SIZES, scale_attn_by_inverse_layer_idx=is_by_hooks)
+        model = copy.deepcopy(plain)
+        if is_by_hooks:
+            hooks = gpt2.get_hf_gpt2_transformer_layer_hooks()
+            lamina.tp_register_with_module(GPT2Block, lamina.nn.DistributedTransformerLayer, *hooks)
+            model = copy.deepcopy(of_transformers("GPT2LMHeadModel", **plain.config.to_dict()))
+        lamina.set_tensor_parallelism(model.transformer.h, replace=not is_by_hooks)
+        model = lamina.distribute(model)
+        delattr(GPT2Block, "_lamina_registration") if is_by_hooks else None
+        block = model.module.transformer.h[0]
+        assert isinstance(block, lamina.nn.DistributedTransformerLayer)
+        trained(model, plain, 1)
+        theirs = gpt2.translate_layer_state_dict_to_hf_gpt2_block(plain.transformer.h[0].state_dict())
+        assert theirs.keys() == plain.transformer.h[0].state_dict().keys()
+    start(2)
+    plain = GPT2ForSequenceClassification(GPT2Config(**SIZES, pad_token_id=0)).double().eval()
+    model = copy.deepcopy(plain)
+    lamina.set_tensor_parallelism(model, replace=True)
+    model = lamina.distribute(model)
+    assert isinstance(model.module.transformer, lamina.nn.DistributedTransformerLMHead)
+    found, expected = (each(input_ids=words(1), labels=torch.tensor([0, 1, 1])).loss for each in (model, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)

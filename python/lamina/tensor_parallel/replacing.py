@@ -2,6 +2,7 @@
 """Marked modules become others, when their model is wrapped: see `registry`. The outermost ones do."""
 
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ def replace(root: nn.Module, session: _lamina.Session, known: Known, make: Make)
     """Puts others into the places of marked modules, in place. Nothing is changed unless all of them can be made.
 
     Args:
-        known: what lamina has for modules of classes that nobody has registered.
+        known: what lamina has for modules of classes that nobody has registered, and the correspondence of those that
+            were registered with the same class, without one.
         make: makes delayed values of these parameters.
 
     Errors:
@@ -111,9 +113,11 @@ def _candidates(root: nn.Module, known: Known, found: dict[str, Any]) -> Iterato
         mark = marks.mark_of(module)
         if not mark.enabled or mark.is_led or any(_is_under(name, each) for each in found):
             continue
-        registration = registry.registration_of(module)
-        if registration is None and mark.replace:
-            registration = known(module)
+        registration, ours = registry.registration_of(module), known(module)
+        if registration is None:
+            registration = ours if mark.replace else None
+        elif ours is not None and ours.kind is registration.kind and not registration.correspondence:
+            registration = dataclasses.replace(registration, correspondence=ours.correspondence)
         if registration is not None:
             yield name, module, registration
 

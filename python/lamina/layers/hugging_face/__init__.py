@@ -3,9 +3,19 @@
 
 from torch import nn
 
+from lamina.layers.hugging_face import gpt2
 from lamina.tensor_parallel.registry import Registration
+
+_FAMILIES = {"gpt2.modeling_gpt2": gpt2.KNOWN}
+_KNOWN = {
+    f"transformers.models.{family}.{name}": known
+    for family, kinds in _FAMILIES.items()
+    for name, known in kinds.items()
+}
 
 
 def registration_of(module: nn.Module) -> Registration | None:
     """Returns what becomes of a module of transformers; None for all others."""
-    return None
+    kind = type(module)
+    known = _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
+    return None if known is None else known.registration(kind)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPT-2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina.layers.hugging_face.known import Call, Known, activation, added_of, hidden_of, like, rows_of
+from lamina.layers.transformer import DistributedTransformerLayer, DistributedTransformerLMHead
+from lamina.tensor_parallel.correspondence import Row, from_original, to_original, with_names
+from lamina.tensor_parallel.registry import Hook, UnfitError
+
+_PARTS = ("query", "key", "value")
+BLOCK = (
+    *rows_of("ln_1", "attention.pre_layernorm"),
+    *(
+        Row(f"attn.c_attn.{kind}", tuple(f"attention.{part}.{kind}" for part in _PARTS), kind == "weight")
+        for kind in ("weight", "bias")
+    ),
+    *rows_of("attn.c_proj", "attention.dense", transposed=True),
+    *rows_of("ln_cross_attn", "cross_attention.pre_layernorm"),
+    *rows_of("crossattention.q_attn", "cross_attention.query", transposed=True),
+    *(
+        Row(
+            f"crossattention.c_attn.{kind}",
+            tuple(f"cross_attention.{part}.{kind}" for part in _PARTS[1:]),
+            kind == "weight",
+        )
+        for kind in ("weight", "bias")
+    ),
+    *rows_of("crossattention.c_proj", "cross_attention.dense", transposed=True),
+    *rows_of("ln_2", "output.pre_layernorm"),
+    *rows_of("mlp.c_fc", "output.dense1", transposed=True),
+    *rows_of("mlp.c_proj", "output.dense2", transposed=True),
+)
+MODEL = (
+    Row("wte.weight", "word_embedding.weight"),
+    Row("wpe.weight", "position_embedding.weight"),
+    *with_names(BLOCK, "h.*.", "transformer.seq_layers.*."),
+    *rows_of("ln_f", "layernorm"),
+)
+LANGUAGE_MODEL = (*with_names(MODEL, "transformer.", ""), Row("lm_head.weight", "lm_head.weight"))
+
+
+def layer_options(config: Any) -> dict[str, Any]:
+    """The arguments of the layers of a model with this configuration, but their scale."""
+    return {
+        "num_attention_heads": config.n_head,
+        "attention_head_size": config.n_embd // config.n_head,
+        "hidden_size": config.n_embd,
+        "intermediate_size": config.n_inner if config.n_inner is not None else 4 * config.n_embd,
+        "attention_dropout_prob": config.attn_pdrop,
+        "hidden_dropout_prob": config.resid_pdrop,
+        "activation": activation(config.activation_function),
+        "layernorm_epsilon": config.layer_norm_epsilon,
+        "initializer_range": config.initializer_range,
+        "use_normal_initialization": True,
+        "causal_mask_size": config.n_positions,
+        "add_cross_attention": config.add_cross_attention,
+        "pre_layernorm": True,
+        "post_layernorm": False,
+        "attention_in_fp32": config.reorder_and_upcast_attn,
+    }
+
+
+def block_options(config: Any, layer_idx: int | None) -> dict[str, Any]:
+    scale = None if config.scale_attn_weights else 1.0
+    if config.scale_attn_by_inverse_layer_idx:
+        if layer_idx is None:
+            raise UnfitError("it does not know its number, which scores are divided by")
+        scale = (scale or (config.n_embd // config.n_head) ** -0.5) / (layer_idx + 1)
+    return layer_options(config) | {"scale": scale}
+
+
+def model_options(config: Any) -> dict[str, Any]:
+    if config.scale_attn_by_inverse_layer_idx:
+        raise UnfitError("its layers divide scores by their number")
+    return block_options(config, None) | {
+        "num_layers": config.n_layer,
+        "vocab_size": config.vocab_size,
+        "num_positions": config.n_positions,
+        "embedding_dropout_prob": config.embd_pdrop,
+        "add_lm_head": False,
+    }
+
+
+def _language_model_options(module: nn.Module) -> dict[str, Any]:
+    if module.lm_head.weight is not module.transformer.wte.weight:
+        raise UnfitError("its head does not have the embedding's weight")
+    return model_options(module.config) | {"add_lm_head": True}
+
+
+def _model_inputs(call: Call) -> Any:
+    words, mask, places, others, mask_of_others, labels = call.taken(
+        "input_ids", "attention_mask", "position_ids", "encoder_hidden_states", "encoder_attention_mask", "labels"
+    )
+    if others is None:
+        return words, hidden_of(mask), None, places, labels
+    return words, hidden_of(mask), None, places, others, hidden_of(mask_of_others), labels
+
+
+def _block_inputs(call: Call) -> Any:
+    states, mask, others, mask_of_others = call.taken(
+        "hidden_states", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", but=("position_ids",)
+    )
+    if others is None:
+        return states, added_of(mask, states)
+    return states, others, added_of(mask, states), added_of(mask_of_others, states)
+
+
+def _language_model_result(found: Any) -> Any:
+    from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
+
+    loss, scores = found if isinstance(found, tuple) else (None, found)
+    return CausalLMOutputWithCrossAttentions(loss=loss, logits=scores)
+
+
+def _model_result(states: torch.Tensor) -> Any:
+    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+    return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
+
+
+def _block_result(found: tuple[torch.Tensor | None, ...]) -> Any:
+    import transformers
+
+    return found[:1] if int(transformers.__version__.partition(".")[0]) < 5 else found[0]
+
+
+KNOWN = {
+    "GPT2LMHeadModel": Known(
+        DistributedTransformerLMHead, LANGUAGE_MODEL, _language_model_options, _model_inputs, _language_model_result
+    ),
+    "GPT2Model": Known(
+        DistributedTransformerLMHead, MODEL, lambda module: model_options(module.config), _model_inputs, _model_result
+    ),
+    "GPT2Block": Known(
+        DistributedTransformerLayer,
+        BLOCK,
+        lambda module: block_options(module.attn.config, module.attn.layer_idx),
+        _block_inputs,
+        _block_result,
+    ),
+}
+
+
+def get_hf_gpt2_transformer_layer_hooks() -> tuple[Hook, Hook, Hook]:
+    """Hooks that register transformers' GPT2Block with DistributedTransformerLayer: of `__init__`, of `forward`, and of
+    what it returns."""
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+    def init_hook(config: Any, layer_idx: int | None = None) -> tuple[tuple, dict[str, Any]]:
+        return (), block_options(config, layer_idx)
+
+    def forward_hook(*args: Any, **kwargs: Any) -> tuple[tuple, dict[str, Any]]:
+        return (_block_inputs(Call(GPT2Block, args, kwargs)),), {}
+
+    return like(init_hook, GPT2Block.__init__), like(forward_hook, GPT2Block.forward), _block_result
+
+
+def translate_state_dict_to_hf_gpt2(state_dict: Mapping[str, Any], max_seq_len: int | None = None) -> Mapping[str, Any]:
+    """The state of a GPT2LMHeadModel, or of a GPT2Model, that has become a class of lamina.nn, in its own names; others
+    stay as they are.
+
+    Args:
+        max_seq_len: no effect: causal masks are no part of states.
+    """
+    rows = LANGUAGE_MODEL if "lm_head.weight" in state_dict else MODEL
+    return to_original(rows, state_dict)
+
+
+def translate_hf_state_dict_to_smdistributed_gpt2(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The reverse of `translate_state_dict_to_hf_gpt2`."""
+    return from_original(LANGUAGE_MODEL + MODEL, state_dict)
+
+
+def translate_hf_block_state_dict_to_smdistributed(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state of a GPT2Block, in the names of the DistributedTransformerLayer that it becomes."""
+    return from_original(BLOCK, state_dict)
+
+
+def translate_layer_state_dict_to_hf_gpt2_block(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The reverse of `translate_hf_block_state_dict_to_smdistributed`."""
+    return to_original(BLOCK, state_dict)
