@@ -18,9 +18,23 @@ class Mixer(nn.Module):
         return x + self.down(self.act(self.up(x)))
 
 
+class Model(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), Mixer(), Mixer(), nn.Linear(8, 1))
+        self.words = lamina.nn.DistributedTransformerLMHead(1, 2, 4, 8, 12, 11, 6)
+
+    def forward(self, x):
+        for place in range(4):
+            x = self[place](x)
+        words = torch.arange(6).view(2, 3)
+        loss, scores = self.words((words, None, None, None, words))
+        assert scores.shape == ((2, 3, 11) if lamina.tp_size() == 1 else (3, 2, 11))
+        return x, loss
+
+
 lamina.init(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 8), Mixer(), Mixer(), nn.Linear(8, 1))
+model = Model()
 lamina.set_tensor_parallelism(model, plan={"*.up": "colwise", "*.down": "rowwise"})
 model = lamina.distribute(model)
 optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
@@ -31,7 +45,8 @@ if sys.argv[1:] and lamina.tp_rank() == 1:
 
 @lamina.step
 def train(x):
-    loss = model(x).square().mean()
+    found, loss = model(x)
+    loss = loss + found.square().mean()
     model.backward(loss)
     return loss
 

@@ -51,7 +51,7 @@ def test_slices_are_compared_as_wholes_and_a_fault_in_one_is_named(launcher):
     script = SCRIPT.with_name("sliced.py")
     result = verify(launcher, "--against", "tp=1", script, steps=2)
     assert result.returncode == 0 and result.stdout.startswith("equal within "), result.stdout + result.stderr
-    assert " 12 parameters (and not " in result.stdout and " that lie in slices);" in result.stdout
+    assert " 30 parameters (and not " in result.stdout and " that lie in slices);" in result.stdout
     result = verify(launcher, script, "fault")
     assert result.returncode == 3, result.stderr
     assert result.stdout.startswith("step 0, microbatch 0: input of 2.down on rank "), result.stdout

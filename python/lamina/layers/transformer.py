@@ -17,6 +17,7 @@ from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, hands
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
 
+_SCORES_DIMENSIONS = 3
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
@@ -285,8 +286,15 @@ class DistributedTransformerLMHead(DistributedModule):
         if self.lm_head is None:
             return states
         scores = self.lm_head(states)
-        given = scores.transpose(0, 1) if layers.is_sliced(self.lm_head) else scores
+        given = self._ordered(scores)
         return given if labels is None else (self._loss(scores, labels), given)
+
+    def as_plain(self, output: torch.Tensor) -> torch.Tensor:
+        return self._ordered(output) if output.dim() == _SCORES_DIMENSIONS else output
+
+    def _ordered(self, scores: torch.Tensor) -> torch.Tensor:
+        is_sliced = self.lm_head is not None and layers.is_sliced(self.lm_head)
+        return scores.transpose(0, 1) if is_sliced else scores.view_as(scores)  # no gradient of the loss in either
 
     def _loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if self.is_causal:

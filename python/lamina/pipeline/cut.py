@@ -27,7 +27,7 @@ from lamina.pipeline.first_call import Called, FirstCall
 from lamina.pipeline.life import Life, replaces
 from lamina.saved_state.state_dicts import ModelState
 from lamina.shared_state.watch import Watch
-from lamina.tensor_parallel import layers, recorded
+from lamina.tensor_parallel import recorded
 from lamina.torch_patches import (
     clipping,
     compiled,
@@ -141,7 +141,7 @@ class Cut:
             if recording is not None:
                 recording.begin_call()
             tensors = pytree.tensors(given) if session.hooks_want_tensors else []
-            if recording is None or not layers.is_sliced(module := tree.modules[node]):
+            if recording is None or not recorded.knows(module := tree.modules[node]):
                 call = session.begin_call(node, remote, tensors)
             else:
                 call = recorded.begin(module, tensors, session, functools.partial(session.begin_call, node, remote))

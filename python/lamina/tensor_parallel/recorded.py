@@ -8,6 +8,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.tensor_parallel import layers
+from lamina.tensor_parallel.registry import DistributedModule
 
 
 class _Call:
@@ -31,9 +32,19 @@ def begin(
     return _Call(begin_call(_whole(layer, inputs, session, given=True)), layer, session)
 
 
+def knows(module: nn.Module) -> bool:
+    """True for a module that gives something else than with one rank."""
+    is_other = (
+        type(module).as_plain is not DistributedModule.as_plain if isinstance(module, DistributedModule) else False
+    )
+    return is_other or layers.is_sliced(module)
+
+
 def _whole(
     layer: nn.Module, tensors: Sequence[torch.Tensor], session: _lamina.Session, given: bool
 ) -> Sequence[torch.Tensor]:
+    if isinstance(layer, DistributedModule) and not layers.is_sliced(layer):
+        return tensors if given else [_seen(each, layer.as_plain, layer.as_plain) for each in tensors]
     sections = layers.slicing_of_activations(layer, given)
     if sections is not None:
         gather = lambda part: session.whole_of(part, (part.dim() - 1, sections))  # noqa: E731

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import nn
 
 from lamina.errors import UsageError
@@ -32,6 +33,10 @@ class DistributedModule(nn.Module):
     """
 
     slicing_plan: ClassVar[Mapping[str, str]] = {}
+
+    def as_plain(self, output: torch.Tensor) -> torch.Tensor:
+        """Returns an output of a call as it is with one rank, for `lamina verify`."""
+        return output
 
 
 class UnfitError(Exception):
