@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import lamina
+import lamina.hugging_face
 from lamina.errors import UsageError
 from lamina.nn import Row
 
@@ -129,6 +130,8 @@ def require_translated(model, plain):
     assert "blocks.0.up.weight" in state and "blocks.0.both" not in state
     (there, _), (second, _) = lamina.state.module_manager.translate_functions
     theirs = second(there(state))
+    assert lamina.hugging_face.to_hugging_face(state).keys() == theirs.keys()
+    assert lamina.hugging_face.from_hugging_face(theirs).keys() == state.keys()
     assert theirs.keys() == names.keys()
     for name, value in names.items():
         torch.testing.assert_close(theirs[name], value, rtol=1e-10, atol=1e-12)
@@ -326,3 +329,44 @@ def case_blocks_of_gpt2_by_hooks_and_a_model_with_another_head():
     assert isinstance(model.module.transformer, lamina.nn.DistributedTransformerLMHead)
     found, expected = (each(input_ids=words(1), labels=torch.tensor([0, 1, 1])).loss for each in (model, plain))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def require_replaced(name, family, find, **sizes):
+    import importlib
+
+    translating = importlib.import_module(f"smdistributed.modelparallel.torch.nn.huggingface.{family}")
+    for degree in DEGREES:
+        start(degree)
+        plain = of_transformers(name, **sizes)
+        model = copy.deepcopy(plain)
+        lamina.set_tensor_parallelism(model, replace=True)
+        model = lamina.distribute(model)
+        assert isinstance(find(model.module).seq_layers[0], lamina.nn.DistributedTransformerLayer)
+        trained(model, plain, degree if find(model.module) is getattr(model.module, "transformer", None) else 1)
+        there = getattr(translating, f"translate_state_dict_to_hf_{family}")
+        back = getattr(translating, f"translate_hf_state_dict_to_smdistributed_{family}")
+        require_states_go_round(model, plain, there, back)
+
+
+def case_gpt_neo_with_windows():
+    kinds = dict(attention_types=[[["global", "local"], 1]], window_size=2, max_position_embeddings=8)
+    sizes = dict(vocab_size=WORDS, hidden_size=12, num_layers=2, num_heads=3, attention_dropout=0.2)
+    require_replaced("GPTNeoForCausalLM", "gptneo", lambda module: module.transformer, **sizes, **kinds)
+
+
+def case_gptj_with_positions_that_turn_and_a_head_of_its_own():
+    sizes = dict(vocab_size=WORDS, n_positions=8, n_embd=12, n_layer=2, n_head=3, rotary_dim=2, attn_pdrop=0.2)
+    require_replaced("GPTJForCausalLM", "gptj", lambda module: module.transformer, **sizes, resid_pdrop=0.1)
+
+
+ENCODER = dict(vocab_size=WORDS, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17)
+
+
+def case_bert_whose_encoder_becomes_a_transformer():
+    sizes = ENCODER | dict(max_position_embeddings=8, pad_token_id=0)
+    require_replaced("BertForMaskedLM", "bert", lambda module: module.bert.encoder, **sizes)
+
+
+def case_roberta_as_a_decoder():
+    sizes = ENCODER | dict(max_position_embeddings=10, pad_token_id=0, is_decoder=True, use_cache=False)
+    require_replaced("RobertaForCausalLM", "roberta", lambda module: module.roberta.encoder, **sizes)

@@ -1,32 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Support for Hugging Face's models: state dicts between their layers and sliced ones, and outputs that hooks collect.
-
-`tensor_parallel_degree` is 1 and no layer is replaced by a sliced one, so the names are Hugging Face's on both sides.
-"""
+"""Support for Hugging Face's models: outputs that hooks collect."""
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from lamina.errors import UsageError
-
-
-def from_hugging_face(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state dict of a Hugging Face model, as the model takes it that lamina has distributed."""
-    return state_dict
-
-
-def to_hugging_face(state_dict: Mapping[str, Any], max_seq_len: int | None = None) -> Mapping[str, Any]:
-    """The state dict of a model that lamina has distributed, as the plain Hugging Face model takes it.
-
-    Args:
-        state_dict: the whole model's.
-        max_seq_len: for sliced layers, which may be built for longer sequences.
-    """
-    return state_dict
 
 
 def collect(module: nn.Module, args: tuple, output: Any) -> None:

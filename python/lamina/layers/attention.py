@@ -31,7 +31,8 @@ class DistributedAttentionLayer(DistributedModule):
         layernorm_epsilon: of the norms.
         initializer_range: the standard deviation of weights, with use_normal_initialization.
         use_normal_initialization: whether weights begin with normal values and biases with zeros, else as torch's.
-        cross_attention: whether keys and values come from other states.
+        cross_attention: whether keys and values come from other states. These have no order: what has to do with places
+            does not count then.
         causal_mask_size: the longest sequence, of which each position sees those before it; None: it sees all.
         pre_layernorm, post_layernorm: whether there is a norm of the input, and one of the result.
         use_alibi, alibi_bias_max: whether scores fall with the distance (ALiBi), and by how much the first head's do.
@@ -39,7 +40,9 @@ class DistributedAttentionLayer(DistributedModule):
         fp32_residual_addition: whether the sum is.
         window_size: how many positions, of itself and before it, a position sees with causal_mask_size; None: all.
         scale: what scores are multiplied by; None for 1 / sqrt(attention_head_size).
-        qkv_bias: whether queries, keys and values have biases.
+        qkv_bias, dense_bias: whether queries, keys and values have biases, and the last Linear.
+        rotary_dim: how many features of each head turn with the position, in pairs of neighbours, as GPT-J has it.
+        add_input: whether the result is added to what the layer is given.
     """
 
     slicing_plan: ClassVar[Mapping[str, str]] = {
@@ -70,16 +73,20 @@ class DistributedAttentionLayer(DistributedModule):
         window_size: int | None = None,
         scale: float | None = None,
         qkv_bias: bool = True,
+        dense_bias: bool = True,
+        rotary_dim: int | None = None,
+        add_input: bool = True,
     ):
         super().__init__()
         self.num_attention_heads, self.attention_head_size = num_attention_heads, attention_head_size
         self.cross_attention, self.causal_mask_size, self.window_size = cross_attention, causal_mask_size, window_size
         self.use_alibi, self.alibi_bias_max, self._all_heads = use_alibi, alibi_bias_max, num_attention_heads
         self.attention_dropout_prob, self.scale = attention_dropout_prob, scale
+        self.rotary_dim, self.add_input = rotary_dim, add_input
         self.attention_in_fp32, self.fp32_residual_addition = attention_in_fp32, fp32_residual_addition
         inside = num_attention_heads * attention_head_size
         self.query, self.key, self.value = (nn.Linear(hidden_size, inside, bias=qkv_bias) for _ in range(3))
-        self.dense = nn.Linear(inside, hidden_size)
+        self.dense = nn.Linear(inside, hidden_size, bias=dense_bias)
         self.dropout = nn.Dropout(hidden_dropout_prob)
         self.pre_layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if pre_layernorm else None
         self.layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if post_layernorm else None
@@ -105,9 +112,12 @@ class DistributedAttentionLayer(DistributedModule):
             layer(each).unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
             for layer, each in ((self.query, normed), (self.key, seen), (self.value, seen))
         )
+        if self.rotary_dim is not None and not self.cross_attention:
+            query, key = _turned(query, self.rotary_dim), _turned(key, self.rotary_dim)
         found = self._attended(query, key, value, mask)
         output = self.dropout(self.dense(found.transpose(1, 2).flatten(2)))
-        output = added(states, output, self.fp32_residual_addition)
+        if self.add_input:
+            output = added(states, output, self.fp32_residual_addition)
         return output if self.layernorm is None else self.layernorm(output)
 
     def _attended(
@@ -123,7 +133,7 @@ class DistributedAttentionLayer(DistributedModule):
                 code="tp-layer",
             )
         slopes = None
-        if self.use_alibi:
+        if self.use_alibi and not self.cross_attention:
             here = layers.heads_here(self)
             slopes = _slopes(self._all_heads, self.alibi_bias_max)
             slopes = slopes if here is None else slopes[here.first : here.first + here.own]
@@ -228,6 +238,17 @@ def _bias(
         unseen = (distance < 0) | (distance >= window) if has_window else distance < 0
         bias = bias.masked_fill(unseen, -math.inf)
     return bias if mask is None else bias + mask
+
+
+def _turned(heads: torch.Tensor, features: int) -> torch.Tensor:
+    """Queries or keys whose first features are turned by their position: each pair of neighbours by another angle."""
+    places = torch.arange(heads.shape[_POSITIONS], device=heads.device, dtype=torch.float32)
+    pairs = torch.arange(0, features, 2, device=heads.device, dtype=torch.float32)
+    angles = places[:, None] * (1.0 / 10000 ** (pairs / features))
+    sine, cosine = (each.repeat_interleave(2, -1).to(heads.dtype) for each in (angles.sin(), angles.cos()))
+    turning, rest = heads[..., :features], heads[..., features:]
+    across = torch.stack((-turning[..., 1::2], turning[..., ::2]), -1).flatten(-2)
+    return torch.cat((turning * cosine + across * sine, rest), -1)
 
 
 def _slopes(heads: int, most: float) -> torch.Tensor:

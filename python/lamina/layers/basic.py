@@ -2,7 +2,7 @@
 """Single layers under the names of the original."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -117,15 +117,20 @@ def begin_normal(module: nn.Module, deviation: float) -> None:
                 nn.init.zeros_(part.bias)
 
 
-def hands_on_to(other: type[nn.Module]) -> Callable[[Kind], Kind]:
+def hands_on_to(other: type[nn.Module], but: Collection[str] = ()) -> Callable[[Kind], Kind]:
     """A decorator of a class that hands arguments on, which it does not name, to another one: its signature says
-    them."""
+    them.
+
+    Args:
+        but: those that it gives itself.
+    """
 
     def with_signature(kind: Kind) -> Kind:
         own = inspect.signature(kind.__init__)
         names = [each for each in own.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
         takes_positions = any(each.kind is each.VAR_POSITIONAL for each in own.parameters.values())
-        rest = [each for name, each in inspect.signature(other).parameters.items() if name not in own.parameters]
+        named = {*own.parameters, *but}
+        rest = [each for name, each in inspect.signature(other).parameters.items() if name not in named]
         if not takes_positions:
             rest = [each.replace(kind=each.KEYWORD_ONLY) for each in rest]
         kind.__init__.__signature__ = own.replace(parameters=[*names, *rest])

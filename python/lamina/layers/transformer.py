@@ -4,6 +4,7 @@
 Shapes: N samples, S positions, H features, V words. All sizes are those of the whole.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -33,7 +34,7 @@ class DistributedTransformerOutputLayer(DistributedModule):
         hidden_dropout_prob: of dropout of the result, before it is added.
         activation: the function: "gelu", "gelu_new" or "relu".
         layernorm_epsilon, initializer_range, use_normal_initialization, pre_layernorm, post_layernorm,
-        fp32_residual_addition: see DistributedAttentionLayer.
+        fp32_residual_addition, add_input: see DistributedAttentionLayer.
     """
 
     slicing_plan: ClassVar[Mapping[str, str]] = {"dense1": "colwise", "dense2": "rowwise"}
@@ -50,11 +51,12 @@ class DistributedTransformerOutputLayer(DistributedModule):
         pre_layernorm: bool = False,
         post_layernorm: bool = True,
         fp32_residual_addition: bool = False,
+        add_input: bool = True,
     ):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise UsageError(f'activation is one of {", ".join(ACTIVATIONS)}, not "{activation}"', code="tp-layer")
-        self.activation, self.fp32_residual_addition = activation, fp32_residual_addition
+        self.activation, self.fp32_residual_addition, self.add_input = activation, fp32_residual_addition, add_input
         self.dense1, self.dense2 = nn.Linear(hidden_size, intermediate_size), nn.Linear(intermediate_size, hidden_size)
         self.dropout = nn.Dropout(hidden_dropout_prob)
         self.pre_layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if pre_layernorm else None
@@ -66,20 +68,23 @@ class DistributedTransformerOutputLayer(DistributedModule):
         """Takes and gives states [N, S, H]."""
         normed = states if self.pre_layernorm is None else self.pre_layernorm(states)
         output = self.dropout(self.dense2(ACTIVATIONS[self.activation](self.dense1(normed))))
-        output = added(states, output, self.fp32_residual_addition)
+        if self.add_input:
+            output = added(states, output, self.fp32_residual_addition)
         return output if self.layernorm is None else self.layernorm(output)
 
 
+@hands_on_to(DistributedAttentionLayer, but=("cross_attention", "add_input"))
 class DistributedTransformerLayer(DistributedModule):
     """Attention, with add_cross_attention that to other states, and an output layer.
 
     Args:
         num_attention_heads, attention_head_size, hidden_size, attention_dropout_prob, hidden_dropout_prob,
         layernorm_epsilon, initializer_range, use_normal_initialization, causal_mask_size, use_alibi, alibi_bias_max,
-        attention_in_fp32, fp32_residual_addition, window_size, scale, qkv_bias: see DistributedAttentionLayer.
+        fp32_residual_addition, kwargs: see DistributedAttentionLayer.
         intermediate_size, activation: see DistributedTransformerOutputLayer.
         add_cross_attention: whether there is attention to other states.
         pre_layernorm, post_layernorm: whether each part has a norm of its input, and one of its result; one at least.
+        parallel_attn_output: whether both parts take the same, behind one norm, and the three are added, as in GPT-J.
     """
 
     def __init__(
@@ -100,46 +105,44 @@ class DistributedTransformerLayer(DistributedModule):
         post_layernorm: bool = True,
         use_alibi: bool = False,
         alibi_bias_max: float = 8,
-        attention_in_fp32: bool = False,
         fp32_residual_addition: bool = False,
-        window_size: int | None = None,
-        scale: float | None = None,
-        qkv_bias: bool = True,
+        parallel_attn_output: bool = False,
+        **kwargs: Any,
     ):
         super().__init__()
         if not pre_layernorm and not post_layernorm:
             raise UsageError("one of pre_layernorm and post_layernorm is True at least", code="tp-layer")
+        if parallel_attn_output and (post_layernorm or add_cross_attention):
+            raise UsageError(
+                "parallel_attn_output is for layers with pre_layernorm alone, and without cross attention",
+                code="tp-layer",
+            )
         common: dict[str, Any] = {
             "hidden_size": hidden_size,
             "hidden_dropout_prob": hidden_dropout_prob,
             "layernorm_epsilon": layernorm_epsilon,
             "initializer_range": initializer_range,
             "use_normal_initialization": use_normal_initialization,
-            "pre_layernorm": pre_layernorm,
+            "pre_layernorm": pre_layernorm and not parallel_attn_output,
             "post_layernorm": post_layernorm,
+            "add_input": not parallel_attn_output,
             "fp32_residual_addition": fp32_residual_addition,
         }
-        attention = common | {
+        attention = {
             "num_attention_heads": num_attention_heads,
             "attention_head_size": attention_head_size,
             "attention_dropout_prob": attention_dropout_prob,
-            "attention_in_fp32": attention_in_fp32,
-            "scale": scale,
-            "qkv_bias": qkv_bias,
+            "causal_mask_size": causal_mask_size,
+            "use_alibi": use_alibi,
+            "alibi_bias_max": alibi_bias_max,
         }
-        self.attention = DistributedAttentionLayer(
-            **attention,
-            causal_mask_size=causal_mask_size,
-            use_alibi=use_alibi,
-            alibi_bias_max=alibi_bias_max,
-            window_size=window_size,
-        )
-        self.cross_attention = (
-            DistributedAttentionLayer(**attention, cross_attention=True) if add_cross_attention else None
-        )
+        make_attention = functools.partial(DistributedAttentionLayer, **common, **attention, **kwargs)
+        self.attention = make_attention()
+        self.cross_attention = make_attention(cross_attention=True) if add_cross_attention else None
         self.output = DistributedTransformerOutputLayer(
             intermediate_size=intermediate_size, activation=activation, **common
         )
+        self.layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if parallel_attn_output else None
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
         """
@@ -150,6 +153,10 @@ class DistributedTransformerLayer(DistributedModule):
         Returns:
             The same, with other states [N, S, H] in the first place.
         """
+        if self.layernorm is not None:
+            states, mask = inputs
+            normed = self.layernorm(states)
+            return self.attention((normed, mask)) + self.output(normed) + states, mask
         if self.cross_attention is None:
             states, mask = inputs
             return self.output(self.attention((states, mask))), mask
@@ -164,12 +171,16 @@ class DistributedTransformer(DistributedModule):
 
     Args:
         num_layers: how many.
-        args, kwargs: of each: see DistributedTransformerLayer.
+        args, kwargs: of each: see DistributedTransformerLayer. window_size may be a list, with one for each layer.
     """
 
     def __init__(self, num_layers: int = 12, *args: Any, **kwargs: Any):
         super().__init__()
-        self.seq_layers = nn.Sequential(*(DistributedTransformerLayer(*args, **kwargs) for _ in range(num_layers)))
+        window = kwargs.pop("window_size", None)
+        windows = window if isinstance(window, list) else [window] * num_layers
+        self.seq_layers = nn.Sequential(
+            *(DistributedTransformerLayer(*args, window_size=each, **kwargs) for each in windows[:num_layers])
+        )
 
     def forward(self, inputs: Any) -> Any:
         """Takes what a layer takes, and returns what the last one does. Of states alone it returns states."""
@@ -185,10 +196,11 @@ class DistributedTransformerLMHead(DistributedModule):
 
     Args:
         num_layers: of the transformer.
-        vocab_size, num_positions: of the embeddings.
+        vocab_size, num_positions: of the embeddings; 0 positions for none.
         num_token_types: of an embedding of types of tokens; 0 for none.
         add_lm_head: whether the model gives scores of words; else it gives states.
         embedding_dropout_prob: of dropout of the embeddings; None for hidden_dropout_prob.
+        tie_lm_head, lm_head_bias: whether the head has the embedding's weight, and whether it has a bias.
         num_attention_heads, attention_head_size, hidden_size, intermediate_size, attention_dropout_prob,
         hidden_dropout_prob, activation, layernorm_epsilon, causal_mask_size, add_cross_attention, initializer_range,
         use_normal_initialization, pre_layernorm, post_layernorm, kwargs: see DistributedTransformerLayer. Without
@@ -217,14 +229,15 @@ class DistributedTransformerLMHead(DistributedModule):
         pre_layernorm: bool = False,
         post_layernorm: bool = True,
         embedding_dropout_prob: float | None = None,
+        tie_lm_head: bool = True,
+        lm_head_bias: bool = False,
         **kwargs: Any,
     ):
         super().__init__()
         self.slicing_plan = {"word_embedding": "embedding_rowwise"}
         self.add_cross_attention, self.is_causal = add_cross_attention, causal_mask_size is not None
-        self.word_embedding, self.position_embedding = (
-            nn.Embedding(count, hidden_size) for count in (vocab_size, num_positions)
-        )
+        self.word_embedding = nn.Embedding(vocab_size, hidden_size)
+        self.position_embedding = nn.Embedding(num_positions, hidden_size) if num_positions > 0 else None
         self.token_type_embedding = nn.Embedding(num_token_types, hidden_size) if num_token_types > 0 else None
         for part in self.children():
             nn.init.normal_(part.weight, std=initializer_range)
@@ -250,8 +263,9 @@ class DistributedTransformerLMHead(DistributedModule):
         self.layernorm = None if post_layernorm else DistributedLayerNorm(hidden_size, layernorm_epsilon)
         self.lm_head = None
         if add_lm_head:
-            self.lm_head = nn.Linear(hidden_size, vocab_size, bias=False)
-            self.lm_head.weight = self.word_embedding.weight
+            self.lm_head = nn.Linear(hidden_size, vocab_size, bias=lm_head_bias)
+            if tie_lm_head:
+                self.lm_head.weight = self.word_embedding.weight
             self.slicing_plan |= {"lm_head": "colwise_gather_output"}
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> Any:
@@ -271,9 +285,10 @@ class DistributedTransformerLMHead(DistributedModule):
             words, mask, types, places, *others, labels = inputs
         else:
             words, mask, types, places, labels = inputs
-        if places is None:
-            places = torch.arange(words.shape[-1], device=words.device)
-        states = self.word_embedding(words) + self.position_embedding(places)
+        states = self.word_embedding(words)
+        if self.position_embedding is not None:
+            places = torch.arange(words.shape[-1], device=words.device) if places is None else places
+            states = states + self.position_embedding(places)
         if types is not None and self.token_type_embedding is not None:
             states = states + self.token_type_embedding(types)
         states = self.dropout(states)

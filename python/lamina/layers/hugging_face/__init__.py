@@ -3,10 +3,16 @@
 
 from torch import nn
 
-from lamina.layers.hugging_face import gpt2
+from lamina.layers.hugging_face import bert, gpt2, gpt_neo, gptj
 from lamina.tensor_parallel.registry import Registration
 
-_FAMILIES = {"gpt2.modeling_gpt2": gpt2.KNOWN}
+_FAMILIES = {
+    "bert.modeling_bert": bert.KNOWN,
+    "gpt2.modeling_gpt2": gpt2.KNOWN,
+    "gpt_neo.modeling_gpt_neo": gpt_neo.KNOWN,
+    "gptj.modeling_gptj": gptj.KNOWN,
+    "roberta.modeling_roberta": bert.KNOWN,
+}
 _KNOWN = {
     f"transformers.models.{family}.{name}": known
     for family, kinds in _FAMILIES.items()

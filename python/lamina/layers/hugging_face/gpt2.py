@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from lamina.layers.hugging_face.known import Call, Known, activation, added_of, hidden_of, like, rows_of
-from lamina.layers.transformer import DistributedTransformerLayer, DistributedTransformerLMHead
-from lamina.tensor_parallel.correspondence import Row, from_original, to_original, with_names
+from lamina.layers.hugging_face.language_models import from_theirs, known, rows_of_model, to_theirs
+from lamina.layers.transformer import DistributedTransformerLayer
+from lamina.tensor_parallel.correspondence import Row, from_original, to_original
 from lamina.tensor_parallel.registry import Hook, UnfitError
 
 _PARTS = ("query", "key", "value")
@@ -35,13 +35,7 @@ BLOCK = (
     *rows_of("mlp.c_fc", "output.dense1", transposed=True),
     *rows_of("mlp.c_proj", "output.dense2", transposed=True),
 )
-MODEL = (
-    Row("wte.weight", "word_embedding.weight"),
-    Row("wpe.weight", "position_embedding.weight"),
-    *with_names(BLOCK, "h.*.", "transformer.seq_layers.*."),
-    *rows_of("ln_f", "layernorm"),
-)
-LANGUAGE_MODEL = (*with_names(MODEL, "transformer.", ""), Row("lm_head.weight", "lm_head.weight"))
+MODEL = rows_of_model(BLOCK)
 
 
 def layer_options(config: Any) -> dict[str, Any]:
@@ -82,14 +76,7 @@ def model_options(config: Any) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "num_positions": config.n_positions,
         "embedding_dropout_prob": config.embd_pdrop,
-        "add_lm_head": False,
     }
-
-
-def _language_model_options(module: nn.Module) -> dict[str, Any]:
-    if module.lm_head.weight is not module.transformer.wte.weight:
-        raise UnfitError("its head does not have the embedding's weight")
-    return model_options(module.config) | {"add_lm_head": True}
 
 
 def _model_inputs(call: Call) -> Any:
@@ -110,19 +97,6 @@ def _block_inputs(call: Call) -> Any:
     return states, others, added_of(mask, states), added_of(mask_of_others, states)
 
 
-def _language_model_result(found: Any) -> Any:
-    from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
-
-    loss, scores = found if isinstance(found, tuple) else (None, found)
-    return CausalLMOutputWithCrossAttentions(loss=loss, logits=scores)
-
-
-def _model_result(states: torch.Tensor) -> Any:
-    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-
-    return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
-
-
 def _block_result(found: tuple[torch.Tensor | None, ...]) -> Any:
     import transformers
 
@@ -130,12 +104,7 @@ def _block_result(found: tuple[torch.Tensor | None, ...]) -> Any:
 
 
 KNOWN = {
-    "GPT2LMHeadModel": Known(
-        DistributedTransformerLMHead, LANGUAGE_MODEL, _language_model_options, _model_inputs, _language_model_result
-    ),
-    "GPT2Model": Known(
-        DistributedTransformerLMHead, MODEL, lambda module: model_options(module.config), _model_inputs, _model_result
-    ),
+    **known(("GPT2LMHeadModel", "GPT2Model"), MODEL, model_options, _model_inputs),
     "GPT2Block": Known(
         DistributedTransformerLayer,
         BLOCK,
@@ -161,19 +130,17 @@ def get_hf_gpt2_transformer_layer_hooks() -> tuple[Hook, Hook, Hook]:
 
 
 def translate_state_dict_to_hf_gpt2(state_dict: Mapping[str, Any], max_seq_len: int | None = None) -> Mapping[str, Any]:
-    """The state of a GPT2LMHeadModel, or of a GPT2Model, that has become a class of lamina.nn, in its own names; others
-    stay as they are.
+    """A state of a model that has become DistributedTransformerLMHead, in the names that it had.
 
     Args:
         max_seq_len: no effect: causal masks are no part of states.
     """
-    rows = LANGUAGE_MODEL if "lm_head.weight" in state_dict else MODEL
-    return to_original(rows, state_dict)
+    return to_theirs(MODEL, state_dict)
 
 
 def translate_hf_state_dict_to_smdistributed_gpt2(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     """The reverse of `translate_state_dict_to_hf_gpt2`."""
-    return from_original(LANGUAGE_MODEL + MODEL, state_dict)
+    return from_theirs(MODEL, state_dict)
 
 
 def translate_hf_block_state_dict_to_smdistributed(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from lamina.hugging_face import from_hugging_face, to_hugging_face
+from lamina.layers.hugging_face import bert as _encoders
 
-translate_hf_state_dict_to_smdistributed_bert = from_hugging_face
-translate_state_dict_to_hf_bert = to_hugging_face
+translate_hf_state_dict_to_smdistributed_bert = _encoders.translate_hf_state_dict_to_smdistributed
+translate_state_dict_to_hf_bert = _encoders.translate_state_dict_to_hf

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-from lamina.hugging_face import from_hugging_face, to_hugging_face
+from lamina.layers.hugging_face.gptj import (
+    translate_hf_state_dict_to_smdistributed_gptj as translate_hf_state_dict_to_smdistributed_gptj,
+)
+from lamina.layers.hugging_face.gptj import (
+    translate_state_dict_to_hf_gptj as translate_state_dict_to_hf_gptj,
+)
 
-translate_hf_state_dict_to_smdistributed_gptj = from_hugging_face
-translate_state_dict_to_hf_gptj = to_hugging_face
-translate_hf_state_dict_to_smdistributed = from_hugging_face
+translate_hf_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gptj
