@@ -204,7 +204,7 @@ def require_same_language_model(plain, is_crossed=False):
 
 
 def case_a_causal_language_model_with_alibi_and_uneven_heads():
-    start(2)
+    start(2, optimize="speed")
     torch.manual_seed(0)
     plain = lamina.nn.DistributedTransformerLMHead(
         2, 3, 4, 12, 17, WORDS, 6, 0.2, 0.1, "gelu_new", 1e-6, 0, 6, False, True, 0.1, True, True, False, use_alibi=True
@@ -224,6 +224,29 @@ def case_attention_to_other_states_norms_after_each_part_and_types_of_tokens():
     )
     assert {"attention", "cross_attention", "output"} == set(dict(plain.transformer.seq_layers[0].named_children()))
     require_same_language_model(plain.double(), is_crossed=True)
+
+
+def case_activations_between_layers_lie_in_parts_of_positions():
+    start(2, optimize="memory")
+    torch.manual_seed(0)
+    plain = lamina.nn.DistributedTransformerLMHead(
+        2, 3, 4, 12, 17, WORDS, 6, 0.2, 0.1, "relu", 1e-6, 0, 6, False, True, 0.1, True, True, False
+    ).double()
+    module = require_same_language_model(plain)
+    found = []
+    hooks = [
+        part.register_forward_hook(lambda part, given, output: found.append(output))
+        for part in module.transformer.modules()
+        if isinstance(part, nn.Dropout | nn.LayerNorm)
+    ]
+    one = torch.tensor([[3], [4]])
+    for words_given, own in ((words(7), (3, 2)[RANK]), (one, (1, 0)[RANK])):  # fewer positions than ranks, too
+        scores = [each.eval()((words_given, None, None, None, None)) for each in (module, plain)]
+        torch.testing.assert_close(scores[0].transpose(0, 1), scores[1], rtol=1e-9, atol=1e-11)
+        assert len(found) == 8 and all(each.shape[1] == own for each in found)
+        found.clear()
+    for hook in hooks:
+        hook.remove()
 
 
 SIZES = dict(vocab_size=WORDS, n_positions=8, n_embd=12, n_head=3, n_layer=2, attn_pdrop=0.2, embd_pdrop=0.15)

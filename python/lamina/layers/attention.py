@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from lamina.errors import UsageError
-from lamina.layers.basic import DistributedLayerNorm, added, begin_normal
+from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, gathered, norms_in_parts
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
 
@@ -93,6 +93,11 @@ class DistributedAttentionLayer(DistributedModule):
         if use_normal_initialization:
             begin_normal(self, initializer_range)
 
+    @property
+    def positions_plan(self) -> Mapping[str, str]:
+        columns = ("query",) if self.cross_attention else ("query", "key", "value")
+        return dict.fromkeys(columns, "colwise_of_positions") | {"dense": "rowwise_to_positions"} | norms_in_parts(self)
+
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         """
         Args:
@@ -106,7 +111,7 @@ class DistributedAttentionLayer(DistributedModule):
             UsageError: a mask of booleans, or more positions than causal_mask_size.
         """
         states, *others, mask = inputs
-        normed = states if self.pre_layernorm is None else self.pre_layernorm(states)
+        normed = gathered(self, states if self.pre_layernorm is None else self.pre_layernorm(states))
         seen = others[0] if self.cross_attention else normed
         query, key, value = (
             layer(each).unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)

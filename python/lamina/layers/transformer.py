@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from lamina.errors import UsageError
 from lamina.layers.attention import DistributedAttentionLayer
-from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, hands_on_to
+from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, gathered, hands_on_to, norms_in_parts
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
 
@@ -64,9 +64,13 @@ class DistributedTransformerOutputLayer(DistributedModule):
         if use_normal_initialization:
             begin_normal(self, initializer_range)
 
+    @property
+    def positions_plan(self) -> Mapping[str, str]:
+        return {"dense1": "colwise_of_positions", "dense2": "rowwise_to_positions"} | norms_in_parts(self)
+
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Takes and gives states [N, S, H]."""
-        normed = states if self.pre_layernorm is None else self.pre_layernorm(states)
+        normed = gathered(self, states if self.pre_layernorm is None else self.pre_layernorm(states))
         output = self.dropout(self.dense2(ACTIVATIONS[self.activation](self.dense1(normed))))
         if self.add_input:
             output = added(states, output, self.fp32_residual_addition)
@@ -153,16 +157,30 @@ class DistributedTransformerLayer(DistributedModule):
         Returns:
             The same, with other states [N, S, H] in the first place.
         """
+        mask = given = inputs[-1 if self.cross_attention is None else -2]
+        if layers.place_of(self) is not None:
+            mask = self._note_positions(given)
+        states = inputs[0]
         if self.layernorm is not None:
-            states, mask = inputs
             normed = self.layernorm(states)
-            return self.attention((normed, mask)) + self.output(normed) + states, mask
+            return self.attention((normed, mask)) + self.output(normed) + states, given
         if self.cross_attention is None:
-            states, mask = inputs
-            return self.output(self.attention((states, mask))), mask
-        states, others, mask, mask_of_others = inputs
+            return self.output(self.attention((states, mask))), given
+        _, others, _, mask_of_others = inputs
         states = self.cross_attention((self.attention((states, mask)), others, mask_of_others))
-        return self.output(states), others, mask, mask_of_others
+        return self.output(states), others, given, mask_of_others
+
+    @property
+    def positions_plan(self) -> Mapping[str, str]:
+        return norms_in_parts(self)
+
+    def _note_positions(self, mask: torch.Tensor) -> torch.Tensor | None:
+        """Has the parts know how many positions there are. Returns the mask, which says it; None where it says only
+        that."""
+        for part in (self.attention, self.cross_attention, self.output):
+            if part is not None:
+                layers.note_positions(part, mask.shape[-1])
+        return None if mask.numel() == 0 else mask
 
 
 @hands_on_to(DistributedTransformerLayer)
@@ -173,6 +191,8 @@ class DistributedTransformer(DistributedModule):
         num_layers: how many.
         args, kwargs: of each: see DistributedTransformerLayer. window_size may be a list, with one for each layer.
     """
+
+    is_stack = True
 
     def __init__(self, num_layers: int = 12, *args: Any, **kwargs: Any):
         super().__init__()
@@ -185,8 +205,15 @@ class DistributedTransformer(DistributedModule):
     def forward(self, inputs: Any) -> Any:
         """Takes what a layer takes, and returns what the last one does. Of states alone it returns states."""
         if isinstance(inputs, torch.Tensor):
-            return self.seq_layers((inputs, None))[0]
-        return self.seq_layers(inputs)
+            return self.forward((inputs, None))[0]
+        if (place := layers.place_of(self)) is None:
+            return self.seq_layers(inputs)
+        states, *rest = inputs
+        cut = place.cut(states.shape[1])
+        mask = rest[-1 if len(rest) == 1 else -2]
+        rest[-1 if len(rest) == 1 else -2] = _sized(mask, states)
+        states = self.seq_layers((torch.ops.lamina.tp_scatter(states, *cut), *rest))[0]
+        return torch.ops.lamina.tp_gather(states, *cut), *inputs[1:]
 
 
 @hands_on_to(DistributedTransformerLayer)
@@ -324,3 +351,12 @@ def _added_mask(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor
     if mask is None:
         return None
     return mask[:, None, None, :].to(states.dtype) * torch.finfo(states.dtype).min
+
+
+def _sized(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
+    """A mask that says how many positions there are, where layers are given a part of them. In the place of None it is
+    one without numbers."""
+    positions = states.shape[1]
+    if mask is None:
+        return torch.empty(1, 1, 0, positions, dtype=torch.bool, device=states.device)
+    return mask.expand(*mask.shape[:-1], positions)

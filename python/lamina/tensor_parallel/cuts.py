@@ -170,8 +170,8 @@ class Cutter:
                 "none: take a smaller degree, or leave the layer out of the plan",
                 code="tp-layer",
             )
-        mine = shares[self._index]
-        return Here(self._team, tuple(each.own for each in shares), mine.first), mine.own
+        mine, sizes = shares[self._index], tuple(each.own for each in shares)
+        return Here(self._team, sizes, mine.first, of_positions=planned.of_positions), mine.own
 
     def _section(self, planned: Planned, extent: int) -> tuple[int, int]:
         """The size of each section, which is cut apart from the others, and the unit that is never torn."""

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from lamina.tensor_parallel.heads import Share
 
 _HEADS_AT = -3  # of queries, and of probabilities [..., heads, queries, keys]
+_POSITIONS_AT = 1  # of states [samples, positions, features]
 
 
 @dataclass
@@ -24,12 +25,14 @@ class Parts:
     """Parts of a module that are here: heads, or features between its layers.
 
     Attributes:
+        positions: those of what it is given, where these lie in parts in this call.
         are_given: whether a layer has given parts, and the one that takes them has not begun.
     """
 
     heads: Share | None
     features: Share | None
     are_given: bool = False
+    positions: Share | None = None
 
 
 class SlicedDropout(TorchFunctionMode):
@@ -65,6 +68,9 @@ class SlicedDropout(TorchFunctionMode):
             return _HEADS_AT, heads
         if features is not None and self._parts.are_given and input.shape[-1:] == (features.own,):
             return -1, features
+        positions = self._parts.positions
+        if positions is not None and not self._parts.are_given and input.shape[_POSITIONS_AT] == positions.own:
+            return _POSITIONS_AT, positions
         return None
 
     def _attention(

@@ -13,14 +13,16 @@ import torch
 from torch import nn
 
 from lamina.tensor_parallel.dropout import Parts, SlicedDropout
-from lamina.tensor_parallel.heads import Share
+from lamina.tensor_parallel.heads import Share, share
 
 # As `_lamina.Slicing`.
 Slicing = tuple[int, list[tuple[int, int]]]
 
+_POSITIONS_AT = 1  # of states [samples, positions, features]
 _SLICES = "_lamina_slices"  # by the parameter's name
 _HERE = "_lamina_here"  # a Here
 _PARTS = "_lamina_parts"  # of the module around it: a Parts
+_PLACE = "_lamina_place"  # of a stack whose activations lie in parts of positions, and of what is in it: a Place
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,31 @@ class Here:
         sizes: of what is cut, how much each rank has.
         first: the first position here.
         chosen: of outputs that all ranks have, those that are computed here; None for all.
+        of_positions: whether activations around it lie in parts of positions.
     """
 
     team: str
     sizes: tuple[int, ...] = ()
     first: int = 0
     chosen: tuple[int, ...] | None = None
+    of_positions: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in its team."""
+
+    team: str
+    index: int
+    degree: int
+
+    def positions(self, count: int) -> Share:
+        """This rank's part of so many positions."""
+        return share(count, self.degree, self.index)
+
+    def cut(self, count: int) -> tuple[int, tuple[int, ...], str]:
+        """The arguments of operators that cut states [samples, positions, features] by positions, after the first."""
+        return _POSITIONS_AT, tuple(share(count, self.degree, index).own for index in range(self.degree)), self.team
 
 
 class _ByColumns:
@@ -67,6 +88,27 @@ class _ByRows:
         weight = self.weight if isinstance(self, nn.Linear) else self.weight.t()
         sum = torch.ops.lamina.tp_all_reduce(nn.functional.linear(input, weight), self.__dict__[_HERE].team)
         return sum if self.bias is None else sum + self.bias
+
+
+class _OfGathered(_ByColumns):
+    """One that is given parts of positions, which the module around it has put together: gradients are added there."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        output = super(_ByColumns, self).forward(input)
+        _say_parts(self, True)
+        return output
+
+
+class _ToPositions(_ByRows):
+    """One that gives a part of positions."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        _say_parts(self, False)
+        weight = self.weight if isinstance(self, nn.Linear) else self.weight.t()
+        place: Place = self.__dict__[_PLACE]
+        product = nn.functional.linear(input, weight)
+        sum = torch.ops.lamina.tp_reduce_scatter(product, *place.cut(product.shape[_POSITIONS_AT]))
+        return sum if self.bias is None else sum + torch.ops.lamina.tp_copy(self.bias, place.team)
 
 
 class _SplitRows(_ByRows):
@@ -148,6 +190,7 @@ _LINEAR = {
     "chosen": _Chosen,
     "replicated_with_grad_allreduce": _Replicated,
 }
+_OF_POSITIONS = {"colwise": _OfGathered, "rowwise": _ToPositions}
 _EMBEDDING = {
     "colwise": _Columns,
     "embedding_colwise": _Gathered,
@@ -163,7 +206,7 @@ def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here
     if slices:
         layer.__dict__[_SLICES] = slices
     layer.__dict__[_HERE] = here
-    kinds = _EMBEDDING if isinstance(layer, nn.Embedding) else _LINEAR
+    kinds = _EMBEDDING if isinstance(layer, nn.Embedding) else _OF_POSITIONS if here.of_positions else _LINEAR
     layer.__class__ = with_other_forward(kinds[style], type(layer))
 
 
@@ -173,6 +216,29 @@ def become_around(module: nn.Module, heads: Share | None, features: Share | None
     for each in (module, *inside):
         each.__dict__[_PARTS] = parts
     module.__class__ = with_other_forward(_Around, type(module))
+
+
+def divide_positions(stack: nn.Module, team: str, index: int, degree: int) -> None:
+    """From now on the activations between the modules of a stack lie in parts of positions."""
+    place = Place(team, index, degree)
+    for part in stack.modules():
+        part.__dict__[_PLACE] = place
+
+
+def place_of(module: nn.Module) -> Place | None:
+    """This rank's place in the team that has the other parts of positions of a stack; None where they are whole."""
+    return module.__dict__.get(_PLACE)
+
+
+def note_positions(module: nn.Module, count: int) -> None:
+    """Says of how many positions a module in a stack is given a part in the next call."""
+    module.__dict__[_PARTS].positions = module.__dict__[_PLACE].positions(count)
+
+
+def cut_of_positions(module: nn.Module) -> tuple[int, tuple[int, ...], str] | None:
+    """The cut of the positions of which it is given a part; None: it is given all."""
+    parts, place = module.__dict__.get(_PARTS), module.__dict__.get(_PLACE)
+    return None if parts is None or parts.positions is None else place.cut(parts.positions.all)
 
 
 def heads_here(module: nn.Module) -> Share | None:

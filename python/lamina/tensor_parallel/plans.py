@@ -9,6 +9,10 @@ those of its rank: its numbers of heads and sizes are divided, and no head is to
 Plans come from three places, and the first that names a layer counts: from `set_tensor_parallelism(plan=...)`, from
 what is known here of classes, and from transformers, whose models have one in their configuration. A model of which the
 script has given a plan does not use transformers'.
+
+[Note: positions] With `optimize: memory` activations between the layers of a stack lie in parts of positions: norms,
+dropout and sums take a part each, and a layer puts its input together. So it begins with an all-gather and ends with a
+reduce-scatter, in the place of an all-reduce at its end and one of gradients at its beginning.
 """
 
 import difflib
@@ -37,6 +41,8 @@ COLUMNS = ("colwise", "packed_colwise")  # what they give lies in parts
 STYLE_OF_ITSELF = "_lamina_style"  # an attribute of layers that are sliced wherever they are
 _ALIASES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
 WHOLE = "replicate"
+# Styles of positions_plan of a DistributedModule, and those that they are otherwise.
+_OF_POSITIONS = {"colwise_of_positions": "colwise", "rowwise_to_positions": "rowwise"}
 _EXPERTS = ("moe_tp_experts", "moe_identity_expert")  # of transformers: these stay whole, with what is under them
 
 _ATTENTION = dict.fromkeys(("query", "key", "value", "q_proj", "k_proj", "v_proj"), "colwise") | {"out_proj": "rowwise"}
@@ -85,6 +91,7 @@ class Planned:
         parent: the module that computes with what it gives.
         style: one of STYLES.
         may_stay_whole: True where no script has asked for it.
+        of_positions: True where activations around it lie in parts of positions.
     """
 
     name: str
@@ -92,13 +99,15 @@ class Planned:
     parent: nn.Module
     style: str
     may_stay_whole: bool = True
+    of_positions: bool = False
 
 
-def planned(root: nn.Module, degree: int = 1) -> dict[str, Planned]:
+def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[str, Planned]:
     """The layers of a model that are to be sliced, by name, in the model's order. Of plans the innermost counts.
 
     Args:
         degree: over how many ranks.
+        in_parts: whether activations between layers of stacks lie in parts of positions: see [Note: positions].
 
     Errors:
         UsageError: a plan names what is not there, or a style that is not known.
@@ -107,11 +116,17 @@ def planned(root: nn.Module, degree: int = 1) -> dict[str, Planned]:
     known: dict[str, str] = {}
     transformers: dict[str, str] = {}
     led: list[str] = []  # modules with a plan for all that is under them
+    inside: dict[str, str] = {}  # of modules in stacks whose activations lie in parts
+    stacks: list[str] = []
     own: dict[str, str] = {}  # of modules that say themselves how they are sliced
     for name, module in root.named_modules():
         if (style := getattr(module, STYLE_OF_ITSELF, None)) is not None:
             own[name] = style
         if isinstance(module, DistributedModule):
+            if in_parts and module.is_stack:
+                stacks.append(name)
+            elif any(_is_under(name, each) for each in stacks):
+                inside |= _below(name, module.positions_plan)
             own |= _below(name, _by_plan(module, module.slicing_plan))
         if not marks.is_marked(module):
             continue
@@ -122,14 +137,15 @@ def planned(root: nn.Module, degree: int = 1) -> dict[str, Planned]:
         elif (plan := _transformers_plan(module)) and not any(_is_under(name, each) for each in led):
             transformers |= _below(name, _by_transformers_plan(module, plan))
             led.append(name)
-    styles = _alone(root, degree) | transformers | known | own | given
+    styles = _alone(root, degree) | transformers | known | own | given | inside
     found: dict[str, Planned] = {}
     for name, module in root.named_modules():
-        is_wanted = marks.is_marked(module) or name in own
+        is_wanted = marks.is_marked(module) or name in own or name in inside
         if (style := styles.get(name)) is not None and is_wanted and style != WHOLE:
             parent = root.get_submodule(name.rpartition(".")[0])
             for below, part, its_style in _with_low_rank(module, style):
-                found[name + below] = Planned(name + below, part, parent, its_style, name not in given)
+                plain, of_positions = _OF_POSITIONS.get(its_style, its_style), its_style in _OF_POSITIONS
+                found[name + below] = Planned(name + below, part, parent, plain, name not in given, of_positions)
     return found
 
 

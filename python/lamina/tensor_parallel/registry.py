@@ -30,9 +30,16 @@ class DistributedModule(nn.Module):
 
     Attributes:
         slicing_plan: a style for names below the module, as `set_tensor_parallelism(plan=...)` takes them.
+        is_stack: whether activations between the modules inside may lie in parts of positions.
+        positions_plan: the styles of a module in such a stack then; see [Note: positions] in plans.py.
     """
 
     slicing_plan: ClassVar[Mapping[str, str]] = {}
+    is_stack: ClassVar[bool] = False
+
+    @property
+    def positions_plan(self) -> Mapping[str, str]:
+        return {}
 
     def as_plain(self, output: torch.Tensor) -> torch.Tensor:
         """Returns an output of a call as it is with one rank, for `lamina verify`."""

@@ -53,18 +53,20 @@ def replace(root: nn.Module, session: _lamina.Session, known: Known, make: Make)
     found: dict[str, tuple[nn.Module, Registration]] = {}
     made: dict[int, nn.Module] = {}
     whole: dict[str, str] = {}
-    unused = _Unused()
+    used: set[str] = set()
     for name, module, registration in _candidates(root, known, found):
         try:
             _require_alone(root, name, module)
-            made[id(module)] = _made(name, module, registration, session.group_size("tp"), unused, make)
+            made[id(module)] = _made(name, module, registration, session.group_size("tp"), used, make)
             found[name] = (module, registration)
         except UnfitError as error:
             whole[f"{name or 'the model'} ({type(module).__name__})"] = str(error)
     if session.rank == 0:
         for each, why in whole.items():
             tell(f"{each} keeps its class, and is sliced as it is: {why}")
-        unused.tell()
+        given = dict.fromkeys(name for module in root.modules() for name in marks.mark_of(module).config)
+        if unused := [name for name in given if name not in used]:
+            tell(f"these arguments of tensor_parallelism() have no effect: {', '.join(unused)}")
     for name, (module, registration) in found.items():
         _become(name, module, made[id(module)], registration)
     for holder in list(root.modules()):
@@ -90,22 +92,6 @@ class _Replacement:
             args, kwargs = registry.require_pair(f"forward_hook of {type(self).__name__}", found)
         output = super().forward(*args, **kwargs)  # type: ignore[misc]
         return output if registration.return_hook is None else registration.return_hook(output)
-
-
-class _Unused:
-    """Names of arguments that no class has had, which are told once."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, None] = {}
-        self._used: set[str] = set()
-
-    def note(self, given: Any, used: Any) -> None:
-        self._given.update(dict.fromkeys(given))
-        self._used.update(used)
-
-    def tell(self) -> None:
-        if names := [name for name in self._given if name not in self._used]:
-            tell(f"these arguments of tensor_parallelism() have no effect: {', '.join(names)}")
 
 
 def _candidates(root: nn.Module, known: Known, found: dict[str, Any]) -> Iterator[tuple[str, nn.Module, Registration]]:
@@ -134,7 +120,7 @@ def _require_alone(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _made(
-    name: str, module: nn.Module, registration: Registration, degree: int, unused: _Unused, make: Make
+    name: str, module: nn.Module, registration: Registration, degree: int, used: set[str], make: Make
 ) -> nn.Module:
     """The module that takes another's place, with its values."""
     args, kwargs = registry.arguments_of(module, registration)
@@ -152,7 +138,7 @@ def _made(
             code="tp-register",
         ) from error
     fitting = {key: value for key, value in config.items() if key in signature.parameters}
-    unused.note(config, fitting)
+    used.update(fitting)
     bound.arguments.update(fitting)
     rows = registration.correspondence
     with torch.device("meta") if rows else contextlib.nullcontext():

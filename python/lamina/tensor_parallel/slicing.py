@@ -14,6 +14,7 @@ from lamina.tensor_parallel import layers, plans
 from lamina.tensor_parallel.cuts import Cut, Cutter
 from lamina.tensor_parallel.layers import Slicing
 from lamina.tensor_parallel.plans import Planned
+from lamina.tensor_parallel.registry import DistributedModule
 from lamina.util.told import tell
 
 
@@ -27,7 +28,7 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     Errors:
         UsageError: a plan does not fit the model, or sizes do not divide by the degree.
     """
-    cutter = _cutter_of(root, plans.planned(root, session.group_size("tp")), session)
+    cutter = _cutter_of(root, plans.planned(root, session.group_size("tp"), _in_parts(session)), session)
     _tell_of_whole(root, cutter.cuts, session)
     if not cutter.cuts:
         return
@@ -48,6 +49,9 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
         for attribute, count in each.heads.attributes().items() if each.heads is not None else ():
             setattr(each.module, attribute, count)
         layers.become_around(each.module, each.heads and each.heads.own, each.features, each.layers)
+    for module in root.modules() if _in_parts(session) else ():
+        if isinstance(module, DistributedModule) and module.is_stack:
+            layers.divide_positions(module, session.team(), session.group_rank("tp"), session.group_size("tp"))
 
 
 @contextmanager
@@ -93,6 +97,10 @@ def _whole_of(parameter: torch.Tensor, slicing: Slicing, session: _lamina.Sessio
     if parameter.is_meta:
         return torch.empty(layers.unsliced(parameter.shape, slicing), dtype=parameter.dtype, device="meta")
     return session.whole_of(parameter.detach(), slicing)
+
+
+def _in_parts(session: _lamina.Session) -> bool:
+    return session.config.optimize == "memory"
 
 
 # Before anything is changed.
