@@ -164,8 +164,14 @@ def case_what_cannot_become_another_stays_what_it_is():
     lamina.set_tensor_parallelism(model.blocks)
     with lamina.tensor_parallelism(), lamina.tensor_parallelism(False):
         model.blocks.append(Plain(6))
+    model.blocks.append(Plain(6))
+    lamina.set_tensor_parallelism(model.blocks[3])
+    model.blocks[3].register_forward_hook(lambda *_: None)
+    first = model.blocks[0]
     model = lamina.distribute(model.double()).module
-    assert [type(each).__name__ for each in model.blocks] == ["Inner", "Plain", "Plain"]
+    assert [type(each).__name__ for each in model.blocks] == ["Inner", "Plain", "Plain", "Plain"]
+    with pytest.raises(UsageError, match=r"blocks.0 \(Plain\) was called, and became another module"):
+        first(batch(0))
     assert lamina.state.module_manager.translate_functions
     lamina.shutdown()
     assert not lamina.state.module_manager.translate_functions
@@ -320,6 +326,39 @@ def case_gpt2_becomes_the_originals_class():
         require_states_go_round(model, plain, there, gpt2.translate_hf_state_dict_to_smdistributed)
         with pytest.raises(UsageError, match="output_hidden_states is not available for a GPT2LMHeadModel"):
             model(input_ids=words(0), output_hidden_states=True)
+
+
+def case_gpt2_that_a_script_has_changed():
+    start(2)
+    plain = of_transformers("GPT2LMHeadModel", **SIZES, add_cross_attention=True, tie_word_embeddings=False)
+    for name, part in plain.named_modules():
+        part.p = 0.25 if name.endswith("resid_dropout") or name.endswith("mlp.dropout") else getattr(part, "p", None)
+    model = copy.deepcopy(plain)
+    lamina.set_tensor_parallelism(model, replace=True)
+    model = lamina.distribute(model)
+    assert model.module.lm_head.weight is not model.module.word_embedding.weight
+    trained(model, plain, 2)
+    others = torch.randn(3, 4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    hidden = (torch.arange(4) < torch.tensor([[4], [2], [3]])).long()
+    given = dict(input_ids=words(5), labels=words(5), encoder_hidden_states=others, encoder_attention_mask=hidden)
+    found, expected = (each.eval()(**given).loss for each in (model, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, check_dtype=False)
+    start(2)
+    model = of_transformers("GPT2LMHeadModel", **SIZES)
+    model.transformer.h[0].mlp.dropout.p = 0.5
+    model.transformer.h[1].mlp = Wrapped(model.transformer.h[1].mlp)
+    lamina.set_tensor_parallelism(model, replace=True)
+    names = [type(each).__name__ for each in lamina.distribute(model).module.transformer.h]
+    assert names == ["GPT2Block", "GPT2Block"]
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x):
+        return self.inside(x)
 
 
 def case_blocks_of_gpt2_by_hooks_and_a_model_with_another_head():

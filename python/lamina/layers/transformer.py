@@ -152,23 +152,28 @@ class DistributedTransformerLayer(DistributedModule):
         """
         Args:
             inputs: states [N, S, H] and a mask that is added to scores, [N, 1, 1, S] or None. With add_cross_attention
-                states, other states, a mask, and a mask of the other states.
+                states, other states, a mask, and a mask of the other states; without other states there is no attention
+                to them.
 
         Returns:
             The same, with other states [N, S, H] in the first place.
+
+        Errors:
+            UsageError: other states without add_cross_attention.
         """
-        mask = given = inputs[-1 if self.cross_attention is None else -2]
+        states, *rest = inputs
+        others, mask, mask_of_others = (None, *rest, None) if len(rest) == 1 else rest
+        if others is not None and self.cross_attention is None:
+            raise UsageError("other states are for layers with add_cross_attention=True", code="tp-layer")
         if layers.place_of(self) is not None:
-            mask = self._note_positions(given)
-        states = inputs[0]
+            mask = self._note_positions(mask)
         if self.layernorm is not None:
             normed = self.layernorm(states)
-            return self.attention((normed, mask)) + self.output(normed) + states, given
-        if self.cross_attention is None:
-            return self.output(self.attention((states, mask))), given
-        _, others, _, mask_of_others = inputs
-        states = self.cross_attention((self.attention((states, mask)), others, mask_of_others))
-        return self.output(states), others, given, mask_of_others
+            return self.attention((normed, mask)) + self.output(normed) + states, *rest
+        states = self.attention((states, mask))
+        if others is not None:
+            states = self.cross_attention((states, others, mask_of_others))
+        return self.output(states), *rest
 
     @property
     def positions_plan(self) -> Mapping[str, str]:
@@ -262,7 +267,7 @@ class DistributedTransformerLMHead(DistributedModule):
     ):
         super().__init__()
         self.slicing_plan = {"word_embedding": "embedding_rowwise"}
-        self.add_cross_attention, self.is_causal = add_cross_attention, causal_mask_size is not None
+        self.is_causal = causal_mask_size is not None
         self.word_embedding = nn.Embedding(vocab_size, hidden_size)
         self.position_embedding = nn.Embedding(num_positions, hidden_size) if num_positions > 0 else None
         self.token_type_embedding = nn.Embedding(num_token_types, hidden_size) if num_token_types > 0 else None
@@ -298,8 +303,8 @@ class DistributedTransformerLMHead(DistributedModule):
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> Any:
         """
         Args:
-            inputs: words [N, S]; their mask; types of tokens; positions [N, S]; with add_cross_attention other states,
-                and their mask; labels [N, S]. All but words and other states may be None: positions are 0, 1, ...
+            inputs: words [N, S]; their mask; types of tokens; positions [N, S]; with add_cross_attention other states
+                and their mask, or neither; labels [N, S]. All but words may be None: positions are 0, 1, ...
                 then. Masks [N, S] are 1 where a position is not seen. With causal_mask_size scores of a position are
                 for the label of the next one. Labels of -100 do not count.
 
@@ -307,11 +312,7 @@ class DistributedTransformerLMHead(DistributedModule):
             The loss, where there are labels, and scores; else scores alone. These are [N, S, V], and [S, N, V] where
             they are cut over ranks. Without a head states [N, S, H].
         """
-        others: list[torch.Tensor | None] = []
-        if self.add_cross_attention:
-            words, mask, types, places, *others, labels = inputs
-        else:
-            words, mask, types, places, labels = inputs
+        words, mask, types, places, *others, labels = inputs
         states = self.word_embedding(words)
         if self.position_embedding is not None:
             places = torch.arange(words.shape[-1], device=words.device) if places is None else places

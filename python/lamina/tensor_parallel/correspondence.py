@@ -91,6 +91,11 @@ def to_original(rows: Correspondence, state: Mapping[str, Any], prefix: str = ""
     return _like(state, result)
 
 
+def is_like(pattern: str, name: str) -> bool:
+    """True where "*" in the pattern stands for numbers in the name."""
+    return _numbers(pattern, name) is not None
+
+
 def _numbers(pattern: str, name: str) -> tuple[str, ...] | None:
     found = re.fullmatch(r"(\d+)".join(map(re.escape, pattern.split("*"))), name)
     return None if found is None else found.groups()

@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 
 from lamina import _lamina
-from lamina.errors import InternalError, UsageError
+from lamina.errors import UsageError
+from lamina.shared_state.names import HOOKS
 from lamina.tensor_parallel import layers, marks, registry
 from lamina.tensor_parallel.correspondence import Correspondence, matched
 from lamina.tensor_parallel.heads import whole_number
@@ -56,7 +58,7 @@ def replace(root: nn.Module, session: _lamina.Session, known: Known, make: Make)
     used: set[str] = set()
     for name, module, registration in _candidates(root, known, found):
         try:
-            _require_alone(root, name, module)
+            _require_plain(root, name, module)
             made[id(module)] = _made(name, module, registration, session.group_size("tp"), used, make)
             found[name] = (module, registration)
         except UnfitError as error:
@@ -80,6 +82,14 @@ def replace(root: nn.Module, session: _lamina.Session, known: Known, make: Make)
 def where_replaced(parameter: torch.Tensor) -> str | None:
     """The name of the module that has become another one, for a parameter that it had; None for all others."""
     return getattr(parameter, _GONE, None)
+
+
+def _gone(name: str, *args: Any, **kwargs: Any) -> None:
+    raise UsageError(
+        f"{name} was called, and became another module when its model was wrapped: call the model, or what has its "
+        "place in it; a list or a variable of the script's still has the old one",
+        code="tp-gone",
+    )
 
 
 class _Replacement:
@@ -112,7 +122,10 @@ def _is_under(name: str, above: str) -> bool:
     return not above or name.startswith(above + ".")
 
 
-def _require_alone(root: nn.Module, name: str, module: nn.Module) -> None:
+def _require_plain(root: nn.Module, name: str, module: nn.Module) -> None:
+    for part in module.modules():
+        if any(part.__dict__.get(kind) for kind in HOOKS):
+            raise UnfitError(f"it has hooks, of a {type(part).__name__}")
     own = {id(each) for each in module.parameters()}
     for holder, parameter in root.named_parameters(remove_duplicate=False):
         if id(parameter) in own and not _is_under(holder, name):
@@ -145,7 +158,7 @@ def _made(
         result = kind(*bound.args, **bound.kwargs)
     _require_heads(result, degree)
     if rows:
-        _take_values(name, module, result, rows, make)
+        _take_values(module, result, rows, make)
     elif (first := next(module.parameters(), None)) is not None and not first.is_meta:
         result.to(device=first.device)
     return result
@@ -158,13 +171,17 @@ def _require_heads(module: nn.Module, degree: int) -> None:
             raise UnfitError(f"it has {count} attention heads, for {degree} ranks")
 
 
-def _take_values(name: str, original: nn.Module, result: nn.Module, rows: Correspondence, make: Make) -> None:
+def _take_values(original: nn.Module, result: nn.Module, rows: Correspondence, make: Make) -> None:
     """Gives a module the parameters of another. A parameter that is neither turned round nor cut up stays the same
     object."""
     theirs = dict(original.named_parameters(remove_duplicate=False))
     ours = dict(result.named_parameters(remove_duplicate=False))
     taken: dict[int, nn.Parameter] = {}
-    for theirs_name, (row, names) in matched(rows, theirs).items():
+    found = matched(rows, theirs)
+    if left := {id(each) for each in theirs.values()} - {id(theirs[each]) for each in found}:
+        name = next(each for each, parameter in theirs.items() if id(parameter) in left)
+        raise UnfitError(f"a {type(result).__name__} has nothing for its {name}")
+    for theirs_name, (row, names) in found.items():
         parameter = theirs[theirs_name]
         if len(names) == 1 and not row.transposed:
             parts = [parameter]
@@ -179,7 +196,7 @@ def _take_values(name: str, original: nn.Module, result: nn.Module, rows: Corres
     for part in result.modules():
         for key, parameter in part._parameters.items():
             if parameter is not None and id(parameter) not in taken:
-                raise InternalError.found(f"a {type(part).__name__} in the place of {name} without values for {key}")
+                raise UnfitError(f"a {type(part).__name__} in its place would have no values for {key}")
             if parameter is not None:
                 part._parameters[key] = taken[id(parameter)]
 
@@ -190,6 +207,7 @@ def _become(name: str, original: nn.Module, result: nn.Module, registration: Reg
     for parameter in original.parameters():
         if id(parameter) not in kept:
             setattr(parameter, _GONE, f"{name or 'the model'} ({type(original).__name__})")
+    original.__dict__["forward"] = functools.partial(_gone, f"{name or 'the model'} ({type(original).__name__})")
     result.train(original.training)
     result.__dict__[_HOOKS] = registration
     result.__class__ = layers.with_other_forward(_Replacement, type(result))

@@ -67,7 +67,15 @@ def _result(found: tuple[torch.Tensor | None, ...]) -> Any:
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=found[0])
 
 
-_KNOWN = Known(DistributedTransformer, ENCODER, _options, _inputs, _result)
+_DROPOUTS = {
+    "attention_dropout_prob": ("layer.*.attention.self.dropout", "layer.*.crossattention.self.dropout"),
+    "hidden_dropout_prob": (
+        "layer.*.attention.output.dropout",
+        "layer.*.crossattention.output.dropout",
+        "layer.*.output.dropout",
+    ),
+}
+_KNOWN = Known(DistributedTransformer, ENCODER, _options, _DROPOUTS, _inputs, _result)
 KNOWN = {"BertEncoder": _KNOWN, "RobertaEncoder": _KNOWN}
 _IN_MODELS = tuple(
     row for inside in ("", "bert.", "roberta.") for row in with_names(ENCODER, f"{inside}encoder.", f"{inside}encoder.")

@@ -36,6 +36,10 @@ BLOCK = (
     *rows_of("mlp.c_proj", "output.dense2", transposed=True),
 )
 MODEL = rows_of_model(BLOCK)
+_DROPOUTS = {
+    "attention_dropout_prob": ("attn.attn_dropout", "crossattention.attn_dropout"),
+    "hidden_dropout_prob": ("attn.resid_dropout", "crossattention.resid_dropout", "mlp.dropout"),
+}
 
 
 def layer_options(config: Any) -> dict[str, Any]:
@@ -104,11 +108,12 @@ def _block_result(found: tuple[torch.Tensor | None, ...]) -> Any:
 
 
 KNOWN = {
-    **known(("GPT2LMHeadModel", "GPT2Model"), MODEL, model_options, _model_inputs),
+    **known(("GPT2LMHeadModel", "GPT2Model"), MODEL, model_options, _DROPOUTS, _model_inputs),
     "GPT2Block": Known(
         DistributedTransformerLayer,
         BLOCK,
         lambda module: block_options(module.attn.config, module.attn.layer_idx),
+        _DROPOUTS,
         _block_inputs,
         _block_result,
     ),

@@ -18,6 +18,10 @@ BLOCK = (
     *rows_of("mlp.c_proj", "output.dense2"),
 )
 MODEL = rows_of_model(BLOCK)
+_DROPOUTS = {
+    "attention_dropout_prob": ("attn.attention.attn_dropout",),
+    "hidden_dropout_prob": ("attn.attention.resid_dropout", "mlp.dropout"),
+}
 
 
 def options(config: Any) -> dict[str, Any]:
@@ -47,7 +51,7 @@ def options(config: Any) -> dict[str, Any]:
     }
 
 
-KNOWN = known(("GPTNeoForCausalLM", "GPTNeoModel"), MODEL, options, inputs)
+KNOWN = known(("GPTNeoForCausalLM", "GPTNeoModel"), MODEL, options, _DROPOUTS, inputs)
 
 
 def translate_state_dict_to_hf_gptneo(

@@ -17,6 +17,10 @@ BLOCK = (
     *rows_of("mlp.fc_out", "output.dense2"),
 )
 MODEL = rows_of_model(BLOCK)
+_DROPOUTS = {
+    "attention_dropout_prob": ("attn.attn_dropout",),
+    "hidden_dropout_prob": ("attn.resid_dropout", "mlp.dropout"),
+}
 
 
 def options(config: Any) -> dict[str, Any]:
@@ -53,7 +57,7 @@ def _inputs(call: Call) -> Any:
     return words, hidden_of(mask), None, None, labels
 
 
-KNOWN = known(("GPTJForCausalLM", "GPTJModel"), MODEL, options, _inputs)
+KNOWN = known(("GPTJForCausalLM", "GPTJModel"), MODEL, options, _DROPOUTS, _inputs)
 
 
 def translate_state_dict_to_hf_gptj(state_dict: Mapping[str, Any], max_seq_len: int | None = None) -> Mapping[str, Any]:

@@ -11,8 +11,8 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.layers.transformer import ACTIVATIONS
-from lamina.tensor_parallel.correspondence import Correspondence, Row
-from lamina.tensor_parallel.registry import DistributedModule, Registration, UnfitError
+from lamina.tensor_parallel.correspondence import Correspondence, Row, is_like
+from lamina.tensor_parallel.registry import Arguments, DistributedModule, Registration, UnfitError
 
 _HARMLESS = ("use_cache", "return_dict", "cache_position")  # arguments without an effect on numbers
 
@@ -25,6 +25,8 @@ class Known:
         kind: the class of lamina's.
         rows: the correspondence of parameters.
         options: the arguments of that class, of a module; UnfitError where it has none for what the module does.
+        dropouts: the names of Dropouts in the module, in which "*" stands for a number, for each argument that they
+            give.
         inputs: the argument of its `forward`, of those of the original's, by name.
         result: what the original's `forward` returns, of what it returns.
     """
@@ -32,6 +34,7 @@ class Known:
     kind: type[DistributedModule]
     rows: Correspondence
     options: Callable[[nn.Module], dict[str, Any]]
+    dropouts: Mapping[str, tuple[str, ...]]
     inputs: Callable[["Call"], Any]
     result: Callable[[Any], Any]
 
@@ -41,8 +44,20 @@ class Known:
             forward_hook=lambda *args, **kwargs: ((self.inputs(Call(original, args, kwargs)),), {}),
             return_hook=self.result,
             correspondence=self.rows,
-            arguments_of=lambda module: ((), self.options(module)),
+            arguments_of=self._arguments_of,
         )
+
+    def _arguments_of(self, module: nn.Module) -> Arguments:
+        for name, part in module.named_modules():
+            if not type(part).__module__.startswith(("transformers.", "torch.")) or "forward" in vars(part):
+                raise UnfitError(f"its {name or 'forward'} is not transformers' own")
+        options = self.options(module)
+        for option, names in self.dropouts.items():
+            found = {part.p for name, part in module.named_modules() if any(is_like(each, name) for each in names)}
+            if len(found) > 1:
+                raise UnfitError(f"its layers have several {option}: {', '.join(map(str, sorted(found)))}")
+            options |= dict.fromkeys([option], *found) if found else {}
+        return (), options
 
 
 class Call:

@@ -30,21 +30,34 @@ def with_head(model: Correspondence) -> Correspondence:
 
 
 def known(
-    names: tuple[str, str], rows: Correspondence, options: Options, inputs: Callable[[Call], Any]
+    names: tuple[str, str],
+    rows: Correspondence,
+    options: Options,
+    dropouts: Mapping[str, tuple[str, ...]],
+    inputs: Callable[[Call], Any],
 ) -> dict[str, Known]:
     """The classes of a family: with a head, and without.
 
     Args:
         rows: of the one without.
         options: the arguments of the class that they become, of a configuration, but for the head.
+        dropouts: the names of Dropouts in a block, for arguments.
         inputs: the argument of its `forward`.
     """
-    kind, model, language_model = DistributedTransformerLMHead, names[1], names[0]
+    inside = {option: tuple(f"h.*.{name}" for name in places) for option, places in dropouts.items()}
+    inside |= {"embedding_dropout_prob": ("drop",)}
+    below = {option: tuple(f"transformer.{name}" for name in places) for option, places in inside.items()}
+    kind, (language_model, model) = DistributedTransformerLMHead, names
+
+    def without_head(module: nn.Module) -> dict[str, Any]:
+        return options(module.config) | {"add_lm_head": False}
+
+    def with_one(module: nn.Module) -> dict[str, Any]:
+        return _with_head(module, options)
+
     return {
-        language_model: Known(kind, with_head(rows), lambda module: _with_head(module, options), inputs, _with_loss),
-        model: Known(
-            kind, rows, lambda module: options(module.config) | {"add_lm_head": False}, inputs, _states_of_model
-        ),
+        language_model: Known(kind, with_head(rows), with_one, below, inputs, _with_loss),
+        model: Known(kind, rows, without_head, inside, inputs, _states_of_model),
     }
 
 
