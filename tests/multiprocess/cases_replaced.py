@@ -177,6 +177,49 @@ def case_what_cannot_become_another_stays_what_it_is():
     assert not lamina.state.module_manager.translate_functions
 
 
+class Low(nn.Linear):
+    pass
+
+
+class Linears(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.low = nn.Linear(6, 4), nn.Linear(4, 6), Low(6, 6)
+        with lamina.tensor_parallelism(False):
+            self.third = nn.Linear(6, 6)
+        self.theirs = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.theirs(self.low(self.third(self.second(self.first(x)).relu()))[:, None]).mean()
+
+
+def case_linears_are_cut_wherever_they_are_where_modules_are_replaced():
+    start(2)
+    torch.manual_seed(0)
+    with lamina.tensor_parallelism(replace=True):
+        plain = Linears().double()
+    model = lamina.distribute(copy.deepcopy(plain))
+    sliced = {name for name, each in model.named_parameters() if model.is_distributed_parameter(each)}
+    assert sliced == {"first.weight", "second.weight"}
+    for each in (model, plain):
+        each(batch(0)).backward()
+    for name, value in plain.named_parameters():
+        if name not in sliced:
+            torch.testing.assert_close(dict(model.named_parameters())[name].grad, value.grad)
+    with torch.no_grad():  # by torch's fast path
+        torch.testing.assert_close(model.eval()(batch(1)), plain.eval()(batch(1)))
+    for mode in ("memory", "speed"):
+        start(2, optimize=mode)
+        stack = lamina.nn.DistributedTransformer(1, 2, 3, 6, 8).double()
+        other = nn.Linear(6, 8).double()
+        other.weight = stack.seq_layers[0].output.dense1.weight  # a tie that is not cut alike
+        if mode == "memory":
+            with pytest.raises(UsageError, match="are one parameter, and the plan does not cut it alike"):
+                lamina.distribute(nn.ModuleList([stack, other]))
+        else:
+            lamina.distribute(nn.ModuleList([stack, other]))
+
+
 WORDS = 13  # odd
 
 
@@ -190,8 +233,10 @@ def given(seed, is_crossed):
     return words(seed), mask, words(seed + 50) % 2, None, *others, words(seed)
 
 
-def require_same_language_model(plain, is_crossed=False):
+def require_same_language_model(plain, is_crossed=False, is_compiled=False):
     model = lamina.distribute(copy.deepcopy(plain))
+    for layer in model.module.transformer.seq_layers if is_compiled else ():
+        layer.compile(fullgraph=True, backend="aot_eager")
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.2, momentum=0.9) for each in (model, plain)]
     for seed in range(2):
         found = []
@@ -215,7 +260,7 @@ def case_a_causal_language_model_with_alibi_and_uneven_heads():
     plain = lamina.nn.DistributedTransformerLMHead(
         2, 3, 4, 12, 17, WORDS, 6, 0.2, 0.1, "gelu_new", 1e-6, 0, 6, False, True, 0.1, True, True, False, use_alibi=True
     )
-    module = require_same_language_model(plain.double())
+    module = require_same_language_model(plain.double(), is_compiled=True)
     layer = module.transformer.seq_layers[0]
     assert module.lm_head.weight is module.word_embedding.weight and len(module.lm_head.weight) == (7, 6)[RANK]
     assert layer.attention.query.weight.shape == ((8, 4)[RANK], 12)

@@ -97,3 +97,11 @@ def test_names_are_translated_there_and_back():
     assert list(theirs) == list(state) and all(torch.equal(theirs[name], state[name]) for name in state)
     del ours["model.seq.10.key.weight"]
     assert "model.seq.10.query.weight" in correspondence.to_original(ROWS, ours, "model.")
+
+
+def test_matrices_that_lie_side_by_side_head_by_head_are_taken_apart_and_put_together():
+    row = lamina.nn.Row("qkv", ("q", "k"), transposed=True, heads=3)
+    value = torch.arange(2.0 * 12).view(2, 12)  # of 3 heads with 2 features, of queries and of keys
+    ours = correspondence.from_original((row,), {"qkv": value})
+    assert ours["q"][:, 0].tolist() == [0, 1, 4, 5, 8, 9] and ours["k"][:, 1].tolist() == [14, 15, 18, 19, 22, 23]
+    assert torch.equal(correspondence.to_original((row,), ours)["qkv"], value)

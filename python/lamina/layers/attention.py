@@ -114,7 +114,7 @@ class DistributedAttentionLayer(DistributedModule):
         normed = gathered(self, states if self.pre_layernorm is None else self.pre_layernorm(states))
         seen = others[0] if self.cross_attention else normed
         query, key, value = (
-            layer(each).unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
+            layer(each).reshape(*each.shape[:2], -1, self.attention_head_size).transpose(1, 2)
             for layer, each in ((self.query, normed), (self.key, seen), (self.value, seen))
         )
         if self.rotary_dim is not None and not self.cross_attention:

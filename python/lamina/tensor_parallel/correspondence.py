@@ -4,7 +4,7 @@
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,11 +18,13 @@ class Row:
         original: its name, in which "*" stands for a number.
         ours: theirs, with as many "*". Several lie side by side, in equal parts along their first dimension.
         transposed: whether it is turned round, as weights of transformers' Conv1D are.
+        heads: of how many heads the several lie side by side, each head's together, as in GPT-NeoX; 0 for all together.
     """
 
     original: str
     ours: str | tuple[str, ...]
     transposed: bool = False
+    heads: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -31,11 +33,19 @@ class Row:
     def parts_of(self, value: torch.Tensor) -> list[torch.Tensor]:
         """The original's values, as the replacement has them."""
         value = value.t() if self.transposed else value
-        return [value] if len(self.names) == 1 else list(value.chunk(len(self.names)))
+        if len(self.names) == 1:
+            return [value]
+        if not self.heads:
+            return list(value.chunk(len(self.names)))
+        by_heads = value.reshape(self.heads, len(self.names), -1, *value.shape[1:])
+        return [part.flatten(0, 1) for part in by_heads.unbind(1)]
 
     def whole_of(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """The replacement's values, as the original has them."""
-        value = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self.heads and len(parts) > 1:
+            value = torch.stack([part.unflatten(0, (self.heads, -1)) for part in parts], 1).flatten(0, 2)
+        else:
+            value = parts[0] if len(parts) == 1 else torch.cat(parts)
         return value.t().contiguous() if self.transposed else value
 
 
@@ -44,7 +54,9 @@ Correspondence = tuple[Row, ...]
 
 def with_names(rows: Iterable[Row], original: str, ours: str) -> Correspondence:
     """The rows of a part, in what is around it."""
-    return tuple(Row(original + row.original, tuple(ours + name for name in row.names), row.transposed) for row in rows)
+    return tuple(
+        replace(row, original=original + row.original, ours=tuple(ours + name for name in row.names)) for row in rows
+    )
 
 
 def matched(rows: Correspondence, originals: Iterable[str]) -> dict[str, tuple[Row, list[str]]]:

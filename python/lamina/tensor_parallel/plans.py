@@ -43,6 +43,7 @@ _ALIASES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_spli
 WHOLE = "replicate"
 # Styles of positions_plan of a DistributedModule, and those that they are otherwise.
 _OF_POSITIONS = {"colwise_of_positions": "colwise", "rowwise_to_positions": "rowwise"}
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _EXPERTS = ("moe_tp_experts", "moe_identity_expert")  # of transformers: these stay whole, with what is under them
 
 _ATTENTION = dict.fromkeys(("query", "key", "value", "q_proj", "k_proj", "v_proj"), "colwise") | {"out_proj": "rowwise"}
@@ -137,10 +138,13 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
         elif (plan := _transformers_plan(module)) and not any(_is_under(name, each) for each in led):
             transformers |= _below(name, _by_transformers_plan(module, plan))
             led.append(name)
-    styles = _alone(root, degree) | transformers | known | own | given | inside
+    asked = transformers | known | own | given | inside
+    styles = _alone(root, degree) | asked
     found: dict[str, Planned] = {}
     for name, module in root.named_modules():
         is_wanted = marks.is_marked(module) or name in own or name in inside
+        if name in found and name not in asked:  # beside another layer, and cut with it
+            continue
         if (style := styles.get(name)) is not None and is_wanted and style != WHOLE:
             parent = root.get_submodule(name.rpartition(".")[0])
             for below, part, its_style in _with_low_rank(module, style):
@@ -167,12 +171,16 @@ def marked_but_whole(root: nn.Module, sliced: Iterable[str]) -> list[str]:
 
 
 def _alone(root: nn.Module, degree: int) -> dict[str, str]:
-    """The Linears that are sliced wherever they are: those that would become others."""
-    return {
-        name: "rowwise_split_input"
-        for name, module in root.named_modules()
-        if type(module) is nn.Linear and marks.mark_of(module).replace and module.in_features >= degree
-    }
+    """The Linears that are sliced wherever they are: those that would become others. torch's own modules compute with
+    weights of what is in them."""
+    found: dict[str, str] = {}
+    for around, parent in root.named_modules():
+        if type(parent).__module__.startswith("torch.nn.") and not isinstance(parent, _CONTAINERS):
+            continue
+        for name, module in parent.named_children():
+            if type(module) is nn.Linear and marks.mark_of(module).replace and module.in_features >= degree:
+                found |= _below(around, {name: "rowwise_split_input"})
+    return found
 
 
 def _below(name: str, styles: Mapping[str, str]) -> dict[str, str]:

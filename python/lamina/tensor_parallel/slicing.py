@@ -135,7 +135,7 @@ def _cutter_of(root: nn.Module, planned: dict[str, Planned], session: _lamina.Se
             return cutter
         for names in torn:
             layer_names = [name for each in names if (name := each.rpartition(".")[0]) in planned]
-            if any(not planned[name].may_stay_whole for name in layer_names):
+            if any(not planned[name].may_stay_whole or planned[name].of_positions for name in layer_names):
                 raise UsageError(
                     f"{layer_names[0]} cannot be sliced: {' and '.join(names)} are one parameter, and the plan does "
                     "not cut it alike in both: name both, as embedding_rowwise and colwise_gather_output say, or "
