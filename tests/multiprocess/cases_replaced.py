@@ -373,6 +373,26 @@ def case_gpt2_becomes_the_originals_class():
             model(input_ids=words(0), output_hidden_states=True)
 
 
+def case_layers_are_placed_as_those_were_that_they_stand_for():
+    start(1, partitions=2, auto_partition=False, default_partition=0)
+    plain = of_transformers("GPT2LMHeadModel", **SIZES | dict(attn_pdrop=0, embd_pdrop=0, resid_pdrop=0))
+    model = copy.deepcopy(plain)
+    lamina.set_partition(model.transformer.h[1], 1)
+    lamina.set_tensor_parallelism(model, replace=True)
+    model = lamina.distribute(model)
+
+    @lamina.step
+    def train(batch):
+        loss = model(input_ids=batch, labels=batch).loss
+        model.backward(loss)
+        return loss
+
+    loss = train(words(0)).reduce_mean()
+    torch.testing.assert_close(loss, plain(input_ids=words(0), labels=words(0)).loss, check_dtype=False)
+    own = {name.partition("seq_layers.")[2][:1] for name, _ in model.local_named_parameters()}
+    assert own == ({"", "0"}, {"1"})[RANK]
+
+
 def case_gpt2_that_a_script_has_changed():
     start(2)
     plain = of_transformers("GPT2LMHeadModel", **SIZES, add_cross_attention=True, tie_word_embeddings=False)

@@ -73,6 +73,13 @@ def of(module: nn.Module) -> int | None:
     return 0 if alone and placed is not None else placed
 
 
+def carry(original: nn.Module, replacement: nn.Module) -> None:
+    """Places a module as the one is placed that it takes the place of."""
+    for key in (_SET, _CREATED):
+        if key in original.__dict__:
+            replacement.__dict__[key] = original.__dict__[key]
+
+
 def ignored(modules: Iterable[nn.Module]) -> list[str]:
     """A line for whoever wonders why a `partition` context has no effect, where one has none."""
     count = sum(_CREATED in module.__dict__ for module in modules)

@@ -9,12 +9,15 @@ from lamina.deferred_init import delayed
 from lamina.integrations.replacements import module_manager
 from lamina.job import current
 from lamina.layers import hugging_face
+from lamina.modules import placement
 from lamina.tensor_parallel import correspondence, replacing
 
 
 def make(module: nn.Module, job: current.Job) -> replacing.Replaced:
     """Replaces what is marked, and knows until the job ends how names are translated."""
     replaced = replacing.replace(module, job.session, hugging_face.registration_of, delayed.initialise)
+    for original, result in replaced.modules:
+        placement.carry(original, result)
     for name, rows in replaced.rows.items():
         prefix = f"{name}." if name else ""
         pair = tuple(

@@ -35,10 +35,12 @@ class Replaced:
     Attributes:
         root: itself, which may be another one.
         rows: the correspondences of what has been replaced, by its name.
+        modules: pairs of those that have been replaced, or were in one, and those in their places.
     """
 
     root: nn.Module
     rows: dict[str, Correspondence] = field(default_factory=dict)
+    modules: list[tuple[nn.Module, nn.Module]] = field(default_factory=list)
 
 
 def replace(root: nn.Module, session: _lamina.Session, known: Known, make: Make) -> Replaced:
@@ -76,7 +78,8 @@ def replace(root: nn.Module, session: _lamina.Session, known: Known, make: Make)
             if part is not None and id(part) in made:
                 holder._modules[key] = made[id(part)]
     rows = {name: registration.correspondence for name, (_, registration) in found.items()}
-    return Replaced(made.get(id(root), root), rows)
+    pairs = [pair for name, (module, _) in found.items() for pair in _pairs(module, made[id(module)], rows[name])]
+    return Replaced(made.get(id(root), root), rows, pairs)
 
 
 def where_replaced(parameter: torch.Tensor) -> str | None:
@@ -199,6 +202,19 @@ def _take_values(original: nn.Module, result: nn.Module, rows: Correspondence, m
                 raise UnfitError(f"a {type(part).__name__} in its place would have no values for {key}")
             if parameter is not None:
                 part._parameters[key] = taken[id(parameter)]
+
+
+def _pairs(original: nn.Module, result: nn.Module, rows: Correspondence) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Modules, and those that have just their parameters, as far as there are such."""
+    yield original, result
+    names = {theirs: ours for theirs, (_, ours) in matched(rows, dict(original.named_parameters())).items()}
+    below: dict[frozenset[str], nn.Module] = {}
+    for place, part in result.named_modules():
+        below.setdefault(frozenset(name for name, _ in part.named_parameters(place)), part)
+    for place, part in original.named_modules():
+        inside = frozenset(ours for name, _ in part.named_parameters(place) for ours in names.get(name, ()))
+        if inside and inside in below:
+            yield part, below[inside]
 
 
 def _become(name: str, original: nn.Module, result: nn.Module, registration: Registration) -> None:
