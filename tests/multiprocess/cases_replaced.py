@@ -281,7 +281,7 @@ def case_activations_between_layers_lie_in_parts_of_positions():
     start(2, optimize="memory")
     torch.manual_seed(0)
     plain = lamina.nn.DistributedTransformerLMHead(
-        2, 3, 4, 12, 17, WORDS, 6, 0.2, 0.1, "relu", 1e-6, 0, 6, False, True, 0.1, True, True, False
+        2, 3, 4, 12, 12, WORDS, 6, 0.2, 0.1, "relu", 1e-6, 0, 6, False, True, 0.1, True, True, False
     ).double()
     module = require_same_language_model(plain)
     found = []

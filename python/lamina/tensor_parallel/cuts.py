@@ -176,7 +176,7 @@ class Cutter:
     def _section(self, planned: Planned, extent: int) -> tuple[int, int]:
         """The size of each section, which is cut apart from the others, and the unit that is never torn."""
         heads = self._heads.get(id(planned.parent))
-        if planned.style == "rowwise" and heads is None:
+        if planned.style == "rowwise" and id(planned.parent) not in self._members:
             heads = self._heads_near(planned, extent)
         split = whole_number(planned.parent, "split_size") if planned.style == "colwise" else None
         count = extent // split if split and extent % split == 0 else 1
@@ -209,7 +209,7 @@ class Cutter:
             heads
             for key, place in self._places.items()
             if (heads := self._heads[key]) is not None
-            and place.startswith(f"{near}." if near else "")
+            and place.rpartition(".")[0] == near
             and heads.width is not None
             and heads.count * heads.width == extent
         ]

@@ -58,7 +58,7 @@ class SlicedDropout(TorchFunctionMode):
         shape = list(input.shape)
         shape[dimension] = share.all
         kept = functional.dropout(torch.ones(shape, dtype=input.dtype, device=input.device), p)
-        kept = kept.narrow(dimension, share.first, share.own)
+        kept = kept.narrow(dimension, share.first, share.own).clone()  # the rest is not kept for backwards
         return input.mul_(kept) if inplace else input * kept
 
     def _cut_of(self, input: torch.Tensor) -> tuple[int, Share] | None:
