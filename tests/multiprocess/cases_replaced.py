@@ -3,10 +3,12 @@
 
 import copy
 import os
+import random
 from typing import ClassVar
 
 import pytest
 import torch
+from soak import some
 from torch import nn
 from torch.nn import functional
 
@@ -300,6 +302,60 @@ def case_activations_between_layers_lie_in_parts_of_positions():
         hook.remove()
 
 
+def drawn(seed):
+    """A language model, and a batch of words, masks and labels for it."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    heads, size = draw.choice([2, 3, 4, 5]), draw.choice([2, 4])
+    hidden, words = draw.choice([heads * size, size, 6]), draw.choice([5, 8, 11])
+    is_first = draw.random() < 0.5
+    is_parallel, is_crossed = is_first and draw.random() < 0.4, draw.random() < 0.4
+    options = dict(
+        num_token_types=draw.choice([0, 2]),
+        causal_mask_size=draw.choice([None, 8]),
+        add_cross_attention=is_crossed and not is_parallel,
+        add_lm_head=draw.random() < 0.8,
+        pre_layernorm=is_first,
+        post_layernorm=not is_first or (not is_parallel and draw.random() < 0.3),
+        tie_lm_head=draw.random() < 0.6,
+        lm_head_bias=draw.random() < 0.5,
+        use_alibi=draw.random() < 0.3,
+        window_size=draw.choice([None, 1, 2]),
+        rotary_dim=draw.choice([None, 2]),
+        dense_bias=draw.random() < 0.5,
+        parallel_attn_output=is_parallel,
+    )
+    sizes = (draw.choice([1, 2]), heads, size, hidden, draw.choice([5, 10, heads * size]), words, 8)
+    plain = lamina.nn.DistributedTransformerLMHead(*sizes, 0.2, 0.3, **options, initializer_range=0.5).double()
+    samples, places = draw.choice([1, 3]), draw.randint(2, 6)
+    batch = torch.randint(0, words, (samples, places))
+    hidden_places = (torch.arange(places) >= torch.randint(1, places + 1, (samples, 1))).long()
+    others = (torch.randn(samples, 4, hidden).double(), None) if options["add_cross_attention"] else ()
+    labels = batch if plain.lm_head is not None else None
+    return plain, (batch, draw.choice([None, hidden_places]), draw.choice([None, batch % 2]), None, *others, labels)
+
+
+def case_language_models_that_are_drawn_at_random():
+    for seed in some(range(100), 8):
+        start(2, optimize=("memory", "speed")[seed % 2])
+        plain, given = drawn(seed)
+        model = lamina.distribute(copy.deepcopy(plain))
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, plain)]
+        for step in range(2):
+            found = []
+            for each, optimizer in zip((model, plain), optimizers, strict=True):
+                torch.manual_seed(step)
+                output = each(given)
+                loss = output[0] if isinstance(output, tuple) else output.square().mean()
+                loss.backward()
+                found.append((loss.detach(), nn.utils.clip_grad_norm_(each.parameters(), 1.0)))
+                optimizer.step()
+                optimizer.zero_grad()
+            torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10, msg=lambda text, seed=seed: f"{seed}: {text}")
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-8, atol=1e-10)
+
+
 SIZES = dict(vocab_size=WORDS, n_positions=8, n_embd=12, n_head=3, n_layer=2, attn_pdrop=0.2, embd_pdrop=0.15)
 
 
@@ -415,6 +471,11 @@ def case_gpt2_that_a_script_has_changed():
     lamina.set_tensor_parallelism(model, replace=True)
     names = [type(each).__name__ for each in lamina.distribute(model).module.transformer.h]
     assert names == ["GPT2Block", "GPT2Block"]
+    start(2)
+    model = of_transformers("GPT2LMHeadModel", **SIZES)
+    model.gradient_checkpointing_enable()
+    lamina.set_tensor_parallelism(model, replace=True)
+    assert type(lamina.distribute(model).module).__name__ == "GPT2LMHeadModel"
 
 
 class Wrapped(nn.Module):

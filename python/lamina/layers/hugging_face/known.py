@@ -51,6 +51,10 @@ class Known:
         for name, part in module.named_modules():
             if not type(part).__module__.startswith(("transformers.", "torch.")) or "forward" in vars(part):
                 raise UnfitError(f"its {name or 'forward'} is not transformers' own")
+            if vars(part).get("gradient_checkpointing") is True:
+                raise UnfitError(
+                    "it checkpoints activations: ask for that by set_activation_checkpointing after the wrap"
+                )
         options = self.options(module)
         for option, names in self.dropouts.items():
             found = {part.p for name, part in module.named_modules() if any(is_like(each, name) for each in names)}
