@@ -30,7 +30,7 @@ struct CallId {
   Rank origin;  // the rank that issued the call
   Step step;
   Microbatch microbatch;
-  std::int64_t counter = 0;  // counts the calls that `origin` issued for this microbatch in this step
+  std::int64_t counter = 0;  // counts what `origin` issued for this microbatch in this step; deliveries: downwards
 
   friend constexpr auto operator<=>(const CallId&, const CallId&) = default;
 };

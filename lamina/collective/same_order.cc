@@ -95,6 +95,8 @@ void SameOrder::require_all_begin(std::int64_t number) {
   }
 }
 
+void SameOrder::require_nobody_gave_up() { require_all_begin(std::numeric_limits<std::int64_t>::max()); }
+
 std::vector<SameOrder::Operation> SameOrder::lacking(const base::Patience& patience) {
   if (caught_up_ == given_up_) return {};
   const Farewell* farthest = nullptr;

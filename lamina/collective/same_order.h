@@ -53,6 +53,8 @@ class SameOrder {
   void take_back();
   // Throws value::RemoteFailure where another member has given up before it began that many.
   void require_all_begin(std::int64_t number);
+  // Throws value::RemoteFailure where another member has given up since this one last did.
+  void require_nobody_gave_up();
   // The collective has ended: all members have begun so many.
   void note_end(std::int64_t number);
 

@@ -117,7 +117,7 @@ class C10dWork : public Work {
     const auto await = [this] { wait_for_end(); };
     try {
       if (links_.around_wait && !done()) {
-        links_.around_wait(await);
+        links_.around_wait(await, terms_.keeps_turn);
       } else {
         await();
       }

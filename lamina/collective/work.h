@@ -42,6 +42,7 @@ struct Terms {
   base::Patience patience;
   bool outlives_wait = false;  // where the wait ends before it, the collective goes on, for others to end it
   std::string about = {};      // behind the purpose: tells it from others of that, on all members alike
+  bool keeps_turn = false;     // the thread that waits goes on to compute, before any other does
 };
 
 // Parts of the job that waits for collectives need; they outlive them. A program without a job has none.
@@ -50,8 +51,9 @@ struct JobLinks {
   messaging::Presence* presence = nullptr;  // who has come
   observe::Recorder* recorder = nullptr;
   transport::Transport* transport = nullptr;  // for gathers between hosts; nullptr: torch's groups do them
-  // Runs a wait of this thread; in a step without what others need meanwhile. Empty: just runs it.
-  std::function<void(const std::function<void()>& wait)> around_wait;
+  // Runs a wait of this thread; in a step without what others need meanwhile, but for its turn where it keeps that.
+  // Empty: just runs it.
+  std::function<void(const std::function<void()>& wait, bool keeps_turn)> around_wait;
   // Throws base::CancelledError in a thread of a step that has ended. Empty: nothing ends early.
   std::function<void()> check_step;
 };

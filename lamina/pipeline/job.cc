@@ -90,6 +90,10 @@ Job::Job(JobOptions options, messaging::Messenger& messenger, observe::Recorder&
     const auto refusal = to_refusal(std::move(message));
     steps_.refuse(refusal.step, refusal.why);
   });
+  handlers.on(kTurn, [this](transport::Message&& message) {
+    steps_.deliver(std::move(message),
+                   [](remote::StepScope& step, transport::Message&& word) { step.slot().hear(to_pick(word)); });
+  });
   handlers.on(kEndOfStep, [this](transport::Message&& end) { steps_.receive_end(std::move(end)); });
   keep_steps();
   messenger.watch({[this](base::Rank lost) { return known_of(lost); }, [this](const base::Loss& loss) { lose(loss); }});
@@ -139,11 +143,13 @@ std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microba
   auto step = std::make_shared<remote::StepScope>(
       *pool_, runtime::StepContext::Options{.number = number,
                                             .microbatches = microbatches,
-                                            .schedule = schedule(),
+                                            .turns = make_turns(),
                                             .timeout = to_duration(options_.timeout),
                                             .thread_state = std::move(thread_state),
                                             .watched = watched_,
                                             .recorder = &recorder_});
+  step->pipeline = options_.pipeline;
+  step->slot().when_picked([this, number](const schedule::Pick& word) { tell_team(number, word); });
   if (options_.few_processors) step->slot().stay_on_one_processor();
   step->slot().when_idle([this] { messenger_.transport().look_out(); });
   if (options_.deterministic) step->gradients.emplace().begin(parameters_);
@@ -151,9 +157,44 @@ std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microba
   return step;
 }
 
+schedule::TeamTurns Job::make_turns() const {
+  using schedule::TeamTurns;
+  if (options_.team.size() <= 1) return TeamTurns::alone(schedule());
+  return options_.team.front() == rank() ? TeamTurns::of_first(schedule()) : TeamTurns::of_another();
+}
+
+void Job::tell_team(base::Step step, const schedule::Pick& word) {
+  for (const auto other : options_.team) {
+    if (other == rank()) continue;
+    try {
+      messenger_.transport().tell(other, to_message(step, rank(), word));
+    } catch (const base::PeerError&) {
+      // Its pipeline, and who waits for it in a collective, hear of that.
+    }
+  }
+}
+
+void Job::require_same_turns(remote::StepScope& step) const {
+  const auto parting = step.slot().parting();
+  if (!parting) return;
+  throw base::DesyncError(
+      base::str("rank ", options_.team.front(), " and rank ", rank(), ", which have slices of the same layers, ",
+                "ran different code in step ", step.number(), ": ", parting->what(),
+                "; what decides which code runs is to be the same on all ranks of a TP_GROUP: give them the same "
+                "batch, and let no branch depend on the rank"),
+      base::Code{"tp-order"});
+}
+
+base::Patience Job::patience_in(remote::StepScope& step, const StepSpec& spec) const {
+  return {to_duration(options_.timeout), [this, &step, &spec] {
+            if (spec.check_interrupt) spec.check_interrupt();
+            require_same_turns(step);
+            if (spec.check_others) spec.check_others();
+          }};
+}
+
 StepResult Job::run_step(const StepSpec& spec) {
   if (!pool_) throw base::UsageError("a step of a job that was shut down", base::Code{"step-after-shutdown"});
-  const base::Patience patience{to_duration(options_.timeout), spec.check_interrupt};
   const std::int64_t began_ns = recorder_.on() ? observe::now_ns() : 0;  // requests may run before begin() returns
   std::optional<runtime::ProcessState> mine;  // which threads of a step that fails may change
   const auto thread_state = runtime::ThreadState::capture(options_.thread_hooks);
@@ -167,6 +208,7 @@ StepResult Job::run_step(const StepSpec& spec) {
       },
       spec.call, leads());
   const auto number = step->number();
+  const auto patience = patience_in(*step, spec);
   Ended ended;
   std::exception_ptr desync;  // it says why, where others who have met it may be gone before this rank's threads end
   try {

@@ -34,6 +34,7 @@ struct JobOptions {
   std::int64_t microbatches_before = 0;                                // those of earlier replicas
   std::shared_ptr<verification::RunRecorder> run_recorder;             // nullptr: the run is not recorded
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
+  std::vector<base::Rank> team;      // the ranks that have slices of what this one has; one, or none: it has no slices
   bool few_processors = true;        // this machine has less than two for each of its ranks
   runtime::WorkerPool::Hooks thread_hooks;
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
@@ -52,6 +53,9 @@ struct StepSpec {
   std::function<void()> cut = {};
   // Asked at the end: whether there was a backward that the engine has not run. May be empty.
   std::function<bool()> saw_backward = {};
+  // Run as check_interrupt is, while the step goes on: throws where ranks of other pipelines have failed that it needs.
+  // May be empty.
+  std::function<void()> check_others = {};
 };
 
 // Facts of a step after its end, on every rank.
@@ -164,6 +168,12 @@ class Job {
   // How the wait of the thread that has entered a step can end before its time: see [Note: mutual waits].
   messaging::MutualWaits::Operation operation(base::Step step) const;
   void keep_steps();
+  // Its turns where this rank is one of a team; see [Note: turns of a team].
+  schedule::TeamTurns make_turns() const;
+  void tell_team(base::Step step, const schedule::Pick& word);
+  void require_same_turns(remote::StepScope& step) const;
+  // For the thread that has entered the step.
+  base::Patience patience_in(remote::StepScope& step, const StepSpec& spec) const;
   messaging::MutualWaits::Wait wait_for_end(remote::StepScope& step);
   // To the other ranks: why this one refuses the step, and its error.
   void announce_failure(const remote::StepScope& step);

@@ -28,6 +28,38 @@ NewStep to_new_step(const Message& message) {
   return begin;
 }
 
+Message to_message(base::Step step, base::Rank from, const schedule::Pick& word) {
+  const auto turn = word.turn.value_or(schedule::TurnName());
+  value::Writer out;
+  out.put(word.number);
+  out.put<std::uint8_t>(word.goes_on);
+  out.put<std::uint8_t>(word.turn.has_value());
+  for (const auto part : {turn.microbatch.value, turn.caller.value, turn.call, turn.turn}) out.put<std::int64_t>(part);
+  out.put(word.before.acts);
+  out.put(word.before.collectives);
+  out.put(word.before.hash);
+  out.put_block(word.before.last);
+  return {kTurn, whole(step, from), out.take(), {}};
+}
+
+schedule::Pick to_pick(const Message& message) {
+  value::Reader in(message.fields);
+  schedule::Pick word{.number = in.get<std::int64_t>()};
+  word.goes_on = in.get<std::uint8_t>() != 0;
+  const bool begins = in.get<std::uint8_t>() != 0;
+  schedule::TurnName turn{base::Microbatch(in.get<std::int64_t>())};
+  turn.caller = base::Partition(in.get<std::int64_t>());
+  turn.call = in.get<std::int64_t>();
+  turn.turn = in.get<std::int64_t>();
+  if (begins) word.turn = turn;
+  word.before.acts = in.get<std::int64_t>();
+  word.before.collectives = in.get<std::int64_t>();
+  word.before.hash = in.get<std::uint64_t>();
+  word.before.last = in.get_block();
+  in.expect_end();
+  return word;
+}
+
 Message to_message(Refusal refusal) {
   return {kRefusal, whole(refusal.step, refusal.from), std::move(refusal.why), {}};
 }

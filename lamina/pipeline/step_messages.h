@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
+#include "lamina/schedule/team_turns.h"
 #include "lamina/transport/message.h"
 #include "lamina/value/failure.h"
 
@@ -17,6 +18,7 @@ namespace lamina::pipeline {
 inline constexpr transport::Kind kNewStep = "new step";
 inline constexpr transport::Kind kRefusal = "refusal";
 inline constexpr transport::Kind kEndOfStep = "end of step";
+inline constexpr transport::Kind kTurn = "turn";
 
 // To those that follow: the leading rank begins a step, whose function `call` names.
 struct NewStep {
@@ -42,10 +44,14 @@ struct EndOfStep {
   std::optional<value::Failure> failure;  // instead of all these
 };
 
+// A word of a team's first rank to the others, on their turns in a step.
+transport::Message to_message(base::Step step, base::Rank from, const schedule::Pick& word);
+
 transport::Message to_message(const NewStep& begin);
 transport::Message to_message(Refusal refusal);
 transport::Message to_message(EndOfStep end);
 
+schedule::Pick to_pick(const transport::Message& message);
 NewStep to_new_step(const transport::Message& message);
 Refusal to_refusal(transport::Message&& message);
 EndOfStep to_end_of_step(transport::Message&& message);

@@ -51,6 +51,11 @@ base::CallId with_counter(base::CallId call, std::int64_t counter) {
   return call;
 }
 
+schedule::TurnName turn_of(const StepScope& step, const base::CallId& call) {
+  const auto caller = std::ranges::find(step.pipeline, call.origin) - step.pipeline.begin();
+  return {call.microbatch, base::Partition(caller), call.counter};
+}
+
 // The sum that an item of a list of gradients stands for.
 at::Tensor summed(const value::Value& item) {
   const auto* parts = item.get_if<value::List>();
@@ -150,7 +155,7 @@ void ExecutionServer::await_inputs(StepScope& step, const std::shared_ptr<Parked
     if (--parked->missing != 0) return;
     const auto& call = parked->request().call;
     step.served.bursts.ready(call);
-    const auto place = step.slot().reserve(parked->phase(), call.microbatch);
+    const auto place = step.slot().reserve(parked->phase(), turn_of(step, call));
     step.serve([this, &step, parked, place] { serve(step, *parked, *place); });
   };
   const auto await = [&](const base::CallId& call) {
@@ -174,8 +179,8 @@ void ExecutionServer::await_inputs(StepScope& step, const std::shared_ptr<Parked
 
 void ExecutionServer::serve(StepScope& step, Parked& parked, runtime::ComputeSlot::Place& place) {
   const auto& request = parked.request();
-  runtime::ExecutionContext context(step, place, request.call.microbatch, parked.phase());
-  if (context.recorder() && modules_) context.set_name(modules_->name(request.module));
+  runtime::ExecutionContext context(step, place, turn_of(step, request.call), parked.phase());
+  if ((context.recorder() || step.slot().in_team()) && modules_) context.set_name(modules_->name(request.module));
   if (request.after >= 0) issued(context).latest = step.served.take_order(with_counter(request.call, request.after));
   Answer answer{request.call};
   Tensors outputs;
@@ -196,6 +201,8 @@ void ExecutionServer::serve(StepScope& step, Parked& parked, runtime::ComputeSlo
     // Described in any case: until then a face may keep the error in this thread, where the next request would meet it.
     failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
     if (step.slot().cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
+    // The caller hears of an answer when its turn comes, which may wait for a collective that the team is in here.
+    if (step.slot().in_team()) throw value::RemoteFailure(*failure);
   }
   answer.note = context.take_note();
   finish(step, parked, std::move(outputs), std::move(failure), std::move(answer), context);

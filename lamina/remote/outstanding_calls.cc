@@ -23,9 +23,14 @@ namespace {
 
 }  // namespace
 
-base::CallId OutstandingCalls::new_name(base::Rank rank, base::Step step, base::Microbatch microbatch) {
+base::CallId OutstandingCalls::new_call(base::Rank rank, base::Step step, base::Microbatch microbatch) {
   std::lock_guard guard(mutex_);
-  return {rank, step, microbatch, counters_[microbatch]++};
+  return {rank, step, microbatch, call_counts_[microbatch]++};
+}
+
+base::CallId OutstandingCalls::new_delivery(base::Rank rank, base::Step step, base::Microbatch microbatch) {
+  std::lock_guard guard(mutex_);
+  return {rank, step, microbatch, --delivery_counts_[microbatch]};
 }
 
 void OutstandingCalls::add(const Pending& pending) {

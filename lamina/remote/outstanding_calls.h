@@ -33,8 +33,10 @@ class OutstandingCalls {
  public:
   using Pending = std::shared_ptr<PendingCall>;
 
-  // A name for a call, or for what is delivered: no other one of this rank has it.
-  base::CallId new_name(base::Rank rank, base::Step step, base::Microbatch microbatch);
+  // A name that nothing else of this rank has. Numbers of calls are alike on all members of a team, see [Note: turns of
+  // a team]; what is delivered is asked for as often as it happens to be needed.
+  base::CallId new_call(base::Rank rank, base::Step step, base::Microbatch microbatch);
+  base::CallId new_delivery(base::Rank rank, base::Step step, base::Microbatch microbatch);
 
   void add(const Pending& pending);
   // From the transport's thread. An answer that says that a call is done ends it.
@@ -66,7 +68,7 @@ class OutstandingCalls {
  private:
   std::mutex mutex_;
   std::map<base::CallId, Pending> pending_;  // until they are done
-  std::map<base::Microbatch, std::int64_t> counters_;
+  std::map<base::Microbatch, std::int64_t> call_counts_, delivery_counts_;
   std::map<base::Microbatch, Tensors> asked_;
   bool cancelled_ = false;
   std::atomic<bool> said_ = false;

@@ -172,7 +172,7 @@ value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Out
   request.expected = output_spec.fingerprint;
   std::vector<std::vector<Delivery>> prepared(output_spec.outputs.size());
   for (const auto& [output, reader] : call.profile->route(call.ordinal)) {
-    const Delivery delivery{output, reader, new_name(call)};
+    const Delivery delivery{output, reader, new_delivery(call)};
     prepared.at(output).push_back(delivery);
     request.deliveries.push_back(delivery);
   }
@@ -240,7 +240,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
     std::vector<Delivery> prepared;
     if (target.kind != TargetKind::kCaller) {
       const auto reader = target.kind == TargetKind::kHere ? rank() : target.rank;
-      prepared.push_back({output, reader, new_name(call)});
+      prepared.push_back({output, reader, new_delivery(call)});
       request.deliveries.push_back(prepared.back());
     }
     result[i] = reference(*pending, output, target.spec, value::Strides::kAsTheyArrive, lease, std::move(prepared));
@@ -283,7 +283,7 @@ value::Value RemoteCalls::departing_gradient(const at::Tensor& gradient, Pending
 RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
   const runtime::ExecutionContext& context = *runtime::ExecutionContext::current();
   auto& step = scope_of(context);
-  call.id = step.calls.new_name(rank(), step.number(), context.microbatch());
+  call.id = step.calls.new_call(rank(), step.number(), context.microbatch());
   auto pending = std::make_shared<PendingCall>();
   pending->call = std::make_shared<IssuedCall>(std::move(call));
   return pending;
@@ -294,6 +294,8 @@ void RemoteCalls::send(const Pending& pending, AnyRequest&& request) {
   const auto& call = *pending->call;
   auto& made = issued(*runtime::ExecutionContext::current());
   made.calls.push_back(pending);
+  runtime::ExecutionContext::current()->note(schedule::TurnAct::kCall,
+                                             base::str(call.backward ? "backward" : "forward", " of ", call.name));
   const auto [latest, first] = made.latest.try_emplace({call.module, call.backward}, call.id.counter);
   if (!first) request.after = std::exchange(latest->second, call.id.counter);
   scope_of(*runtime::ExecutionContext::current()).calls.add(pending);
@@ -331,8 +333,8 @@ std::shared_ptr<StepScope> RemoteCalls::step_of(const IssuedCall& call) {
                          base::Code{"step-earlier-graph"});
 }
 
-base::CallId RemoteCalls::new_name(const IssuedCall& call) {
-  return step_of(call)->calls.new_name(rank(), call.id.step, call.id.microbatch);
+base::CallId RemoteCalls::new_delivery(const IssuedCall& call) {
+  return step_of(call)->calls.new_delivery(rank(), call.id.step, call.id.microbatch);
 }
 
 void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
@@ -341,13 +343,19 @@ void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
 
 at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call) {
   const auto step = step_of(call);
-  auto arrival = step->deliveries.poll(name);
+  auto arrival = ends_turns() ? std::nullopt : step->deliveries.poll(name);
   if (!arrival) {
     give_way(call, [&](const std::function<void()>& ready) {
       arrival = step->deliveries.wait(name, patience_, [&] { return call.what(); }, ready);
     });
   }
   return told(*arrival, call.id);
+}
+
+// A turn of a team ends at each read, also where the value is there: see [Note: turns of a team].
+bool RemoteCalls::ends_turns() const {
+  const auto* context = runtime::ExecutionContext::current();
+  return context != nullptr && context->step().slot().in_team();
 }
 
 void RemoteCalls::give_way(const IssuedCall& awaited, const Wait& wait) {

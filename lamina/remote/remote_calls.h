@@ -55,9 +55,10 @@ class RemoteCalls : private Fetcher {
   void receive(StepScope& step, Answer&& answer);  // from the transport's thread
   // As RemoteValue's fetcher.
   base::Rank rank() const override { return transport_.rank(); }
-  base::CallId new_name(const IssuedCall& call) override;
+  base::CallId new_delivery(const IssuedCall& call) override;
   void ask(const IssuedCall& call, const Delivery& delivery) override;
   at::Tensor receive(const base::CallId& name, const IssuedCall& call) override;
+  bool ends_turns() const override;
   void give_way(const IssuedCall& awaited, const Wait& wait) override;
   const base::Patience& patience() const override { return patience_; }
 

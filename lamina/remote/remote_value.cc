@@ -8,12 +8,13 @@
 // without the compute slot: the other one may need that.
 //
 // Locks: mutex_; under it, so that each reader's value is asked for once, those of the calls and of what they learned,
-// and the transport's to send. taken() only tries it: who asks that does not wait. See docs/thread-model.md.
+// and the transport's to send. See docs/thread-model.md.
 #include "lamina/remote/remote_value.h"
 
 #include <algorithm>
 
 #include "lamina/base/str.h"
+#include "lamina/runtime/execution_context.h"
 
 namespace lamina::remote {
 
@@ -47,20 +48,31 @@ RemoteValue::~RemoteValue() {
 }
 
 at::Tensor RemoteValue::take() {
-  // Nobody waits under the lock: whoever has the compute slot may come for it.
   std::unique_lock lock(mutex_);
-  while (true) {
+  bool gave_way =
+      !calls_.ends_turns();  // else it has to once, also where a thread has fetched it that computes no more
+  while (!taken_) {
     if (error_) std::rethrow_exception(error_);
-    if (value_.defined()) return value_;
+    if (value_.defined() && gave_way) break;
     require_alive();
-    if (!taking_) break;
-    lock.unlock();
-    calls_.give_way(*call_, [&](const std::function<void()>&) {
-      std::unique_lock waiting(mutex_);
-      base::wait_until(waiting, changed_, calls_.patience(), [&] { return !taking_; }, [&] { return call_->what(); });
-    });
-    lock.lock();
+    gave_way = true;
+    value_.defined() || taking_ ? wait_for_taker(lock) : fetch(lock);
   }
+  if (runtime::ExecutionContext::has_process_state()) taken_ = true;
+  return value_;
+}
+
+// Without the lock: whoever has the compute slot may come for it.
+void RemoteValue::wait_for_taker(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  calls_.give_way(*call_, [&](const std::function<void()>&) {
+    std::unique_lock waiting(mutex_);
+    base::wait_until(waiting, changed_, calls_.patience(), [&] { return !taking_; }, [&] { return call_->what(); });
+  });
+  lock.lock();
+}
+
+void RemoteValue::fetch(std::unique_lock<std::mutex>& lock) {
   taking_ = true;
   std::exception_ptr error;
   try {
@@ -78,7 +90,6 @@ at::Tensor RemoteValue::take() {
   taking_ = false;
   changed_.notify_all();
   if (error) std::rethrow_exception(error);
-  return value_;
 }
 
 base::CallId RemoteValue::route_to(base::Rank reader) {
@@ -93,11 +104,6 @@ void RemoteValue::redirect(Delivery delivery) {
   calls_.ask(*call_, std::move(delivery));
 }
 
-bool RemoteValue::taken() {
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  return lock.owns_lock() && value_.defined();
-}
-
 base::CallId RemoteValue::route(base::Rank reader) {
   const auto found = std::ranges::find(prepared_, reader, &Delivery::to);
   if (found != prepared_.end()) {
@@ -105,7 +111,7 @@ base::CallId RemoteValue::route(base::Rank reader) {
     prepared_.erase(found);
     return name;
   }
-  const auto name = calls_.new_name(*call_);
+  const auto name = calls_.new_delivery(*call_);
   if (!call_->backward) call_->profile->learn_reader(call_->ordinal, output_, reader);
   calls_.ask(*call_, {output_, reader, name});
   return name;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -67,11 +68,13 @@ class Fetcher {
  public:
   virtual base::Rank rank() const = 0;
   // A name for what is delivered of a call.
-  virtual base::CallId new_name(const IssuedCall& call) = 0;
+  virtual base::CallId new_delivery(const IssuedCall& call) = 0;
   // Asks the call's owner for a delivery that its request did not prepare.
   virtual void ask(const IssuedCall& call, const Delivery& delivery) = 0;
   // Waits for what is delivered as `name`. Throws what came instead, in this thread, whose context then knows of it.
   virtual at::Tensor receive(const base::CallId& name, const IssuedCall& call) = 0;
+  // Says that a read ends this thread's turn, also where the value is there.
+  virtual bool ends_turns() const = 0;
   // Runs a wait of this thread with the compute slot, and what the face must not hold, given up. `ready` is for whoever
   // brings what it waits for; see ExecutionContext::take_place().
   using Wait = std::function<void(const std::function<void()>& ready)>;
@@ -99,10 +102,12 @@ class RemoteValue : public value::Source {
   // Has the value sent to the reader that another call named.
   void redirect(Delivery delivery);
   const base::CallId& call() const { return call_->id; }
-  // Says that the value is here.
-  bool taken();
+  // Says that the value is here, and was so when this turn began.
+  bool taken() const { return taken_; }
 
  private:
+  void wait_for_taker(std::unique_lock<std::mutex>& lock);
+  void fetch(std::unique_lock<std::mutex>& lock);
   base::CallId route(base::Rank reader);  // under the lock
   void require_alive() const;
 
@@ -114,7 +119,8 @@ class RemoteValue : public value::Source {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Delivery> prepared_;
-  bool taking_ = false;  // a thread waits for it
+  bool taking_ = false;              // a thread waits for it
+  std::atomic<bool> taken_ = false;  // a thread that computes has had it
   at::Tensor value_;
   std::exception_ptr error_;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <vector>
+
 #include "lamina/remote/deliveries.h"
 #include "lamina/remote/outstanding_calls.h"
 #include "lamina/remote/served_calls.h"
@@ -14,9 +16,10 @@ class StepScope : public runtime::StepContext {
  public:
   using StepContext::StepContext;
 
-  Deliveries deliveries;   // values from other ranks
-  OutstandingCalls calls;  // of their modules
-  ServedCalls served;      // of the modules here
+  std::vector<base::Rank> pipeline;  // its ranks, by partition: a call's name says of which its caller is
+  Deliveries deliveries;             // values from other ranks
+  OutstandingCalls calls;            // of their modules
+  ServedCalls served;                // of the modules here
 
   void close() override {
     served.close();

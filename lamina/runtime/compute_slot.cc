@@ -7,7 +7,7 @@
 // Threads: contexts wait, each on a condition of its own, so that the one that is picked wakes alone. The
 // transport's thread takes places for them and never waits. cancel() runs in the one that ends the step.
 //
-// Locks: mutex_, under which nothing else is taken; it is the last one of the order, and nobody waits here holding any
+// Locks: mutex_, under which nothing else is taken: words to a team are told without it. Nobody waits here holding any
 // other, or the GIL. See docs/thread-model.md.
 #include "lamina/runtime/compute_slot.h"
 
@@ -16,9 +16,10 @@
 
 namespace lamina::runtime {
 
-ComputeSlot::ComputeSlot(std::unique_ptr<schedule::Schedule> schedule, base::Deadline::Clock::duration timeout,
+ComputeSlot::ComputeSlot(schedule::TeamTurns turns, base::Deadline::Clock::duration timeout,
                          std::function<bool()> holds_interpreter_lock)
-    : schedule_(std::move(schedule)),
+    : turns_(std::move(turns)),
+      in_team_(turns_.in_team()),
       patience_{timeout, nullptr, /*tell=*/nullptr},
       holds_interpreter_lock_(std::move(holds_interpreter_lock)) {}
 
@@ -26,9 +27,45 @@ void ComputeSlot::check_lock_order() const {
   assert((!holds_interpreter_lock_ || !holds_interpreter_lock_()) && "a thread waits for its turn holding the GIL");
 }
 
+template <class Act>
+void ComputeSlot::act(const Act& what) {
+  Lock lock(mutex_);
+  what();
+  tell_team(lock);
+}
+
+void ComputeSlot::tell_team(Lock& lock) {
+  if (!in_team_ || cancelled_) return;
+  const auto words = turns_.take_words();
+  if (words.empty()) return;
+  lock.unlock();
+  for (const auto& word : words) tell_(word);
+  lock.lock();
+}
+
+void ComputeSlot::hear(schedule::Pick word) {
+  act([&] {
+    turns_.hear(std::move(word));
+    pass_on();
+  });
+}
+
+void ComputeSlot::note(schedule::TurnAct made, std::string_view what) {
+  act([&] { turns_.note(made, what); });
+}
+
+void ComputeSlot::note_long_wait() {
+  act([&] { turns_.note_long_wait(); });
+}
+
+std::optional<schedule::Parting> ComputeSlot::parting() {
+  std::lock_guard guard(mutex_);
+  return turns_.parting();
+}
+
 void ComputeSlot::follow(std::unique_ptr<schedule::Schedule> schedule) {
   std::lock_guard guard(mutex_);
-  schedule_ = std::move(schedule);
+  turns_.follow(std::move(schedule));
 }
 
 void ComputeSlot::expect(int microbatches) {
@@ -47,53 +84,58 @@ bool ComputeSlot::cancelled() {
   return cancelled_;
 }
 
-void ComputeSlot::acquire(schedule::Phase phase, base::Microbatch microbatch) {
-  std::unique_lock lock(mutex_);
+void ComputeSlot::acquire(schedule::Phase phase, const schedule::TurnName& name) {
+  Lock lock(mutex_);
   Waiter self;
-  enqueue(self, phase, microbatch);
+  enqueue(self, phase, name);
+  tell_team(lock);
   wait_for_turn(self, lock);
 }
 
-void ComputeSlot::queue_again(schedule::Phase phase, base::Microbatch microbatch) {
-  std::unique_lock lock(mutex_);
+void ComputeSlot::queue_again(schedule::Phase phase, const schedule::TurnName& name) {
+  Lock lock(mutex_);
   Waiter self;
-  enqueue(self, phase, microbatch);
+  enqueue(self, phase, name);
   hand_over();
+  tell_team(lock);
   wait_for_turn(self, lock);
 }
 
-std::shared_ptr<ComputeSlot::Place> ComputeSlot::reserve(schedule::Phase phase, base::Microbatch microbatch) {
+std::shared_ptr<ComputeSlot::Place> ComputeSlot::reserve(schedule::Phase phase, const schedule::TurnName& name) {
   auto place = std::make_shared<Place>(*this);
-  std::lock_guard guard(mutex_);
-  enqueue(place->waiter_, phase, microbatch);
+  act([&] { enqueue(place->waiter_, phase, name); });
   return place;
 }
 
 void ComputeSlot::acquire(Place& place) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   place.taken_ = true;
   wait_for_turn(place.waiter_, lock);
 }
 
 void ComputeSlot::abandon(Waiter& waiter) {
-  std::lock_guard guard(mutex_);
-  std::erase(waiters_, &waiter);
-  if (!waiter.granted) return;
-  held_ = false;
-  pass_on();
+  act([&] {
+    std::erase(waiters_, &waiter);
+    if (!waiter.granted) return;
+    held_ = false;
+    pass_on();
+  });
 }
 
-void ComputeSlot::enqueue(Waiter& waiter, schedule::Phase phase, base::Microbatch microbatch) {
-  waiter.ticket = {phase, microbatch, arrivals_++};
+void ComputeSlot::enqueue(Waiter& waiter, schedule::Phase phase, const schedule::TurnName& name) {
+  waiter.ticket = {phase, name.microbatch, arrivals_++};
+  waiter.name = name;
   waiters_.push_back(&waiter);
   pass_on();
 }
 
-void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock) {
+void ComputeSlot::wait_for_turn(Waiter& self, Lock& lock) {
   check_lock_order();
   const auto ready = [&] { return self.granted || cancelled_; };
   const auto what = [&] {
-    return base::str("turn of microbatch ", self.ticket.microbatch, " to compute on this rank");
+    const auto awaited = turns_.awaited();
+    return base::str("turn of microbatch ", self.ticket.microbatch, " to compute on this rank",
+                     awaited ? base::str(", where the team's first rank has begun ", *awaited) : "");
   };
   try {
     base::wait_until(lock, self.wake, patience_, ready, what);
@@ -110,28 +152,32 @@ void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock
 }
 
 void ComputeSlot::release() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   const bool taken = hand_over();
+  tell_team(lock);
   lock.unlock();
   if (!taken) idle_();
 }
 
 void ComputeSlot::forward_done() {
-  std::lock_guard guard(mutex_);
-  ++progress_.forward_done;
-  pass_on();
+  act([&] {
+    ++progress_.forward_done;
+    pass_on();
+  });
 }
 
 void ComputeSlot::finished() {
-  std::lock_guard guard(mutex_);
-  ++progress_.finished;
-  pass_on();
+  act([&] {
+    ++progress_.finished;
+    pass_on();
+  });
 }
 
 void ComputeSlot::hold_starts(bool hold) {
-  std::lock_guard guard(mutex_);
-  holds_starts_ = hold;
-  pass_on();
+  act([&] {
+    holds_starts_ = hold;
+    pass_on();
+  });
 }
 
 bool ComputeSlot::hand_over() {
@@ -142,16 +188,18 @@ bool ComputeSlot::hand_over() {
 }
 
 void ComputeSlot::pass_on() {
-  if (held_ || cancelled_ || waiters_.empty()) return;
+  if (held_ || cancelled_ || (waiters_.empty() && !in_team_)) return;
   std::vector<Waiter*> ready;
   std::ranges::copy_if(waiters_, std::back_inserter(ready), [&](const Waiter* waiter) {
     return !holds_starts_ || waiter->ticket.phase != schedule::Phase::kStart;
   });
   std::vector<schedule::Ticket> tickets(ready.size());
   std::ranges::transform(ready, tickets.begin(), [](const Waiter* waiter) { return waiter->ticket; });
+  std::vector<schedule::TurnName> names(ready.size());
+  std::ranges::transform(ready, names.begin(), [](const Waiter* waiter) { return waiter->name; });
   auto progress = progress_;
   if (holds_starts_) progress.microbatches = progress.started;  // nobody is to wait for those
-  const auto next = schedule_->pick(tickets, progress);
+  const auto next = turns_.pick(tickets, names, progress);
   if (!next) return;
   Waiter* waiter = ready[*next];
   std::erase(waiters_, waiter);

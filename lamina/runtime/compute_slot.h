@@ -10,7 +10,7 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/runtime/processor.h"
-#include "lamina/schedule/schedule.h"
+#include "lamina/schedule/team_turns.h"
 
 namespace lamina::runtime {
 
@@ -21,7 +21,7 @@ namespace lamina::runtime {
 class ComputeSlot {
  public:
   // `holds_interpreter_lock` says whether this thread has the GIL, where there is one.
-  ComputeSlot(std::unique_ptr<schedule::Schedule> schedule, base::Deadline::Clock::duration timeout,
+  ComputeSlot(schedule::TeamTurns turns, base::Deadline::Clock::duration timeout,
               std::function<bool()> holds_interpreter_lock = nullptr);
 
   // From the next pick on.
@@ -33,26 +33,36 @@ class ComputeSlot {
   // How many microbatches the step has, which the schedule goes by.
   void expect(int microbatches);
 
+  // Where it is a team's, see [Note: turns of a team]: how words get to the other members. Called by any thread, which
+  // may hold the lock of what it brings; waits for nobody.
+  void when_picked(std::function<void(const schedule::Pick&)> tell) { tell_ = std::move(tell); }
+  bool in_team() const { return in_team_; }
+  void hear(schedule::Pick word);
+  // By the thread that has it: it makes a call or begins a collective, and it waits long in one.
+  void note(schedule::TurnAct act, std::string_view what);
+  void note_long_wait();
+  std::optional<schedule::Parting> parting();  // of this member and the first one, once they have parted
+
   // From now on, and for those that wait now, acquire() throws base::CancelledError.
   void cancel();
   bool cancelled();
 
   // Waits until the schedule picks this thread. Throws base::CancelledError.
-  void acquire(schedule::Phase phase, base::Microbatch microbatch);
+  void acquire(schedule::Phase phase, const schedule::TurnName& name);
   void release();
 
   // Takes a place in the queue for a thread that does not run yet. So places are in the order in which requests become
   // ready, not in that of their threads' starts. When the place's turn comes, the slot waits for its thread. A place
   // that is destroyed unused leaves the queue.
   class Place;
-  std::shared_ptr<Place> reserve(schedule::Phase phase, base::Microbatch microbatch);
+  std::shared_ptr<Place> reserve(schedule::Phase phase, const schedule::TurnName& name);
   void acquire(Place& place);  // in the thread; once
 
   // Has microbatches that have not started wait, or not; see [Note: flags of parameters].
   void hold_starts(bool hold);
 
   // Gives the slot up, and waits for it behind those that wait already.
-  void queue_again(schedule::Phase phase, base::Microbatch microbatch);
+  void queue_again(schedule::Phase phase, const schedule::TurnName& name);
 
   // In debug builds ends the process of whoever is about to wait for the slot, or for another rank, with the GIL.
   void check_lock_order() const;
@@ -64,17 +74,25 @@ class ComputeSlot {
  private:
   struct Waiter {
     schedule::Ticket ticket;
+    schedule::TurnName name;
     bool granted = false;
     std::condition_variable wake;
   };
 
-  void enqueue(Waiter& waiter, schedule::Phase phase, base::Microbatch microbatch);
-  void wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock);  // unlocks
+  using Lock = std::unique_lock<std::mutex>;
+  void enqueue(Waiter& waiter, schedule::Phase phase, const schedule::TurnName& name);
+  void wait_for_turn(Waiter& self, Lock& lock);  // unlocks
   void abandon(Waiter& waiter);
   bool hand_over();  // by the thread that has it; false: nobody takes it
   void pass_on();    // gives a free slot to the waiter that the schedule picks
+  // Tells the team's other members, without the lock, which is held before and after.
+  void tell_team(Lock& lock);
+  template <class Act>
+  void act(const Act& what);  // under the lock, then tells the team
 
-  std::unique_ptr<schedule::Schedule> schedule_;
+  schedule::TeamTurns turns_;
+  const bool in_team_;
+  std::function<void(const schedule::Pick&)> tell_ = [](const schedule::Pick&) {};
   const base::Patience patience_;
   const std::function<bool()> holds_interpreter_lock_;
   std::mutex mutex_;

@@ -22,21 +22,21 @@ thread_local ExecutionContext* this_thread = nullptr;
 
 ExecutionContext::ExecutionContext(StepContext& step, base::Microbatch microbatch, schedule::Phase begin,
                                    std::uint64_t seed)
-    : ExecutionContext(step, nullptr, microbatch, begin, seed) {}
+    : ExecutionContext(step, nullptr, {.microbatch = microbatch}, begin, seed) {}
 
-ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place& place, base::Microbatch microbatch,
+ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place& place, const schedule::TurnName& name,
                                    schedule::Phase begin)
-    : ExecutionContext(step, &place, microbatch, begin, stream_seed(0)) {}
+    : ExecutionContext(step, &place, name, begin, stream_seed(0)) {}
 
-ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place* place, base::Microbatch microbatch,
+ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place* place, const schedule::TurnName& name,
                                    schedule::Phase begin, std::uint64_t seed)
     : step_(step),
-      microbatch_(microbatch),
+      turn_(name),
       outer_(this_thread),
       leads_(begin == schedule::Phase::kStart),
       seed_(seed),
       in_backward_(begin == schedule::Phase::kBackward) {
-  place ? step_.slot().acquire(*place) : step_.slot().acquire(begin, microbatch_);
+  place ? step_.slot().acquire(*place) : step_.slot().acquire(begin, turn_);
   take_state();
   this_thread = this;
 }
@@ -57,8 +57,14 @@ void ExecutionContext::end_forward() {
 void ExecutionContext::queue_again(schedule::Phase phase) {
   if (!holds_) return acquire(phase);
   leave_state();
-  step_.slot().queue_again(phase, microbatch_);
+  ++turn_.turn;
+  step_.slot().queue_again(phase, turn_);
   take_state();
+}
+
+void ExecutionContext::note(schedule::TurnAct act, std::string_view what) {
+  if (!step_.slot().in_team() || !holds_) return;
+  step_.slot().note(act, name_.empty() ? std::string(what) : base::str(what, " in ", name_));
 }
 
 const ParameterFlags::Flags& ExecutionContext::flags() {
@@ -73,7 +79,7 @@ void ExecutionContext::set_flags(ParameterFlags::Flags flags) {
 
 void ExecutionContext::end_body() {
   if (!step_.flags) return;
-  step_.flags->end_body(microbatch_, flags());
+  step_.flags->end_body(microbatch(), flags());
   step_.slot().hold_starts(false);
 }
 
@@ -83,13 +89,13 @@ void ExecutionContext::retire() {
 }
 
 void ExecutionContext::take_place() {
-  if (!retired_) place_ = step_.slot().reserve(phase(), microbatch_);
+  if (!retired_) place_ = step_.slot().reserve(phase(), turn_);
 }
 
 void ExecutionContext::acquire(schedule::Phase phase) {
   if (retired_) return;
   const auto place = std::exchange(place_, nullptr);
-  place ? step_.slot().acquire(*place) : step_.slot().acquire(phase, microbatch_);
+  place ? step_.slot().acquire(*place) : step_.slot().acquire(phase, turn_);
   take_state();
 }
 
@@ -97,6 +103,7 @@ void ExecutionContext::release() {
   // Code that swallows the end of its step may come here again without the slot, which is then another's.
   if (!holds_) return;
   leave_state();
+  ++turn_.turn;
   step_.slot().release();
 }
 
@@ -104,19 +111,19 @@ void ExecutionContext::take_state() {
   if (!state_) {
     state_ = ProcessState::current();
     state_->seed(seed_);
-    if (leads_ && step_.flags) flags_ = step_.flags->begin_body(microbatch_);
+    if (leads_ && step_.flags) flags_ = step_.flags->begin_body(microbatch());
   }
   if (step_.flags) step_.flags->install(flags_);
   state_->swap();
-  if (step_.gradients) step_.gradients->turn_of(microbatch_);
-  step_.statistics.turn_of(microbatch_);
+  if (step_.gradients) step_.gradients->turn_of(microbatch());
+  step_.statistics.turn_of(microbatch());
   holds_ = true;
-  turn_ = phase();
+  turn_phase_ = phase();
   turn_began_ns_ = recorder() ? observe::now_ns() : 0;
 }
 
 void ExecutionContext::leave_state() {
-  if (leads_ && step_.flags && step_.flags->keeps_others(microbatch_, flags())) step_.slot().hold_starts(true);
+  if (leads_ && step_.flags && step_.flags->keeps_others(microbatch(), flags())) step_.slot().hold_starts(true);
   flags();
   holds_ = false;
   forget_casts();
@@ -133,12 +140,12 @@ std::string ExecutionContext::go_on_as(std::string name) {
 }
 
 void ExecutionContext::record_turn(observe::Recorder& recorder) const {
-  const bool backward = turn_ == schedule::Phase::kBackward;
+  const bool backward = turn_phase_ == schedule::Phase::kBackward;
   recorder.record({.what = backward ? observe::What::kBackward : observe::What::kForward,
                    .begin_ns = turn_began_ns_,
                    .end_ns = observe::now_ns(),
                    .step = step_.number().value,
-                   .microbatch = microbatch_.value,
+                   .microbatch = microbatch().value,
                    .name = name_});
   recorder.record_memory();
 }

@@ -21,8 +21,8 @@ class ExecutionContext {
   // Waits for the slot. Its random numbers are the stream of `seed`; its default dtype is at first the main thread's.
   // Throws base::CancelledError.
   ExecutionContext(StepContext& step, base::Microbatch microbatch, schedule::Phase begin, std::uint64_t seed = 0);
-  // Takes the place that a request has already.
-  ExecutionContext(StepContext& step, ComputeSlot::Place& place, base::Microbatch microbatch, schedule::Phase begin);
+  // Takes the place that request `name` has already, in which its first turn is.
+  ExecutionContext(StepContext& step, ComputeSlot::Place& place, const schedule::TurnName& name, schedule::Phase begin);
   ~ExecutionContext();
   ExecutionContext(const ExecutionContext&) = delete;
 
@@ -33,7 +33,7 @@ class ExecutionContext {
   static bool has_process_state() { return current() == nullptr || current()->holds_; }
 
   StepContext& step() const { return step_; }
-  base::Microbatch microbatch() const { return microbatch_; }
+  base::Microbatch microbatch() const { return turn_.microbatch; }
   bool leads() const { return leads_; }                        // it is a step body, whose progress the schedule follows
   bool cancelled() const { return step_.slot().cancelled(); }  // its step has ended
 
@@ -85,6 +85,9 @@ class ExecutionContext {
     come_back();
   }
 
+  // Makes a call, or begins a collective, which the members of a team compare.
+  void note(schedule::TurnAct act, std::string_view what);
+
   // Lets the schedule decide who goes on: this thread, about to do `phase`, or one that waits.
   void queue_again(schedule::Phase phase);
 
@@ -127,7 +130,7 @@ class ExecutionContext {
   std::string go_on_as(std::string name);
 
  private:
-  ExecutionContext(StepContext& step, ComputeSlot::Place* place, base::Microbatch microbatch, schedule::Phase begin,
+  ExecutionContext(StepContext& step, ComputeSlot::Place* place, const schedule::TurnName& name, schedule::Phase begin,
                    std::uint64_t seed);
   void acquire(schedule::Phase phase);
   void release();
@@ -136,7 +139,7 @@ class ExecutionContext {
   void record_turn(observe::Recorder& recorder) const;
 
   StepContext& step_;
-  const base::Microbatch microbatch_;
+  schedule::TurnName turn_;  // the next one, while it lacks the slot
   ExecutionContext* const outer_;
   const bool leads_;
   const std::uint64_t seed_;
@@ -150,7 +153,7 @@ class ExecutionContext {
   std::string name_;
   std::string note_;
   std::int64_t turn_began_ns_ = 0;  // 0: not recorded
-  schedule::Phase turn_ = schedule::Phase::kForward;
+  schedule::Phase turn_phase_ = schedule::Phase::kForward;
   std::shared_ptr<void> attached_;
 };
 

@@ -40,7 +40,7 @@ bool tells_of_loss(const std::exception_ptr& error) {
 StepContext::StepContext(WorkerPool& pool, Options options)
     : number_(options.number),
       pool_(pool),
-      slot_(std::move(options.schedule), options.timeout, pool.hooks().holds_interpreter_lock),
+      slot_(std::move(options.turns), options.timeout, pool.hooks().holds_interpreter_lock),
       recorder_(options.recorder),
       thread_state_(std::move(options.thread_state)),
       last_event_(base::Deadline::Clock::now()) {

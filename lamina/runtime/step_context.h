@@ -27,7 +27,7 @@ class StepContext : public std::enable_shared_from_this<StepContext> {
   struct Options {
     base::Step number{0};
     int microbatches = 0;
-    std::unique_ptr<schedule::Schedule> schedule;
+    schedule::TeamTurns turns;
     base::Deadline::Clock::duration timeout = std::chrono::seconds(1800);  // see ComputeSlot
     std::shared_ptr<const ThreadState> thread_state;                       // its threads get it; may be nullptr
     std::shared_ptr<const ParameterFlags::Watched> watched;                // nullptr: no flags are

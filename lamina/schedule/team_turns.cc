@@ -28,10 +28,11 @@ std::ostream& operator<<(std::ostream& out, const TurnName& name) {
   return out << " (microbatch " << name.microbatch << ")";
 }
 
-void TurnDigest::note(std::string_view act) {
+void TurnDigest::note(TurnAct act, std::string_view what) {
   ++acts;
-  hash = base::hash64(act, hash);
-  last = act;
+  if (act == TurnAct::kCollective) ++collectives;
+  hash = base::hash64(what, hash);
+  last = what;
 }
 
 std::string Parting::what() const {
@@ -41,9 +42,9 @@ std::string Parting::what() const {
 std::optional<std::size_t> TeamTurns::pick(std::span<const Ticket> waiting, std::span<const TurnName> names,
                                            const Progress& progress) {
   const bool ended = std::exchange(runs_, false);
-  const auto chosen = schedule_ ? schedule_->pick(waiting, progress) : follow(names);
+  const auto chosen = schedule_ ? schedule_->pick(waiting, progress) : heed(names);
   const auto begins = chosen ? std::optional(names[*chosen]) : std::nullopt;
-  if (schedule_ && (begins || ended)) untold_.push_back({number_++, begins, did_});
+  if (tells_ && (begins || ended)) untold_.push_back({number_++, begins, did_});
   if (begins) {
     turn_ = begins;
     did_ = {};
@@ -52,7 +53,12 @@ std::optional<std::size_t> TeamTurns::pick(std::span<const Ticket> waiting, std:
   return chosen;
 }
 
-std::optional<std::size_t> TeamTurns::follow(std::span<const TurnName> names) {
+void TeamTurns::follow(std::unique_ptr<Schedule> schedule) {
+  if (schedule_) schedule_ = std::move(schedule);
+}
+
+std::optional<std::size_t> TeamTurns::heed(std::span<const TurnName> names) {
+  look_back();
   for (const Pick* word = next_word(); word != nullptr; word = next_word()) {
     if (word->before != did_) part(word->before);
     if (parting_) return std::nullopt;
@@ -64,14 +70,22 @@ std::optional<std::size_t> TeamTurns::follow(std::span<const TurnName> names) {
   return std::nullopt;
 }
 
-void TeamTurns::note(std::string_view act) {
-  did_.note(act);
+void TeamTurns::note(TurnAct act, std::string_view what) {
+  did_.note(act, what);
   look_ahead();
+}
+
+void TeamTurns::note_long_wait() {
+  if (tells_) untold_.push_back({number_, turn_, did_, /*goes_on=*/true});
 }
 
 std::vector<Pick> TeamTurns::take_words() { return std::exchange(untold_, {}); }
 
 void TeamTurns::hear(Pick word) {
+  if (word.goes_on) {
+    goes_on_ = std::move(word);
+    return look_back();
+  }
   const auto number = word.number;
   heard_.emplace(number, std::move(word));
   look_ahead();
@@ -91,6 +105,13 @@ const Pick* TeamTurns::next_word() const {
 void TeamTurns::look_ahead() {
   const Pick* const word = next_word();
   if (runs_ && word != nullptr && did_.acts > word->before.acts) part(word->before);
+}
+
+// The first member waits long in a turn that has ended here, for a collective that nobody began here.
+void TeamTurns::look_back() {
+  const bool behind =
+      !runs_ && goes_on_ && goes_on_->number == number_ && did_.collectives < goes_on_->before.collectives;
+  if (behind) part(goes_on_->before);
 }
 
 void TeamTurns::part(const TurnDigest& first) {

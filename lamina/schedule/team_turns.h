@@ -29,13 +29,17 @@ struct TurnName {
   friend std::ostream& operator<<(std::ostream& out, const TurnName& name);  // "turn 2 of call 5 of partition 0 (...)"
 };
 
+// A thing that a turn does, which the members of its team compare.
+enum class TurnAct : std::uint8_t { kCall, kCollective };
+
 // The calls and collectives of a turn, as members of a team compare them.
 struct TurnDigest {
   std::int64_t acts = 0;
+  std::int64_t collectives = 0;  // among them
   std::uint64_t hash = 0;
   std::string last;  // "all-reduce in h.3"
 
-  void note(std::string_view act);
+  void note(TurnAct act, std::string_view what);
   friend bool operator==(const TurnDigest&, const TurnDigest&) = default;
 };
 
@@ -44,6 +48,7 @@ struct Pick {
   std::int64_t number = 0;       // of its words, from 0 on: they may overtake each other
   std::optional<TurnName> turn;  // that begins; nothing: the last one has ended, and no thread may go on yet
   TurnDigest before;             // of the turn before
+  bool goes_on = false;          // this is none of these: the turn before goes on, and has done so much
 };
 
 // Members have parted in a turn: they ran different code, mostly as data decided it.
@@ -62,22 +67,32 @@ struct Parting {
 // member may be the first, in each team another one.
 //
 // With each pick goes what the turn before it did. The slot of a member that did something else grants nothing any
-// more. Words go one way: a member that lacks a collective of the first one's turn is found by the collective.
+// more. Words go one way. So a first member that waits long in a collective says how far it is: a member that has ended
+// this turn without the collective finds that they have parted.
 //
 // In one step, on one member. Its slot calls it, under its lock.
 class TeamTurns {
  public:
-  // On the first member, where `schedule` decides; on a rank that is in no team, too.
-  explicit TeamTurns(std::unique_ptr<Schedule> schedule) : schedule_(std::move(schedule)) {}
+  // On a rank that is in no team: `schedule` decides, and nobody is told.
+  static TeamTurns alone(std::unique_ptr<Schedule> schedule) { return {std::move(schedule), /*tells=*/false}; }
+  // On the first member, where `schedule` decides.
+  static TeamTurns of_first(std::unique_ptr<Schedule> schedule) { return {std::move(schedule), /*tells=*/true}; }
   // On the others.
-  static TeamTurns of_another() { return TeamTurns(nullptr); }
+  static TeamTurns of_another() { return {nullptr, /*tells=*/false}; }
+
+  bool in_team() const { return tells_ || !schedule_; }
+  // From the next pick on, where a schedule decides.
+  void follow(std::unique_ptr<Schedule> schedule);
 
   // The slot is free: its last turn has ended. The position in `waiting` of the thread that goes on, whose turns have
   // these names, or nothing when all have to wait for another event.
   std::optional<std::size_t> pick(std::span<const Ticket> waiting, std::span<const TurnName> names,
                                   const Progress& progress);
   // The turn that runs makes a call, or begins a collective.
-  void note(std::string_view act);
+  void note(TurnAct act, std::string_view what);
+
+  // The turn that runs waits long for the other members.
+  void note_long_wait();
 
   // On the first member: words to the others since the last time.
   std::vector<Pick> take_words();
@@ -90,18 +105,22 @@ class TeamTurns {
   std::optional<TurnName> awaited() const;
 
  private:
-  std::optional<std::size_t> follow(std::span<const TurnName> names);
+  TeamTurns(std::unique_ptr<Schedule> schedule, bool tells) : schedule_(std::move(schedule)), tells_(tells) {}
+  std::optional<std::size_t> heed(std::span<const TurnName> names);
   const Pick* next_word() const;  // nullptr while it is not here
   void look_ahead();
+  void look_back();
   void part(const TurnDigest& first);
 
   std::unique_ptr<Schedule> schedule_;  // nullptr: another member's
-  std::optional<TurnName> turn_;        // the last one that began here
-  TurnDigest did_;                      // in it
+  bool tells_;
+  std::optional<TurnName> turn_;  // the last one that began here
+  TurnDigest did_;                // in it
   bool runs_ = false;
   std::int64_t number_ = 0;             // of the next word
   std::vector<Pick> untold_;            // of the first member
   std::map<std::int64_t, Pick> heard_;  // of the others, by number
+  std::optional<Pick> goes_on_;         // the last word of this kind
   std::optional<Parting> parting_;
 };
 

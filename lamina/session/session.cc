@@ -56,6 +56,7 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
   options.microbatches_before = std::int64_t{topology.index(topology::kReplicas, rank)} * config.microbatches;
   options.pipeline = topology.members(topology::kPartitions, rank);
+  options.team = topology.members(Group::kTp, rank);
   options.few_processors = environment::available_cores() < 2 * world.local_size;
   options.run_recorder = std::move(run_recorder);
   options.thread_hooks = std::move(hooks.thread_hooks);
@@ -81,6 +82,14 @@ std::shared_ptr<verification::RunRecorder> record_run(const config::Config& conf
   return std::make_shared<verification::RunRecorder>(*terms, about);
 }
 
+// Throws base::CancelledError in a thread of a step that has ended.
+void check_step() {
+  const auto* context = runtime::ExecutionContext::current();
+  if (context != nullptr && context->cancelled()) {
+    throw base::CancelledError(base::str("step ", context->step().number(), " has ended"));
+  }
+}
+
 using Blocking = decltype(runtime::WorkerPool::Hooks::blocking);
 
 // A wait for tensors in a step gives the compute slot up, and ends with the step.
@@ -88,18 +97,24 @@ collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder
                               bool plain) {
   collective::JobLinks links{&messenger.mailbox(), &messenger.presence(), &recorder};
   if (!plain) links.transport = &messenger.transport();
-  links.around_wait = [blocking = std::move(blocking)](const std::function<void()>& wait) {
+  links.around_wait = [blocking = std::move(blocking)](const std::function<void()>& wait, bool keeps_turn) {
     auto* context = runtime::ExecutionContext::current();
-    const auto without_slot = [&] { context == nullptr ? wait() : context->without_slot(context->phase(), wait); };
+    const bool keeps_slot = context == nullptr || keeps_turn;
+    const auto without_slot = [&] { keeps_slot ? wait() : context->without_slot(context->phase(), wait); };
     blocking ? blocking(without_slot) : without_slot();
   };
-  links.check_step = [] {
-    const auto* context = runtime::ExecutionContext::current();
-    if (context != nullptr && context->cancelled()) {
-      throw base::CancelledError(base::str("step ", context->step().number(), " has ended"));
-    }
-  };
+  links.check_step = &check_step;
   return links;
+}
+
+tensor_parallel::Team::Turn turn_of_this_thread() {
+  return {[](const std::string& collective) {
+            if (auto* context = runtime::ExecutionContext::current())
+              context->note(schedule::TurnAct::kCollective, collective);
+          },
+          [] {
+            if (auto* context = runtime::ExecutionContext::current()) context->step().slot().note_long_wait();
+          }};
 }
 
 }  // namespace
@@ -168,8 +183,13 @@ void Session::learn_nodes() {
 
 tensor_parallel::Team* Session::team() {
   if (team_ == nullptr && topology_.size(Group::kTp) > 1) {
-    team_ =
-        std::make_shared<tensor_parallel::Team>(groups_->get(Group::kTp, patience()), mailbox(), patience(), failures_);
+    auto in_steps = patience();
+    in_steps.check_interrupt = [interrupt = check_interrupt_] {
+      if (interrupt) interrupt();
+      check_step();
+    };
+    team_ = std::make_shared<tensor_parallel::Team>(groups_->get(Group::kTp, patience()), mailbox(),
+                                                    std::move(in_steps), failures_, turn_of_this_thread());
     tensor_parallel::note_team(team_name(), team_);
     when_closed([name = team_name()] { tensor_parallel::forget_team(name); });
   }

@@ -9,6 +9,7 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -25,6 +26,9 @@ using Sizes = std::vector<std::int64_t>;
 
 constexpr auto kAllReduce = "all-reduce", kAllGather = "all-gather", kReduceScatter = "reduce-scatter",
                kAllToAll = "all-to-all";
+
+// After it a member that waits in a collective asks whether the others have ended the turn in which it waits.
+constexpr auto kLong = std::chrono::milliseconds(500);
 
 std::int64_t most(const Sizes& sizes) { return std::ranges::max(sizes); }
 std::int64_t total(at::IntArrayRef sizes) { return c10::sum_integers(sizes); }
@@ -73,11 +77,12 @@ thread_local bool alone_here = false;
 }  // namespace
 
 Team::Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience,
-           std::shared_ptr<value::Failures> failures)
+           std::shared_ptr<value::Failures> failures, Turn turn)
     : group_(group),
       mailbox_(mailbox),
       patience_(std::move(patience)),
       failures_(failures ? std::move(failures) : std::make_shared<value::Failures>()),
+      turn_(std::move(turn)),
       order_(mailbox, group.members(), group.rank(),
              {"slices", [this](const Operation& operation) { return in_words(operation); }, &differ}) {}
 
@@ -183,6 +188,11 @@ void Team::together(const std::function<void()>& act) {
   throw value::RemoteFailure(others);
 }
 
+void Team::require_nobody_failed() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);  // who has it waits in a collective, and finds the same
+  if (lock) order_.require_nobody_gave_up();
+}
+
 void Team::give_up(const std::exception_ptr& error) { give_up(failures_->describe_to_send(error, mailbox_.rank())); }
 
 void Team::give_up(const value::Failure& failure) {
@@ -234,14 +244,24 @@ std::string Team::in_words(const Operation& operation) const {
   return text;
 }
 
+base::Patience Team::patience_of(std::int64_t number) {
+  auto patience = patience_;
+  auto long_from = std::optional(base::Deadline::Clock::now() + kLong);
+  patience.check_interrupt = [this, number, long_from, interrupt = patience_.check_interrupt]() mutable {
+    if (interrupt) interrupt();
+    order_.require_all_begin(number);
+    if (!turn_.waits_long || !long_from || base::Deadline::Clock::now() < *long_from) return;
+    long_from.reset();
+    turn_.waits_long();
+  };
+  return patience;
+}
+
 // `given` lies in memory as the collective takes it, or is not defined: zeros then, whose result nobody wants.
 Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::Tensor& given) {
   const auto options = at::TensorOptions(meaning.dtype).device(meaning.device);
-  collective::Terms terms{"computing with slices", patience_, /*outlives_wait=*/true, base::str(" ", number)};
-  terms.patience.check_interrupt = [this, number, interrupt = patience_.check_interrupt] {
-    if (interrupt) interrupt();
-    order_.require_all_begin(number);
-  };
+  collective::Terms terms{"computing with slices", patience_of(number), /*outlives_wait=*/true, base::str(" ", number),
+                          /*keeps_turn=*/true};
   Begun begun;
   const auto whole = numel(meaning.shape);
   const auto given_or_zeros = [&](std::int64_t count) {
@@ -274,9 +294,11 @@ at::Tensor Team::run(const Meaning& meaning, at::Tensor given) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
   for (const auto& lacking : order_.lacking(patience_)) start(order_.begin(lacking), to_meaning(lacking), {});
-  const auto number = order_.begin(to_operation(meaning));
+  const auto operation = to_operation(meaning);
+  if (turn_.begins) turn_.begins(in_words(operation));
+  const auto number = order_.begin(operation);
   try {
-    order_.check(number, patience_);
+    order_.check(number, patience_of(number));
   } catch (...) {
     order_.take_back();
     throw;

@@ -31,15 +31,23 @@ struct Cut {
 // both, and none waits, or gets numbers of another tensor. A member whose step fails gives up, so that the others stop
 // in what they wait for: see [Note: collectives given up].
 //
+// With partitions a step has several threads, which take turns: see [Note: turns of a team]. A collective keeps the
+// turn of its thread.
+//
 // In a trace one rank is alone: a sum is what it gives, what others would give is a copy of that.
 //
 // All functions throw base::UsageError for a tensor that the cut does not fit, what collective::Work::wait() and
 // SameOrder throw, and value::RemoteFailure where another member has given up. One thread at a time.
 class Team {
  public:
+  // Words on the turn of the thread that calls; empty where steps have one thread.
+  struct Turn {
+    std::function<void(const std::string& collective)> begins;
+    std::function<void()> waits_long;  // in the last one
+  };
   // `mailbox` outlives it, `group` too. `failures`: nullptr for those of C++.
   Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience,
-       std::shared_ptr<value::Failures> failures = nullptr);
+       std::shared_ptr<value::Failures> failures = nullptr, Turn turn = {});
 
   int size() const { return group_.size(); }
   int rank() const { return group_.rank(); }
@@ -59,6 +67,9 @@ class Team {
   // value::RemoteFailure, those that wait for it in a collective at once.
   void together(const std::function<void()>& act);
 
+  // Throws value::RemoteFailure where another member's step has failed and this one's has not. Returns at once; from
+  // any thread.
+  void require_nobody_failed();
   // This member's step has failed. Returns at once.
   void give_up(const std::exception_ptr& error);
 
@@ -87,6 +98,7 @@ class Team {
   std::string in_words(const collective::SameOrder::Operation& operation) const;
 
   void give_up(const value::Failure& failure);
+  base::Patience patience_of(std::int64_t number);
   Begun start(std::int64_t number, const Meaning& meaning, const at::Tensor& given);
   at::Tensor run(const Meaning& meaning, at::Tensor given);
 
@@ -94,6 +106,7 @@ class Team {
   messaging::Mailbox& mailbox_;
   const base::Patience patience_;
   const std::shared_ptr<value::Failures> failures_;
+  const Turn turn_;
   std::mutex mutex_;
   collective::SameOrder order_;
 };

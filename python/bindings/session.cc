@@ -257,17 +257,18 @@ py::object run_step(Session& session, const PythonStep& step) {
     merged = step.merge(outputs_of(result, job.leads() ? body.get() : nullptr));
     return result;
   };
-  const pipeline::StepSpec spec{step.microbatches,
-                                run_body,
-                                session.patience().check_interrupt,
-                                {step.call.first, step.call.second, ""},
-                                lent(step.cut)};
+  auto* team = session.known_team();
+  pipeline::StepSpec spec{step.microbatches,
+                          run_body,
+                          session.patience().check_interrupt,
+                          {step.call.first, step.call.second, ""},
+                          lent(step.cut)};
+  if (team != nullptr) spec.check_others = [team] { team->require_nobody_failed(); };
   {
     const Release release;
     const auto run_all = [&] {
       step.reducer == nullptr ? run(spec) : step.reducer->run_step(spec, step.training, run);
     };
-    auto* team = session.known_team();
     team == nullptr ? run_all() : team->together(run_all);
   }
   return merged;

@@ -42,7 +42,8 @@ class Step : public ::testing::Test {
 
   std::shared_ptr<StepScope> begin(bool leads = true) {
     const auto make = [&](base::Step number) {
-      runtime::StepContext::Options options{.number = number, .schedule = schedule::make_schedule("interleaved", 1)};
+      runtime::StepContext::Options options{
+          .number = number, .turns = schedule::TeamTurns::alone(schedule::make_schedule("interleaved", 1))};
       return std::make_shared<Counted>(pool_, std::move(options), cancels_);
     };
     return step_ = steps_.begin(make, {}, leads);

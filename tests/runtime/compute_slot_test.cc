@@ -22,8 +22,9 @@ class Alone {
   Alone(const char* schedule, int microbatches, std::chrono::milliseconds timeout = std::chrono::seconds(30),
         WorkerPool::Hooks hooks = {})
       : pool_(std::move(hooks)),
-        step(pool_,
-             {.microbatches = microbatches, .schedule = schedule::make_schedule(schedule, 2), .timeout = timeout}),
+        step(pool_, {.microbatches = microbatches,
+                     .turns = schedule::TeamTurns::alone(schedule::make_schedule(schedule, 2)),
+                     .timeout = timeout}),
         slot(step.slot()) {}
 
  private:
@@ -84,10 +85,11 @@ TEST(ComputeSlot, TellsWhoeverGivesItUpThatNobodyTakesIt) {
   int told = 0;
   slot.when_idle([&] { ++told; });
   std::optional<ExecutionContext> first(std::in_place, step, Microbatch(0), Phase::kForward);
-  const auto place = slot.reserve(Phase::kForward, Microbatch(1));
+  const auto place = slot.reserve(Phase::kForward, {Microbatch(1)});
   first.reset();
   EXPECT_EQ(told, 0);
-  std::optional<ExecutionContext> second(std::in_place, step, *place, Microbatch(1), Phase::kForward);
+  std::optional<ExecutionContext> second(std::in_place, step, *place, schedule::TurnName{Microbatch(1)},
+                                         Phase::kForward);
   second->without_slot(Phase::kForward, [&] { EXPECT_EQ(told, 1); });
   second.reset();
   EXPECT_EQ(told, 2);
@@ -175,12 +177,12 @@ TEST(ComputeSlot, PlacesAreServedInTheirOrderWhicheverThreadComesFirst) {
   auto& step = alone.step;
   auto& slot = alone.slot;
   std::vector<std::shared_ptr<ComputeSlot::Place>> places;
-  for (int i = 0; i < 4; ++i) places.push_back(slot.reserve(Phase::kForward, Microbatch(0)));
+  for (int i = 0; i < 4; ++i) places.push_back(slot.reserve(Phase::kForward, {Microbatch(0)}));
   std::vector<int> served;  // touched with the slot alone
   std::vector<std::thread> threads;
   for (int i = 3; i >= 0; --i) {
     threads.emplace_back([&, i] {
-      ExecutionContext context(step, *places[i], Microbatch(0), Phase::kForward);
+      ExecutionContext context(step, *places[i], {Microbatch(0)}, Phase::kForward);
       served.push_back(i);
     });
   }
@@ -192,20 +194,20 @@ TEST(ComputeSlot, APlaceThatNobodyComesForIsGivenBackWhetherItWasGrantedOrNot) {
   Alone alone("interleaved", 1);
   auto& step = alone.step;
   auto& slot = alone.slot;
-  auto granted = slot.reserve(Phase::kForward, Microbatch(0));
-  auto waiting = slot.reserve(Phase::kForward, Microbatch(0));
-  auto last = slot.reserve(Phase::kForward, Microbatch(0));
+  auto granted = slot.reserve(Phase::kForward, {Microbatch(0)});
+  auto waiting = slot.reserve(Phase::kForward, {Microbatch(0)});
+  auto last = slot.reserve(Phase::kForward, {Microbatch(0)});
   waiting.reset();
   granted.reset();
-  ExecutionContext context(step, *last, Microbatch(0), Phase::kForward);  // would wait for ever
+  ExecutionContext context(step, *last, {Microbatch(0)}, Phase::kForward);  // would wait for ever
 }
 
 TEST(ComputeSlot, APlaceOfACancelledStepThrowsWhenItsThreadComes) {
   Alone alone("interleaved", 1);
   ExecutionContext holder(alone.step, Microbatch(0), Phase::kForward);
-  const auto place = alone.slot.reserve(Phase::kForward, Microbatch(0));
+  const auto place = alone.slot.reserve(Phase::kForward, {Microbatch(0)});
   alone.slot.cancel();
-  EXPECT_THROW(ExecutionContext(alone.step, *place, Microbatch(0), Phase::kForward), base::CancelledError);
+  EXPECT_THROW(ExecutionContext(alone.step, *place, {Microbatch(0)}, Phase::kForward), base::CancelledError);
 }
 
 TEST(ComputeSlot, ATurnThatDoesNotComeIsATimeoutThatNamesTheMicrobatch) {
@@ -215,7 +217,7 @@ TEST(ComputeSlot, ATurnThatDoesNotComeIsATimeoutThatNamesTheMicrobatch) {
   ExecutionContext holder(step, Microbatch(0), Phase::kStart);
   std::thread waiter([&] {
     try {
-      slot.acquire(Phase::kForward, Microbatch(1));
+      slot.acquire(Phase::kForward, {Microbatch(1)});
       ADD_FAILURE();
     } catch (const base::TimeoutError& error) {
       EXPECT_NE(std::string(error.what()).find("turn of microbatch 1"), std::string::npos) << error.what();

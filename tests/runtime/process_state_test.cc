@@ -49,7 +49,8 @@ class Process : public testing::Test {
   }
 
   WorkerPool pool_{{}};
-  StepContext step_{pool_, {.microbatches = 2, .schedule = schedule::make_schedule("interleaved", 4)}};
+  StepContext step_{
+      pool_, {.microbatches = 2, .turns = schedule::TeamTurns::alone(schedule::make_schedule("interleaved", 4))}};
 };
 
 using StateOfTheProcess = Process;

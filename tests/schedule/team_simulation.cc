@@ -100,8 +100,9 @@ class TeamSimulation {
 
   void add_slot(int member, int partition) {
     const bool decides = order_ == Order::kFree || layout_.first[partition] == member;
-    slots_.push_back({member, partition,
-                      decides ? TeamTurns(make_schedule(layout_.schedule, layout_.active)) : TeamTurns::of_another()});
+    slots_.push_back(
+        {member, partition,
+         decides ? TeamTurns::of_first(make_schedule(layout_.schedule, layout_.active)) : TeamTurns::of_another()});
     slots_.back().progress.microbatches = layout_.microbatches;
     for (auto& context : contexts_) {
       if (context.member == member && program_[context.work].partition == partition) context.slot = &slots_.back();
@@ -178,7 +179,7 @@ class TeamSimulation {
   }
 
   void meet(Context& context) {
-    context.slot->turns.note(base::str("collective ", context.next, " of work ", context.work));
+    context.slot->turns.note(TurnAct::kCollective, base::str("collective ", context.next, " of work ", context.work));
     auto& met = meetings_[{context.microbatch, context.work, context.next}];
     met.push_back(&context);
     if (std::ssize(met) < layout_.members) return;
@@ -186,7 +187,7 @@ class TeamSimulation {
   }
 
   void call(Context& context, Context& called) {
-    context.slot->turns.note(base::str("call of work ", called.work));
+    context.slot->turns.note(TurnAct::kCall, base::str("call of work ", called.work));
     called.name.call = context.slot->calls[context.microbatch]++;
     later(message(), [this, &called] { one_more(called); });
   }

@@ -74,7 +74,7 @@ struct Slot {
   }
 };
 
-Slot first_member() { return {TeamTurns(interleaved_schedule(4))}; }
+Slot first_member() { return {TeamTurns::of_first(interleaved_schedule(4))}; }
 Slot another_member() { return {TeamTurns::of_another()}; }
 
 TEST(TeamTurns, OfAnotherMemberAreThoseOfTheFirst) {
@@ -127,9 +127,9 @@ std::pair<Slot, Slot> both_in_a_turn() {
 
 TEST(TeamTurns, OfMembersThatMadeOtherCallsAreGrantedNoMore) {
   auto [first, other] = both_in_a_turn();
-  for (auto* member : {&first, &other}) member->turns.note("all-reduce in h.3");
-  first.turns.note("forward of h.4");
-  other.turns.note("forward of h.5");
+  for (auto* member : {&first, &other}) member->turns.note(TurnAct::kCollective, "all-reduce in h.3");
+  first.turns.note(TurnAct::kCall, "forward of h.4");
+  other.turns.note(TurnAct::kCall, "forward of h.5");
   first.pick();
   other.hear(first.turns.take_words());
   EXPECT_FALSE(other.turns.parting());  // it may do as much yet
@@ -145,24 +145,47 @@ TEST(TeamTurns, OfAMemberThatBeginsACollectiveAfterTheFirstHasGoneOnAreFoundAtOn
   first.pick();
   other.hear(first.turns.take_words());
   EXPECT_FALSE(other.turns.parting());
-  other.turns.note("all-reduce in h.3");
+  other.turns.note(TurnAct::kCollective, "all-reduce in h.3");
   EXPECT_TRUE(other.turns.parting());
 }
 
 TEST(TeamTurns, OfAMemberThatWaitsInACollectiveAreFoundWhenTheFirstGoesOn) {
   auto [first, other] = both_in_a_turn();
-  other.turns.note("all-reduce in h.3");
+  other.turns.note(TurnAct::kCollective, "all-reduce in h.3");
   EXPECT_FALSE(other.turns.parting());
   first.pick();
   other.hear(first.turns.take_words());
   EXPECT_TRUE(other.turns.parting());
 }
 
+TEST(TeamTurns, OfAMemberThatLacksTheCollectiveInWhichTheFirstWaitsAreFoundWhenThatSaysSo) {
+  auto [first, other] = both_in_a_turn();
+  first.turns.note(TurnAct::kCollective, "all-reduce in h.3");
+  first.turns.note_long_wait();
+  for (const auto* call : {"forward of h.4", "forward of h.5"}) other.turns.note(TurnAct::kCall, call);
+  other.hear(first.turns.take_words());
+  EXPECT_FALSE(other.turns.parting());  // it may begin that one yet
+  EXPECT_EQ(other.pick(), -1);
+  EXPECT_TRUE(other.turns.parting());
+}
+
+TEST(TeamTurns, OfAMemberThatHasBegunAllCollectivesAreNotPartedWhereTheFirstWaitsForAThird) {
+  auto [first, other] = both_in_a_turn();
+  for (auto* member : {&first, &other}) member->turns.note(TurnAct::kCollective, "all-reduce in h.3");
+  EXPECT_EQ(other.pick(), -1);
+  first.turns.note_long_wait();
+  other.hear(first.turns.take_words());
+  EXPECT_FALSE(other.turns.parting());
+  first.pick();
+  other.hear(first.turns.take_words());
+  EXPECT_EQ(other.pick(), 2);
+}
+
 TEST(TeamTurns, SayHowTheLastOneEndedWhereNobodyIsNext) {
   auto first = first_member(), other = another_member();
   first.want(1), other.want(1);
   first.pick(), other.hear(first.turns.take_words()), other.pick();
-  other.turns.note("forward of h.5");
+  other.turns.note(TurnAct::kCall, "forward of h.5");
   EXPECT_EQ(first.pick(), -1);
   EXPECT_EQ(first.pick(), -1);
   const auto words = first.turns.take_words();

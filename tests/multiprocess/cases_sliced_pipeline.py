@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that are cut over two ranks, in a pipeline of two partitions: four ranks, two teams."""
+
+import re
+import sys
+
+import torch
+from multiprocess.cases_sliced import PLAN, RANK, WIDTH, WORDS, Block, require_equal_states
+from torch import nn
+from torch.nn import functional
+
+import lamina
+from lamina.errors import DesyncError
+
+
+class Faults:
+    """Code that one rank alone runs in one block, between its own work."""
+
+    def __init__(self):
+        self.where, self.what = (None, None), lambda block, x: x
+
+    def run(self, block, x):
+        return self.what(block, x) if (RANK, block.number) == self.where else x
+
+
+sys.faults = Faults()  # modules of others do not hand on what they see of it
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("of a backward")
+
+
+class Numbered(Block):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def forward(self, x):
+        return sys.faults.run(self, super().forward(x))
+
+
+class Words(nn.Module):
+    """As many blocks as two partitions share, a call within a call, and a head with the embedding's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Numbered(number) for number in range(4))
+        self.inner = nn.Sequential(nn.LayerNorm(WIDTH), Numbered(4))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, words):
+        x = self.embedding(words)
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.inner(x)).flatten(0, 1), words.flatten())
+
+
+PLACES = {"blocks.0": 0, "blocks.1": 1, "blocks.2": 1, "blocks.3": 0, "inner": 1, "inner.1": 0}
+ALL = PLAN | {name.replace("blocks.*", "inner.1"): style for name, style in PLAN.items()}
+
+
+def job(**options):
+    """A job with a plain model and its sliced copy."""
+    lamina.init(
+        tensor_parallel_degree=2, partitions=2, ddp=True, prescaled_batch=True, microbatches=4, timeout_s=60, **options
+    )
+    torch.manual_seed(0)
+    plain = Words().double()
+    torch.manual_seed(RANK)
+    model = Words().double()
+    if RANK == 0:
+        model.load_state_dict(plain.state_dict())
+    for name, partition in PLACES.items():
+        lamina.set_partition(model.get_submodule(name), partition)
+    lamina.set_tensor_parallelism(model, plan=ALL)
+    return plain, lamina.DistributedModel(model)
+
+
+def words(seed):
+    return torch.randint(0, WORDS, (8, 7), generator=torch.Generator().manual_seed(seed))
+
+
+@lamina.step
+def train(model, batch):
+    loss = model(batch)
+    model.backward(loss)
+    return loss
+
+
+def require_plain_updates(plain, model, steps):
+    plain.eval(), model.eval()
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    plains = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    for seed in range(steps):
+        loss = train(model, words(seed)).reduce_mean()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        expected = [plain(part) for part in words(seed).chunk(4)]
+        (sum(expected) / 4).backward()
+        plains_norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        plains.step()
+        plains.zero_grad()
+        found, wanted = torch.stack([loss, norm]), torch.stack([torch.stack(expected).mean().detach(), plains_norm])
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=0)
+    return optimizer, plains
+
+
+def require_equal_copies(model):
+    """Compares what both members of a team have whole, to the bit."""
+    kept = {name: value for name, value in model.local_named_parameters() if not model.is_distributed_parameter(value)}
+    mine, other = (
+        {name: value.detach() for name, value in each.items()} for each in lamina.allgather(kept, lamina.TP_GROUP)
+    )
+    assert mine and list(mine) == list(other)
+    for name, value in mine.items():
+        assert torch.equal(value, other[name]), name
+
+
+def case_updates_are_those_of_the_plain_model_in_both_schedules():
+    for schedule in ("interleaved", "simple"):
+        plain, model = job(pipeline=schedule)
+        optimizer, plains = require_plain_updates(plain, model, steps=12)
+        require_equal_copies(model)
+        require_equal_states(model.state_dict(), plain.state_dict())
+        state = optimizer.state_dict()
+        names = [name for name, _ in plain.named_parameters()]
+        for name, of_plain in zip(names, plains.state_dict()["state"].values(), strict=True):
+            index = names.index(name)
+            torch.testing.assert_close(state["state"][index]["exp_avg"], of_plain["exp_avg"], rtol=1e-8, atol=1e-12)
+        lamina.shutdown()
+
+
+def failure_of(model, rank, block, what):
+    """The error of a step in which one rank runs other code in one block; the next step is right again."""
+    sys.faults.where, sys.faults.what = (rank, block), what
+    try:
+        train(model, words(0))
+    except Exception as error:
+        return error
+    finally:
+        sys.faults.where = (None, None)
+        model.zero_grad()
+    raise AssertionError(f"the step went on, though rank {rank} ran other code in block {block}")
+
+
+def case_members_that_part_or_fail_end_the_step_for_all_and_the_next_one_is_right():
+    plain, model = job()
+    require_plain_updates(plain, model, steps=2)
+
+    def again(block, x):
+        return x + block.down(block.up(x))
+
+    for rank, block in ((0, 0), (1, 3), (2, 1), (3, 2), (1, 4)):
+        error = failure_of(model, rank, block, again)
+        assert isinstance(error, DesyncError), repr(error)
+        first = rank - rank % 2
+        assert re.search(f"rank {first} and rank {first + 1}, which have slices of", str(error))
+        assert re.search(r"(all-reduce of a Double tensor of shape \[2, 7, 16\]|forward of) ", str(error)), str(error)
+        assert "(microbatch " in str(error), str(error)
+
+    def fail(block, x):
+        raise ValueError("of a forward")
+
+    for rank, block, what, text in ((3, 1, fail, "of a forward"), (2, 2, lambda _, x: Backward.apply(x), "of a back")):
+        error = failure_of(model, rank, block, what)
+        assert text in str(error), repr(error)
+    require_plain_updates(plain, model, steps=2)
+    require_equal_copies(model)
+    lamina.shutdown()
