@@ -429,6 +429,27 @@ def case_gpt2_becomes_the_originals_class():
             model(input_ids=words(0), output_hidden_states=True)
 
 
+def case_delayed_parameters_become_others_that_wait_for_their_values():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from lamina.deferred_init import delayed
+
+    config = GPT2Config(**SIZES | dict(n_embd=192, n_layer=1))  # large ones are delayed
+    for degree in DEGREES:
+        start(degree)
+        torch.manual_seed(0)
+        plain = GPT2LMHeadModel(config)
+        torch.manual_seed(0)
+        with lamina.delay_param_initialization(), lamina.tensor_parallelism(replace=True):
+            model = GPT2LMHeadModel(config)
+        weight = model.transformer.h[0].attn.c_attn.weight
+        assert delayed.is_delayed(weight)
+        model = lamina.distribute(model)
+        assert delayed.is_delayed(weight)  # its values were never made of it
+        theirs = lamina.hugging_face.to_hugging_face(model.state_dict())
+        assert all(torch.equal(value, theirs[name]) for name, value in plain.state_dict().items())
+
+
 def case_layers_are_placed_as_those_were_that_they_stand_for():
     start(1, partitions=2, auto_partition=False, default_partition=0)
     plain = of_transformers("GPT2LMHeadModel", **SIZES | dict(attn_pdrop=0, embd_pdrop=0, resid_pdrop=0))

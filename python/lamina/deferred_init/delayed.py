@@ -4,7 +4,7 @@
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -57,7 +57,32 @@ def initialise(tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         if (recipe := _delayed.pop(tensor, None)) is not None:
             recorder, view = recipe
-            _lamina.restore(tensor, recorder.values([view])[0].to(tensor.dtype))
+            value = recorder.values([view])[0].to(tensor.dtype)
+            is_all = value.numel() * value.itemsize == value.untyped_storage().nbytes()
+            _lamina.restore(tensor, value if is_all else value.clone(memory_format=torch.contiguous_format))
+
+
+def cut(parameter: nn.Parameter, into: Callable[[torch.Tensor], list[torch.Tensor]]) -> list[nn.Parameter]:
+    """Parameters with parts of the value of another one, which wait for their values if it does.
+
+    Args:
+        into: makes views of a tensor.
+    """
+    if (recipe := _delayed.get(parameter)) is not None:
+        recorder, view = recipe
+        parts = [recorder.view(part) for part in into(recorder.tensor(view))]
+        if all(part is not None for part in parts):
+            return [_waiting(recorder, part, parameter) for part in parts]
+        initialise([parameter])
+    values = (part.clone(memory_format=torch.contiguous_format) for part in into(parameter.detach()))
+    return [nn.Parameter(value, parameter.requires_grad) for value in values]
+
+
+def _waiting(recorder: Recorder, view: View, like: nn.Parameter) -> nn.Parameter:
+    parameter = nn.Parameter(torch.empty(0, dtype=like.dtype), like.requires_grad)
+    _lamina.release(parameter, _WHY, torch.empty(view.size, dtype=like.dtype))
+    _delayed[parameter] = (recorder, view)
+    return parameter
 
 
 def convert(tensor: torch.Tensor, dtype: torch.dtype) -> None:

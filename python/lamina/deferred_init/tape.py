@@ -81,6 +81,11 @@ class Recorder(TorchDispatchMode):
             return None
         return View(key, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
+    def tensor(self, view: View) -> torch.Tensor:
+        """The tensor without memory that lies so in its storage."""
+        empty = torch.empty(0, dtype=view.dtype, device="meta")
+        return empty.set_(self._storages[view.storage], view.offset, view.size, view.stride)
+
     def values(self, views: Iterable[View]) -> list[torch.Tensor]:
         """The values, with memory; those of one storage share theirs."""
         views = list(views)

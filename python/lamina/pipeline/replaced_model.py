@@ -15,7 +15,7 @@ from lamina.tensor_parallel import correspondence, replacing
 
 def make(module: nn.Module, job: current.Job) -> replacing.Replaced:
     """Replaces what is marked, and knows until the job ends how names are translated."""
-    replaced = replacing.replace(module, job.session, hugging_face.registration_of, delayed.initialise)
+    replaced = replacing.replace(module, job.session, hugging_face.registration_of, delayed.cut)
     for original, result in replaced.modules:
         placement.carry(original, result)
     for name, rows in replaced.rows.items():

@@ -25,7 +25,7 @@ _HOOKS = "_lamina_hooks"  # of a module that has become another: its Registratio
 _GONE = "_lamina_replaced"  # of a parameter that the model had before
 
 Known = Callable[[nn.Module], Registration | None]
-Make = Callable[[list[torch.Tensor]], None]
+Cut = Callable[[nn.Parameter, Callable[[torch.Tensor], list[torch.Tensor]]], list[nn.Parameter]]
 
 
 @dataclass
@@ -43,13 +43,13 @@ class Replaced:
     modules: list[tuple[nn.Module, nn.Module]] = field(default_factory=list)
 
 
-def replace(root: nn.Module, session: _lamina.Session, known: Known, make: Make) -> Replaced:
+def replace(root: nn.Module, session: _lamina.Session, known: Known, cut: Cut) -> Replaced:
     """Puts others into the places of marked modules, in place. Nothing is changed unless all of them can be made.
 
     Args:
         known: what lamina has for modules of classes that nobody has registered, and the correspondence of those that
             were registered with the same class, without one.
-        make: makes delayed values of these parameters.
+        cut: makes parameters with parts of the value of another one.
 
     Errors:
         UsageError: a hook returns what it may not.
@@ -61,7 +61,7 @@ def replace(root: nn.Module, session: _lamina.Session, known: Known, make: Make)
     for name, module, registration in _candidates(root, known, found):
         try:
             _require_plain(root, name, module)
-            made[id(module)] = _made(name, module, registration, session.group_size("tp"), used, make)
+            made[id(module)] = _made(name, module, registration, session.group_size("tp"), used, cut)
             found[name] = (module, registration)
         except UnfitError as error:
             whole[f"{name or 'the model'} ({type(module).__name__})"] = str(error)
@@ -135,9 +135,7 @@ def _require_plain(root: nn.Module, name: str, module: nn.Module) -> None:
             raise UnfitError(f"it shares parameters with {holder}")
 
 
-def _made(
-    name: str, module: nn.Module, registration: Registration, degree: int, used: set[str], make: Make
-) -> nn.Module:
+def _made(name: str, module: nn.Module, registration: Registration, degree: int, used: set[str], cut: Cut) -> nn.Module:
     """The module that takes another's place, with its values."""
     args, kwargs = registry.arguments_of(module, registration)
     kind = registration.kind
@@ -161,7 +159,7 @@ def _made(
         result = kind(*bound.args, **bound.kwargs)
     _require_heads(result, degree)
     if rows:
-        _take_values(module, result, rows, make)
+        _take_values(module, result, rows, cut)
     elif (first := next(module.parameters(), None)) is not None and not first.is_meta:
         result.to(device=first.device)
     return result
@@ -174,7 +172,7 @@ def _require_heads(module: nn.Module, degree: int) -> None:
             raise UnfitError(f"it has {count} attention heads, for {degree} ranks")
 
 
-def _take_values(original: nn.Module, result: nn.Module, rows: Correspondence, make: Make) -> None:
+def _take_values(original: nn.Module, result: nn.Module, rows: Correspondence, cut: Cut) -> None:
     """Gives a module the parameters of another. A parameter that is neither turned round nor cut up stays the same
     object."""
     theirs = dict(original.named_parameters(remove_duplicate=False))
@@ -186,16 +184,11 @@ def _take_values(original: nn.Module, result: nn.Module, rows: Correspondence, m
         raise UnfitError(f"a {type(result).__name__} has nothing for its {name}")
     for theirs_name, (row, names) in found.items():
         parameter = theirs[theirs_name]
-        if len(names) == 1 and not row.transposed:
-            parts = [parameter]
-        else:
-            make([parameter])
-            parts = [each.clone(memory_format=torch.contiguous_format) for each in row.parts_of(parameter.detach())]
+        parts = [parameter] if len(names) == 1 and not row.transposed else cut(parameter, row.parts_of)
         for own, part in zip(names, parts, strict=True):
             if own not in ours or ours[own].shape != part.shape:
                 raise UnfitError(f"its {theirs_name} does not fit {type(result).__name__}")
-            kept = part if isinstance(part, nn.Parameter) else nn.Parameter(part, parameter.requires_grad)
-            taken[id(ours[own])] = kept
+            taken[id(ours[own])] = part
     for part in result.modules():
         for key, parameter in part._parameters.items():
             if parameter is not None and id(parameter) not in taken:
