@@ -215,10 +215,7 @@ def case_linears_are_cut_wherever_they_are_where_modules_are_replaced():
         stack = lamina.nn.DistributedTransformer(1, 2, 3, 6, 8).double()
         other = nn.Linear(6, 8).double()
         other.weight = stack.seq_layers[0].output.dense1.weight  # a tie that is not cut alike
-        if mode == "memory":
-            with pytest.raises(UsageError, match="are one parameter, and the plan does not cut it alike"):
-                lamina.distribute(nn.ModuleList([stack, other]))
-        else:
+        with pytest.raises(UsageError, match="are one parameter, and the plan does not cut it alike"):
             lamina.distribute(nn.ModuleList([stack, other]))
 
 

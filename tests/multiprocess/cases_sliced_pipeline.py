@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that are cut over two ranks, in a pipeline of two partitions: four ranks, two teams."""
 
+import copy
 import re
 import sys
 
@@ -176,3 +177,37 @@ def case_members_that_part_or_fail_end_the_step_for_all_and_the_next_one_is_righ
     require_plain_updates(plain, model, steps=2)
     require_equal_copies(model)
     lamina.shutdown()
+
+
+def case_a_stack_whose_activations_lie_in_parts_of_positions():
+    lamina.init(
+        tensor_parallel_degree=2,
+        partitions=2,
+        ddp=True,
+        prescaled_batch=True,
+        microbatches=2,
+        timeout_s=60,
+        optimize="memory",
+    )
+    torch.manual_seed(0)
+    plain = lamina.nn.DistributedTransformerLMHead(3, 3, 4, 12, 10, WORDS, 8, causal_mask_size=8, num_token_types=2)
+    model = copy.deepcopy(plain.double().eval())
+    lamina.set_partition(model.transformer.seq_layers[1], 1)
+    model = lamina.distribute(model)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, plain)]
+
+    @lamina.step
+    def update(batch):
+        loss = model((batch, None, batch % 2, None, batch))[0]
+        model.backward(loss)
+        return loss
+
+    for seed in range(2):
+        loss = update(words(seed)).reduce_mean()
+        expected = torch.stack([plain((part, None, part % 2, None, part))[0] for part in words(seed).chunk(2)]).mean()
+        expected.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-10, atol=0)
+    require_equal_states(model.state_dict(), plain.state_dict())

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from lamina.errors import UsageError
-from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, gathered, norms_in_parts
+from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, norms_in_parts
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
 
@@ -46,9 +46,9 @@ class DistributedAttentionLayer(DistributedModule):
     """
 
     slicing_plan: ClassVar[Mapping[str, str]] = {
-        "query": "colwise",
-        "key": "colwise",
-        "value": "colwise",
+        "query": "colwise_of_ready",
+        "key": "colwise_of_ready",
+        "value": "colwise_of_ready",
         "dense": "rowwise",
     }
 
@@ -95,8 +95,7 @@ class DistributedAttentionLayer(DistributedModule):
 
     @property
     def positions_plan(self) -> Mapping[str, str]:
-        columns = ("query",) if self.cross_attention else ("query", "key", "value")
-        return dict.fromkeys(columns, "colwise_of_positions") | {"dense": "rowwise_to_positions"} | norms_in_parts(self)
+        return {**self.slicing_plan, "dense": "rowwise_to_positions"} | norms_in_parts(self)
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         """
@@ -111,8 +110,8 @@ class DistributedAttentionLayer(DistributedModule):
             UsageError: a mask of booleans, or more positions than causal_mask_size.
         """
         states, *others, mask = inputs
-        normed = gathered(self, states if self.pre_layernorm is None else self.pre_layernorm(states))
-        seen = others[0] if self.cross_attention else normed
+        normed = layers.ready(self, states if self.pre_layernorm is None else self.pre_layernorm(states))
+        seen = layers.ready(self, others[0], are_all=True) if self.cross_attention else normed
         query, key, value = (
             layer(each).reshape(*each.shape[:2], -1, self.attention_head_size).transpose(1, 2)
             for layer, each in ((self.query, normed), (self.key, seen), (self.value, seen))

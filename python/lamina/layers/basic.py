@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.plans import STYLE_OF_ITSELF, WHOLE
 from lamina.tensor_parallel.registry import DistributedModule
 
@@ -107,12 +106,6 @@ def added(input: torch.Tensor, output: torch.Tensor, in_fp32: bool) -> torch.Ten
     if not in_fp32 or input.dtype.itemsize >= torch.float32.itemsize:
         return input + output
     return (input.float() + output.float()).to(output.dtype)
-
-
-def gathered(module: nn.Module, part: torch.Tensor) -> torch.Tensor:
-    """All positions of which a module in a stack has been given a part, for layers cut by columns."""
-    cut = layers.cut_of_positions(module)
-    return part if cut is None else torch.ops.lamina.tp_all_gather(part, *cut)
 
 
 def norms_in_parts(module: nn.Module) -> dict[str, str]:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from lamina.errors import UsageError
 from lamina.layers.attention import DistributedAttentionLayer
-from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, gathered, hands_on_to, norms_in_parts
+from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, hands_on_to, norms_in_parts
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
 
@@ -37,7 +37,7 @@ class DistributedTransformerOutputLayer(DistributedModule):
         fp32_residual_addition, add_input: see DistributedAttentionLayer.
     """
 
-    slicing_plan: ClassVar[Mapping[str, str]] = {"dense1": "colwise", "dense2": "rowwise"}
+    slicing_plan: ClassVar[Mapping[str, str]] = {"dense1": "colwise_of_ready", "dense2": "rowwise"}
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class DistributedTransformerOutputLayer(DistributedModule):
 
     @property
     def positions_plan(self) -> Mapping[str, str]:
-        return {"dense1": "colwise_of_positions", "dense2": "rowwise_to_positions"} | norms_in_parts(self)
+        return {**self.slicing_plan, "dense2": "rowwise_to_positions"} | norms_in_parts(self)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Takes and gives states [N, S, H]."""
-        normed = gathered(self, states if self.pre_layernorm is None else self.pre_layernorm(states))
+        normed = layers.ready(self, states if self.pre_layernorm is None else self.pre_layernorm(states))
         output = self.dropout(self.dense2(ACTIVATIONS[self.activation](self.dense1(normed))))
         if self.add_input:
             output = added(states, output, self.fp32_residual_addition)

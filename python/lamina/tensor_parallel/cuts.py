@@ -171,7 +171,7 @@ class Cutter:
                 code="tp-layer",
             )
         mine, sizes = shares[self._index], tuple(each.own for each in shares)
-        return Here(self._team, sizes, mine.first, of_positions=planned.of_positions), mine.own
+        return Here(self._team, sizes, mine.first, by_parent=planned.by_parent), mine.own
 
     def _section(self, planned: Planned, extent: int) -> tuple[int, int]:
         """The size of each section, which is cut apart from the others, and the unit that is never torn."""

@@ -25,12 +25,14 @@ class Parts:
     """Parts of a module that are here: heads, or features between its layers.
 
     Attributes:
+        team: the name of the ranks that have the others.
         positions: those of what it is given, where these lie in parts in this call.
         are_given: whether a layer has given parts, and the one that takes them has not begun.
     """
 
     heads: Share | None
     features: Share | None
+    team: str
     are_given: bool = False
     positions: Share | None = None
 

@@ -34,14 +34,14 @@ class Here:
         sizes: of what is cut, how much each rank has.
         first: the first position here.
         chosen: of outputs that all ranks have, those that are computed here; None for all.
-        of_positions: whether activations around it lie in parts of positions.
+        by_parent: whether the module around it has a part in the exchanges with other ranks.
     """
 
     team: str
     sizes: tuple[int, ...] = ()
     first: int = 0
     chosen: tuple[int, ...] | None = None
-    of_positions: bool = False
+    by_parent: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class _ByRows:
         return sum if self.bias is None else sum + self.bias
 
 
-class _OfGathered(_ByColumns):
-    """One that is given parts of positions, which the module around it has put together: gradients are added there."""
+class _OfReady(_ByColumns):
+    """One whose input the module around it has made ready: gradients are added there."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         output = super(_ByColumns, self).forward(input)
@@ -190,7 +190,7 @@ _LINEAR = {
     "chosen": _Chosen,
     "replicated_with_grad_allreduce": _Replicated,
 }
-_OF_POSITIONS = {"colwise": _OfGathered, "rowwise": _ToPositions}
+_BY_PARENT = {"colwise": _OfReady, "rowwise": _ToPositions}
 _EMBEDDING = {
     "colwise": _Columns,
     "embedding_colwise": _Gathered,
@@ -206,13 +206,15 @@ def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here
     if slices:
         layer.__dict__[_SLICES] = slices
     layer.__dict__[_HERE] = here
-    kinds = _EMBEDDING if isinstance(layer, nn.Embedding) else _OF_POSITIONS if here.of_positions else _LINEAR
+    kinds = _EMBEDDING if isinstance(layer, nn.Embedding) else _BY_PARENT if here.by_parent else _LINEAR
     layer.__class__ = with_other_forward(kinds[style], type(layer))
 
 
-def become_around(module: nn.Module, heads: Share | None, features: Share | None, inside: list[nn.Module]) -> None:
+def become_around(
+    module: nn.Module, heads: Share | None, features: Share | None, inside: list[nn.Module], team: str
+) -> None:
     """Makes a module one that computes with parts, between these layers: some heads, or features."""
-    parts = Parts(heads, features)
+    parts = Parts(heads, features, team)
     for each in (module, *inside):
         each.__dict__[_PARTS] = parts
     module.__class__ = with_other_forward(_Around, type(module))
@@ -235,10 +237,19 @@ def note_positions(module: nn.Module, count: int) -> None:
     module.__dict__[_PARTS].positions = module.__dict__[_PLACE].positions(count)
 
 
-def cut_of_positions(module: nn.Module) -> tuple[int, tuple[int, ...], str] | None:
-    """The cut of the positions of which it is given a part; None: it is given all."""
-    parts, place = module.__dict__.get(_PARTS), module.__dict__.get(_PLACE)
-    return None if parts is None or parts.positions is None else place.cut(parts.positions.all)
+def ready(module: nn.Module, given: torch.Tensor, are_all: bool = False) -> torch.Tensor:
+    """The input of layers inside a module that are cut by columns, with all positions. Its gradients are added over the
+    ranks.
+
+    Args:
+        given: the module's own input, which may have a part of the positions.
+        are_all: whether it has all of them in any case.
+    """
+    if (parts := module.__dict__.get(_PARTS)) is None:
+        return given
+    if parts.positions is None or are_all:
+        return torch.ops.lamina.tp_copy(given, parts.team)
+    return torch.ops.lamina.tp_all_gather(given, *module.__dict__[_PLACE].cut(parts.positions.all))
 
 
 def heads_here(module: nn.Module) -> Share | None:

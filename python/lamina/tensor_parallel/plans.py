@@ -12,7 +12,8 @@ script has given a plan does not use transformers'.
 
 [Note: positions] With `optimize: memory` activations between the layers of a stack lie in parts of positions: norms,
 dropout and sums take a part each, and a layer puts its input together. So it begins with an all-gather and ends with a
-reduce-scatter, in the place of an all-reduce at its end and one of gradients at its beginning.
+reduce-scatter, in the place of an all-reduce at its end and one of gradients at its beginning. Either is once for all
+layers that take the same: the module around them makes their input ready.
 """
 
 import difflib
@@ -41,8 +42,8 @@ COLUMNS = ("colwise", "packed_colwise")  # what they give lies in parts
 STYLE_OF_ITSELF = "_lamina_style"  # an attribute of layers that are sliced wherever they are
 _ALIASES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
 WHOLE = "replicate"
-# Styles of positions_plan of a DistributedModule, and those that they are otherwise.
-_OF_POSITIONS = {"colwise_of_positions": "colwise", "rowwise_to_positions": "rowwise"}
+# Styles of plans of a DistributedModule that sees to the exchanges around its layers, and those that they are besides.
+_BY_PARENT = {"colwise_of_ready": "colwise", "rowwise_to_positions": "rowwise"}
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _EXPERTS = ("moe_tp_experts", "moe_identity_expert")  # of transformers: these stay whole, with what is under them
 
@@ -92,7 +93,7 @@ class Planned:
         parent: the module that computes with what it gives.
         style: one of STYLES.
         may_stay_whole: True where no script has asked for it.
-        of_positions: True where activations around it lie in parts of positions.
+        by_parent: True where the module around it has a part in the exchanges with other ranks.
     """
 
     name: str
@@ -100,7 +101,7 @@ class Planned:
     parent: nn.Module
     style: str
     may_stay_whole: bool = True
-    of_positions: bool = False
+    by_parent: bool = False
 
 
 def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[str, Planned]:
@@ -117,7 +118,7 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
     known: dict[str, str] = {}
     transformers: dict[str, str] = {}
     led: list[str] = []  # modules with a plan for all that is under them
-    inside: dict[str, str] = {}  # of modules in stacks whose activations lie in parts
+    inside: dict[str, str] = {}  # of modules that have a part in exchanges, so that no plan of a script's counts
     stacks: list[str] = []
     own: dict[str, str] = {}  # of modules that say themselves how they are sliced
     for name, module in root.named_modules():
@@ -126,9 +127,10 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
         if isinstance(module, DistributedModule):
             if in_parts and module.is_stack:
                 stacks.append(name)
-            elif any(_is_under(name, each) for each in stacks):
-                inside |= _below(name, module.positions_plan)
-            own |= _below(name, _by_plan(module, module.slicing_plan))
+            is_inside = any(_is_under(name, each) for each in stacks)
+            plan = _by_plan(module, module.positions_plan if is_inside else module.slicing_plan, _BY_PARENT)
+            has_part = is_inside or any(style in _BY_PARENT for style in plan.values())
+            (inside if has_part else own).update(_below(name, plan))
         if not marks.is_marked(module):
             continue
         known |= _below(name, _known_of(module))
@@ -148,8 +150,8 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
         if (style := styles.get(name)) is not None and is_wanted and style != WHOLE:
             parent = root.get_submodule(name.rpartition(".")[0])
             for below, part, its_style in _with_low_rank(module, style):
-                plain, of_positions = _OF_POSITIONS.get(its_style, its_style), its_style in _OF_POSITIONS
-                found[name + below] = Planned(name + below, part, parent, plain, name not in given, of_positions)
+                plain, by_parent = _BY_PARENT.get(its_style, its_style), its_style in _BY_PARENT
+                found[name + below] = Planned(name + below, part, parent, plain, name not in given, by_parent)
     return found
 
 
@@ -198,6 +200,12 @@ def _with_low_rank(module: nn.Module, style: str) -> Iterator[tuple[str, nn.Modu
     if not isinstance(base, nn.Module):
         yield "", module, style
         return
+    if style in _BY_PARENT:
+        raise UsageError(
+            f"a {type(module).__name__} has the place of a layer of lamina.nn, whose exchanges with other ranks it "
+            "does not know: mark the model with replace=False, or slice a model of your own by a plan",
+            code="tp-layer",
+        )
     yield ".base_layer", base, style
     beside = {"colwise": "lora_B", "rowwise": "lora_A"}.get(style)
     if (small := getattr(module, beside, None) if beside else None) is None:
@@ -246,11 +254,13 @@ def _by_transformers_plan(module: nn.Module, plan: Mapping[str, str]) -> dict[st
 _OWN_PLAN = "give a plan of your own with lamina.set_tensor_parallelism(model, plan={...}), without it"
 
 
-def _by_plan(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+def _by_plan(module: nn.Module, plan: Mapping[str, str], others: Iterable[str] = ()) -> dict[str, str]:
     names = [name for name, _ in module.named_modules(remove_duplicate=False) if name]
     styles: dict[str, str] = {}
     for pattern, given in plan.items():
-        style = _known_style(_ALIASES.get(given, given), pattern, f"the plan of {type(module).__name__}")
+        style = _ALIASES.get(given, given)
+        if given not in others:
+            _known_style(style, pattern, f"the plan of {type(module).__name__}")
         matches = list(_matching(pattern, names))
         if not matches:
             raise UsageError(

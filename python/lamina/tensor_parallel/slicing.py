@@ -48,7 +48,7 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     for each in around:
         for attribute, count in each.heads.attributes().items() if each.heads is not None else ():
             setattr(each.module, attribute, count)
-        layers.become_around(each.module, each.heads and each.heads.own, each.features, each.layers)
+        layers.become_around(each.module, each.heads and each.heads.own, each.features, each.layers, session.team())
     for module in root.modules() if _in_parts(session) else ():
         if isinstance(module, DistributedModule) and module.is_stack:
             layers.divide_positions(module, session.team(), session.group_rank("tp"), session.group_size("tp"))
@@ -135,7 +135,7 @@ def _cutter_of(root: nn.Module, planned: dict[str, Planned], session: _lamina.Se
             return cutter
         for names in torn:
             layer_names = [name for each in names if (name := each.rpartition(".")[0]) in planned]
-            if any(not planned[name].may_stay_whole or planned[name].of_positions for name in layer_names):
+            if any(not planned[name].may_stay_whole or planned[name].by_parent for name in layer_names):
                 raise UsageError(
                     f"{layer_names[0]} cannot be sliced: {' and '.join(names)} are one parameter, and the plan does "
                     "not cut it alike in both: name both, as embedding_rowwise and colwise_gather_output say, or "
