@@ -297,6 +297,18 @@ def case_activations_between_layers_lie_in_parts_of_positions():
         found.clear()
     for hook in hooks:
         hook.remove()
+    for mode in ("memory", "speed"):
+        start(2, optimize=mode)
+        plain = lamina.nn.DistributedTransformer(1, 2, 4, 8, 12)
+        model = lamina.distribute(copy.deepcopy(plain)).module
+        kinds: list[list[torch.dtype]] = []
+        for each in (model, plain):
+            kinds.append([])
+            for part in (each.seq_layers[0].attention.dense, each.seq_layers[0].output.dense2):
+                part.register_forward_hook(lambda part, given, output, own=kinds[-1]: own.append(output.dtype))
+            with torch.autocast("cpu", torch.bfloat16):
+                each(torch.ones(1, 3, 8)).sum().backward()
+        assert kinds[0] == kinds[1] == [torch.bfloat16] * 2
 
 
 def drawn(seed):

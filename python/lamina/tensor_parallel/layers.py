@@ -87,7 +87,7 @@ class _ByRows:
         _say_parts(self, False)
         weight = self.weight if isinstance(self, nn.Linear) else self.weight.t()
         sum = torch.ops.lamina.tp_all_reduce(nn.functional.linear(input, weight), self.__dict__[_HERE].team)
-        return sum if self.bias is None else sum + self.bias
+        return sum if self.bias is None else sum + self.bias.to(sum.dtype)  # which autocast has chosen
 
 
 class _OfReady(_ByColumns):
@@ -108,7 +108,7 @@ class _ToPositions(_ByRows):
         place: Place = self.__dict__[_PLACE]
         product = nn.functional.linear(input, weight)
         sum = torch.ops.lamina.tp_reduce_scatter(product, *place.cut(product.shape[_POSITIONS_AT]))
-        return sum if self.bias is None else sum + torch.ops.lamina.tp_copy(self.bias, place.team)
+        return sum if self.bias is None else sum + torch.ops.lamina.tp_copy(self.bias, place.team).to(sum.dtype)
 
 
 class _SplitRows(_ByRows):
