@@ -137,16 +137,18 @@ Passes::Come Passes::exchange(const Come& own) {
 }
 
 value::Value Passes::to_value(const Come& come) {
-  value::List without_data;
+  value::List without_data, collectives;
   for (const auto replica : come.without_data) without_data.items.emplace_back(std::int64_t{replica});
-  return value::Tuple{{come.who, come.did, come.other, come.collectives, come.updates, std::move(without_data)}};
+  for (const auto number : come.collectives) collectives.items.emplace_back(number);
+  return value::Tuple{{come.who, come.did, come.other, std::move(collectives), come.updates, std::move(without_data)}};
 }
 
 Passes::Come Passes::to_come(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
   if (items.size() != 6) throw base::FormatError("what replicas say of a pass without six parts");
   const auto text = [&](std::size_t item) { return items[item].as<std::string>(); };
-  Come come{text(0), text(1), text(2), items[3].as<std::int64_t>(), items[4].as<bool>(), {}};
+  Come come{text(0), text(1), text(2), {}, items[4].as<bool>(), {}};
+  for (const auto& number : items[3].as<value::List>().items) come.collectives.push_back(number.as<std::int64_t>());
   for (const auto& replica : items[5].as<value::List>().items) {
     come.without_data.push_back(static_cast<int>(replica.as<std::int64_t>()));
   }
@@ -162,7 +164,10 @@ Passes::Come Passes::merged(Come low, const Come& high) {
     low.who = high.who;
     low.did = high.did;
   }
-  low.collectives = std::max(low.collectives, high.collectives);
+  low.collectives.resize(std::max(low.collectives.size(), high.collectives.size()));
+  for (std::size_t i = 0; i < high.collectives.size(); ++i) {
+    low.collectives[i] = std::max(low.collectives[i], high.collectives[i]);
+  }
   low.updates = low.updates || high.updates;
   low.without_data.insert(low.without_data.end(), high.without_data.begin(), high.without_data.end());
   return low;

@@ -45,17 +45,17 @@ class Passes {
   enum class Comes : std::int64_t { kTrains, kUpdates, kHasNoData };
   struct Coming {
     Comes comes = Comes::kTrains;
-    std::int64_t left_out = 0;     // calls of the model, since the pass before, that no backward followed
-    std::int64_t collectives = 0;  // that this replica had begun before it
-    bool alike = true;             // all are to have done the same since the pass before
+    std::int64_t left_out = 0;                   // calls of the model, since the pass before, that no backward followed
+    std::vector<std::int64_t> collectives = {};  // that this replica had begun before it, in each of its groups
+    bool alike = true;                           // all are to have done the same since the pass before
   };
   // Comes to the pass; collective over the replicas. Throws value::RemoteFailure when one of them has failed,
   // base::DesyncError, on all, where they are not alike, and base::PeerError, base::TimeoutError, what the patience's
   // interrupt throws.
   struct Met {
-    std::vector<int> present;  // all but those that have no data, as indices into `replicas`
-    std::int64_t collectives;  // the largest number
-    bool updates = false;      // one of them is about to
+    std::vector<int> present;               // all but those that have no data, as indices into `replicas`
+    std::vector<std::int64_t> collectives;  // the largest numbers
+    bool updates = false;                   // one of them is about to
   };
   Met meet(const Coming& coming);
   Met meet() { return meet(Coming()); }
@@ -93,7 +93,7 @@ class Passes {
   struct Come {
     std::string who, did;  // the first of them that has data, and all that tells of the place in its loop
     std::string other;     // another one with what it did, which is something else; "" for none
-    std::int64_t collectives = 0;
+    std::vector<std::int64_t> collectives = {};
     bool updates = false;
     std::vector<int> without_data = {};
   };

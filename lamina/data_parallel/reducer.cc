@@ -7,13 +7,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <numeric>
-#include <unordered_set>
 #include <utility>
 
 #include "lamina/base/error.h"
-#include "lamina/data_parallel/agreement.h"
-#include "lamina/data_parallel/buffers.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/value/reference_tensor.h"
 
@@ -62,17 +60,19 @@ Reducer::Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vecto
       parts_(std::move(parts)),
       everyone_(first_numbers(replicas.size())),
       passes_(mailbox, std::move(replicas), std::move(patience), std::move(failures)),
-      buckets_(options.bucket_bytes, options.gradients),
-      early_(options.bucket_bytes, options.gradients),
+      over_replicas_(options.bucket_bytes, options.gradients, {parts_.parameters, parts_.group}),
       alive_(std::make_shared<Reducer*>(this)),
-      present_(everyone_) {}
+      present_(everyone_) {
+  if (parts_.scaled) scaled_.emplace(options.bucket_bytes, options.gradients, *parts_.scaled);
+}
 
 Reducer::~Reducer() = default;
 
 void Reducer::set_hook(Reduce hook) {
   if (hooked()) throw base::UsageError("register_comm_hook() is called once");
   require_unsharded("register_comm_hook()");
-  early_.forget();
+  require_one_group("register_comm_hook()");
+  each_reduction([](auto& each) { each.forget(); });
   hook_ = std::move(hook);
 }
 
@@ -82,6 +82,14 @@ void Reducer::require_unsharded(const char* what) const {
                                    " with sharded_data_parallel_degree: gradients of sharded parameters are those "
                                    "of all ranks, whose optimizers step together"),
                          base::Code{"shard-not-with"});
+}
+
+void Reducer::require_one_group(const char* what) const {
+  if (!scaled_) return;
+  throw base::UsageError(base::str(what,
+                                   " with tensor_parallel_degree and batches of each rank's own, where gradients of "
+                                   "slices are those of all batches of a TP_GROUP: take prescaled_batch: true"),
+                         base::Code{"tp-not-with"});
 }
 
 // Passes.
@@ -149,7 +157,7 @@ void Reducer::watch(std::span<const at::Tensor> parameters) {
 
 void Reducer::let_go() {
   watch_.reset();
-  early_.forget();
+  each_reduction([](auto& each) { each.forget(); });
 }
 
 void Reducer::await_backward(std::int64_t call) {
@@ -172,7 +180,7 @@ bool Reducer::note_gradient(const at::Tensor& parameter) {
   passed_ = true;
   const bool held_back = is_held_back();
   if (!sharded_ || !sharded_->has(parameter)) {
-    if (!held_back) early_.note(parameter);
+    if (!held_back) each_reduction([&](auto& each) { each.note(parameter); });
   } else if (options_.overlap && !held_back) {
     sharded_->note(parameter, passes_.number());
   } else if (std::ranges::none_of(late_, [&](const auto& other) { return other.is_same(parameter); })) {
@@ -185,7 +193,7 @@ void Reducer::end_backward() {
   awaiting_ = false;
   if (!passed_ && watch_) {  // parameters may have got other nodes in the forward
     std::vector<at::Tensor> now;
-    for (const auto& [name, tensor] : parts_.parameters()) now.push_back(tensor);
+    for (const auto& [name, tensor] : parameters()) now.push_back(tensor);
     passed_ = watch_->watch(now);
   }
   passed_ ? finish_pass() : forget_backward();
@@ -255,14 +263,16 @@ void Reducer::fail_unseen_backward() {
 
 Passes::Met Reducer::meet(Passes::Comes comes) {
   Passes::Met met;
+  std::vector<std::int64_t> begun;
+  each_reduction([&](const auto& each) { begun.push_back(each.begun()); });
   try {
-    met = passes_.meet({comes, calls_left_out(), collectives_, /*alike=*/!joining_});
+    met = passes_.meet({comes, calls_left_out(), std::move(begun), /*alike=*/!joining_});
   } catch (...) {
     leave_pass(std::current_exception());
     throw;
   }
-  if (apart_ && collectives_ < met.collectives) apart_->resume_at(met.collectives);
-  collectives_ = met.collectives;
+  auto number = met.collectives.begin();
+  each_reduction([&](auto& each) { each.catch_up(*number++); });
   const auto& present = met.present;
   if (!present.empty()) present_ = present;
   if (throws_ && !present.empty() && present.size() < everyone_.size()) {
@@ -284,8 +294,7 @@ void Reducer::fail_pass(const std::exception_ptr& error) {
 // Ends what has started early, on all replicas; the next pass is as the first.
 void Reducer::leave_pass(const std::exception_ptr& error) {
   pending_ = true;  // what there is of gradients is this replica's own
-  if (apart_) collectives_ = apart_->abandon();
-  early_.forget();
+  each_reduction([](auto& each) { each.abandon(); });
   for (const auto& parameter : std::exchange(late_, {})) parameter.mutable_grad().reset();
   if (sharded_) sharded_->abandon(passes_.describe(error));
 }
@@ -308,70 +317,43 @@ void Reducer::reduce_nth(const std::vector<int>& present, bool now) {
 }
 
 void Reducer::close() {
-  if (stuck_) return;
-  early_.forget();
-  apart_.reset();
+  if (!stuck_) each_reduction([](auto& each) { each.close(); });
 }
 
 void Reducer::begin_pass() {
-  if (!apart_) return;
-  collectives_ = apart_->begun();
+  each_reduction([](auto& each) { each.note_begun(); });
   const bool reduces = since_ + 1 >= options_.passes_per_reduction;
   if (!options_.overlap || !reduces || hooked() || joining_) return;
-  early_.arm(*apart_, static_cast<int>(everyone_.size()), {"averaging gradients", passes_.patience()});
+  each_reduction([this](auto& each) { each.arm(passes_.patience()); });
 }
 
-// One apart, where a replica may leave what it has started. Such a group carries tensors of the CPU alone.
-collective::Group& Reducer::group(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
-                                  const base::Patience& patience) {
-  auto& shared = parts_.group(patience);
-  if (!std::exchange(grouped_, true)) {
-    const auto is_cpu = [](const NamedTensor& each) { return each.tensor.is_cpu(); };
-    if (std::ranges::all_of(parameters, is_cpu) && std::ranges::all_of(buffers, is_cpu)) {
-      apart_ = shared.apart("reduction");
-    }
-  }
-  return apart_ ? *apart_ : shared;
+std::vector<NamedTensor> Reducer::parameters() const {
+  auto all = over_replicas_.parameters();
+  if (scaled_) std::ranges::move(scaled_->parameters(), std::back_inserter(all));
+  return all;
 }
 
-std::vector<NamedTensor> Reducer::whole() const {
-  auto parameters = parts_.parameters();
+std::vector<NamedTensor> Reducer::unsharded(std::vector<NamedTensor> parameters) const {
   if (sharded_) std::erase_if(parameters, [this](const auto& each) { return sharded_->has(each.tensor); });
   return parameters;
 }
 
 void Reducer::reduce(const std::vector<int>& present) {
-  const auto parameters = whole();
-  const auto buffers = options_.broadcast_buffers ? parts_.buffers() : std::vector<NamedTensor>();
-  const auto patience = passes_.patience();
-  const collective::Terms terms{hooked() ? "reducing gradients" : "averaging gradients", patience};
-  auto& all = group(parameters, buffers, patience);
-  early_.start_rest();
-  std::vector<Gradient> mine;
-  for (const auto& parameter : parameters) mine.push_back(early_.state(parameter.tensor));
-  const auto agreed = agree(parameters, mine, buffers, all, terms);
-
-  std::unordered_set<const at::TensorImpl*> sent;
-  std::vector<bool> unsent;
-  std::vector<at::Tensor> next;  // gradients come to the last parameters first
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (agreed[i] == Gradient::kSent) sent.insert(parameters[i].tensor.unsafeGetTensorImpl());
-    unsent.push_back(agreed[i] >= Gradient::kUnsent);
-    if (agreed[i] == Gradient::kSent || agreed[i] == Gradient::kUnsent) next.push_back(parameters[i].tensor);
-  }
-  std::ranges::reverse(next);
-  early_.finish([&](const at::Tensor& parameter) { return sent.contains(parameter.unsafeGetTensorImpl()); });
-  const auto mean = mean_over(all, static_cast<int>((by_everyone_ ? everyone_ : present).size()), terms);
-  buckets_.reduce(parameters, unsent, hooked() ? hook_ : mean);  // no copy: a hook may be Python's
-  broadcast(buffers, all, present.front(), {"broadcasting buffers", patience});
-  if (apart_ && options_.overlap && !hooked() && !joining_) early_.plan(next);
+  auto buffers = options_.broadcast_buffers ? parts_.buffers() : std::vector<NamedTensor>();
+  GroupReduction::Terms terms{.root = present.front(),
+                              .hook = hooked() ? &hook_ : nullptr,
+                              .plans = options_.overlap && !hooked() && !joining_,
+                              .patience = passes_.patience()};
+  if (!by_everyone_) terms.divisor = static_cast<int>(present.size());
+  each_reduction([](auto& each) { each.start_rest(); });
+  each_reduction([&](auto& each) { each.reduce(unsharded(each.parameters()), std::exchange(buffers, {}), terms); });
 }
 
 void Reducer::together(const std::function<void()>& compute) {
   try {
     passes_.together(compute);
   } catch (...) {
-    stuck_ = stuck_ || (!apart_ && may_never_end(std::current_exception()));
+    stuck_ = stuck_ || (!may_be_left() && may_never_end(std::current_exception()));
     leave_pass(std::current_exception());
     throw;
   }
@@ -381,11 +363,12 @@ void Reducer::together(const std::function<void()>& compute) {
 
 void Reducer::begin_join(bool by_everyone, bool throws) {
   require_unsharded("join()");
+  require_one_group("join()");
   by_everyone_ = by_everyone;
   throws_ = throws;
   present_ = everyone_;
   joining_ = true;
-  early_.forget();  // by whom sums are divided is known at the end of a pass
+  over_replicas_.forget();  // by whom sums are divided is known at the end of a pass
 }
 
 void Reducer::fail_join(const std::exception_ptr& error) {
@@ -409,7 +392,7 @@ void Reducer::end_join() {
 
 void Reducer::shadow(const Passes::Met& met) {
   std::vector<std::pair<at::Tensor, at::Tensor>> kept;  // parameters and their gradients
-  for (auto& [name, parameter] : whole()) {
+  for (auto& [name, parameter] : unsharded(parameters())) {
     auto& gradient = parameter.mutable_grad();
     const bool counts = pending_ && gradient.defined();  // no reduction has had it
     kept.emplace_back(parameter, std::exchange(gradient, counts ? gradient.clone() : at::Tensor()));
@@ -427,12 +410,7 @@ void Reducer::shadow(const Passes::Met& met) {
 }
 
 void Reducer::take_over(int root) {
-  const auto parameters = whole(), buffers = parts_.buffers();
-  const collective::Terms terms{"broadcasting buffers", passes_.patience()};
-  auto& all = group(parameters, buffers, terms.patience);
-  agree(parameters, std::vector<Gradient>(parameters.size()), buffers, all, terms);
-  broadcast(parameters, all, root, terms);
-  broadcast(buffers, all, root, terms);
+  over_replicas_.take_over(unsharded(parameters()), parts_.buffers(), root, passes_.patience());
 }
 
 }  // namespace lamina::data_parallel

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,8 +17,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/wait.h"
 #include "lamina/collective/group.h"
-#include "lamina/data_parallel/buckets.h"
-#include "lamina/data_parallel/early_buckets.h"
+#include "lamina/data_parallel/group_reduction.h"
 #include "lamina/data_parallel/named_tensor.h"
 #include "lamina/data_parallel/passes.h"
 #include "lamina/data_parallel/sharded_gradients.h"
@@ -36,6 +36,11 @@
 // without gradients. Outside step functions a backward that fails is one: at once where the model's own `backward` was
 // called, else when the model is called next, if it had reached the model.
 //
+// [Note: two reductions] Ranks of a TP_GROUP that have batches of their own are replicas of one another. But each has
+// other slices, with which it has computed for the batches of all: the gradient of a slice is a mean over these, of the
+// *scaled batch*. Its mean is taken over the ranks that have the same slices. That is done in the same pass, after the
+// mean of the others over the replicas, with buckets and collectives of its own.
+//
 // [Note: join] Replicas may run out of data at different times. In a join one that has left the loop meets the others
 // on, with no gradients of its own but what it has left over, until all have left.
 namespace lamina::data_parallel {
@@ -53,13 +58,15 @@ struct ReducerOptions {
 // collective calls; what is said of backwards may come from any.
 class Reducer {
  public:
-  using Tensors = std::function<std::vector<NamedTensor>()>;
-  using Replicas = std::function<collective::Group&(const base::Patience&)>;
+  using Tensors = GroupReduction::Tensors;
+  using Replicas = GroupReduction::Group;
   // Parts of the model and of the job that it works with.
   struct Parts {
     Tensors parameters,  // of this rank's part, as they are now,
         buffers;         // in one order on all replicas
     Replicas group;
+    // See [Note: two reductions]; none where `group` averages all gradients.
+    std::optional<GroupReduction::Over> scaled = {};
   };
 
   Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vector<base::Rank> replicas,
@@ -127,6 +134,7 @@ class Reducer {
 
  private:
   void require_unsharded(const char* what) const;
+  void require_one_group(const char* what) const;
   void begin_step(bool training);
   void finish_pass();
   bool is_held_back() const { return heard_ ? !free_ : held_back_ > 0; }
@@ -135,9 +143,15 @@ class Reducer {
   Passes::Met meet(Passes::Comes comes);
   void reduce_nth(const std::vector<int>& present, bool now);
   void reduce(const std::vector<int>& present);
-  std::vector<NamedTensor> whole() const;  // parameters that are not sharded
-  collective::Group& group(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
-                           const base::Patience& patience);
+  std::vector<NamedTensor> parameters() const;
+  std::vector<NamedTensor> unsharded(std::vector<NamedTensor> parameters) const;
+  // Makes the reductions do something, in their order.
+  template <class Act>
+  void each_reduction(const Act& act) {
+    act(over_replicas_);
+    if (scaled_) act(*scaled_);
+  }
+  bool may_be_left() const { return over_replicas_.may_be_left() && (!scaled_ || scaled_->may_be_left()); }
   void begin_pass();  // the next one
   void fail_pass(const std::exception_ptr& error);
   void leave_pass(const std::exception_ptr& error);  // that has failed on a replica
@@ -154,12 +168,9 @@ class Reducer {
   const Parts parts_;
   const std::vector<int> everyone_;
   Passes passes_;
-  Buckets buckets_;
-  EarlyBuckets early_;
-  std::unique_ptr<collective::Group> apart_;  // where the backend has such a group: made for the first reduction
-  bool grouped_ = false;                      // it was looked for
+  GroupReduction over_replicas_;
+  std::optional<GroupReduction> scaled_;
   bool joining_ = false;
-  std::int64_t collectives_ = 0;  // that this replica had begun there before this pass
   Reduce hook_;
   std::shared_ptr<ShardedGradients> sharded_;  // where there are any
   std::vector<at::Tensor> late_;               // sharded parameters with gradients that wait for the end of a pass

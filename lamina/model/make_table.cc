@@ -71,6 +71,7 @@ ParameterTable make_table(const topology::Topology& topology, const config::Conf
     const bool is_sharded =
         !buffer && memories.is_alone(i) && may_be_sharded(tensor, config.sdp_param_persistence_threshold);
     if (slicing) slice(row, *slicing);
+    row.reduction.divisor = topology.size(row.reduction.over);
     row.layout.shards = row.update.shards = is_sharded ? config.sharded_data_parallel_degree : 1;
     const bool is_divided = copies_divide && tensor.dim() > 0 && tensor.numel() > 0 && !memories.has_parameter(i);
     if (is_divided) row.update.shards = topology.size(topology::kSameParts);

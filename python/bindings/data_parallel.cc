@@ -29,22 +29,24 @@ Reducer::Tensors tensors(const py::function& named) {
   };
 }
 
-// The job's group of the replicas.
-Reducer::Replicas replicas(const std::shared_ptr<Session>& session) {
-  return [session](const base::Patience& patience) -> collective::Group& {
-    return session->groups().get(topology::kReplicas, patience);
+// The job's group of this rank.
+Reducer::Replicas group(const std::shared_ptr<Session>& session, topology::Group kind) {
+  return [session, kind](const base::Patience& patience) -> collective::Group& {
+    return session->groups().get(kind, patience);
   };
 }
 
 std::unique_ptr<Reducer> make(const std::shared_ptr<Session>& session, int passes_per_reduction,
                               std::int64_t bucket_bytes, bool broadcast_buffers, bool overlap, bool gradients_are_views,
-                              const py::function& parameters, const py::function& buffers) {
+                              const py::function& parameters, const py::function& buffers,
+                              const std::optional<py::function>& scaled_batch) {
   const data_parallel::ReducerOptions options{
       passes_per_reduction, bucket_bytes, broadcast_buffers, overlap,
       gradients_are_views ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied};
+  Reducer::Parts parts{tensors(parameters), tensors(buffers), group(session, topology::kReplicas)};
+  if (scaled_batch) parts.scaled.emplace(tensors(*scaled_batch), group(session, topology::kSameParts));
   return std::make_unique<Reducer>(options, session->mailbox(), session->members(topology::kReplicas),
-                                   session->patience(), face_hooks().failures,
-                                   Reducer::Parts{tensors(parameters), tensors(buffers), replicas(session)});
+                                   session->patience(), face_hooks().failures, std::move(parts));
 }
 
 base::UsageError wrong_result(const char* what, const py::object& found) {
@@ -83,7 +85,7 @@ void bind_data_parallel(py::module_& module) {
   py::class_<Reducer>(module, "Reducer")
       .def(py::init(&make), py::arg("session"), py::arg("passes_per_reduction"), py::arg("bucket_bytes"),
            py::arg("broadcast_buffers"), py::arg("overlap"), py::arg("gradients_are_views"), py::arg("parameters"),
-           py::arg("buffers"))
+           py::arg("buffers"), py::arg("scaled_batch") = py::none())
       .def("set_hook", &set_hook, py::arg("hook"))
       .def("set_sharded", &Reducer::set_sharded, py::arg("sharded"))
       .def_property_readonly("stuck", &Reducer::stuck)

@@ -311,7 +311,7 @@ static void bind_parameter_table(py::module_& module) {
           [](const ParameterTable& table, const at::Tensor& parameter) -> std::optional<std::string> {
             const auto* row = table.find(parameter);
             if (row == nullptr) return {};
-            return row->layout.slicing ? "rdp" : "dp";
+            return row->reduction.over == topology::kSameParts ? "rdp" : "dp";
           },
           py::arg("parameter"))
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);

@@ -865,7 +865,9 @@ class Reducer:
         gradients_are_views: bool,
         parameters: Callable[[], Sequence[tuple[str, torch.Tensor]]],
         buffers: Callable[[], Sequence[tuple[str, torch.Tensor]]],
-    ) -> None: ...
+        scaled_batch: Callable[[], Sequence[tuple[str, torch.Tensor]]] | None = None,
+    ) -> None:
+        """`scaled_batch`: parameters beside those of `parameters`; see [Note: two reductions]."""
     def set_hook(self, hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.futures.Future]) -> None:
         """The gradients become the tensor of the future that `hook` returns for each bucket: for its index, whether it
         is the last, the gradients of its parameters as one 1-D tensor, and those. UsageError where it is none."""

@@ -178,7 +178,7 @@ TEST_F(PassesTest, ReplicasFromDifferentIterationsAreAnErrorOfAllAndNoLongerAtTh
 
 TEST_F(PassesTest, WhoMayDifferLearnsThatOneIsAboutToUpdate) {
   run(2, [](int i, Passes& passes) {
-    const Passes::Coming coming{i == 0 ? Comes::kTrains : Comes::kUpdates, /*left_out=*/i, 0, /*alike=*/false};
+    const Passes::Coming coming{i == 0 ? Comes::kTrains : Comes::kUpdates, /*left_out=*/i, {}, /*alike=*/false};
     EXPECT_TRUE(passes.meet(coming).updates);
     EXPECT_FALSE(passes.meet().updates);
   });

@@ -77,6 +77,44 @@ TEST(Reducer, APassAveragesGradientsAndGivesAllTheBuffersOfTheFirst) {
   });
 }
 
+// Two pairs of replicas have the same slices each; see [Note: two reductions].
+TEST(Reducer, SlicesAreAveragedOverThoseThatHaveTheSameInTheSamePass) {
+  messaging::Mailboxes boxes(4);
+  ReplicaThreads all(4), even(2), odd(2);
+  const auto errors = boxes.run([&](int i) {
+    const auto everyone = all.member(i), same = (i % 2 == 0 ? even : odd).member(i / 2);
+    auto weight = full(0), slice = at::zeros({1 + i % 2}, at::kDouble);  // as wide as the other replica's
+    const auto named = [](const char* name, const at::Tensor& tensor) {
+      return [=] { return std::vector<NamedTensor>{{name, tensor}}; };
+    };
+    const auto group = [](auto& member) {
+      return [&member](const base::Patience&) -> collective::Group& { return *member; };
+    };
+    Reducer reducer({}, boxes[i], boxes.ranks(), {60s}, std::make_shared<value::Failures>(),
+                    {named("weight", weight), [] { return std::vector<NamedTensor>(); }, group(everyone),
+                     GroupReduction::Over{named("slice", slice), group(same)}});
+    const auto train = [&](const pipeline::StepSpec& /*spec*/) {
+      reducer.run_backward([&] {
+        for (auto* tensor : {&weight, &slice}) {
+          auto& gradient = tensor->mutable_grad();
+          gradient = (gradient.defined() ? gradient : at::zeros_like(*tensor)) + i;
+        }
+      });
+      return pipeline::StepResult{{}, /*backward=*/true};
+    };
+    for (int pass = 1; pass <= 2; ++pass) {  // gradients that were reduced before stay what they are
+      reducer.run_step({}, /*training=*/true, train);
+      EXPECT_EQ(weight.grad()[0].item<double>(), 1.5 * pass);
+      EXPECT_EQ(slice.grad()[0].item<double>(), (1 + i % 2) * pass);
+    }
+    EXPECT_THROW(reducer.set_hook([](const GradientBucket& bucket) { return bucket.gradients; }), base::UsageError);
+    EXPECT_THROW(reducer.begin_join(true, false), base::UsageError);
+  });
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
 TEST(Reducer, GradientsAccumulateUntilTheNthPass) {
   const auto replica = [](Replica& replica) {
     replica.step(replica.index);

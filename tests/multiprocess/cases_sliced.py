@@ -299,16 +299,31 @@ def case_an_error_of_one_rank_is_one_of_all_and_the_next_step_is_right():
 def case_other_data_on_a_rank_is_an_error_with_both():
     start()
     model = sliced(made())
+    with pytest.raises(
+        lamina.DesyncError, match=r"ranks 0 and 1 of a TP_GROUP have called the model with other values"
+    ):
+        model(words(RANK))
+    model(words(0))
     with pytest.raises((lamina.DesyncError, RemoteError), match=r"wants the all-reduce of a .* tensor of shape"):
         model(torch.zeros(2 + RANK, 3, dtype=torch.long))
     model.eval()
     assert torch.isfinite(model(words(0)))
 
 
-def case_what_does_not_know_slices_is_refused():
+def case_the_model_is_whole_on_the_cpu_for_a_while():
     start()
-    model = sliced(made())
-    optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    for call in (model.local_state_dict, model.cpu, optimizer.local_state_dict):
-        with pytest.raises(UsageError, match="is not available yet with tensor_parallel_degree above 1"):
-            call()
+    plain = made()
+    model = sliced(plain)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain)]
+    for seed in range(3):
+        ours, plains = (update(each, by, seed) for each, by in zip((model, plain), optimizers, strict=True))
+        torch.testing.assert_close(ours, plains, rtol=1e-10, atol=0)
+        assert model.cpu() is model
+        assert type(model.module.blocks[0].up) is nn.Linear and model.module.blocks[0].attention.num_heads == HEADS
+        require_equal_states(model.state_dict(), plain.state_dict())
+        with torch.no_grad():
+            torch.manual_seed(seed)
+            lost = model.module(words(seed + RANK))  # of its own: no rank is waited for
+            torch.manual_seed(seed)
+            torch.testing.assert_close(lost, plain(words(seed + RANK)), rtol=1e-10, atol=0)
+    require_equal_states(model.state_dict(), plain.state_dict())

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 import transformers
+from multiprocess.cases_sliced import sliced, start
 from torch import nn
 
 import lamina
@@ -21,10 +22,6 @@ ENCODER = SIZES | dict(intermediate_size=40, max_position_embeddings=16)
 T5 = dict(vocab_size=WORDS, d_model=12, d_kv=4, d_ff=20, num_layers=2, num_heads=2, decoder_start_token_id=0)
 
 
-def start():
-    lamina.init(tensor_parallel_degree=2, ddp=True, prescaled_batch=True, timeout_s=60)
-
-
 def made(name, **sizes):
     family = name.partition("For")[0].partition("LM")[0]
     config = getattr(transformers, f"{family}Config")(**sizes)
@@ -34,12 +31,6 @@ def made(name, **sizes):
         for parameter in plain.parameters():  # biases and norms, too
             parameter.add_(0.05 * torch.randn_like(parameter))
     return plain
-
-
-def sliced(plain, plan=None):
-    model = copy.deepcopy(plain)
-    lamina.set_tensor_parallelism(model, plan=plan)
-    return lamina.distribute(model)
 
 
 def words(seed):
@@ -80,7 +71,7 @@ def require_same_tokens(model, plain):
 def require_as_plain(name, **sizes):
     start()
     plain = made(name, **sizes)
-    model = sliced(plain)
+    model = sliced(plain, None)
     require_same_updates(model, plain)
     if model.module.can_generate():
         require_same_tokens(model, plain)
@@ -151,7 +142,7 @@ def case_t5_with_a_bias_per_head():
 def case_checkpointed_blocks():
     start()
     plain = made("LlamaForCausalLM", **DECODER)
-    model = sliced(plain)
+    model = sliced(plain, None)
     for each in (model.module, plain):
         each.gradient_checkpointing_enable()
     require_same_updates(model, plain)
@@ -160,7 +151,7 @@ def case_checkpointed_blocks():
 def require_same_when_compiled(name, blocks, **sizes):
     start()
     plain = made(name, **sizes)
-    model = sliced(plain)
+    model = sliced(plain, None)
     for block in model.module.get_submodule(blocks):
         block.compile(fullgraph=True, backend="aot_eager")
     require_same_updates(model, plain)
@@ -205,7 +196,7 @@ def case_corrections_of_low_rank_are_sliced_with_their_base():
         for module, names in (layer.self_attn, "qkvo"), (layer.mlp, ("gate", "up", "down")):
             for name in names:
                 setattr(module, f"{name}_proj", Low(getattr(module, f"{name}_proj")).double())
-    model = sliced(plain)
+    model = sliced(plain, None)
     mlp = model.module.model.layers[0].mlp
     assert mlp.down_proj.lora_A["default"].weight.shape == mlp.up_proj.lora_B["default"].weight.T.shape == (3, 20)
     require_same_updates(model, plain)
@@ -213,7 +204,7 @@ def case_corrections_of_low_rank_are_sliced_with_their_base():
     start()
     plain.model.layers[0].mlp.up_proj = Wrapped(plain.model.layers[0].mlp.up_proj.base_layer)
     with pytest.raises(UsageError, match=r"layers.0.mlp.up_proj is a Wrapped, and a plan slices torch's Linear"):
-        sliced(plain)
+        sliced(plain, None)
 
 
 class Mixed(nn.Module):
@@ -274,3 +265,47 @@ def case_plans_that_do_not_fit_a_model_of_transformers():
         with pytest.raises(UsageError, match=re.escape(text)):
             sliced(model, plan)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def require_own_batches(name, regions, **sizes):
+    """Each rank has a batch of its own, of another length, and dropout of its own."""
+    lamina.init(tensor_parallel_degree=2, ddp=True, timeout_s=60)
+    plain = made(name, **sizes)
+    model = sliced(plain, None)
+    assert [each for each, module in model.module.named_modules() if "_lamina_turns" in module.__dict__] == regions
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.2, momentum=0.9) for each in (model, plain)]
+    for seed in range(2):
+        batches = [words(2 * seed + rank)[:, : 6 - rank].contiguous() for rank in range(2)]
+        losses = []
+        for each, ranks in ((model, [RANK]), (plain, [0, 1])):
+            for rank in ranks:
+                torch.manual_seed(2 * seed + rank)
+                losses.append(each(input_ids=batches[rank], labels=batches[rank]).loss / len(ranks))
+                losses[-1].backward()
+        torch.testing.assert_close(losses[0], 2 * losses[1 + RANK], rtol=2e-6, atol=0)
+        for each, optimizer in zip((model, plain), optimizers, strict=True):
+            nn.utils.clip_grad_norm_(each.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    require_equal_states(model.state_dict(), plain.state_dict())
+    if model.module.can_generate():
+        require_same_tokens(model, plain)
+
+
+def case_own_batches_of_llama():
+    parts = [f"model.layers.{n}.{part}" for n in range(2) for part in ("self_attn", "mlp")]
+    require_own_batches("LlamaForCausalLM", ["model.embed_tokens", *parts, "lm_head"], **DECODER)
+
+
+def case_own_batches_of_gpt2():
+    sizes = dict(vocab_size=WORDS, n_positions=8, n_embd=16, n_head=4, n_layer=2, bos_token_id=0, eos_token_id=0)
+    parts = [f"transformer.h.{n}.{part}" for n in range(2) for part in ("attn", "mlp")]
+    require_own_batches("GPT2LMHeadModel", parts, **sizes)
+
+
+def case_own_batches_of_bert():
+    require_own_batches("BertForMaskedLM", [f"bert.encoder.layer.{n}" for n in range(2)], **ENCODER)
+
+
+def case_own_batches_of_t5_whose_bias_goes_from_block_to_block():
+    require_own_batches("T5ForConditionalGeneration", ["encoder", "decoder"], **T5)

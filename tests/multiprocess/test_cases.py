@@ -17,6 +17,7 @@ LAUNCHES = {
     "multiprocess.cases_replaced": 2,
     "multiprocess.cases_sliced": 2,
     "multiprocess.cases_sliced_state": 2,
+    "multiprocess.cases_sliced_batches": 2,
     "multiprocess.cases_sliced_models": 2,
     "multiprocess.cases_sliced_pipeline": 4,
     "multiprocess.cases_partial_model": 2,

@@ -27,6 +27,7 @@ class Replicas:
         session, groups: of the job.
         module: the model.
         owns: whether this rank owns what has a name; asked once the model is partitioned.
+        table: the parameter table as it is now; asked likewise.
         passes: backward passes per reduction, see [Note: backward pass].
         bucket_bytes: about how much of the gradients travels at a time.
         broadcast_buffers: whether buffers get the values of the first replica that trains after each reduction.
@@ -44,6 +45,7 @@ class Replicas:
         groups: ProcessGroups,
         module: nn.Module,
         owns: Callable[[str], bool],
+        table: Callable[[], _lamina.ParameterTable],
         passes: int,
         bucket_bytes: int,
         broadcast_buffers: bool,
@@ -52,6 +54,8 @@ class Replicas:
     ):
         self._module = module
         self._owns = owns
+        self._table = table
+        self._has_two = session.group_size("replicas") != session.group_size("same_parts")  # [Note: two reductions]
         self._partitions = session.group_size("partitions")
         self.accumulates = passes > 1
         self._beside: list[torch.Tensor] = []
@@ -63,8 +67,9 @@ class Replicas:
             broadcast_buffers,
             overlap,
             gradients_are_views,
-            parameters=lambda: me()._own("named_parameters") + me()._named_beside(),
+            parameters=lambda: me()._own_parameters(scaled=False) + me()._named_beside(),
             buffers=lambda: me()._own("named_buffers"),
+            scaled_batch=(lambda: me()._own_parameters(scaled=True)) if self._has_two else None,
         )
         reducer = self.reducer  # which may outlive the model
         groups.stuck = lambda: reducer.stuck
@@ -133,6 +138,13 @@ class Replicas:
 
     def _named_beside(self) -> list[tuple[str, torch.Tensor]]:
         return [(f"beside the model, {number}", parameter) for number, parameter in enumerate(self._beside)]
+
+    def _own_parameters(self, scaled: bool) -> list[tuple[str, torch.Tensor]]:
+        own = self._own("named_parameters")
+        if not self._has_two:
+            return own
+        table = self._table()
+        return [(name, each) for name, each in own if (table.reduced_over(each) == "rdp") == scaled]
 
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
         """The buffers of this rank, with their names; sparse and quantised buffers stay each replica's own."""

@@ -7,6 +7,7 @@ receiver's own copy.
 
 import io
 import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +25,13 @@ def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     Errors:
         UsageError: a part of it cannot be pickled, or is a tensor of a class of its own.
     """
+    return pack_without(value, lambda _: False)[:2]
+
+
+def pack_without(value: Any, stays: Callable[[Any], bool]) -> tuple[bytes, list[torch.Tensor], list[Any]]:
+    """As `pack`, and the objects in it that stay here, as `stays` tells: the receiver puts its own in their places."""
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    pickler = _Pickler(file, stays)
     try:
         pickler.dump(value)
     except UsageError:
@@ -37,12 +43,12 @@ def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
             f"{type(error).__name__}: {error}",
             code="step-cannot-travel",
         ) from error
-    return file.getvalue(), pickler.tensors
+    return file.getvalue(), pickler.tensors, pickler.staying
 
 
-def unpack(data: bytes, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of `pack`, with `tensors` in the place of those packed."""
-    return _Unpickler(io.BytesIO(data), tensors).load()
+def unpack(data: bytes, tensors: list[torch.Tensor], objects: Sequence[Any] = ()) -> Any:
+    """The inverse of `pack`, with `tensors` in the place of those packed, and `objects` of those that stayed."""
+    return _Unpickler(io.BytesIO(data), tensors, objects).load()
 
 
 def _model_modules() -> list[nn.Module]:
@@ -54,9 +60,11 @@ def _model_modules() -> list[nn.Module]:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO):
+    def __init__(self, file: io.BytesIO, stays: Callable[[Any], bool]):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.tensors: list[torch.Tensor] = []
+        self.staying: list[Any] = []
+        self._stays = stays
         self._places: dict[int, int] = {}  # in `tensors`, by id
         self._numbers: dict[int, int] | None = None  # of modules, by id
 
@@ -65,6 +73,9 @@ class _Pickler(pickle.Pickler):
             return "tensor", self._place(value)
         if isinstance(value, nn.Module):
             return self._module(value)
+        if self._stays(value):
+            self.staying.append(value)
+            return "object", len(self.staying) - 1
         return None
 
     def _place(self, tensor: torch.Tensor) -> int:
@@ -94,13 +105,13 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]):
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor], objects: Sequence[Any]):
         super().__init__(file)
-        self._tensors = tensors
+        self._held = {"tensor": tensors, "object": objects}
 
     def persistent_load(self, saved: tuple[str, int]) -> Any:
         kind, number = saved
-        held = self._tensors if kind == "tensor" else _model_modules()
+        held = _model_modules() if kind == "module" else self._held[kind]
         if not 0 <= number < len(held):
             raise InternalError.found(f"an object from another rank names {kind} {number}; there are {len(held)}")
         return held[number]

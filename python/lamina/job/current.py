@@ -60,6 +60,11 @@ class Job:
         return self.session.group_size("partitions") > 1
 
     @property
+    def sliced(self) -> bool:
+        """True where layers of the model are cut over several ranks."""
+        return self.session.group_size("tp") > 1
+
+    @property
     def leads(self) -> bool:
         """True where this rank runs the bodies of step functions."""
         return self.session.leads

@@ -27,7 +27,7 @@ from lamina.pipeline.first_call import Called, FirstCall
 from lamina.pipeline.life import Life, replaces
 from lamina.saved_state.state_dicts import ModelState
 from lamina.shared_state.watch import Watch
-from lamina.tensor_parallel import recorded
+from lamina.tensor_parallel import recorded, unslicing
 from lamina.torch_patches import (
     clipping,
     compiled,
@@ -71,6 +71,7 @@ class Cut:
         self.model: PartitionedModel | None = None
         self.routed = False
         self.whole = False
+        self._recut: Callable[[], None] | None = None  # cuts layers again that are whole for a while
         self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
         self.resumption: Any = None
         self.arguments: dict[str, Any] = {}
@@ -219,8 +220,12 @@ class Cut:
 
     def take_back(self) -> None:
         """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
-        over the pipeline."""
-        bring_together(self.model)
+        over the ranks that have one copy of the model."""
+        if current.job().sliced and self._recut is None:
+            self._recut = unslicing.make_whole(self.model.tree.root, self.model.session)
+            self.model.forget_table()
+        if self.pipelined:
+            bring_together(self.model)
         self._unroute()
 
     def _unroute(self) -> None:
@@ -242,8 +247,13 @@ class Cut:
         if not self.whole:
             return
         self.whole = False
+        recut, self._recut = self._recut, None
+        if recut is not None:
+            recut()
+            self.model.forget_table()
         let_go(self.model)
-        self._intercept()
+        if self.routed:
+            self._intercept()
         self.name_turns(_lamina.records_events(current.session()))
 
     def name_turns(self, recorded: bool = True) -> None:

@@ -14,7 +14,6 @@ from lamina.model.places import only_own, without
 from lamina.pipeline.cut import Cut
 from lamina.pipeline.wrapped import Names, WrappedModule
 from lamina.tensor_parallel import layers
-from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.torch_patches import clipping, state_helpers
 from lamina.tracing.trace import TraceOptions
 
@@ -171,14 +170,15 @@ class CutModel(WrappedModule):
         return super().to(non_blocking=non_blocking, **given) if given else self
 
     def cpu(self) -> nn.Module:
-        """Moves the model to the CPU, and with more than one partition brings it together: on every rank it is whole
-        until the next step, and may be called like the plain one. Collective over the ranks of the pipeline.
+        """Moves the model to the CPU, and with more than one partition, or slices, brings it together. On every rank it
+        is whole until the next step, or the next call with gradients, and may be called like the plain one. Collective
+        over the ranks that have one copy of it.
 
         Errors:
             UsageError: inside a step function.
         """
         if not self._cut.whole_everywhere:
-            require_unsliced(self._own_job("cpu()").session, "cpu()", "load state_dict() into the plain model")
+            self._own_job("cpu()")
             self._cut.take_back()
         return super().cpu()
 

@@ -23,6 +23,7 @@ from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
 from lamina.tensor_parallel import slicing
+from lamina.tensor_parallel.same_batch import require_same_batch
 from lamina.tracing.trace import options_of
 from lamina.util.checks import require_booleans, require_count, require_positive
 
@@ -102,7 +103,8 @@ class DistributedModel(SavedModel):
         if (dtype := precision.half_of(job.session.config)) is not None:
             precision.convert_model(module, dtype)
         self._dtype = dtype
-        self._is_sliced = job.session.group_size("tp") > 1
+        self._is_sliced = job.sliced
+        self._compares = self._is_sliced and job.session.config.prescaled_batch  # what its first call is given
         if self._is_sliced:
             groups.of_job()
             slicing.slice_model(module, job.session, delayed.initialise)
@@ -147,7 +149,8 @@ class DistributedModel(SavedModel):
         bucket_bytes = int(bucket_cap_mb * 2**20)
         reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
         owns = lambda name: self._cut.model.owns(name)  # noqa: E731
-        replicas = Replicas(job.session, job.groups, self.module, owns, *reduction)
+        table = lambda: self._cut.model.table  # noqa: E731
+        replicas = Replicas(job.session, job.groups, self.module, owns, table, *reduction)
         if job.session.group_size("replicas") > 1:
             job.replicas = replicas
             self._cut.see_to_updates()
@@ -169,11 +172,15 @@ class DistributedModel(SavedModel):
         if job is not None and job.model is self and not current.in_step():
             self._cut.share_written()
         if torch.is_grad_enabled() and not self._cut.pipelined:
+            self._cut.make_again()
             self._watch()
         call = replicas.note_call() if replicas is not None else 0
         if self._dtype is not None:
             args, kwargs = precision.convert_inputs((args, kwargs), self._dtype)
         try:
+            if self._compares and not self._cut.pipelined:
+                require_same_batch((args, kwargs), job.session)
+                self._compares = False
             output = self.module(*args, **kwargs)
         except BaseException as error:
             if self._is_sliced and job is not None and not current.in_step():

@@ -94,7 +94,7 @@ class Life:
             plain = PlainOptimizers(job)
             job.on_end.callback(register_optimizer_step_pre_hook(plain.before_step).remove)
             job.on_end.callback(register_optimizer_step_post_hook(plain.after_step).remove)
-        if job.replicas is not None or replaces(job) or job.session.group_size("tp") > 1:
+        if job.replicas is not None or replaces(job) or job.sliced:
             grad_scaler.install(_worst_of_model, holders, _complete_gradients, job.on_end)
         if cut.pipelined:
             foreign.install(job.on_end)
@@ -171,7 +171,7 @@ def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:
     """The largest that any rank of the model's copy has found in its part of the gradients of this optimizer."""
     job = current.job()
-    is_sliced = job.session.group_size("tp") > 1
+    is_sliced = job.sliced
     if _is_known(optimizer, job) or (is_sliced and _has_own_parameters(optimizer, job)):
         for group in ("shard", "one_copy"):
             found = job.session.largest(group, found)

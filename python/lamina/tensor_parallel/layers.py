@@ -23,6 +23,9 @@ _SLICES = "_lamina_slices"  # by the parameter's name
 _HERE = "_lamina_here"  # a Here
 _PARTS = "_lamina_parts"  # of the module around it: a Parts
 _PLACE = "_lamina_place"  # of a stack whose activations lie in parts of positions, and of what is in it: a Place
+TURNS = "_lamina_turns"  # of a region: its Turns
+REGION = "_lamina_region"  # of a sliced layer: the name of its region
+NOTES = (_SLICES, _HERE, _PARTS, _PLACE, TURNS, REGION)  # attributes of modules that compute with slices
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,7 @@ _EMBEDDING = {
     "embedding_rowwise": _Words,
     "replicated_with_grad_allreduce": _Replicated,
 }
+_GIVE_PARTS = (_ByColumns, _Chosen, _Columns)
 
 
 def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here: Here) -> None:
@@ -258,6 +262,21 @@ def heads_here(module: nn.Module) -> Share | None:
     return None if parts is None else parts.heads
 
 
+def takes_parts(module: nn.Module) -> bool:
+    """True for a layer that is given a part of what there is, on each rank another."""
+    return isinstance(module, _ByRows) and not isinstance(module, _SplitRows)
+
+
+def gives_parts(module: nn.Module) -> bool:
+    """True for a layer that gives a part."""
+    return isinstance(module, _GIVE_PARTS)
+
+
+def works_on_parts(module: nn.Module) -> bool:
+    """True for a layer that all ranks have, each for a part of what is computed."""
+    return isinstance(module, _Replicated)
+
+
 def is_sliced(module: nn.Module) -> bool:
     """True for a layer of which this rank computes a part."""
     return _HERE in module.__dict__
@@ -265,9 +284,8 @@ def is_sliced(module: nn.Module) -> bool:
 
 def slicing_of_activations(layer: nn.Module, given: bool) -> list[tuple[int, int]] | None:
     """The sections of the last dimension of what a sliced layer is given, or of what it gives; None: it is whole."""
-    takes_parts = isinstance(layer, _ByRows) and not isinstance(layer, _SplitRows)
-    gives_parts = isinstance(layer, _ByColumns | _Columns)
-    return layer.__dict__[_SLICES]["weight"][1] if (takes_parts if given else gives_parts) else None
+    is_part = takes_parts(layer) if given else isinstance(layer, _ByColumns | _Columns)
+    return layer.__dict__[_SLICES]["weight"][1] if is_part else None
 
 
 def chosen_outputs(layer: nn.Module) -> tuple[list[int], int, str] | None:
@@ -307,5 +325,6 @@ def _say_parts(layer: nn.Module, are_given: bool) -> None:
 
 @functools.cache
 def with_other_forward(mixin: type, kind: type) -> type:
+    """The class of that name that does what `mixin` does around what it did."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (mixin, kind), names)

@@ -14,7 +14,10 @@ from lamina.tensor_parallel import layers, plans
 from lamina.tensor_parallel.cuts import Cut, Cutter
 from lamina.tensor_parallel.layers import Slicing
 from lamina.tensor_parallel.plans import Planned
+from lamina.tensor_parallel.regions import make_regions
 from lamina.tensor_parallel.registry import DistributedModule
+from lamina.tensor_parallel.turns import Turns
+from lamina.tensor_parallel.unslicing import remember
 from lamina.util.told import tell
 
 
@@ -41,17 +44,22 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     }
     session.slice(list(rows.values()), make)
     for cut in cutter.cuts.values():
-        for attribute, count in cut.sizes.items():
-            if attribute in cut.layer.__dict__:
-                setattr(cut.layer, attribute, count)
+        sizes = {name: count for name, count in cut.sizes.items() if name in cut.layer.__dict__}
+        remember(cut.layer, tuple(sizes))
+        for attribute, count in sizes.items():
+            setattr(cut.layer, attribute, count)
         layers.become_sliced(cut.layer, cut.style, cut.slices, cut.here)
     for each in around:
-        for attribute, count in each.heads.attributes().items() if each.heads is not None else ():
+        numbers = each.heads.attributes() if each.heads is not None else {}
+        remember(each.module, tuple(numbers))
+        for attribute, count in numbers.items():
             setattr(each.module, attribute, count)
         layers.become_around(each.module, each.heads and each.heads.own, each.features, each.layers, session.team())
     for module in root.modules() if _in_parts(session) else ():
         if isinstance(module, DistributedModule) and module.is_stack:
             layers.divide_positions(module, session.team(), session.group_rank("tp"), session.group_size("tp"))
+    if session.group_size("replicas") != session.group_size("same_parts"):
+        make_regions(root, Turns(session.team(), session.group_size("tp"), session.group_rank("tp")))
 
 
 @contextmanager
@@ -83,14 +91,6 @@ def wholes(root: nn.Module, session: _lamina.Session, write_back: bool = False) 
     finally:
         for held, name, parameter, _, _ in lent:
             held[name] = parameter
-
-
-def require_unsliced(session: _lamina.Session, what: str, instead: str) -> None:
-    """Refuses what is not there yet for a model with sliced layers."""
-    if session.group_size("tp") > 1:
-        raise UsageError(
-            f"{what} is not available yet with tensor_parallel_degree above 1: {instead}", code="tp-not-yet"
-        )
 
 
 def _whole_of(parameter: torch.Tensor, slicing: Slicing, session: _lamina.Session) -> torch.Tensor:

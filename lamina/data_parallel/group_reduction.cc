@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/data_parallel/group_reduction.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "lamina/data_parallel/agreement.h"
+#include "lamina/data_parallel/buffers.h"
+
+namespace lamina::data_parallel {
+
+void GroupReduction::arm(const base::Patience& patience) {
+  if (apart_) early_.arm(*apart_, apart_->size(), {"averaging gradients", patience});
+}
+
+// One apart, where a member may leave what it has started. Such a group carries tensors of the CPU alone.
+collective::Group& GroupReduction::group(const std::vector<NamedTensor>& parameters,
+                                         const std::vector<NamedTensor>& buffers, const base::Patience& patience) {
+  auto& shared = over_.group(patience);
+  if (!std::exchange(grouped_, true)) {
+    const auto is_cpu = [](const NamedTensor& each) { return each.tensor.is_cpu(); };
+    if (std::ranges::all_of(parameters, is_cpu) && std::ranges::all_of(buffers, is_cpu)) {
+      apart_ = shared.apart("reduction");
+    }
+  }
+  return apart_ ? *apart_ : shared;
+}
+
+void GroupReduction::reduce(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+                            const Terms& terms) {
+  const bool hooked = terms.hook != nullptr;
+  const collective::Terms said{hooked ? "reducing gradients" : "averaging gradients", terms.patience};
+  auto& all = group(parameters, buffers, terms.patience);
+  early_.start_rest();
+  std::vector<Gradient> mine;
+  for (const auto& parameter : parameters) mine.push_back(early_.state(parameter.tensor));
+  const auto agreed = agree(parameters, mine, buffers, all, said);
+
+  std::unordered_set<const at::TensorImpl*> sent;
+  std::vector<bool> unsent;
+  std::vector<at::Tensor> next;  // gradients come to the last parameters first
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (agreed[i] == Gradient::kSent) sent.insert(parameters[i].tensor.unsafeGetTensorImpl());
+    unsent.push_back(agreed[i] >= Gradient::kUnsent);
+    if (agreed[i] == Gradient::kSent || agreed[i] == Gradient::kUnsent) next.push_back(parameters[i].tensor);
+  }
+  std::ranges::reverse(next);
+  early_.finish([&](const at::Tensor& parameter) { return sent.contains(parameter.unsafeGetTensorImpl()); });
+  const auto mean = mean_over(all, terms.divisor.value_or(all.size()), said);
+  buckets_.reduce(parameters, unsent, hooked ? *terms.hook : mean);  // no copy: a hook may be Python's
+  broadcast(buffers, all, terms.root, {"broadcasting buffers", terms.patience});
+  if (apart_ && terms.plans) early_.plan(next);
+}
+
+void GroupReduction::take_over(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+                               int root, const base::Patience& patience) {
+  const collective::Terms terms{"broadcasting buffers", patience};
+  auto& all = group(parameters, buffers, patience);
+  agree(parameters, std::vector<Gradient>(parameters.size()), buffers, all, terms);
+  broadcast(parameters, all, root, terms);
+  broadcast(buffers, all, root, terms);
+}
+
+void GroupReduction::note_begun() {
+  if (apart_) begun_ = apart_->begun();
+}
+
+void GroupReduction::catch_up(std::int64_t number) {
+  if (apart_ && begun_ < number) apart_->resume_at(number);
+  begun_ = number;
+}
+
+void GroupReduction::abandon() {
+  if (apart_) begun_ = apart_->abandon();
+  early_.forget();
+}
+
+void GroupReduction::close() {
+  early_.forget();
+  apart_.reset();
+}
+
+}  // namespace lamina::data_parallel

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a model in which the ranks of a TP_GROUP compute with the batches of all of them.
+
+[Note: regions] Without `prescaled_batch` every rank has a batch of its own. A region is a module inside of which the
+ranks compute together: the smallest one that nothing in parts comes out of or goes into. So a sliced layer that takes
+and gives wholes is one, and so is an attention between the layers that are cut by columns and the one that is cut by
+rows. A DistributedModule that holds regions is one, and so is a container of nothing but regions, as an nn.Sequential
+of blocks. How they compute is in turns.py.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina.errors import UsageError
+from lamina.tensor_parallel import layers
+from lamina.tensor_parallel.registry import DistributedModule
+from lamina.tensor_parallel.turns import Turns, are_taken, take
+from lamina.tensor_parallel.unslicing import remember
+
+
+class _Region:
+    """A module that computes with the batches of all ranks."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if are_taken():
+            return super().forward(*args, **kwargs)
+        return take(self.__dict__[layers.TURNS], self, super().forward, args, kwargs)
+
+
+class _Inside:
+    """A sliced layer in a region. Outside of it, its ranks would add up what they compute of different batches."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # A backward computes activations again that were computed inside.
+        if not are_taken() and torch._C._current_graph_task_id() < 0:
+            region = self.__dict__[layers.REGION] or "the model"
+            raise UsageError(
+                f"a layer that is sliced was called outside of {region}, in which the "
+                "ranks of a TP_GROUP compute with the batches of all of them: call that, or take prescaled_batch: true",
+                code="tp-outside",
+            )
+        return super().forward(*args, **kwargs)
+
+
+def make_regions(root: nn.Module, turns: Turns) -> None:
+    """Has the sliced layers of a model compute in regions."""
+    names = _found(root)
+    for name in names:
+        module = root.get_submodule(name)
+        for layer in filter(layers.is_sliced, module.modules()):
+            if layer is not module:
+                remember(layer)
+                layer.__dict__[layers.REGION] = name
+                layer.__class__ = layers.with_other_forward(_Inside, type(layer))
+        remember(module)
+        module.__dict__[layers.TURNS] = turns
+        module.__class__ = layers.with_other_forward(_Region, type(module))
+
+
+def _found(root: nn.Module) -> list[str]:
+    """The names of the regions, none in another."""
+    modules = dict(root.named_modules(remove_duplicate=False))
+    found = [_callable(modules, _around(modules, name)) for name in modules if layers.is_sliced(modules[name])]
+    while (larger := [_stack(modules, name, _outermost(found)) for name in _outermost(found)]) != found:
+        found = larger
+    return found
+
+
+def _outermost(names: Iterable[str]) -> list[str]:
+    names = list(dict.fromkeys(names))
+    return [name for name in names if not any(name != other and _is_under(name, other) for other in names)]
+
+
+def _around(modules: dict[str, nn.Module], name: str) -> str:
+    """The nearest module in which what the layer of this name gives in parts is taken, and the other way round. An
+    embedding may give parts to one block after another: around it are all of these."""
+    layer = modules[name]
+    if isinstance(layer, nn.Embedding) and layers.gives_parts(layer):
+        lists = [above for above in _up(name) if isinstance(modules[above], nn.ModuleList)]
+        return lists[-1] if lists else ""
+    wanted = [layers.takes_parts] if layers.gives_parts(layer) or layers.works_on_parts(layer) else []
+    wanted += [layers.gives_parts] if layers.takes_parts(layer) or layers.works_on_parts(layer) else []
+    for above in _up(name):
+        if all(any(map(has, modules[above].modules())) for has in wanted):
+            return above
+    return ""
+
+
+def _stack(modules: dict[str, nn.Module], name: str, regions: Iterable[str]) -> str:
+    """The DistributedModule that has this region, or the nn.Sequential of nothing but regions; the region itself
+    without one."""
+    for above in reversed(list(_up(name))):
+        if isinstance(modules[above], DistributedModule):
+            return above
+    above = name.rpartition(".")[0]
+    if not name or not isinstance(modules[above], nn.Sequential):
+        return name
+    parts = [f"{above}.{child}" if above else child for child, _ in modules[above].named_children()]
+    has_region = [any(_is_under(region, part) for region in regions) for part in parts]
+    bare = [next(modules[part].parameters(), None) is None for part in parts]
+    return above if all(map(any, zip(has_region, bare, strict=True))) else name
+
+
+def _up(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
+def _callable(modules: dict[str, nn.Module], name: str) -> str:
+    """The nearest module, from this one up, that is called."""
+    is_list = lambda module: isinstance(module, (nn.ModuleList, nn.ModuleDict))  # noqa: E731
+    return next((above for above in _up(name) if not is_list(modules[above])), "")
+
+
+def _is_under(name: str, above: str) -> bool:
+    return not above or name == above or name.startswith(f"{above}.")

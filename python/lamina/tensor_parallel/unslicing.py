@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model with sliced layers that is whole for a while, as it was before it was cut."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina.tensor_parallel import layers
+
+_WAS = "_lamina_was"  # of a module that computes with slices: a Was
+
+
+@dataclass(frozen=True)
+class Was:
+    """A module before it was cut: its class, and attributes that have changed."""
+
+    kind: type
+    attributes: dict[str, Any]
+
+
+def remember(module: nn.Module, names: tuple[str, ...] = ()) -> None:
+    """Notes what a module is, before it changes, and these of its attributes."""
+    was = module.__dict__.setdefault(_WAS, Was(type(module), {}))
+    for name in names:
+        was.attributes.setdefault(name, module.__dict__[name])
+
+
+@torch.no_grad()
+def make_whole(root: nn.Module, session: _lamina.Session) -> Callable[[], None]:
+    """Gives sliced layers whole parameters, and makes them what they were; collective over TP_GROUP. Returns what
+    undoes it, with this rank's slices of the values that there are then."""
+    slicings = layers.slicings(root)
+    cut = [(each, slicings[id(each)], each.grad) for each in root.parameters() if id(each) in slicings]
+    for parameter, slicing, _ in cut:
+        parameter.grad = None
+        parameter.data = session.whole_of(parameter.detach(), slicing)
+    now = [(module, type(module), dict(module.__dict__)) for module in root.modules()]
+    for module, kind, attributes in now:
+        was = attributes.get(_WAS, Was(kind, {}))
+        for name in layers.NOTES:
+            module.__dict__.pop(name, None)
+        module.__dict__.update(was.attributes)
+        module.__class__ = was.kind
+
+    def undo() -> None:
+        for module, kind, attributes in now:
+            names = (*layers.NOTES, *attributes.get(_WAS, Was(kind, {})).attributes)
+            module.__dict__.update({name: attributes[name] for name in names if name in attributes})
+            module.__class__ = kind
+        for parameter, slicing, gradient in cut:
+            parameter.grad = None
+            parameter.data = session.slice_of(parameter.detach(), slicing)
+            parameter.grad = gradient
+
+    return undo
