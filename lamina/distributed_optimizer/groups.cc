@@ -153,7 +153,7 @@ bool Groups::trim(UserOptimizer& user) {
 
 value::Value Groups::part_of_state(const UserOptimizer& user, const at::Tensor& local, const at::Tensor& parameter,
                                    const value::Value& state) const {
-  if (user.needs() == fused::Needs::kWhole && parameters_.shard(local)) {
+  if (user.needs() == fused::Needs::kWhole && parameters_.is_part(local)) {
     return parameters_.updates_whole(local) ? state : value::Value();
   }
   const auto sizes = parameters_.sizes_of_whole(parameter);

@@ -124,9 +124,13 @@ at::Tensor LocalParameters::part_of(const at::Tensor& local, const at::Tensor& w
   return is ? shard_ranks_->part_of(*is, slice) : slice;
 }
 
-at::Tensor LocalParameters::whole_of(const at::Tensor& local, const at::Tensor& value) const {
+at::Tensor LocalParameters::slice_of(const at::Tensor& local, const at::Tensor& value) const {
   const auto is = shard(local);
-  const auto slice = is ? shard_ranks_->whole_of(*is, value) : value;
+  return is ? shard_ranks_->whole_of(*is, value) : value;
+}
+
+at::Tensor LocalParameters::whole_of(const at::Tensor& local, const at::Tensor& value) const {
+  const auto slice = slice_of(local, value);
   const auto* cut = slicing(local);
   return cut == nullptr ? slice : slice_ranks_.whole_of(slice, *cut);
 }
@@ -193,17 +197,25 @@ void LocalParameters::share_written() {
   for (const auto number : numbers) stand_ins_.settle(number);
 }
 
+Owners::Held LocalParameters::held(const at::Tensor& local) const {
+  auto part = shard(local);
+  const auto* cut = slicing(local);
+  const auto elements = cut != nullptr ? layout::numel(row_of(source(local), *table_())->layout.shape)
+                                       : (part ? part->parameter : local).numel();
+  return {std::move(part), cut, elements};
+}
+
 void LocalParameters::spread_wholes(std::span<const at::Tensor> locals) {
-  if (!shard_ranks_) return;
-  if (!owners_) owners_.emplace(*shard_ranks_);
-  owners_->spread(locals, [this](const at::Tensor& local) { return shard(local); });
+  if (!shard_ranks_ && !slice_ranks_.are_several()) return;
+  if (!owners_) owners_.emplace(shard_ranks_.get(), slice_ranks_);
+  owners_->spread(locals, [this](const at::Tensor& local) { return held(local); });
 }
 
 bool LocalParameters::updates_whole(const at::Tensor& local) const { return owners_ && owners_->owns(local); }
 
 std::vector<at::Tensor> LocalParameters::begin_wholes(std::span<const at::Tensor> locals) {
   if (!owners_) return {locals.begin(), locals.end()};
-  return owners_->begin(locals, [this](const at::Tensor& local) { return shard(local); });
+  return owners_->begin(locals, [this](const at::Tensor& local) { return held(local); });
 }
 
 void LocalParameters::end_wholes() {

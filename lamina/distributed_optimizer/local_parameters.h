@@ -68,6 +68,8 @@ class LocalParameters {
   // holders.
   at::Tensor part_of(const at::Tensor& local, const at::Tensor& whole) const;
   at::Tensor whole_of(const at::Tensor& local, const at::Tensor& value) const;
+  // Joins the parts of this rank's slice: collective over those who hold these.
+  at::Tensor slice_of(const at::Tensor& local, const at::Tensor& value) const;
 
   // Gives stand-ins what was written to the parameters they stand for.
   void follow() { stand_ins_.follow(); }
@@ -102,6 +104,7 @@ class LocalParameters {
   const model::Parameter* row_of(const at::Tensor& held, const model::ParameterTable& table) const;
   // How the parameter is sliced that `local` stands for; nullptr where it is not.
   const layout::Slicing* slicing(const at::Tensor& local) const;
+  Owners::Held held(const at::Tensor& local) const;
 
   const collective::Ranks ranks_;
   const SliceRanks slice_ranks_;

@@ -107,8 +107,8 @@ void Optimizer::follow() {
 
 // A step with nothing around the update but what all steps have.
 bool Optimizer::is_plain(const UserOptimizer& user) const {
-  const bool measures_slices = user.needs() == fused::Needs::kNorms && parameters_.have_slices();
-  return !scale_->is_on() && !parameters_.replaces() && !measures_slices && !clip_ && limit(user) == kNoClipping;
+  const bool looks_beyond_slices = user.needs() != fused::Needs::kElements && parameters_.have_slices();
+  return !scale_->is_on() && !parameters_.replaces() && !looks_beyond_slices && !clip_ && limit(user) == kNoClipping;
 }
 
 void Optimizer::step_plainly(UserOptimizer& user, const ModelInUse& model, Closure closure) {

@@ -6,28 +6,39 @@
 #include "lamina/base/error.h"
 
 namespace lamina::distributed_optimizer {
+namespace {
 
-void Owners::spread(std::span<const at::Tensor> locals, const PartOf& part_of) {
-  std::vector<LocalShard> parts;
+// The member that has the least, which has so much more now.
+int least(std::vector<std::int64_t>& load, std::int64_t more) {
+  const auto found = std::ranges::min_element(load);
+  *found += more;
+  return static_cast<int>(found - load.begin());
+}
+
+}  // namespace
+
+void Owners::spread(std::span<const at::Tensor> locals, const HeldIn& held_in) {
+  std::vector<std::pair<at::Tensor, Held>> parts;
   for (const auto& local : locals) {
     if (owner_of_part_.contains(local.unsafeGetTensorImpl())) continue;
-    if (auto part = part_of(local)) parts.push_back(std::move(*part));
+    if (auto held = held_in(local); held.is_part()) parts.emplace_back(local, std::move(held));
   }
-  const auto bytes = [](const LocalShard& part) { return part.parameter.numel() * part.own.element_size(); };
+  const auto bytes = [](const auto& each) { return each.second.elements * each.first.element_size(); };
   std::ranges::stable_sort(parts, std::ranges::greater(), bytes);
-  for (const auto& part : parts) {
-    const auto owner = std::ranges::min_element(load_);
-    *owner += bytes(part);
-    owner_of_part_[part.own.unsafeGetTensorImpl()] = static_cast<int>(owner - load_.begin());
+  for (const auto& each : parts) {
+    const auto& [local, held] = each;
+    owner_of_part_[local.unsafeGetTensorImpl()] = {held.part ? least(load_, bytes(each)) : 0,
+                                                   held.slicing ? least(load_of_slices_, bytes(each)) : 0};
   }
 }
 
 bool Owners::owns(const at::Tensor& local) const {
   const auto found = owner_of_part_.find(local.unsafeGetTensorImpl());
-  return found != owner_of_part_.end() && found->second == shard_ranks_.rank();
+  if (found == owner_of_part_.end()) return false;
+  return owns_parts(found->second) && found->second.of_slices == slice_ranks_.rank();
 }
 
-std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> locals, const PartOf& part_of) {
+std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> locals, const HeldIn& held_in) {
   forget();
   std::vector<at::Tensor> in_step(locals.begin(), locals.end());
   std::vector<std::size_t> parts;
@@ -39,37 +50,66 @@ std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> locals, const 
     in_step[i].reset();
   }
   if (parts.empty()) return in_step;
-  present = shard_ranks_.any(std::move(present));
+  if (shard_ranks_ != nullptr) present = shard_ranks_->any(std::move(present));
   std::vector<at::Tensor> values, gradients;
   std::vector<std::size_t> of_updated;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (present[i] == 0) continue;
     const auto& local = locals[parts[i]];
-    const auto part = part_of(local);
-    base::internal_check(part.has_value(), "what has an owner is a part");
-    updated_.push_back({*part, owner_of_part_.at(local.unsafeGetTensorImpl())});
+    const auto held = held_in(local);
+    const auto owner = owner_of_part_.at(local.unsafeGetTensorImpl());
+    of_updated.push_back(parts[i]);
+    updated_.push_back({local, local.grad(), {}, held.slicing, owner});
+    if (!held.part) continue;
+    parts_.push_back({*held.part, owner.of_parts});
+    divided_.push_back(updated_.size() - 1);
     values.push_back(local);
     gradients.push_back(local.grad());
-    of_updated.push_back(parts[i]);
   }
-  const auto whole_gradients = shard_ranks_.to_owners(updated_, gradients);
-  wholes_ = shard_ranks_.to_owners(updated_, values);
-  for (std::size_t i = 0; i < wholes_.size(); ++i) {
-    if (!wholes_[i].defined()) continue;
-    wholes_[i].requires_grad_().mutable_grad() = whole_gradients[i];
-    in_step[of_updated[i]] = wholes_[i];
-  }
+  join_parts(values, gradients);
+  join_slices();
+  for (std::size_t i = 0; i < updated_.size(); ++i) in_step[of_updated[i]] = updated_[i].whole;
   return in_step;
 }
 
+void Owners::join_parts(std::span<const at::Tensor> values, std::span<const at::Tensor> gradients) {
+  if (parts_.empty()) return;
+  const auto whole_gradients = shard_ranks_->to_owners(parts_, gradients);
+  const auto wholes = shard_ranks_->to_owners(parts_, values);
+  for (std::size_t i = 0; i < divided_.size(); ++i) {
+    updated_[divided_[i]].slice = wholes[i];
+    updated_[divided_[i]].gradient = whole_gradients[i];
+  }
+}
+
+void Owners::join_slices() {
+  for (auto& each : updated_) {
+    if (!each.slice.defined()) continue;
+    each.whole = each.slice;
+    if (each.slicing != nullptr) {
+      each.whole = slice_ranks_.whole_of(each.slice, *each.slicing);
+      each.gradient = slice_ranks_.whole_of(each.gradient, *each.slicing);
+      if (each.owner.of_slices != slice_ranks_.rank()) each.whole.reset();
+    }
+    if (each.whole.defined()) each.whole.requires_grad_().mutable_grad() = each.gradient;
+  }
+}
+
 void Owners::end() {
-  if (!updated_.empty()) shard_ranks_.from_owners(updated_, wholes_);
+  std::vector<at::Tensor> slices;
+  for (const auto& each : updated_) {
+    if (!each.slice.defined() || each.slicing == nullptr) continue;
+    slice_ranks_.take_slice(each.slice, each.whole, *each.slicing, each.owner.of_slices);
+  }
+  for (const auto place : divided_) slices.push_back(updated_[place].slice);
+  if (!parts_.empty()) shard_ranks_->from_owners(parts_, slices);
   forget();
 }
 
 void Owners::forget() {
   updated_.clear();
-  wholes_.clear();
+  parts_.clear();
+  divided_.clear();
 }
 
 }  // namespace lamina::distributed_optimizer

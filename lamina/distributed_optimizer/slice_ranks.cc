@@ -6,21 +6,25 @@
 #include <algorithm>
 
 #include "lamina/tensor_parallel/slices.h"
+#include "lamina/tensor_parallel/team.h"
 
 namespace lamina::distributed_optimizer {
 
 at::Tensor SliceRanks::part_of(const at::Tensor& whole, const layout::Slicing& slicing) const {
-  const auto& ranks = ranks_.topology;
-  return tensor_parallel::slice_of(whole.detach(), slicing, ranks.index(topology::Group::kTp, ranks_.own),
-                                   ranks.size(topology::Group::kTp));
+  return tensor_parallel::slice_of(whole.detach(), slicing, rank(), size());
 }
 
 at::Tensor SliceRanks::whole_of(const at::Tensor& value, const layout::Slicing& slicing) const {
-  std::vector<at::Tensor> slices;
-  for (const auto& told : ranks_.mailbox.all_gather(members(), value.detach(), ranks_.patience())) {
-    slices.push_back(told.as<at::Tensor>().to(value.device()));
-  }
-  return tensor_parallel::whole_of(slices, slicing);
+  const auto team = tensor_parallel::find_team(tensor_parallel::team_name(ranks_.own));
+  return tensor_parallel::whole_of(*team, value, slicing);
+}
+
+void SliceRanks::take_slice(const at::Tensor& slice, const at::Tensor& whole, const layout::Slicing& slicing,
+                            int member) const {
+  const auto given = whole.defined() ? value::Value(whole.detach()) : value::Value();
+  const auto told = ranks_.mailbox.all_gather(members(), given, ranks_.patience());
+  const auto theirs = told.at(static_cast<std::size_t>(member)).as<at::Tensor>();
+  slice.detach().copy_(part_of(theirs.to(slice.device()), slicing));
 }
 
 void SliceRanks::combine(std::span<const SlicedUpdate> updates, std::span<const fused::Combine> how) const {

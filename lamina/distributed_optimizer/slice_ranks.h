@@ -25,12 +25,16 @@ class SliceRanks {
  public:
   explicit SliceRanks(collective::Ranks ranks) : ranks_(std::move(ranks)) {}
 
-  bool are_several() const { return ranks_.topology.size(topology::Group::kTp) > 1; }
+  int size() const { return ranks_.topology.size(topology::Group::kTp); }
+  int rank() const { return ranks_.topology.index(topology::Group::kTp, ranks_.own); }
+  bool are_several() const { return size() > 1; }
 
   // This rank's slice of what is like the whole parameter.
   at::Tensor part_of(const at::Tensor& whole, const layout::Slicing& slicing) const;
   // Collective: the whole of what is like each rank's slice.
   at::Tensor whole_of(const at::Tensor& value, const layout::Slicing& slicing) const;
+  // Collective: the slice gets its elements of the whole that this member has; undefined on the others.
+  void take_slice(const at::Tensor& slice, const at::Tensor& whole, const layout::Slicing& slicing, int member) const;
   // Collective, once for the whole list: what each rank has measured of its slices becomes what they measure together.
   // Ranks are added up in their order: the same bits on all.
   void combine(std::span<const SlicedUpdate> updates, std::span<const fused::Combine> how) const;

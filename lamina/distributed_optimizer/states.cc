@@ -55,18 +55,22 @@ NamedState States::state(const UserOptimizer& user, Extent extent) const {
     if (parameters_.is_master(member.local)) state.masters[member.name] = member.local.detach();
   }
   if (extent == Extent::kPart) return state;
+  const bool have_owners = user.needs() == fused::Needs::kWhole;
+  join(here, state, extent != Extent::kSlice, have_owners);
   const auto over = parameters_.divided_over();
-  const bool have_owners = over && user.needs() == fused::Needs::kWhole;
-  make_whole(here, state, have_owners);
-  if (have_owners) add_others(state, parameters_.members(*over), false);
+  if (have_owners && over) add_others(state, parameters_.members(*over), false);
+  if (extent == Extent::kSlice) return state;
+  if (have_owners && parameters_.have_slices()) add_others(state, parameters_.members(topology::Group::kTp), false);
   if (extent != Extent::kHere) add_others(state, ranks_.pipeline(), extent == Extent::kFirst);
   return state;
 }
 
-void States::make_whole(const Here& here, NamedState& state, bool states_are_whole) const {
+void States::join(const Here& here, NamedState& state, bool joins_slices, bool states_are_whole) const {
   for (const auto& member : here) {
     if (!parameters_.is_part(member.local)) continue;
-    const auto whole = [&](const at::Tensor& part) { return parameters_.whole_of(member.local, part); };
+    const auto whole = [&](const at::Tensor& part) {
+      return joins_slices ? parameters_.whole_of(member.local, part) : parameters_.slice_of(member.local, part);
+    };
     if (const auto master = state.masters.find(member.name); master != state.masters.end()) {
       master->second = whole(master->second);
     }
@@ -114,7 +118,9 @@ std::string States::misfit(const UserOptimizer& user, const std::map<std::string
     if (found == masters.end() || !parameters_.is_master(member.local)) continue;
     const auto given = found->second.numel(), own = member.local.numel();
     const auto expected = are_parts ? own : layout::numel(parameters_.sizes_of_whole(member.parameter));
-    if (given != expected && given != own) return faces::said("other-master", member.name, given, expected);
+    const bool is_slice = given == member.parameter.numel();
+    if (given != expected && given != own && !is_slice)
+      return faces::said("other-master", member.name, given, expected);
   }
   return "";
 }

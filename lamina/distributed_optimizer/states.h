@@ -23,6 +23,7 @@ struct NamedState {
 // How much of a state it is.
 enum class Extent {
   kPart,   // what this rank updates, of its parts of parameters
+  kSlice,  // the same, of its slices and of parameters that are not sliced: collective over those who hold shards
   kHere,   // the same, of whole parameters: collective over those who hold parts
   kWhole,  // all of it, on all ranks: collective over those that have one copy of the model, too
   kFirst,  // all of it on the first of these, nothing on the others
@@ -49,7 +50,7 @@ class States {
  private:
   using Here = std::vector<Groups::Member>;
   Here here(const UserOptimizer& user) const;
-  void make_whole(const Here& here, NamedState& state, bool states_are_whole) const;
+  void join(const Here& here, NamedState& state, bool joins_slices, bool states_are_whole) const;
   void add_others(NamedState& state, std::span<const base::Rank> ranks, bool to_first) const;
 
   const collective::Ranks ranks_;

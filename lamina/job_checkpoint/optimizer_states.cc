@@ -168,7 +168,7 @@ WantedStates::WantedStates(int number, OptimizerAccess& optimizer, const Optimiz
   for (const auto& group : optimizer.engine().groups().members(optimizer.user())) {
     for (const auto& [name, given, parameter, local] : group) {
       if (!local.defined()) continue;
-      const bool is_owners = optimizer.user().needs() == fused::Needs::kWhole && locals.shard(local);
+      const bool is_owners = optimizer.user().needs() == fused::Needs::kWhole && locals.is_part(local);
       if (is_owners && !locals.updates_whole(local)) continue;
       const auto own = held.find(name);
       for (const auto& key : keys[name]) {

@@ -41,4 +41,8 @@ Parts::Piece Parts::of_state(const LocalParameters& locals, const at::Tensor& lo
   return whole;
 }
 
+at::Tensor Parts::whole_of(const Piece& piece, const at::Tensor& elements) const {
+  return distributed_optimizer::SliceRanks(ranks_).whole_of(elements, *piece.slicing);
+}
+
 }  // namespace lamina::job_checkpoint

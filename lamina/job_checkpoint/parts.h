@@ -39,6 +39,8 @@ class Parts {
   // Finds a state that belongs to it, a tensor of these sizes here.
   Piece of_state(const LocalParameters& locals, const at::Tensor& local, std::string_view name,
                  at::IntArrayRef sizes) const;
+  // Collective over those who have the other slices: all of what a piece is a slice of.
+  at::Tensor whole_of(const Piece& piece, const at::Tensor& elements) const;
 
  private:
   Piece of(const layout::ParameterLayout& layout) const;

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lamina/base/str.h"
-#include "lamina/distributed_optimizer/slice_ranks.h"
 #include "lamina/job_checkpoint/generators.h"
 #include "lamina/job_checkpoint/optimizer_states.h"
 #include "lamina/job_checkpoint/parts.h"
@@ -21,14 +20,13 @@ namespace lamina::job_checkpoint {
 
 using verification::RunRecorder;
 using Held = RunRecorder::Held;
-using distributed_optimizer::SliceRanks;
 using Recorded = std::vector<std::pair<digests::Kind, Held>>;
 
 namespace {
 
 // Takes those of the elements that count, and their place in the whole: of a slice the whole.
-Held held(std::string name, const at::Tensor& elements, const Parts::Piece& piece, const collective::Ranks& ranks) {
-  if (piece.slicing) return {std::move(name), SliceRanks(ranks).whole_of(elements, *piece.slicing), {piece.shape, 0}};
+Held held(std::string name, const at::Tensor& elements, const Parts::Piece& piece, const Parts& parts) {
+  if (piece.slicing) return {std::move(name), parts.whole_of(piece, elements), {piece.shape, 0}};
   const auto count = piece.region.end - piece.region.begin;
   auto counting = elements.numel() == count ? elements.detach() : elements.detach().flatten().narrow(0, 0, count);
   return {std::move(name), std::move(counting), {piece.shape, piece.region.begin}};
@@ -37,12 +35,11 @@ Held held(std::string name, const at::Tensor& elements, const Parts::Piece& piec
 void add_model(const JobAccess& job, const Parts& parts, Recorded& state) {
   for (const auto* row : job.table().here()) {
     const auto kind = row->layout.buffer ? digests::Kind::kBuffer : digests::Kind::kParameter;
-    state.emplace_back(kind, held(row->layout.name, held_here(job, row->tensor), parts.of_row(*row), job.ranks()));
+    state.emplace_back(kind, held(row->layout.name, held_here(job, row->tensor), parts.of_row(*row), parts));
   }
 }
 
-void add_optimizer(int number, OptimizerAccess& optimizer, const Parts& parts, const collective::Ranks& ranks,
-                   Recorded& state) {
+void add_optimizer(int number, OptimizerAccess& optimizer, const Parts& parts, Recorded& state) {
   const auto& locals = optimizer.engine().parameters();
   for_each_state(
       number, optimizer,
@@ -51,7 +48,7 @@ void add_optimizer(int number, OptimizerAccess& optimizer, const Parts& parts, c
         const auto piece = is_master ? parts.of_local(local, name.parameter)
                                      : parts.of_state(locals, local, name.parameter, value.sizes());
         const auto word = is_master ? "master" : name.state;
-        state.emplace_back(digests::Kind::kState, held(base::str(name.parameter, " ", word), value, piece, ranks));
+        state.emplace_back(digests::Kind::kState, held(base::str(name.parameter, " ", word), value, piece, parts));
       },
       /*skips_others=*/true);
 }
@@ -86,7 +83,7 @@ void record_updates(distributed_optimizer::Optimizer& optimizer, const collectiv
             }
             if (!local.defined() || !local.grad().defined()) continue;
             const auto gradient = factor == 1 ? local.grad() : local.grad().to(at::kDouble).mul(factor);
-            gradients.push_back(held(name, gradient, parts.of_local(local, name), ranks));
+            gradients.push_back(held(name, gradient, parts.of_local(local, name), parts));
           }
         }
         recorder->see_update(gradients);
@@ -127,7 +124,7 @@ void Recording::before_update(JobAccess& job) {
   std::vector<Held> gradients;
   for (const auto* row : job.table().here()) {
     const auto gradient = held_here(job, row->tensor).grad();
-    if (gradient.defined()) gradients.push_back(held(row->layout.name, gradient, parts.of_row(*row), job.ranks()));
+    if (gradient.defined()) gradients.push_back(held(row->layout.name, gradient, parts.of_row(*row), parts));
   }
   recorder_->see_update(gradients);
 }
@@ -143,7 +140,7 @@ void Recording::record_model(JobAccess& job) {
   Recorded state;
   add_model(job, parts, state);
   int number = 0;
-  for (auto* optimizer : job.optimizers()) add_optimizer(number++, *optimizer, parts, job.ranks(), state);
+  for (auto* optimizer : job.optimizers()) add_optimizer(number++, *optimizer, parts, state);
   recorder_->see_state(state);
   has_model_ = true;
 }

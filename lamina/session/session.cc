@@ -196,7 +196,7 @@ tensor_parallel::Team* Session::team() {
   return team_.get();
 }
 
-std::string Session::team_name() const { return base::str("of rank ", world_.rank); }
+std::string Session::team_name() const { return tensor_parallel::team_name(world_.rank); }
 
 collective::Ranks Session::ranks() {
   return {topology_, mailbox(), groups(), world_.rank, [this] { return patience(); }};

@@ -326,6 +326,8 @@ Teams& teams() {
 
 }  // namespace
 
+std::string team_name(base::Rank member) { return base::str("of rank ", member); }
+
 void note_team(const std::string& name, std::shared_ptr<Team> team) {
   const std::lock_guard lock(teams().mutex);
   teams().by_name[name] = std::move(team);

@@ -113,6 +113,7 @@ class Team {
 
 // Teams by the name under which operators find theirs; a name is a constant of a compiled graph. One process has one
 // team, or several where it runs several jobs.
+std::string team_name(base::Rank member);
 void note_team(const std::string& name, std::shared_ptr<Team> team);
 void forget_team(const std::string& name);
 // Throws base::UsageError where there is none.

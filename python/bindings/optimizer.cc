@@ -57,11 +57,13 @@ py::tuple as_pair(const NamedState& named, const KeptStates& kept) {
 
 py::tuple state_of_model(const ModelOptimizer& optimizer, const py::object& lent, const std::string& word) {
   const auto extent = word == "part"    ? Extent::kPart
+                      : word == "slice" ? Extent::kSlice
                       : word == "here"  ? Extent::kHere
                       : word == "first" ? Extent::kFirst
                                         : Extent::kWhole;
   const bool has_owners = PythonOptimizer(lent).needs() == fused::Needs::kWhole;
-  const PythonOptimizer user(lent, /*travels=*/extent == Extent::kHere ? has_owners : extent != Extent::kPart);
+  const bool is_here = extent == Extent::kHere || extent == Extent::kSlice;
+  const PythonOptimizer user(lent, /*travels=*/is_here ? has_owners : extent != Extent::kPart);
   NamedState named;
   {
     const Release release;

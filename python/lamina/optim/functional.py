@@ -189,7 +189,7 @@ class FunctionalOptimizer(optim.Optimizer):
         """The norm of all gradients, those of other ranks' parameters included."""
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         is_global = gradients is None and clipping.are_global(own)
-        if is_global and current.session().group_size("tp") > 1:
+        if is_global and current.job().sliced:
             return abs(factor) * float(clipping.grad_norm(own, 2.0, False, None))
         squares = _lamina.squared_gradient_norm(groups, factor, gradients)
         if is_global:

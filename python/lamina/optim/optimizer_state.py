@@ -17,8 +17,7 @@ from lamina.model.partitioned import unpacked
 from lamina.optim import named_state
 from lamina.optim.named_state import MASTERS, SCALE, Layout
 from lamina.optim.optimizer_steps import OptimizerSteps
-from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, require_one_kind, saved_elsewhere
-from lamina.tensor_parallel.slicing import require_unsliced
+from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, place_of, require_one_kind, saved_elsewhere
 from lamina.util.checks import require_booleans
 
 
@@ -79,7 +78,8 @@ class OptimizerState(OptimizerSteps):
         return seeds.with_steps(named_state.by_number(named, layout))
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """The state of the parameters that this rank owns, by name: a partial dictionary, marked `_smp_is_partial`.
+        """The state of the parameters that this rank owns, and of its slices, by name: a partial dictionary, marked
+        `_smp_is_partial`.
 
         Args:
             gather_if_shard: whether states of sharded parameters are those of the whole ones, which is collective over
@@ -90,13 +90,13 @@ class OptimizerState(OptimizerSteps):
         """
         self._nothing_waits()
         job = self._job("local_state_dict()")
-        require_unsliced(job.session, "optimizer.local_state_dict()", "take state_dict(), which is whole")
         if job.partitioned_model is None:
             raise refusal("nothing-local", "optimizer.local_state_dict()")
-        place = (job.session.group_rank("partitions"), job.session.group_size("partitions"))
-        named = self._named("here" if gather_if_shard else "part")
+        named = self._named("slice" if gather_if_shard else "part")
         parts = self._parts(job.session)
-        marks = {PARTIAL: True, SAVED_BY: place} | ({named_state.PARTS: parts} if parts and not gather_if_shard else {})
+        marks = {PARTIAL: True, SAVED_BY: place_of(job.session)} | (
+            {named_state.PARTS: parts} if parts and not gather_if_shard else {}
+        )
         return seeds.with_steps(named | marks)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -170,6 +170,10 @@ class OptimizerState(OptimizerSteps):
         """The groups of the whole optimizer; collective over the pipeline. Groups that each rank made of its own
         parameters have the order of the model."""
         return named_state.agreed(current.session().all_gather("one_copy", self.known()))
+
+    def local_names(self) -> list[str]:
+        """The names of the parameters in the groups that are here, in their order."""
+        return [name for group in self._members() for name, _, _, local in group if local is not None]
 
     def has_precision(self) -> bool:
         """True where half precision adds masters, or a loss scale: on all ranks alike."""
@@ -313,7 +317,7 @@ def _cut() -> bool:
     """True where there is a model that is cut over several ranks, sliced or sharded."""
     job = current.job_if_any()
     model = None if job is None else job.partitioned_model
-    return model is not None and (job.pipelined or job.session.group_size("tp") > 1 or model.sharding is not None)
+    return model is not None and (job.pipelined or job.sliced or model.sharding is not None)
 
 
 def _require_no_checkpoint_waits(then: str) -> None:

@@ -15,7 +15,7 @@ from lamina.tensor_parallel import layers, replacing
 
 _WHY = {
     "norms": "it measures each parameter, of which a slice is here: make it a lamina.DistributedOptimizer",
-    "whole": "it looks at all of a parameter, of which a slice is here: take one that updates each element by itself",
+    "whole": "it looks at all of a parameter, of which a slice is here: make it a lamina.DistributedOptimizer",
 }
 
 
@@ -29,8 +29,7 @@ def require_fits(optimizer: optim.Optimizer, job: current.Job, knows_others: boo
     """UsageError for an optimizer that would update slices as if they were parameters, or parameters that are gone.
 
     Args:
-        knows_others: whether what it measures of slices is combined with what the other ranks do, as a
-            DistributedOptimizer has it.
+        knows_others: whether the other ranks' slices are there for its updates, as a DistributedOptimizer has it.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -41,7 +40,7 @@ def require_fits(optimizer: optim.Optimizer, job: current.Job, knows_others: boo
                     code="tp-optimizer",
                 )
     why = why_not_parts(optimizer) or _WHY.get(needs_of(type(optimizer)), "")
-    is_fine = not why or (knows_others and needs_of(type(optimizer)) == "norms")
+    is_fine = not why or (knows_others and needs_of(type(optimizer)) in _WHY)
     if is_fine or job.model is None:
         return
     slices = layers.slicings(job.model.module)
