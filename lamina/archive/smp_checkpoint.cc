@@ -13,6 +13,7 @@
 #include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/layout/parameter_layout.h"
 
 namespace lamina::archive {
 namespace {
@@ -137,6 +138,28 @@ SavedTensor joined(const std::vector<SavedTensor>& parts, const layout::Shape& s
   return whole;
 }
 
+// Adds what a file has of a slice, or the ranks' parts of it, one behind the other: false where these are not its
+// elements.
+bool add_slice(SavedTensor& whole, const layout::Slicing& slicing, int slice, const std::vector<SavedTensor>& parts) {
+  layout::ParameterLayout layout{.name = whole.name, .shape = whole.shape, .slicing = slicing};
+  layout.dtype = parts.front().dtype;
+  auto region = layout::held(layout, slice, 0);
+  auto shape = whole.shape;
+  shape[static_cast<std::size_t>(slicing.dim)] = region.extent;
+  const auto count = region.end;
+  std::int64_t all = 0;
+  for (const auto& part : parts) {
+    if (part.pieces.empty() || part.dtype != whole.dtype) return false;
+    if (part.shape != shape && (part.shape.size() != 1 || parts.size() == 1)) return false;
+    region.begin = all;
+    all += layout::numel(part.shape);
+    region.end = std::min(all, count);
+    region.size = std::max<std::int64_t>(region.end - region.begin, 0);
+    if (region.size > 0) whole.pieces.push_back({part.pieces[0].file, part.pieces[0].begin, region});
+  }
+  return all >= count && all - count < std::ssize(parts);
+}
+
 // A tensor for each name: states of several parameters may be one.
 std::vector<SavedTensor> by_name(const ForeignCheckpoint& file) {
   std::vector<SavedTensor> tensors;
@@ -169,6 +192,7 @@ class SmpFolder {
     for (const auto& file : optimizers) read_optimizer(file);
     for (const auto& file : precisions) read_precision(file);
     cut_flat_groups(optimizers.size());
+    add_states_of_slices();
     add_states();
     if (!optimizers.empty()) add_groups();
     return std::move(found_);
@@ -184,7 +208,26 @@ class SmpFolder {
     for (const auto* key : {"layout", "partition"}) {
       if (const auto said = own_->about.find(key); said != own_->about.end()) found_.about[key] = *said;
     }
+    if (const auto said = own_->about.find("slices"); said != own_->about.end()) read_slicings(*said);
   }
+
+  // Reads {name: [dimension, [[extent, unit], ...]]}.
+  void read_slicings(const json& said) {
+    for (const auto& [name, cut] : pairs_of(said)) {
+      auto& slicing = slicings_[name];
+      slicing.dim = cut.at(0).get<int>();
+      for (const auto& section : cut.at(1)) slicing.sections.push_back({section.at(0), section.at(1)});
+      slicing.degree = own_->about.at("layout").at("tp").get<int>();
+    }
+  }
+
+  // How the tensor is cut that has one of these names; nullptr where it is whole.
+  const layout::Slicing* slicing_of(const SavedTensor& tensor) const {
+    auto found = slicings_.find(tensor.name);
+    for (const auto& name : tensor.also) found = found == slicings_.end() ? slicings_.find(name) : found;
+    return found == slicings_.end() ? nullptr : &found->second;
+  }
+  static int slice_of(const RankFile& file) { return file.numbers.size() > 1 ? static_cast<int>(file.numbers[1]) : 0; }
 
   bool has(const std::string& name) {
     return std::ranges::any_of(files_.list(folder_), [&](const auto& entry) { return entry.name == name; });
@@ -245,7 +288,7 @@ class SmpFolder {
 
   void read_model(const RankFile& file) {
     constexpr std::string_view kModule = "module.";
-    if (file.numbers.size() > 1 && file.numbers.back() > 0) {
+    if (slice_of(file) > 0 && slicings_.empty()) {
       throw base::UsageError(base::str((folder_ / file.name).string(),
                                        ": it has slices of tensors (tensor parallelism), which are not put together "
                                        "here: take what was saved with partial=False"));
@@ -260,7 +303,8 @@ class SmpFolder {
     for (auto& tensor : model.tensors) {
       tensor.name = own_name(tensor.name);
       for (auto& name : tensor.also) name = own_name(name);
-      add_model_or_extra(std::move(tensor));
+      const auto* slicing = slicing_of(tensor);
+      slicing == nullptr ? add_model_or_extra(std::move(tensor)) : add_of_slice(tensor, *slicing, slice_of(file));
     }
     for (auto& value : model.left) {
       if (!is_state_dict && value.name.starts_with(kModule)) value.name = own_name(value.name);
@@ -294,6 +338,25 @@ class SmpFolder {
     tensor.name = names.front();
     tensor.also.assign(names.begin() + 1, names.end());
     add_of_model(std::move(tensor));
+  }
+
+  void add_of_slice(const SavedTensor& tensor, const layout::Slicing& slicing, int slice) {
+    const auto known = names_.find(tensor.name);
+    auto* whole = known == names_.end() ? nullptr : &found_.tensors[known->second];
+    if (whole == nullptr) {
+      auto first = tensor;
+      first.pieces.clear();
+      auto& extent = first.shape.at(static_cast<std::size_t>(slicing.dim)) = 0;
+      for (const auto& section : slicing.sections) extent += section.extent;
+      add_of_model(std::move(first));
+      whole = &found_.tensors.back();
+    }
+    if (!add_slice(*whole, slicing, slice, {tensor})) refuse_slice(tensor, slice);
+  }
+
+  [[noreturn]] void refuse_slice(const SavedTensor& tensor, int slice) const {
+    throw base::FormatError(base::str(folder_.string(), ": ", describe(tensor), " has not the elements of slice ",
+                                      slice, ": the file of a rank is missing, or another job's"));
   }
 
   // Files of several partitions may have one tensor, under other names where it is tied.
@@ -351,7 +414,7 @@ class SmpFolder {
       if (auto of = state_name(tensor.name)) {
         tensor.kind = Kind::kState;
         std::tie(tensor.name, tensor.state) = *of;
-        parts_[{tensor.name, tensor.state}].push_back(std::move(tensor));
+        add_part(file, std::move(tensor));
       } else if (tensor.name.starts_with(kFlat)) {
         flat_[tensor.name.substr(kFlat.size())].push_back(std::move(tensor));
       } else {
@@ -359,6 +422,37 @@ class SmpFolder {
       }
     }
     for (auto& value : optimizer.left) read_value(file, value);
+  }
+
+  // Parts of slices are kept apart; of what is not sliced each rank of a slice has the same.
+  void add_part(const RankFile& file, SavedTensor tensor) {
+    const std::pair name(tensor.name, tensor.state);
+    const auto known = names_.find(tensor.name);
+    const bool is_sliced = known != names_.end() && slicing_of(found_.tensors[known->second]) != nullptr;
+    if (is_sliced) {
+      slices_[name][slice_of(file)].push_back(std::move(tensor));
+    } else if (slicings_.empty() || slice_of(file) == 0) {
+      parts_[name].push_back(std::move(tensor));
+    }
+  }
+
+  // States and masters of sliced parameters: cut as these are, or whole on one rank.
+  void add_states_of_slices() {
+    for (auto& [name, by_slice] : slices_) {
+      const auto parameter = found_.tensors[names_.find(name.first)->second];
+      const auto& slicing = *slicing_of(parameter);
+      auto whole = by_slice.begin()->second.front();
+      const auto first = whole;
+      whole.name = parameter.name;
+      whole.shape = parameter.shape;
+      whole.pieces.clear();
+      bool fits = std::ssize(by_slice) == slicing.degree;
+      for (const auto& [slice, parts] : by_slice) fits = fits && add_slice(whole, slicing, slice, parts);
+      const bool is_like = !first.shape.empty() && first.shape.size() == parameter.shape.size();
+      if (!fits && (name.second.empty() || (is_like && by_slice.size() > 1))) refuse_slice(first, 0);
+      auto& added = found_.tensors.emplace_back(fits ? std::move(whole) : first);
+      added.name = parameter.name;
+    }
   }
 
   void read_value(const RankFile& file, ForeignValue& value) {
@@ -374,7 +468,7 @@ class SmpFolder {
     if (const auto of = state_name(value.name); of && value.plain) {
       if (auto tensor = number_state(*value.plain)) {
         std::tie(tensor->name, tensor->state) = std::pair(of->first, base::str(of->second, kNumberState));
-        parts_[{tensor->name, tensor->state}].push_back(*std::move(tensor));
+        add_part(file, *std::move(tensor));
         return;
       }
     }
@@ -422,7 +516,7 @@ class SmpFolder {
       if (tensor.name.starts_with(kMasters) && names_.contains(tensor.name.substr(kMasters.size()))) {
         tensor.kind = Kind::kMaster;
         tensor.name.erase(0, kMasters.size());
-        parts_[{tensor.name, ""}].push_back(std::move(tensor));
+        add_part(file, std::move(tensor));
       } else {
         found_.left.push_back({base::str(file.name, ": ", tensor.name), std::nullopt});
       }
@@ -579,7 +673,9 @@ class SmpFolder {
   ForeignCheckpoint found_, content_;
   std::map<std::string, std::size_t, std::less<>> names_;                          // of the model's tensors
   std::map<std::pair<std::string, std::string>, std::vector<SavedTensor>> parts_;  // by parameter and state
-  std::map<std::string, std::vector<SavedTensor>> flat_;                           // by the group's number
+  std::map<std::string, layout::Slicing> slicings_;  // of the model's tensors, in what lamina wrote
+  std::map<std::pair<std::string, std::string>, std::map<int, std::vector<SavedTensor>>> slices_;  // of these
+  std::map<std::string, std::vector<SavedTensor>> flat_;  // by the group's number
   std::int64_t partition_count_ = 0;
   std::set<std::string, std::less<>> outside_;  // parameters of the optimizer that the model has not
   std::set<std::string> strays_;                // states of the optimizer that are no tensors or numbers of parameters

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from lamina.errors import UsageError
 from lamina.integrations.replacements import module_manager as module_manager
 from lamina.job import current
 
@@ -19,3 +20,16 @@ class _CurrentConfig:
 
 
 cfg = _CurrentConfig()
+
+
+def __getattr__(name: str) -> Any:
+    """Tables of the job's last DistributedOptimizer, for each rank of the TP_GROUP: the names of the parameters in the
+    groups of one partition, by their numbers there, and the numbers by name."""
+    if name not in ("param_index_to_name_tp_group", "param_name_to_index_tp_group"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    job = current.job()
+    if not job.optimizers:
+        raise UsageError(f"state.{name}: there is no DistributedOptimizer yet", code="optimizer-no-model")
+    names = job.optimizers[-1].local_names()
+    table = dict(enumerate(names)) if name.startswith("param_index") else {name: n for n, name in enumerate(names)}
+    return [dict(table) for _ in range(job.session.group_size("tp"))]

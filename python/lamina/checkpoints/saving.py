@@ -13,7 +13,6 @@ from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.arguments import require_same
-from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.util.checks import require_booleans, require_count, require_no_nul
 
 
@@ -113,8 +112,6 @@ def save_checkpoint(
         require_count(num_kept_partial_checkpoints=num_kept_partial_checkpoints)
     if form not in (None, "lamina", smp_files.FORM):
         raise UsageError(f'save_checkpoint(): form is "lamina" or "{smp_files.FORM}", not {form!r}')
-    if form == smp_files.FORM:
-        require_unsliced(job.session, 'save_checkpoint(form="smp")', "leave form out")
     if form == smp_files.FORM and asynchronous:
         raise UsageError('save_checkpoint(form="smp") is written while training waits: leave asynchronous out')
     kept = num_kept_partial_checkpoints or 0

@@ -3,14 +3,16 @@
 
 [Note: smp form] A partial checkpoint is the folder PATH/TAG_partial of files of torch.save:
 
-    model_N.pt         what a partition owns, as a partial state dict; N is its mp_rank (with slices PP_TP). Where
-                       parameters are sharded the state of the whole parameters is beneath "module"
+    model_N.pt         what a partition owns, as a partial state dict; N is its mp_rank (with slices PP_TP, and of what
+                       is sliced that slice). Where parameters are sharded the state of the whole parameters, or slices,
+                       is beneath "module"
     optimizer_N.pt     the optimizer's partial state dict, without masters. Where states are divided over the copies of
                        a model, each of those has one, PP_TP_RDP; where parameters are sharded, those of one sharding
                        group, which have `partition_count` and `fp32_flat_groups`, too: see `flat_groups`
     fp16_states_N.pt   beside each of them, with the configuration fp16 or bf16: its masters and the loss scale
     user_content.pt    the user's content, and where parameters are sharded `buffer_names` and `param_shapes`
-    manifest.json      lamina's own: the layout, the partition, sizes and checksums of the files
+    manifest.json      lamina's own: the layout, the partition, how parameters are sliced, sizes and checksums of the
+                       files
 
 A full one is the file PATH/TAG, the whole model's state dict, and the file PATH/user_content_TAG.
 """
@@ -24,6 +26,7 @@ import torch
 from lamina import _lamina
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
+from lamina.tensor_parallel import layers
 
 FORM = "smp"
 FOR_MERGING = ("partition_count", "fp32_flat_groups")  # in the optimizer's file
@@ -63,6 +66,15 @@ def writes_model(session: _lamina.Session) -> bool:
 def writes_optimizer(session: _lamina.Session) -> bool:
     """True where this rank is the one that writes its part of the optimizer."""
     return is_divided(session) or session.group_rank("rdp") < shards_of(session)
+
+
+def slices(job: current.Job) -> dict[str, Any]:
+    """Says for the manifest how parameters are sliced: by name the dimension, and (extent, unit) of its sections."""
+    slicings = layers.slicings(job.model.module)
+    named = job.model.module.named_parameters(remove_duplicate=False)
+    own = {name: slicings[id(parameter)] for name, parameter in named if id(parameter) in slicings}
+    cuts = {name: [cut, [list(section) for section in sections]] for name, (cut, sections) in own.items()}
+    return {"slices": cuts} if cuts else {}
 
 
 def apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

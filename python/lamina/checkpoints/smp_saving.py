@@ -51,7 +51,7 @@ def save_partial(
         "optimizer": state is not None,
         "half_precision": state is not None and state.has_precision(),
         "divided": smp_files.is_divided(job.session),
-    }
+    } | smp_files.slices(job)
     to_write = [(name, _size(value), _writer(value)) for name, value in files.items()]
     _lamina.begin_save_of_files(job.session, meant, path, tag, smp_files.FORM, more, to_write, kept).wait()
 

@@ -14,7 +14,6 @@ from lamina.job import current
 from lamina.job.arguments import require_same
 from lamina.pipeline.cut_model import CutModel
 from lamina.saved_state.state_dicts import PARTIAL, is_partial, saved_elsewhere, without_mark
-from lamina.tensor_parallel.slicing import require_unsliced
 from lamina.util.checks import require_booleans
 
 
@@ -60,14 +59,14 @@ class SavedModel(CutModel):
         return destination
 
     def local_state_dict(self) -> dict[str, Any]:
-        """The state of what this rank owns: a partial dictionary, marked by the key `_smp_is_partial`.
+        """The state of what this rank owns, and of what is sliced its slices: a partial dictionary, marked by the key
+        `_smp_is_partial`.
 
         Errors:
             UsageError: before the model is partitioned, or inside a step function.
         """
-        session = self._own_job("local_state_dict()").session
+        self._own_job("local_state_dict()")
         self._require_partitioned()
-        require_unsliced(session, "local_state_dict()", "call state_dict()")
         return self._cut.state().local()
 
     def load_state_dict(

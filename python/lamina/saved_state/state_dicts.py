@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a model whose parts live on several ranks: as one dictionary, and in parts.
 
-[Note: partial] A partial dictionary holds what one partition owns, and of sharded parameters this rank's shards. It
-says so under the key `_smp_is_partial`. For messages it also knows the partition and the shard that saved it, and how
-many there were.
+[Note: partial] A partial dictionary holds what one partition owns, of sliced parameters this rank's slices, and of
+sharded ones this rank's shards. It says so under the key `_smp_is_partial`. It also knows the partition, the shard and
+the slice that saved it, and how many there were.
 """
 
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from lamina.model.places import Place, own_and_shapes, places_of, replaced, stan
 from lamina.tensor_parallel import slicing
 
 PARTIAL = "_smp_is_partial"  # its value is whether the dictionary is partial
-SAVED_BY = "_lamina_saved_by"  # (partition, partitions); in the metadata of a model's dictionary
+# (partition, partitions, shard, shards, slice, slices), or the first of these; in the metadata of a model's dictionary
+SAVED_BY = "_lamina_saved_by"
 _EXTRA_STATE = nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
@@ -41,19 +42,19 @@ class ModelState:
 
     def local(self) -> OrderedDict[str, Any]:
         """Returns what this rank owns, as a partial dictionary."""
-        state = self._own()
+        state = self._own(as_slices=True)
         for name, parameter in self._sharded().items():
             state[name] = parameter.ds_tensor.detach().clone()
-        state._metadata[SAVED_BY] = (*self._place(), *shards.place(self._session))
+        state._metadata[SAVED_BY] = place_of(self._session, *shards.place(self._session))
         state[PARTIAL] = True
         return state
 
     def of_partition(self) -> OrderedDict[str, Any]:
-        """Returns what this partition owns, of sharded parameters all; a partial dictionary where there are several
-        partitions. Collective over the sharding group."""
-        state = self._own()
-        if self._place()[1] > 1:
-            state._metadata[SAVED_BY] = self._place()
+        """Returns what this partition owns, of sharded parameters all, of sliced ones this rank's slice; a partial
+        dictionary where there are several partitions, or slices. Collective over the sharding group."""
+        state = self._own(as_slices=True)
+        if self._place()[1] > 1 or self._session.group_size("tp") > 1:
+            state._metadata[SAVED_BY] = place_of(self._session)
             state[PARTIAL] = True
         return state
 
@@ -74,16 +75,17 @@ class ModelState:
         """Loads what this rank owns out of a dictionary, full or partial. Collective: nothing is written on any rank
         unless it fits on all."""
         given = self._for_this_rank(state_dict, same_partition_load)
-        _, degree = (_saved_by(state_dict) or ())[2:] or (0, 1)
-        sharded = self._sharded() if degree > 1 else {}
+        saved = _saved_by(state_dict)
+        as_slices = _slice_of(saved)[1] > 1
+        sharded = self._sharded() if _shard_of(saved)[1] > 1 else {}
         of_shards = {name: value for name, value in given.items() if name in sharded}
         given = _copy(given, leave=of_shards)
         # Hooks after loading look at the values, which a rehearsal does not have.
         calls_back = any(part._load_state_dict_post_hooks for part in self._module.modules())
-        checked = None if calls_back else self._agree(self._rehearse(given), strict, of_shards)
+        checked = None if calls_back else self._agree(self._rehearse(given, as_slices), strict, of_shards)
         if of_shards:
             shards.load(self._partitioned.sharding, [(sharded[name], value) for name, value in of_shards.items()])
-        loaded = self._load_own(given)
+        loaded = self._load_own(given, as_slices)
         return checked or self._agree((loaded.missing_keys, loaded.unexpected_keys, ""), strict, of_shards)
 
     def _own_or_error(self) -> tuple[OrderedDict[str, Any], bool]:
@@ -133,8 +135,11 @@ class ModelState:
     def _place(self) -> tuple[int, int]:
         return self._partitioned.partition, self._session.group_size("partitions")
 
-    def _own(self) -> OrderedDict[str, Any]:
-        with own_and_shapes(self._partitioned), shards.gathered_parameters(self._module.parameters()), self._wholes():
+    def _own(self, as_slices: bool = False) -> OrderedDict[str, Any]:
+        """A state dict with what this rank owns. Collective over those who hold parts of that: shards, and but for
+        `as_slices` slices."""
+        gathered = shards.gathered_parameters(self._module.parameters())
+        with own_and_shapes(self._partitioned), gathered, self._wholes(as_slices):
             state = self._module.state_dict()
             for name, value in state.items():
                 if isinstance(value, torch.Tensor) and shards.number_of(self._partitioned.sharding, value) is not None:
@@ -143,7 +148,7 @@ class ModelState:
             del state[name]
         return state
 
-    def _load_own(self, given: OrderedDict[str, Any]) -> Any:
+    def _load_own(self, given: OrderedDict[str, Any], as_slices: bool) -> Any:
         """torch's load_state_dict of what this rank owns; of what others own it has the shapes."""
         owns = self._partitioned.owns
         foreign_extra = [name for name in given if name.endswith(_EXTRA_STATE) and not owns(name)]
@@ -151,18 +156,18 @@ class ModelState:
         for name, value in own.items():
             own[name] = value if owns(name) or not isinstance(value, torch.Tensor) else stand_in(value)
         gathered = shards.gathered_parameters(self._module.parameters(), write_back=True)
-        with own_and_shapes(self._partitioned), gathered, self._wholes(write_back=True):
+        with own_and_shapes(self._partitioned), gathered, self._wholes(as_slices, write_back=True):
             missing, unexpected = self._module.load_state_dict(own, strict=False)
         return nn.modules.module._IncompatibleKeys([name for name in missing if owns(name)], unexpected + foreign_extra)
 
-    def _wholes(self, write_back: bool = False) -> AbstractContextManager[None]:
-        return slicing.wholes(self._module, self._session, write_back)
+    def _wholes(self, as_slices: bool, write_back: bool = False) -> AbstractContextManager[None]:
+        return nullcontext() if as_slices else slicing.wholes(self._module, self._session, write_back)
 
     # Partial dictionaries.
 
     def _for_this_rank(self, state_dict: Mapping[str, Any], same_partition_load: bool) -> OrderedDict[str, Any]:
         """The dictionary; in the place of a partial one that holds not just what this rank owns, all partial ones."""
-        given, own = _copy(state_dict, leave=(PARTIAL,)), self._own().keys()
+        given, own = _copy(state_dict, leave=(PARTIAL,)), self._own(as_slices=True).keys()
         foreign = saved_elsewhere(state_dict, self._session)
         mine = (is_partial(state_dict), foreign, given.keys() == own, self._difference(given, own, state_dict))
         partial, origins, fits, differences = zip(*self._session.all_gather("one_copy", mine), strict=True)
@@ -197,7 +202,7 @@ class ModelState:
 
     # Before anything is written.
 
-    def _rehearse(self, given: OrderedDict[str, Any]) -> tuple[list[str], list[str], str]:
+    def _rehearse(self, given: OrderedDict[str, Any], as_slices: bool) -> tuple[list[str], list[str], str]:
         """(missing, unexpected, error) of loading into tensors without memory."""
         extra = {name for name in given if name.endswith(_EXTRA_STATE)}
         light = _copy(given, leave=extra)
@@ -205,7 +210,7 @@ class ModelState:
             light[name] = stand_in(value) if isinstance(value, torch.Tensor) else value
         with replaced(_stand_ins(self._module)):
             try:
-                missing, unexpected = self._load_own(light)
+                missing, unexpected = self._load_own(light, as_slices)
             except Exception as error:
                 return [], [], str(error)
         return [name for name in missing if name not in extra], unexpected, ""
@@ -248,7 +253,13 @@ def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> 
     saved, partitions = _saved_by(state_dict), session.group_size("partitions")
     if saved is None:
         return ""
-    shard, degree = saved[2:] or (0, 1)
+    place = slice_place(session)
+    if (slice := _slice_of(saved)) != place:
+        return (
+            "this partial state dict was saved with slice {} of {}, and this rank has slice {} of {}: a state is "
+            "carried over to another tensor_parallel_degree whole, by state_dict()"
+        ).format(*slice, *place)
+    shard, degree = _shard_of(saved)
     if degree > 1 and (shard, degree) != shards.place(session):
         return (
             f"this partial state dict was saved with shard {shard} of {degree}, and this rank has shard "
@@ -272,6 +283,25 @@ def without_mark(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
 def _saved_by(state_dict: Mapping[str, Any]) -> tuple[int, ...] | None:
     holder = state_dict if SAVED_BY in state_dict else getattr(state_dict, "_metadata", None) or {}
     return holder.get(SAVED_BY) if is_partial(state_dict) else None
+
+
+def place_of(session: _lamina.Session, shard: int = 0, shards: int = 1) -> tuple[int, ...]:
+    """The value of SAVED_BY."""
+    partition = (session.group_rank("partitions"), session.group_size("partitions"))
+    return (*partition, shard, shards, *slice_place(session))
+
+
+def slice_place(session: _lamina.Session) -> tuple[int, int]:
+    """This rank's slice, of how many."""
+    return session.group_rank("tp"), session.group_size("tp")
+
+
+def _shard_of(saved: tuple[int, ...] | None) -> tuple[int, int]:
+    return (saved or ())[2:4] or (0, 1)
+
+
+def _slice_of(saved: tuple[int, ...] | None) -> tuple[int, int]:
+    return (saved or ())[4:6] or (0, 1)
 
 
 def _nth(partition: int, partitions: int) -> str:
