@@ -10,6 +10,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/faces/sayings.h"
+#include "lamina/job_checkpoint/copies.h"
 #include "lamina/job_checkpoint/generators.h"
 #include "lamina/job_checkpoint/optimizer_states.h"
 #include "lamina/job_checkpoint/save_list.h"
@@ -191,6 +192,7 @@ std::shared_ptr<checkpoint::Save> save_job(JobAccess& job, Saves& saves, const S
     require_ready(job);
     contents.emplace(job, options).collect();
   });
+  require_same_copies(job);
   contents->hand_in();
   together(peers, [&] {
     if (peers.is_first()) contents->describe(request);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lamina/checkpoint/tree_json.h"
+#include "lamina/job_checkpoint/copies.h"
 #include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/resume_job.h"
 #include "lamina/job_checkpoint/resumption.h"
@@ -111,7 +112,10 @@ void bind_checkpoint(py::module_& module) {
       "require_ready",
       [](Session& session, py::object lent) {
         const PythonCheckpointedJob job(session, std::move(lent));
-        uncarried([&] { job_checkpoint::together(job.peers(), [&] { job_checkpoint::require_ready(job); }); });
+        uncarried([&] {
+          job_checkpoint::together(job.peers(), [&] { job_checkpoint::require_ready(job); });
+          job_checkpoint::require_same_copies(job);
+        });
       },
       py::arg("session"), py::arg("job"));
   module.def("require_model", &job_checkpoint::require_model, py::arg("has_model"), py::arg("call"));
