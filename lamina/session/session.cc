@@ -107,11 +107,12 @@ collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder
   return links;
 }
 
-tensor_parallel::Team::Turn turn_of_this_thread() {
+tensor_parallel::Team::Turn turn_of_this_thread(transport::Transport& transport) {
   return {[](const std::string& collective) {
             if (auto* context = runtime::ExecutionContext::current())
               context->note(schedule::TurnAct::kCollective, collective);
           },
+          [&transport] { transport.look_out(); },
           [] {
             if (auto* context = runtime::ExecutionContext::current()) context->step().slot().note_long_wait();
           }};
@@ -189,7 +190,7 @@ tensor_parallel::Team* Session::team() {
       check_step();
     };
     team_ = std::make_shared<tensor_parallel::Team>(groups_->get(Group::kTp, patience()), mailbox(),
-                                                    std::move(in_steps), failures_, turn_of_this_thread());
+                                                    std::move(in_steps), failures_, turn_of_this_thread(transport()));
     tensor_parallel::note_team(team_name(), team_);
     when_closed([name = team_name()] { tensor_parallel::forget_team(name); });
   }

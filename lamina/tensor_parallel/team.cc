@@ -298,6 +298,7 @@ at::Tensor Team::run(const Meaning& meaning, at::Tensor given) {
   if (turn_.begins) turn_.begins(in_words(operation));
   const auto number = order_.begin(operation);
   try {
+    if (turn_.waits) turn_.waits();
     order_.check(number, patience_of(number));
   } catch (...) {
     order_.take_back();

@@ -40,9 +40,10 @@ struct Cut {
 // SameOrder throw, and value::RemoteFailure where another member has given up. One thread at a time.
 class Team {
  public:
-  // Words on the turn of the thread that calls; empty where steps have one thread.
+  // Words on the turn of the thread that calls; may be empty.
   struct Turn {
     std::function<void(const std::string& collective)> begins;
+    std::function<void()> waits;       // for another member's word, which is to be looked out for
     std::function<void()> waits_long;  // in the last one
   };
   // `mailbox` outlives it, `group` too. `failures`: nullptr for those of C++.
