@@ -450,7 +450,7 @@ class SmpFolder {
       for (const auto& [slice, parts] : by_slice) fits = fits && add_slice(whole, slicing, slice, parts);
       const bool is_like = !first.shape.empty() && first.shape.size() == parameter.shape.size();
       if (!fits && (name.second.empty() || (is_like && by_slice.size() > 1))) refuse_slice(first, 0);
-      auto& added = found_.tensors.emplace_back(fits ? std::move(whole) : first);
+      auto& added = found_.tensors.emplace_back(fits ? whole : first);
       added.name = parameter.name;
     }
   }
