@@ -78,7 +78,7 @@ Job::Job(JobOptions options, messaging::Messenger& messenger, observe::Recorder&
       watched_(std::make_shared<runtime::ParameterFlags::Watched>()),
       steps_(this->rank()),
       calls_(messenger.transport(), messenger.handlers(), steps_, to_duration(options_.timeout), options_.thread_hooks,
-             /*predicts=*/!options_.deterministic),
+             /*predicts=*/!options_.deterministic && !options_.own_batches),
       server_(messenger.transport(), messenger.handlers(), steps_, calls_, *options_.failures),
       pool_(std::make_unique<runtime::WorkerPool>(options_.thread_hooks)) {
   auto& handlers = messenger.handlers();

@@ -35,7 +35,10 @@ struct JobOptions {
   std::shared_ptr<verification::RunRecorder> run_recorder;             // nullptr: the run is not recorded
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
   std::vector<base::Rank> team;      // the ranks that have slices of what this one has; one, or none: it has no slices
-  bool few_processors = true;        // this machine has less than two for each of its ranks
+  // The team's ranks have batches of their own. No call is predicted then: one of shapes that are known on one rank may
+  // be new on another, and their turns would end elsewhere.
+  bool own_batches = false;
+  bool few_processors = true;  // this machine has less than two for each of its ranks
   runtime::WorkerPool::Hooks thread_hooks;
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
 };

@@ -35,7 +35,7 @@ void ComputeSlot::act(const Act& what) {
 }
 
 void ComputeSlot::tell_team(Lock& lock) {
-  if (!in_team_ || cancelled_) return;
+  if (!in_team_ || broken_off_) return;
   const auto words = turns_.take_words();
   if (words.empty()) return;
   lock.unlock();
@@ -45,17 +45,25 @@ void ComputeSlot::tell_team(Lock& lock) {
 
 void ComputeSlot::hear(schedule::Pick word) {
   act([&] {
+    if (broken_off_) return;
     turns_.hear(std::move(word));
     pass_on();
   });
 }
 
 void ComputeSlot::note(schedule::TurnAct made, std::string_view what) {
-  act([&] { turns_.note(made, what); });
+  act([&] {
+    if (!broken_off_) turns_.note(made, what);
+  });
 }
 
 void ComputeSlot::note_long_wait() {
   act([&] { turns_.note_long_wait(); });
+}
+
+void ComputeSlot::break_off() {
+  std::lock_guard guard(mutex_);
+  broken_off_ |= in_team_;
 }
 
 std::optional<schedule::Parting> ComputeSlot::parting() {
@@ -75,7 +83,7 @@ void ComputeSlot::expect(int microbatches) {
 
 void ComputeSlot::cancel() {
   std::lock_guard guard(mutex_);
-  cancelled_ = true;
+  cancelled_ = broken_off_ = true;
   for (Waiter* waiter : waiters_) waiter->wake.notify_one();
 }
 
@@ -117,6 +125,7 @@ void ComputeSlot::abandon(Waiter& waiter) {
   act([&] {
     std::erase(waiters_, &waiter);
     if (!waiter.granted) return;
+    broken_off_ |= in_team_;  // the step has failed: no thread comes for it
     held_ = false;
     pass_on();
   });
@@ -188,7 +197,7 @@ bool ComputeSlot::hand_over() {
 }
 
 void ComputeSlot::pass_on() {
-  if (held_ || cancelled_ || (waiters_.empty() && !in_team_)) return;
+  if (held_ || cancelled_ || broken_off_ || (waiters_.empty() && !in_team_)) return;
   std::vector<Waiter*> ready;
   std::ranges::copy_if(waiters_, std::back_inserter(ready), [&](const Waiter* waiter) {
     return !holds_starts_ || waiter->ticket.phase != schedule::Phase::kStart;

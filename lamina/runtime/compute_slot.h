@@ -41,6 +41,8 @@ class ComputeSlot {
   // By the thread that has it: it makes a call or begins a collective, and it waits long in one.
   void note(schedule::TurnAct act, std::string_view what);
   void note_long_wait();
+  // An error has broken off its turn, and is about to end the step: a team is not to take that for a parting.
+  void break_off();
   std::optional<schedule::Parting> parting();  // of this member and the first one, once they have parted
 
   // From now on, and for those that wait now, acquire() throws base::CancelledError.
@@ -104,6 +106,7 @@ class ComputeSlot {
   bool held_ = false;
   bool holds_starts_ = false;
   bool cancelled_ = false;
+  bool broken_off_ = false;
 };
 
 class ComputeSlot::Place {

@@ -10,6 +10,8 @@
 // docs/thread-model.md.
 #include "lamina/runtime/execution_context.h"
 
+#include <exception>
+
 #include "lamina/runtime/autocast.h"
 #include "lamina/runtime/stream_seed.h"
 
@@ -33,6 +35,7 @@ ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place* place,
     : step_(step),
       turn_(name),
       outer_(this_thread),
+      exceptions_(std::uncaught_exceptions()),
       leads_(begin == schedule::Phase::kStart),
       seed_(seed),
       in_backward_(begin == schedule::Phase::kBackward) {
@@ -43,6 +46,7 @@ ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place* place,
 
 ExecutionContext::~ExecutionContext() {
   this_thread = outer_;
+  if (std::uncaught_exceptions() > exceptions_) step_.slot().break_off();
   end_forward();
   if (leads_) step_.slot().finished();
   release();

@@ -141,6 +141,7 @@ class ExecutionContext {
   StepContext& step_;
   schedule::TurnName turn_;  // the next one, while it lacks the slot
   ExecutionContext* const outer_;
+  const int exceptions_;  // under way when it began
   const bool leads_;
   const std::uint64_t seed_;
   std::shared_ptr<ComputeSlot::Place> place_;

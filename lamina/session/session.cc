@@ -57,6 +57,7 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   options.microbatches_before = std::int64_t{topology.index(topology::kReplicas, rank)} * config.microbatches;
   options.pipeline = topology.members(topology::kPartitions, rank);
   options.team = topology.members(Group::kTp, rank);
+  options.own_batches = options.team.size() > 1 && !config.prescaled_batch;
   options.few_processors = environment::available_cores() < 2 * world.local_size;
   options.run_recorder = std::move(run_recorder);
   options.thread_hooks = std::move(hooks.thread_hooks);

@@ -298,6 +298,10 @@ void run_backward(pipeline::Backwards& backwards, const remote::Tensors& tensors
   reducer == nullptr ? run() : reducer->run_backward(run);
 }
 
+struct PythonAlone {
+  std::optional<tensor_parallel::Alone> here;
+};
+
 // How Python makes torch's groups, until the session is closed.
 void make_groups_by(Session& session, const py::function& make) {
   session.groups().make_by([make](Group axis) {
@@ -349,9 +353,18 @@ void bind_backwards(py::module_& module) {
       .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"));
 }
 
+void bind_alone(py::module_& module) {
+  py::class_<PythonAlone>(module, "Alone")
+      .def(py::init<>())
+      .def("__enter__", [](PythonAlone& self) { self.here.emplace(); })
+      .def("__exit__", [](PythonAlone& self, const py::args&) { self.here.reset(); });
+  module.def("is_alone", &tensor_parallel::Alone::here);
+}
+
 }  // namespace
 
 void bind_session(py::module_& module) {
+  bind_alone(module);
   module.attr("INTERRUPTED") = base::kInterrupted;
   module.def("looks_like_offsets", &looks_like_offsets);
   auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");

@@ -979,6 +979,15 @@ def has_room_for_plain(session: Session, bytes: int) -> bool:
 def end_checks(session: Session) -> None:
     """Takes the hooks of the check away, and what it has recorded. Between steps."""
 
+class Alone:
+    """A context of a trace, in which collectives of sliced layers take this rank's part for that of each."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *args: Any) -> None: ...
+
+def is_alone() -> bool:
+    """True in an `Alone` of this thread."""
+
 class AsInBody:
     """A context, in which modules have streams of random numbers as in the body of a step."""
 

@@ -68,15 +68,21 @@ PLACES = {"blocks.0": 0, "blocks.1": 1, "blocks.2": 1, "blocks.3": 0, "inner": 1
 ALL = PLAN | {name.replace("blocks.*", "inner.1"): style for name, style in PLAN.items()}
 
 
-def job(**options):
+def job(make=Words, prescaled_batch=True, **options):
     """A job with a plain model and its sliced copy."""
     lamina.init(
-        tensor_parallel_degree=2, partitions=2, ddp=True, prescaled_batch=True, microbatches=4, timeout_s=60, **options
+        tensor_parallel_degree=2,
+        partitions=2,
+        ddp=True,
+        prescaled_batch=prescaled_batch,
+        microbatches=4,
+        timeout_s=60,
+        **options,
     )
     torch.manual_seed(0)
-    plain = Words().double()
+    plain = make().double()
     torch.manual_seed(RANK)
-    model = Words().double()
+    model = make().double()
     if RANK == 0:
         model.load_state_dict(plain.state_dict())
     for name, partition in PLACES.items():
@@ -85,8 +91,8 @@ def job(**options):
     return plain, lamina.DistributedModel(model)
 
 
-def words(seed):
-    return torch.randint(0, WORDS, (8, 7), generator=torch.Generator().manual_seed(seed))
+def words(seed, length=7):
+    return torch.randint(0, WORDS, (8, length), generator=torch.Generator().manual_seed(seed))
 
 
 @lamina.step
@@ -211,3 +217,37 @@ def case_a_stack_whose_activations_lie_in_parts_of_positions():
             optimizer.zero_grad()
         torch.testing.assert_close(loss, expected.detach(), rtol=1e-10, atol=0)
     require_equal_states(model.state_dict(), plain.state_dict())
+
+
+class Read(Words):
+    """Reads a value of what it is given, so that it can be traced in a run alone."""
+
+    def forward(self, words):
+        assert words.min().item() >= 0
+        return super().forward(words)
+
+
+def case_a_model_that_has_to_run_to_be_traced_is_traced_by_one_rank():
+    require_plain_updates(*job(Read), steps=2)
+    lamina.shutdown()
+
+
+def case_each_rank_of_a_team_has_a_batch_of_its_own_of_any_length():
+    plain, model = job(prescaled_batch=False)
+    plain.eval(), model.eval()
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain)]
+    optimizers[0] = lamina.DistributedOptimizer(optimizers[0])
+    for step in range(6):
+        batches = [words(2 * step, 5 + step % 2), words(2 * step + 1, 7 - step // 3)]
+        loss = train(model, batches[lamina.dp_rank()]).reduce_mean()
+        expected = [torch.stack([plain(part) for part in batch.chunk(4)]).mean() for batch in batches]
+        (sum(expected) / 2).backward()
+        norms = [nn.utils.clip_grad_norm_(each.parameters(), 0.5) for each in (model, plain)]
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(loss, expected[lamina.dp_rank()].detach(), rtol=1e-10, atol=0)
+        torch.testing.assert_close(*norms, rtol=1e-10, atol=0)
+    require_equal_copies(model)
+    require_equal_states(model.state_dict(), plain.state_dict())
+    lamina.shutdown()

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from lamina import _lamina
 from lamina.errors import DesyncError, UsageError
 from lamina.job import codec
 from lamina.torch_patches import compiled
@@ -144,6 +145,9 @@ def take(turns: Turns, region: nn.Module, forward: Callable[..., Any], args: tup
         UsageError: something is given that the others cannot have.
         DesyncError: the ranks differ in whether they train.
     """
+    if _lamina.is_alone():
+        with _turn():
+            return forward(*args, **kwargs)
     packed, own, staying = codec.pack_without((args, kwargs), _stays)
     is_on = torch.is_grad_enabled()
     device = next((each.device for each in itertools.chain(region.parameters(), own)), torch.device("cpu"))

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from lamina import _lamina
 from lamina.errors import UsageError, said
 from lamina.modules.tree import ModuleTree
 from lamina.tracing import leftovers
@@ -139,7 +140,7 @@ def _tracing():
     # Modules that are compiled run as they were written.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with eager:
+        with eager, _lamina.Alone():
             yield
     finally:
         _running = False
