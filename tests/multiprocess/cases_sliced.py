@@ -327,3 +327,28 @@ def case_the_model_is_whole_on_the_cpu_for_a_while():
             torch.manual_seed(seed)
             torch.testing.assert_close(lost, plain(words(seed + RANK)), rtol=1e-10, atol=0)
     require_equal_states(model.state_dict(), plain.state_dict())
+
+
+class Twice(nn.Module):
+    """Has one block in two places."""
+
+    def __init__(self):
+        super().__init__()
+        block = Block()
+        self.embedding, self.first, self.last = nn.Embedding(WORDS, WIDTH), nn.ModuleDict({"block": block}), block
+
+    def forward(self, words):
+        return self.last(self.first["block"](self.embedding(words))).square().mean()
+
+
+def case_a_module_that_is_in_two_places_is_sliced_once():
+    start()
+    torch.manual_seed(0)
+    plain = Twice().double()
+    model = sliced(plain, {name.replace("blocks.*", "first.block"): style for name, style in PLAN.items()})
+    assert model.module.last.up.weight.shape == (3 * WIDTH // 2, WIDTH)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain)]
+    for seed in range(3):
+        ours, plains = (update(each, by, seed) for each, by in zip((model, plain), optimizers, strict=True))
+        torch.testing.assert_close(ours, plains, rtol=1e-10, atol=0)
+    require_equal_states(model.state_dict(), plain.state_dict())

@@ -123,8 +123,9 @@ def _cutter_of(root: nn.Module, planned: dict[str, Planned], session: _lamina.Se
     """The cuts of a model. A parameter that several modules have is cut alike in all of them, or not at all: left whole
     where no plan of the script's names it, or else refused."""
     holders: dict[int, list[str]] = {}
-    for name, parameter in root.named_parameters(remove_duplicate=False):
-        holders.setdefault(id(parameter), []).append(name)
+    for name, module in root.named_modules():  # a module with several names is one
+        for key, parameter in module.named_parameters(name, recurse=False, remove_duplicate=False):
+            holders.setdefault(id(parameter), []).append(key)
     while True:
         cutter = Cutter(planned, session.group_size("tp"), session.group_rank("tp"), session.team())
         ways = {f"{name}.{key}": way for name, cut in cutter.cuts.items() for key, way in cut.slices.items()}
