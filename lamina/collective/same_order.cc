@@ -2,6 +2,7 @@
 #include "lamina/collective/same_order.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
 #include "lamina/base/error.h"

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/messaging/agreement.h"
 #include "lamina/verification/digest_of.h"
 
 namespace lamina::job_checkpoint {
@@ -23,21 +25,22 @@ std::vector<const model::Parameter*> copies_here(const JobAccess& job) {
   return rows;
 }
 
-// Says which of them differs, given the digests of all members; "" where none does.
-std::string difference(const std::vector<value::Value>& everyone, const std::vector<const model::Parameter*>& rows,
-                       const std::vector<base::Rank>& members) {
+// Says which of them differs, given the digests of all members; nothing where none does.
+std::optional<value::Value> difference(const std::vector<value::Value>& everyone,
+                                       const std::vector<const model::Parameter*>& rows,
+                                       const std::vector<base::Rank>& members) {
   const auto& first = everyone.front().as<value::List>().items;
   for (std::size_t member = 1; member < everyone.size(); ++member) {
     const auto& others = everyone[member].as<value::List>().items;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       if (first.at(i).as<std::int64_t>() == others.at(i).as<std::int64_t>()) continue;
-      return base::str(rows[i]->layout.name, " has other values on rank ", members[member], " than on rank ",
-                       members.front(),
-                       ", and the ranks of a TP_GROUP have copies of it that are alike: what is written to parameters "
-                       "has to be the same on all of them; load a checkpoint from before");
+      return value::Value(base::str(
+          rows[i]->layout.name, " has other values on rank ", members[member], " than on rank ", members.front(),
+          ", and the ranks of a TP_GROUP have copies of it that are alike: what is written to parameters "
+          "has to be the same on all of them; load a checkpoint from before"));
     }
   }
-  return "";
+  return std::nullopt;
 }
 
 }  // namespace
@@ -54,12 +57,9 @@ void require_same_copies(const JobAccess& job) {
   }
   const auto everyone = ranks.mailbox.all_gather(members, own, ranks.patience());
   // The ranks of other groups hear of it, too.
-  for (const auto& told :
-       ranks.mailbox.all_gather(ranks.everyone(), difference(everyone, rows, members), ranks.patience())) {
-    if (const auto& text = told.as<std::string>(); !text.empty()) {
-      throw base::DesyncError(text, base::Code{"tp-copies"});
-    }
-  }
+  const auto first =
+      messaging::first_given(ranks.mailbox, ranks.everyone(), difference(everyone, rows, members), ranks.patience());
+  if (first) throw base::DesyncError(first->value.as<std::string>(), base::Code{"tp-copies"});
 }
 
 }  // namespace lamina::job_checkpoint

@@ -197,7 +197,7 @@ bool ComputeSlot::hand_over() {
 }
 
 void ComputeSlot::pass_on() {
-  if (held_ || cancelled_ || broken_off_ || (waiters_.empty() && !in_team_)) return;
+  if (held_ || broken_off_ || (waiters_.empty() && !in_team_)) return;
   std::vector<Waiter*> ready;
   std::ranges::copy_if(waiters_, std::back_inserter(ready), [&](const Waiter* waiter) {
     return !holds_starts_ || waiter->ticket.phase != schedule::Phase::kStart;
