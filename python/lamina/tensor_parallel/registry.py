@@ -155,6 +155,12 @@ def require_pair(what: str, found: Any) -> Arguments:
     return tuple(found[0]), dict(found[1])
 
 
+def signature_of(method: Callable[..., Any]) -> inspect.Signature:
+    """Returns that of a method as it is called of an object: without self."""
+    signature = inspect.signature(method)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 def _keep_arguments(kind: type[nn.Module]) -> None:
     original = kind.__init__
 
@@ -170,8 +176,7 @@ def _keep_arguments(kind: type[nn.Module]) -> None:
 def _require_signature(name: str, hook: Hook | None, kind: type[nn.Module], method: str) -> None:
     if hook is None:
         return
-    wanted = inspect.signature(getattr(kind, method))
-    wanted = wanted.replace(parameters=list(wanted.parameters.values())[1:])
+    wanted = signature_of(getattr(kind, method))
     try:
         given = inspect.signature(hook)
     except (TypeError, ValueError):

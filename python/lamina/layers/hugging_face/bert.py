@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina.layers.hugging_face.known import Call, Known, activation, added_of, rows_of
+from lamina.layers.hugging_face.known import Known, activation, inputs_of_layers, rows_of
 from lamina.layers.transformer import DistributedTransformer
 from lamina.tensor_parallel.correspondence import from_original, to_original, with_names
 from lamina.tensor_parallel.registry import UnfitError
@@ -52,15 +52,6 @@ def _options(encoder: nn.Module) -> dict[str, Any]:
     }
 
 
-def _inputs(call: Call) -> Any:
-    states, mask, others, mask_of_others = call.taken(
-        "hidden_states", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", but=("position_ids",)
-    )
-    if others is None:
-        return states, added_of(mask, states)
-    return states, others, added_of(mask, states), added_of(mask_of_others, states)
-
-
 def _result(found: tuple[torch.Tensor | None, ...]) -> Any:
     from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
@@ -75,7 +66,7 @@ _DROPOUTS = {
         "layer.*.output.dropout",
     ),
 }
-_KNOWN = Known(DistributedTransformer, ENCODER, _options, _DROPOUTS, _inputs, _result)
+_KNOWN = Known(DistributedTransformer, ENCODER, _options, _DROPOUTS, inputs_of_layers, _result)
 KNOWN = {"BertEncoder": _KNOWN, "RobertaEncoder": _KNOWN}
 _IN_MODELS = tuple(
     row for inside in ("", "bert.", "roberta.") for row in with_names(ENCODER, f"{inside}encoder.", f"{inside}encoder.")

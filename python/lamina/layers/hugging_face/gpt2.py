@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lamina.layers.hugging_face.known import Call, Known, activation, added_of, hidden_of, like, rows_of
+from lamina.layers.hugging_face.known import Call, Known, activation, hidden_of, inputs_of_layers, like, rows_of
 from lamina.layers.hugging_face.language_models import from_theirs, known, rows_of_model, to_theirs
 from lamina.layers.transformer import DistributedTransformerLayer
 from lamina.tensor_parallel.correspondence import Row, from_original, to_original
@@ -92,15 +92,6 @@ def _model_inputs(call: Call) -> Any:
     return words, hidden_of(mask), None, places, others, hidden_of(mask_of_others), labels
 
 
-def _block_inputs(call: Call) -> Any:
-    states, mask, others, mask_of_others = call.taken(
-        "hidden_states", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", but=("position_ids",)
-    )
-    if others is None:
-        return states, added_of(mask, states)
-    return states, others, added_of(mask, states), added_of(mask_of_others, states)
-
-
 def _block_result(found: tuple[torch.Tensor | None, ...]) -> Any:
     import transformers
 
@@ -114,7 +105,7 @@ KNOWN = {
         BLOCK,
         lambda module: block_options(module.attn.config, module.attn.layer_idx),
         _DROPOUTS,
-        _block_inputs,
+        inputs_of_layers,
         _block_result,
     ),
 }
@@ -129,7 +120,7 @@ def get_hf_gpt2_transformer_layer_hooks() -> tuple[Hook, Hook, Hook]:
         return (), block_options(config, layer_idx)
 
     def forward_hook(*args: Any, **kwargs: Any) -> tuple[tuple, dict[str, Any]]:
-        return (_block_inputs(Call(GPT2Block, args, kwargs)),), {}
+        return (inputs_of_layers(Call(GPT2Block, args, kwargs)),), {}
 
     return like(init_hook, GPT2Block.__init__), like(forward_hook, GPT2Block.forward), _block_result
 

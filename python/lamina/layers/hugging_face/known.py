@@ -12,7 +12,7 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.layers.transformer import ACTIVATIONS
 from lamina.tensor_parallel.correspondence import Correspondence, Row, is_like
-from lamina.tensor_parallel.registry import Arguments, DistributedModule, Registration, UnfitError
+from lamina.tensor_parallel.registry import Arguments, DistributedModule, Registration, UnfitError, signature_of
 
 _HARMLESS = ("use_cache", "return_dict", "cache_position")  # arguments without an effect on numbers
 
@@ -105,8 +105,7 @@ def _has_no_effect(value: Any) -> bool:
 
 def like(function: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
     """A function that says that it takes what a method takes."""
-    signature = inspect.signature(method)
-    function.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    function.__signature__ = signature_of(method)
     return function
 
 
@@ -144,3 +143,13 @@ def added_of(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor | 
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, torch.finfo(states.dtype).min)
+
+
+def inputs_of_layers(call: Call) -> Any:
+    """The argument of a layer, or a stack of layers, of states and masks of those."""
+    states, mask, others, mask_of_others = call.taken(
+        "hidden_states", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", but=("position_ids",)
+    )
+    if others is None:
+        return states, added_of(mask, states)
+    return states, others, added_of(mask, states), added_of(mask_of_others, states)
