@@ -68,17 +68,14 @@ PLACES = {"blocks.0": 0, "blocks.1": 1, "blocks.2": 1, "blocks.3": 0, "inner": 1
 ALL = PLAN | {name.replace("blocks.*", "inner.1"): style for name, style in PLAN.items()}
 
 
-def job(make=Words, prescaled_batch=True, **options):
+def start(**options):
+    keys = {"tensor_parallel_degree": 2, "partitions": 2, "ddp": True, "prescaled_batch": True, "timeout_s": 60}
+    lamina.init(**keys | options)
+
+
+def job(make=Words, **options):
     """A job with a plain model and its sliced copy."""
-    lamina.init(
-        tensor_parallel_degree=2,
-        partitions=2,
-        ddp=True,
-        prescaled_batch=prescaled_batch,
-        microbatches=4,
-        timeout_s=60,
-        **options,
-    )
+    start(microbatches=4, **options)
     torch.manual_seed(0)
     plain = make().double()
     torch.manual_seed(RANK)
@@ -186,15 +183,7 @@ def case_members_that_part_or_fail_end_the_step_for_all_and_the_next_one_is_righ
 
 
 def case_a_stack_whose_activations_lie_in_parts_of_positions():
-    lamina.init(
-        tensor_parallel_degree=2,
-        partitions=2,
-        ddp=True,
-        prescaled_batch=True,
-        microbatches=2,
-        timeout_s=60,
-        optimize="memory",
-    )
+    start(microbatches=2, optimize="memory")
     torch.manual_seed(0)
     plain = lamina.nn.DistributedTransformerLMHead(3, 3, 4, 12, 10, WORDS, 8, causal_mask_size=8, num_token_types=2)
     model = copy.deepcopy(plain.double().eval())

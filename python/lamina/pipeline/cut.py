@@ -256,6 +256,11 @@ class Cut:
             self._intercept()
         self.name_turns(_lamina.records_events(current.session()))
 
+    def slice_again(self) -> None:
+        """Ends it where it has made layers whole; routes that are left for another reason stay so."""
+        if self._recut is not None:
+            self.make_again()
+
     def name_turns(self, recorded: bool = True) -> None:
         """Has a timeline show the modules that this rank calls itself, or not."""
         if self.routed and self.pipelined:

@@ -172,8 +172,7 @@ class DistributedModel(SavedModel):
         if job is not None and job.model is self and not current.in_step():
             self._cut.share_written()
         if torch.is_grad_enabled() and not self._cut.pipelined:
-            if self._is_sliced:
-                self._cut.make_again()
+            self._cut.slice_again()
             self._watch()
         call = replicas.note_call() if replicas is not None else 0
         if self._dtype is not None:

@@ -206,7 +206,7 @@ class _Generators:
             self._modules.append(torch.get_device_module(device))
 
     def states(self) -> list[bytes]:
-        return [bytes(module.get_rng_state().tolist()) for module in self._modules]
+        return [module.get_rng_state().numpy().tobytes() for module in self._modules]
 
     def set(self, states: list[bytes]) -> None:
         for module, state in zip(self._modules, states, strict=True):
@@ -239,7 +239,7 @@ def _exchanged(
     sizes = [each.tolist() for each in turns.gather(lengths, [2] * turns.size)]
     everyone, values = [], []
     for (head_size, _), data in zip(sizes, turns.gather(body, [total for _, total in sizes]), strict=True):
-        everyone.append(pickle.loads(bytes(data[:head_size].tolist())))
+        everyone.append(pickle.loads(data[:head_size].cpu().numpy().tobytes()))
         values.append(_tensors_of(data[head_size:], everyone[-1].tensors))
     return everyone, values
 
