@@ -48,7 +48,9 @@ class Report:
                 self._task, completed=step, loss=f"{self._recent_loss():.3f}", speed=f"{self._mean_speed():,.0f}"
             )
         elif step == 1 or step % 25 == 0 or step == self._steps:
-            self.say(f"step {step}/{self._steps}  loss {self._recent_loss():.3f}  {self._mean_speed():,.0f} tokens/s")
+            left = self._training_s / step * (self._steps - step)
+            speed = f"{self._mean_speed():,.0f} tokens/s, {left:.0f} s left"
+            self.say(f"step {step}/{self._steps}  loss {self._recent_loss():.3f}  {speed}")
         if step == self._steps and self._progress:
             self._progress.stop()
 
