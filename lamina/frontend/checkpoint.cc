@@ -50,7 +50,8 @@ void require_same(session::Session& session, const std::filesystem::path& path, 
                     {"load_optimizer", shown(options.load_optimizer)},
                     {"load_sharded_optimizer_state", shown(options.load_sharded_optimizer_state)},
                     {"verify", shown(options.verify)},
-                    {"translate_function", options.translate_function ? "given" : "none"}});
+                    {"translate_function", options.translate_function ? "given" : "none"},
+                    {"missing_ok", shown(options.missing_ok)}});
 }
 
 }  // namespace
@@ -87,7 +88,8 @@ UserContent resume_from_checkpoint(const std::filesystem::path& path, const Resu
                               .load_optimizer = options.load_optimizer,
                               .load_sharded_optimizer_state = options.load_sharded_optimizer_state,
                               .verify = options.verify,
-                              .translate = static_cast<bool>(options.translate_function)});
+                              .translate = static_cast<bool>(options.translate_function),
+                              .missing_ok = options.missing_ok});
   return access->take();
 }
 

@@ -73,6 +73,7 @@ struct ResumeOptions {
   // With partial = false: makes a state with the model's names of the one that is read, which each rank then has as a
   // whole.
   std::function<StateDict(StateDict)> translate_function;
+  bool missing_ok = false;  // where there is no such checkpoint nothing is loaded, which a line says
 };
 
 // Loads what save_checkpoint() has saved, here or in Python, in this layout or any other one. Every rank calls it, when

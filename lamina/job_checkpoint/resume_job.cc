@@ -15,20 +15,27 @@ namespace {
 
 using value::Value;
 
-// Returns, on every rank, what the first finds of a tag, or the newest. Other ranks may have other working directories.
-FoundCheckpoint found(const checkpoint::Peers& peers, const ResumeOptions& options,
-                      const std::optional<std::string>& tag) {
+// Returns, on every rank, what the first finds of a tag, or the newest; nothing where there is none and there need not
+// be. Other ranks may have other working directories.
+std::optional<FoundCheckpoint> found(const checkpoint::Peers& peers, const ResumeOptions& options,
+                                     const std::optional<std::string>& tag) {
   const auto told = from_first(peers, [&]() -> Value {
     const auto form = options.partial ? archive::Store::Form::kPartial : archive::Store::Form::kFull;
     const auto tells = [](const std::string& line) { base::log_warning(line); };
     const auto place = find_checkpoint(std::filesystem::absolute(options.folder), tag, form, tells);
     if (place) return value::Tuple{{place->folder.string(), place->id, place->tag}};
-    throw base::UsageError(base::str("resume_from_checkpoint(): there is no checkpoint in ", options.folder.string(),
-                                     ": give the folder that save_checkpoint() got"),
-                           base::Code{"checkpoint-not-there"});
+    const auto none = base::str("there is no checkpoint in ", options.folder.string());
+    if (options.missing_ok) {
+      base::log_warning(base::str(none, ": nothing is loaded"));
+      return value::Tuple{};
+    }
+    throw base::UsageError(
+        base::str("resume_from_checkpoint(): ", none, ": give the folder that save_checkpoint() got"),
+        base::Code{"checkpoint-not-there"});
   });
   const auto& words = told.as<value::Tuple>().items;
-  return {words.at(0).as<std::string>(), words.at(1).as<std::string>(), words.at(2).as<std::string>()};
+  if (words.empty()) return std::nullopt;
+  return FoundCheckpoint{words.at(0).as<std::string>(), words.at(1).as<std::string>(), words.at(2).as<std::string>()};
 }
 
 // The tag of the latest whole checkpoint before that one, on every rank; "" where there is none.
@@ -111,13 +118,14 @@ void resume_job(const std::shared_ptr<JobAccess>& job, Saves& saves, const Resum
   const auto peers = job->peers();
   for (auto tag = options.tag;;) {
     const auto place = found(peers, options, tag);
+    if (!place) return;
     try {
-      return load(job, place, options);
+      return load(job, *place, options);
     } catch (const base::Error& error) {
       const bool is_format = dynamic_cast<const base::FormatError*>(&error) != nullptr;
       const bool is_damage = is_format || dynamic_cast<const base::FileError*>(&error) != nullptr;
       if (!options.partial || !is_damage) throw;
-      const auto older = before(peers, options, place.tag);
+      const auto older = before(peers, options, place->tag);
       if (older.empty() || (options.tag && !is_format)) throw;
       if (options.tag) {
         throw base::FormatError(base::str(error.what(), "; the latest whole one before it is '", older, "'"));

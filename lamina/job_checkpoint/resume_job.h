@@ -21,6 +21,7 @@ struct ResumeOptions {
   bool verify = true;                        // compares all that is read with its checksums
   bool allow_objects = false;                // of classes that are no plain data
   bool translate = false;                    // a whole model is given to JobAccess::load_translated()
+  bool missing_ok = false;                   // where there is no such checkpoint nothing is loaded, which a line says
 };
 
 // Loads a checkpoint into a job, outside of steps, or has it wait for the cut of the job's model: collective over the

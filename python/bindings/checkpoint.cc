@@ -43,11 +43,11 @@ SaveHolder save_job(Session& session, py::object lent, Saves& saves, const std::
 
 void resume_job(Session& session, py::object lent, Saves& saves, const std::filesystem::path& folder,
                 std::optional<std::string> tag, bool partial, bool strict, bool load_optimizer,
-                bool load_sharded_optimizer_state, bool verify, bool allow_objects, bool translate) {
+                bool load_sharded_optimizer_state, bool verify, bool allow_objects, bool translate, bool missing_ok) {
   const auto job = std::make_shared<PythonCheckpointedJob>(session, std::move(lent));
-  const job_checkpoint::ResumeOptions options{folder, std::move(tag), partial,
-                                              strict, load_optimizer, load_sharded_optimizer_state,
-                                              verify, allow_objects,  translate};
+  const job_checkpoint::ResumeOptions options{
+      folder, std::move(tag), partial,   strict,    load_optimizer, load_sharded_optimizer_state,
+      verify, allow_objects,  translate, missing_ok};
   uncarried([&] { job_checkpoint::resume_job(job, saves, options); });
 }
 
@@ -106,8 +106,8 @@ void bind_checkpoint(py::module_& module) {
              py::arg("allow_objects"), py::keep_alive<0, 1>(), py::keep_alive<3, 1>());
   module.def("resume_job", &resume_job, py::arg("session"), py::arg("job"), py::arg("saves"), py::kw_only(),
              py::arg("folder"), py::arg("tag"), py::arg("partial"), py::arg("strict"), py::arg("load_optimizer"),
-             py::arg("load_sharded_optimizer_state"), py::arg("verify"), py::arg("allow_objects"),
-             py::arg("translate"));
+             py::arg("load_sharded_optimizer_state"), py::arg("verify"), py::arg("allow_objects"), py::arg("translate"),
+             py::arg("missing_ok"));
   module.def(
       "require_ready",
       [](Session& session, py::object lent) {

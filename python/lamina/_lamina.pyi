@@ -1022,6 +1022,7 @@ def resume_job(
     verify: bool,
     allow_objects: bool,
     translate: bool,
+    missing_ok: bool,
 ) -> None:
     """Loads a checkpoint into a job: lamina/job_checkpoint/resume_job.h. Collective over the world."""
 

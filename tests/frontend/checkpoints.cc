@@ -285,6 +285,7 @@ void refuses_a_save(const Layout& layout) {
     expect(!fs::exists(folder() / "e_partial") && !fs::exists(folder() / "f"), "something was saved");
   }
   expect_error<UsageError>([] { resume_from_checkpoint(folder() / "none"); }, {"there is no checkpoint in"});
+  expect(resume_from_checkpoint(folder() / "none", {.missing_ok = true}).empty(), "there was something to load");
 }
 
 void refuses() {

@@ -16,6 +16,7 @@ from collections import Counter
 import pytest
 import safetensors
 import torch
+from multiprocess.steps import said_on_stderr
 from soak import SOAK, some
 from torch import nn
 
@@ -458,6 +459,13 @@ def case_what_does_not_fit_changes_nothing():
             lamina.resume_from_checkpoint(path, "b")
         with pytest.raises(lamina.UsageError, match="no checkpoint in"):
             lamina.resume_from_checkpoint(path / "elsewhere")
+        with said_on_stderr() as said:
+            assert lamina.resume_from_checkpoint(path / "elsewhere", missing_ok=True) is None
+            lamina.barrier()
+        assert ("elsewhere: nothing is loaded" in said[0]) == (lamina.rank() == 0)
+        with pytest.raises(lamina.UsageError, match="no checkpoint b"):
+            lamina.resume_from_checkpoint(path, "b", missing_ok=True)
+        require_same(job.states(), before)
         lamina.resume_from_checkpoint(path, load_optimizer=False)
         lamina.save_checkpoint(path, "b")
         lamina.shutdown()

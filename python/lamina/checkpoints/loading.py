@@ -27,6 +27,7 @@ def resume_from_checkpoint(
     *,
     verify: bool = True,
     allow_pickle: bool = False,
+    missing_ok: bool = False,
 ) -> Any:
     """Loads what `save_checkpoint` has saved, in this layout or any other one. Every rank calls it, when model and
     optimizer are made; before the model is partitioned what is loaded waits for that, and the partition is the saved
@@ -50,9 +51,11 @@ def resume_from_checkpoint(
         verify: whether all that is read is compared with the checksums.
         allow_pickle: whether objects of user_content, and of extra states of modules, that were pickled are made; that
             may execute anything. Nothing else is unpickled, whoever wrote it.
+        missing_ok: whether nothing is loaded where there is no such checkpoint, which a line says; for a script that
+            goes on from the last checkpoint if there is one.
 
     Returns:
-        The user_content that was saved.
+        The user_content that was saved, or None where nothing was loaded.
 
     Errors:
         UsageError: there is no such checkpoint, names, shapes or groups that do not fit, inside a step function.
@@ -66,6 +69,7 @@ def resume_from_checkpoint(
         "load_sharded_optimizer_state": load_sharded_optimizer_state,
         "verify": verify,
         "allow_pickle": allow_pickle,
+        "missing_ok": missing_ok,
     }
     require_same(
         job.session,
