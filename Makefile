@@ -11,7 +11,7 @@ export PYTHON ?= python3
 BUILD := build/release
 BIN := .venv/bin
 
-.PHONY: build build-tests demo test test-pytest test-ctest check bench soak format lint clean
+.PHONY: build build-tests wheel demo test test-pytest test-ctest check bench soak format lint clean
 .DEFAULT_GOAL := build
 
 # Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
@@ -50,6 +50,9 @@ build: $(PACKAGE)
 
 demo: build
 	@$(BIN)/lamina run -n 2 examples/train_gpt.py --steps 150
+
+wheel: build $(TOOLS)
+	@scripts/wheel.sh $(BUILD) dist
 
 build-tests: build $(TOOLS)
 	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)

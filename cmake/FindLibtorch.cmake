@@ -73,11 +73,13 @@ target_include_directories(Libtorch::Libtorch SYSTEM INTERFACE
   ${LIBTORCH_ROOT}/include ${LIBTORCH_ROOT}/include/torch/csrc/api/include)
 # Definitions of torch's own config for its distributed headers; {fmt} comes with torch as headers only.
 target_compile_definitions(Libtorch::Libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO FMT_HEADER_ONLY=1)
-# libtorch.so has no symbols: it is there to load the CUDA half, when torch has one, into a program without Python. The
-# libraries that torch's libraries need are found from where they lie, at run time only.
+# A program needs all three, used or not, and knows where they are. So they are loaded before they are sought for lamina's
+# library, which does not know. The third has no symbols: it is there to load the CUDA half, when torch has one, into a
+# program without Python. What torch's libraries need is found from where they lie, at run time only.
+set(lib ${LIBTORCH_ROOT}/lib)
 target_link_libraries(Libtorch::Libtorch INTERFACE
-  ${LIBTORCH_ROOT}/lib/libc10.so ${LIBTORCH_ROOT}/lib/libtorch_cpu.so
-  "-Wl,--push-state,--no-as-needed,${LIBTORCH_ROOT}/lib/libtorch.so,--pop-state" -Wl,--allow-shlib-undefined)
+  "-Wl,--push-state,--no-as-needed,${lib}/libc10.so,${lib}/libtorch_cpu.so,${lib}/libtorch.so,--pop-state"
+  ${lib}/libc10.so ${lib}/libtorch_cpu.so -Wl,--allow-shlib-undefined)
 add_library(Libtorch::Python INTERFACE IMPORTED)
 target_link_libraries(Libtorch::Python INTERFACE
   ${LIBTORCH_ROOT}/lib/libtorch_python.so Libtorch::Libtorch Python3::Module)

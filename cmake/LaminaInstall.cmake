@@ -1,29 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 # Contents of the wheel besides the Python files: the engine, its plug-ins and the extension in the package's folder, the
-# command among the scripts. The engine is found beside the extension, torch beside the package or where it was built.
-if(LAMINA_TORCH)
-  set(libraries lamina lamina_ucx _lamina)
-  set_target_properties(${libraries} PROPERTIES
-    INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib;${LIBTORCH_ROOT}/lib")
-  install(TARGETS ${libraries} LIBRARY DESTINATION lamina COMPONENT python)
-endif()
-
+# command among the scripts, headers, and a UCX. No path of this machine is left in them: the engine is found beside the
+# extension, torch beside the package, or loaded already (by Python, or by a program that links Libtorch::Libtorch).
 set(scripts bin)
 if(SKBUILD)
   set(scripts ${SKBUILD_SCRIPTS_DIR})
 endif()
 install(TARGETS lamina_command RUNTIME DESTINATION ${scripts} COMPONENT python)
-
-# Files that a C++ program needs: `cmake --install build/release --component cpp --prefix WHERE`, then find_package(lamina).
-if(LAMINA_TORCH)
-  include(CMakePackageConfigHelpers)
-  install(TARGETS lamina lamina_ucx LIBRARY DESTINATION lib COMPONENT cpp)
-  install(TARGETS lamina_command RUNTIME DESTINATION bin COMPONENT cpp)
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/lamina/ DESTINATION include/lamina COMPONENT cpp
-    FILES_MATCHING PATTERN "*.h" PATTERN gloo_names EXCLUDE PATTERN launch EXCLUDE PATTERN ucx EXCLUDE)
-  configure_file(${PROJECT_SOURCE_DIR}/cmake/laminaConfig.cmake.in ${PROJECT_BINARY_DIR}/laminaConfig.cmake @ONLY)
-  write_basic_package_version_file(${PROJECT_BINARY_DIR}/laminaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-  install(FILES ${PROJECT_BINARY_DIR}/laminaConfig.cmake ${PROJECT_BINARY_DIR}/laminaConfigVersion.cmake
-                ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake
-    DESTINATION lib/cmake/lamina COMPONENT cpp)
+if(NOT LAMINA_TORCH)
+  return()
 endif()
+
+set(libraries lamina lamina_ucx _lamina)
+set_target_properties(${libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
+install(TARGETS ${libraries} LIBRARY DESTINATION lamina COMPONENT python)
+
+# Files that a C++ program needs to find_package(lamina) with CMAKE_PREFIX_PATH=`prefix`. The engine is in
+# `prefix`/`engine`; `python` is the interpreter whose torch is taken, unless the program names one.
+include(CMakePackageConfigHelpers)
+function(lamina_install_headers component prefix engine python)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/lamina/ DESTINATION ${prefix}/include/lamina COMPONENT ${component}
+    FILES_MATCHING PATTERN "*.h" PATTERN gloo_names EXCLUDE PATTERN launch EXCLUDE PATTERN ucx EXCLUDE)
+  set(config ${PROJECT_BINARY_DIR}/cmake_${component})
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/laminaConfig.cmake.in ${config}/laminaConfig.cmake @ONLY)
+  write_basic_package_version_file(${config}/laminaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+  install(FILES ${config}/laminaConfig.cmake ${config}/laminaConfigVersion.cmake
+                ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake
+    DESTINATION ${prefix}/lib/cmake/lamina COMPONENT ${component})
+endfunction()
+lamina_install_headers(python lamina . "")
+
+# `cmake --install build/release --component cpp --prefix WHERE`
+install(TARGETS lamina lamina_ucx LIBRARY DESTINATION lib COMPONENT cpp)
+install(TARGETS lamina_command RUNTIME DESTINATION bin COMPONENT cpp)
+lamina_install_headers(cpp . lib ${Python3_EXECUTABLE})
+
+# UCX with shared memory and TCP, for machines that have none ([Note: which UCX]), and the licences of it and of what it
+# needs, where the distribution is Debian or Ubuntu.
+get_filename_component(ucx ${UCX_UCP} REALPATH)
+get_filename_component(ucx ${ucx} DIRECTORY)
+foreach(name libucm.so.0 libucs.so.0 libuct.so.0 libucp.so.0 libnuma.so.1 ucx/libuct_cma.so.0)
+  get_filename_component(file ${ucx}/${name} REALPATH)
+  get_filename_component(folder ${name} DIRECTORY)
+  get_filename_component(name ${name} NAME)
+  install(FILES ${file} DESTINATION lamina/ucx/${folder} RENAME ${name} COMPONENT python OPTIONAL)
+endforeach()
+foreach(package libucx0 libnuma1)
+  install(FILES /usr/share/doc/${package}/copyright DESTINATION lamina/ucx RENAME LICENSE.${package} COMPONENT python OPTIONAL)
+endforeach()

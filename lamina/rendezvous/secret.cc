@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/rendezvous/secret.h"
 
-#include <dlfcn.h>
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -24,25 +23,12 @@ namespace {
 
 [[noreturn]] void fail() { throw base::Error("OpenSSL cannot compute HMAC-SHA256 or SHA-256 here"); }
 
-// A function of the OpenSSL that this library is linked to. Another library may have functions of the same name, such
-// as a TensorFlow that exports its BoringSSL to the whole process, and the linker would find those first. Names that
-// came with OpenSSL 3 (EVP_MAC_..., ..._fetch, OSSL_...) are OpenSSL's alone.
-template <class Function>
-Function* of_openssl(const char* name) {
-  Dl_info library{};
-  if (::dladdr(reinterpret_cast<const void*>(&EVP_MAC_fetch), &library) == 0) fail();
-  void* const loaded = ::dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-  auto* const found = loaded == nullptr ? nullptr : ::dlsym(loaded, name);
-  if (found == nullptr) fail();
-  return reinterpret_cast<Function*>(found);
-}
-
 // By default OpenSSL takes itself away in an exit handler, before the handlers that were there when it was first used.
-// Ours is among them, and signs to the other ranks that this one leaves.
-void keep_openssl_to_the_end() {
-  static const bool kept =
-      of_openssl<decltype(OPENSSL_init_crypto)>("OPENSSL_init_crypto")(OPENSSL_INIT_NO_ATEXIT, nullptr) == 1;
-  if (!kept) fail();
+// Ours is among them, and signs to the other ranks that this one leaves. A machine's configuration of OpenSSL is for
+// another library than this, which is a part of lamina's ([Note: own OpenSSL] in CMakeLists.txt).
+void start_openssl() {
+  static const bool started = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT | OPENSSL_INIT_NO_LOAD_CONFIG, nullptr) == 1;
+  if (!started) fail();
 }
 
 // Bytes read into `to` at `done`; 0 at the end of the file. A pipe whose writer is slow gets ten seconds.
@@ -110,19 +96,18 @@ bool same(const Mac& a, const Mac& b) {
 }
 
 Digest digest(std::string_view bytes) {
-  keep_openssl_to_the_end();
+  start_openssl();
   static EVP_MD* const sha = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-  static auto* const hash = of_openssl<decltype(EVP_Digest)>("EVP_Digest");
   Digest result;
   unsigned length = 0;
-  if (hash(bytes.data(), bytes.size(), result.data(), &length, sha, nullptr) != 1) fail();
+  if (EVP_Digest(bytes.data(), bytes.size(), result.data(), &length, sha, nullptr) != 1) fail();
   return result;
 }
 
 void Signer::Free::operator()(evp_mac_ctx_st* context) const { EVP_MAC_CTX_free(context); }
 
 Signer::Signer(const Secret& key) {
-  keep_openssl_to_the_end();
+  start_openssl();
   static EVP_MAC* const hmac = EVP_MAC_fetch(nullptr, "HMAC", nullptr);
   char sha[] = "SHA256";
   const OSSL_PARAM parameters[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, sha, 0),

@@ -1,25 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""installed_wheel.py SOURCE BUILD WHERE: makes the wheel as `pip install .` does, from what is built, installs it in a
-folder and imports it from there. Every other test has the package that `make build` installs, whose Python files are
-those of the checkout."""
+"""installed_wheel.py SOURCE BUILD: makes the wheels as `make wheel` does, from what is built, and installs them in
+an environment of their own, which has nothing else but torch. What a user does first works there. Every other test has
+the package that `make build` installs, whose Python files are those of the checkout."""
 
+import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
-# Without `site`, which would put the checkout's package first.
-USE = """
-import sys
-sys.path += {places}
-import lamina
-print(lamina.__file__, lamina._lamina.__file__, lamina.__version__)
+MIB = 1 << 20
+# The oldest systems that the wheel is for, as its name and docs/installing.md say.
+OLDEST = "manylinux_2_35"
+
+TRAIN = """
+import re, sys, torch, lamina
+kind, folder = sys.argv[1:]
+pipeline = kind == "pipeline"
+keys = {"partitions": 2} if pipeline else {"ddp": True, "sharded_data_parallel_degree": 2}
+lamina.init(microbatches=2, **keys)
+torch.manual_seed(0)
+plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 8))
+model = lamina.DistributedModel(plain)
+optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+@lamina.step
+def train(x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+losses = []
+for _ in range(20):
+    losses.append(float(train(torch.ones(4, 8)).reduce_mean()))
+    optimizer.step()
+    optimizer.zero_grad()
+assert losses[-1] < losses[0] / 2, losses
+lamina.save_checkpoint(folder, "last")
+(library,) = set(re.findall(r"/\\S*libucp\\S*", open("/proc/self/maps").read()))
+print("ucx", library)
 """
 
 
-def run(*words: str | Path) -> str:
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+def run(*words: str | Path, **options) -> str:
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -28,28 +56,97 @@ def python_files(package: Path) -> set[Path]:
     return {path.relative_to(package) for kind in ("*.py", "*.pyi", "py.typed") for path in package.rglob(kind)}
 
 
-def main() -> None:
-    source, build, where = map(Path, sys.argv[1:])
-    shutil.rmtree(where, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    offline = ["--no-deps", "--no-index"]
-    folder = ["-C", f"build-dir={build}", "-C", "cmake.build-type=Release", "-C", "cmake.define.LAMINA_TESTS=ON"]
-    run(*pip, "wheel", *offline, "--no-build-isolation", *folder, "-w", where, source)
-    (wheel,) = where.glob("lamina-*.whl")
-    site = where / "site"
-    run(*pip, "install", "-q", *offline, "--target", site, wheel)
+def make_wheels(source: Path, build: Path, where: Path) -> list[Path]:
+    run(source / "scripts/wheel.sh", build, where)
+    (ours,) = where.glob("lamina-*.whl")
+    (names,) = where.glob("lamina_compat-*.whl")
+    assert OLDEST in ours.name, ours.name
+    assert ours.stat().st_size < 15 * MIB, ours.stat().st_size
+    return [ours, names]
 
-    package = site / "lamina"
+
+def environment_with_torch(folder: Path) -> Path:
+    """Makes an environment that has only what this interpreter has beside lamina, such as torch; returns its Python."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(sysconfig.get_path("purelib") + "\n")  # .pth files in there are not read
+    return folder / "bin/python"
+
+
+def check_package(source: Path, python: Path) -> Path:
+    where = "import lamina; print(lamina.__file__, lamina._lamina.__file__, lamina.__version__)"
+    module, extension, version = run(python, "-c", where, cwd=python.parent).split()
+    package = Path(module).parent
+    assert package.is_relative_to(python.parent.parent) and Path(extension).parent == package, (module, extension)
+    assert version == (source / "VERSION").read_text().strip()
     missing = python_files(source / "python/lamina") ^ python_files(package)
     assert not missing, f"in the checkout or in the wheel, but not in both: {sorted(map(str, missing))}"
-    assert all((package / name).exists() for name in ("liblamina.so", "liblamina_ucx.so")), list(package.iterdir())
+    for library in package.glob("*.so"):
+        for path in re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", run("readelf", "-d", library)):
+            assert all(entry.startswith("$ORIGIN") for entry in path.split(":") if entry), (library, path)
+    return package
 
-    places = [str(site), sysconfig.get_path("purelib")]
-    module, extension, version = run(sys.executable, "-S", "-c", USE.format(places=places)).split()
-    assert Path(module).parent == package and Path(extension).parent == package, (module, extension)
-    assert version == (source / "VERSION").read_text().strip()
-    assert version in run(site / "bin/lamina", "--version")
-    shutil.rmtree(where)
+
+def check_training(python: Path, package: Path, folder: Path) -> None:
+    program, lamina = folder / "train.py", python.parent / "lamina"
+    program.write_text(TRAIN)
+    for kind, ucx in (("pipeline", None), ("sharded", package / "ucx")):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({"LAMINA_UCX": str(ucx)} if ucx else {})
+        said = run(lamina, "run", "-n", "2", program, kind, folder / kind, env=environment, cwd=folder)
+        assert ucx is None or f"ucx {ucx}/" in said, said
+        run(lamina, "checkpoint", "verify", folder / kind, cwd=folder)
+    costs = folder / "costs.json"
+    node = {
+        "name": "",
+        "forward_us": 0,
+        "backward_us": 0,
+        "parameter_bytes": 0,
+        "activation_bytes": 0,
+        "output_bytes": 0,
+    }
+    nodes = [{"id": 0, "parent": None, **node}] + [
+        {"id": number, "parent": 0, **node, "name": f"h.{number}", "forward_us": 10, "backward_us": 20}
+        for number in range(1, 5)
+    ]
+    plan = {
+        "partitions": 2,
+        "microbatches": 4,
+        "schedule": "simple",
+        "memory_weight": 0.2,
+        "nodes": nodes,
+        "shared": [],
+    }
+    costs.write_text(json.dumps(plan))
+    assert "predicted step" in run(lamina, "plan", costs, cwd=folder)
+    version = run(python, "-c", "import lamina; print(lamina.__version__)", cwd=folder).strip()
+    assert run(lamina, "--version").strip() == f"lamina {version}"
+
+
+def check_cpp(source: Path, python: Path, package: Path, folder: Path) -> None:
+    shutil.copytree(source / "examples/cmake_project", folder / "project")
+    ccache = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={path}"] if (path := shutil.which("ccache")) else []
+    environment = os.environ | {
+        "CCACHE_SLOPPINESS": "include_file_mtime,include_file_ctime",
+        "CCACHE_BASEDIR": str(folder),
+        "CCACHE_NOHASHDIR": "1",
+    }
+    place = [f"-DCMAKE_PREFIX_PATH={package}", f"-DPython3_EXECUTABLE={python}", "-DCMAKE_BUILD_TYPE=Debug", *ccache]
+    run("cmake", "-S", folder / "project", "-B", folder / "made", *place, env=environment)
+    run("cmake", "--build", folder / "made", env=environment)
+    run(python.parent / "lamina", "run", "-n", "2", "-c", folder / "made/train", cwd=folder)
+
+
+def main() -> None:
+    source, build = (Path(word).resolve() for word in sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="lamina-wheel-") as name:
+        folder = Path(name)
+        wheels = make_wheels(source, build, folder)
+        python = environment_with_torch(folder / "environment")
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+        run(*pip, "install", "-q", "--no-deps", "--no-index", *wheels)
+        package = check_package(source, python)
+        check_training(python, package, folder)
+        check_cpp(source, python, package, folder)
 
 
 if __name__ == "__main__":
