@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The vocabulary of the folders' CMakeLists.txt: lamina_folder, lamina_test, lamina_frontend_program,
+# The vocabulary of the folders' CMakeLists.txt: lamina_folder, lamina_embed, lamina_test, lamina_frontend_program,
 # lamina_ranks_test, lamina_python_module.
 
 # Fields left out of a designated initializer have their defaults: that is what they are for.
@@ -61,6 +61,15 @@ function(lamina_folder name)
     target_link_libraries(${target} PUBLIC Libtorch::Libtorch)
     target_precompile_headers(${target} REUSE_FROM lamina_pch)
   endif()
+endfunction()
+
+# `lamina_embed(sources kPreload ranks/preload.py)` adds to the list `sources` a file that makes the text of another the
+# constant `lamina::embedded::kPreload`, so that it travels with the program.
+function(lamina_embed sources name file)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(READ ${file} text)
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/embedded.cc.in ${name}.cc @ONLY)
+  set(${sources} ${${sources}} ${CMAKE_CURRENT_BINARY_DIR}/${name}.cc PARENT_SCOPE)
 endfunction()
 
 # [Note: tests] No test is part of `all`, which is what the package needs: `tests` builds all of them, `unit_tests` those

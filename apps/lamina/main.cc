@@ -4,12 +4,16 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 
 #include "apps/lamina/checkpoint_command.h"
+#include "apps/lamina/doctor_command.h"
+#include "apps/lamina/explain_command.h"
 #include "apps/lamina/plan_command.h"
 #include "apps/lamina/say.h"
 #include "apps/lamina/trace_command.h"
 #include "apps/lamina/verify_command.h"
+#include "lamina/base/edit_distance.h"
 #include "lamina/launch/launcher.h"
 #include "lamina/launch/options/command_line.h"
 
@@ -31,6 +35,9 @@ constexpr Command kCommands[] = {
      lamina::command::verify},
     {"checkpoint", "Looks at the files of checkpoints, checks, compares, merges and removes them",
      lamina::command::checkpoint},
+    {"doctor", "Says what this machine and its libraries are, and whether two ranks work here",
+     lamina::command::doctor},
+    {"explain", "Says when an error with this code comes, and what to do", lamina::command::explain},
 };
 
 // A descriptor opened later must not become a closed stdin, stdout or stderr.
@@ -49,8 +56,10 @@ int run(const std::vector<std::string>& words) {
   for (const Command& command : kCommands) {
     if (name == command.name) return command.run({line.rest.begin() + 1, line.rest.end()});
   }
-  lamina::command::complain("lamina: ", name.empty() ? "say what to do" : "no command " + name,
-                            "; see `lamina --help`");
+  if (name.empty()) return *lamina::launch::parse(app, "lamina", {"--help"});
+  const auto nearest = std::ranges::min(
+      kCommands, {}, [&](const Command& command) { return lamina::base::edit_distance(command.name, name); });
+  lamina::command::complain("lamina: no command ", name, "; the nearest is ", nearest.name, ", see `lamina --help`");
   return 2;
 }
 

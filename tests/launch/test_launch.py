@@ -170,8 +170,8 @@ def test_a_rank_may_listen_on_the_master_port(launcher, tmp_path):
         (["plan", "/tmp"], "lamina plan: /tmp: cannot be read: it is a folder"),
         (["run", "--frob", "-c", "true"], "--frob"),
         (["run"], "say what to run"),
-        (["walk"], "no command walk"),
-        ([], "--help"),
+        (["rnu"], "no command rnu; the nearest is run"),
+        (["explain", "step-nestd"], "no code or type step-nestd; the nearest is step-nested"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(launcher, words, says):

@@ -20,10 +20,11 @@
 #include "lamina/launch/ranks/error.h"
 #include "lamina/launch/ranks/watch.h"
 
+namespace lamina::embedded {
+extern const char* const kPreload;  // preload.py
+}
+
 namespace lamina::launch {
-
-extern const char* const kPreloadSource;  // the text of preload.py
-
 namespace {
 
 // A fork takes some milliseconds; a process that a signal has stopped takes for ever.
@@ -96,7 +97,7 @@ Preloader::Preloader(const Preparation& prepared, const Job& job, const sigset_t
   const base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   if (!null) throw StartError("cannot open /dev/null: " + base::system_error());
   auto [ours, theirs] = link();
-  const std::string_view source = kPreloadSource;
+  const std::string_view source = embedded::kPreload;
   if (::send(ours.get(), source.data(), source.size(), MSG_NOSIGNAL) < 0) {
     throw StartError("cannot start the preloader: " + base::system_error());
   }

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""doctor.py VERSION COMMAND [--json]: what a report of a fault needs to say of this machine, and whether two ranks work
+here. `lamina doctor` has this file with it and runs it, so that it works where the package cannot be imported."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TIMEOUT_S = 120
+
+# The program of the two ranks. Rank 0 writes what works into a file, for lines on stdout may be anybody's.
+RANKS = r"""
+import ctypes, json, re, sys, time
+begin = time.monotonic()
+import torch, lamina
+found = {"import_s": round(time.monotonic() - begin, 2)}
+def write():
+    if lamina.rank() == 0:
+        with open(sys.argv[1], "w") as file: json.dump(found, file)
+begin = time.monotonic()
+lamina.init(partitions=2, microbatches=2, ddp=True, timeout_s=30)
+found["start_s"] = round(time.monotonic() - begin, 2)
+paths = sorted(set(re.findall(r"/\S*libucp\S*", open("/proc/self/maps").read())))
+version = ctypes.CDLL(paths[0]).ucp_get_version_string
+version.restype = ctypes.c_char_p
+found["ucx"] = {"library": paths[0], "version": version().decode()}
+assert lamina.allgather({"rank": lamina.rank()}, lamina.WORLD) == [{"rank": 0}, {"rank": 1}]
+found["objects"] = True
+write()
+value = torch.full((1000,), float(lamina.rank() + 1))
+torch.distributed.all_reduce(value, group=lamina.get_world_process_group())
+assert bool((value == 3).all())
+found["all_reduce"] = True
+write()
+torch.manual_seed(0)
+model = lamina.distribute(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)))
+@lamina.step
+def train(x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+begin = time.monotonic()
+assert float(train(torch.ones(4, 8)).reduce_mean()) > 0
+found["pipeline_step_s"] = round(time.monotonic() - begin, 2)
+write()
+lamina.shutdown()
+"""
+
+
+def text_of(path):
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def last_line(text):
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it said nothing"
+
+
+def error_in(text):
+    """The last error that a rank has raised, its lines as one."""
+    raised = re.findall(r"^\S*Error: .*(?:\n(?!lamina run: |----).+)*", text, re.MULTILINE)
+    return " ".join(raised[-1].splitlines()) if raised else last_line(text)
+
+
+def version_of(distribution):
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def torch_facts():
+    version = version_of("torch")
+    if version is None:
+        return {"version": None}
+    code = "import json, torch as t; print(json.dumps([t.version.cuda, t.cuda.device_count(), t.get_num_threads()]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode:
+        return {"version": version, "error": last_line(done.stderr)}
+    cuda, devices, threads = json.loads(last_line(done.stdout))
+    return {"version": version, "cuda": cuda, "cuda_devices": devices, "threads": threads}
+
+
+def lamina_facts():
+    spec = importlib.util.find_spec("lamina")
+    if spec is None:
+        return {"version": None}
+    done = subprocess.run([sys.executable, "-c", "import lamina"], capture_output=True, text=True, timeout=TIMEOUT_S)
+    facts = {"version": version_of("lamina"), "folder": str(Path(spec.origin).parent)}
+    return facts | ({"error": last_line(done.stderr)} if done.returncode else {})
+
+
+def limits():
+    def shown(name):
+        soft, hard = resource.getrlimit(getattr(resource, name))
+        return ["unlimited" if each == resource.RLIM_INFINITY else each for each in (soft, hard)]
+
+    return {name.lower(): shown(f"RLIMIT_{name}") for name in ("NOFILE", "NPROC", "MEMLOCK", "CORE")}
+
+
+def distribution():
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME")
+    except OSError:
+        return None
+
+
+def system_facts():
+    shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    memory = dict(line.split(":") for line in (text_of("/proc/meminfo") or "").splitlines())
+    return {
+        "python": platform.python_version(),
+        "system": distribution(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mib": int(memory["MemTotal"].split()[0]) // 1024 if "MemTotal" in memory else None,
+        "free_memory_mib": int(memory["MemAvailable"].split()[0]) // 1024 if "MemAvailable" in memory else None,
+        "shared_memory_mib": shm and shm.total >> 20,
+        "free_shared_memory_mib": shm and shm.free >> 20,
+        "cgroup": {name: text_of(f"/sys/fs/cgroup/{name}") for name in ("cpu.max", "memory.max", "pids.max")},
+        "limits": limits(),
+    }
+
+
+def two_ranks(command):
+    with tempfile.TemporaryDirectory(prefix="lamina-doctor-") as folder:
+        program, answer = Path(folder, "ranks.py"), Path(folder, "answer")
+        program.write_text(RANKS)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "LAMINA_PYTHON": sys.executable}
+        words = [command, "run", "-n", "2", str(program), str(answer)]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S, cwd=folder)
+        except subprocess.TimeoutExpired:
+            return {"error": f"two ranks had not ended after {TIMEOUT_S} s"}
+        facts = json.loads(text_of(answer) or "{}")
+        if done.returncode:
+            facts |= {"error": error_in(done.stderr), "log": done.stderr[-4000:]}
+        return facts
+
+
+def advice(facts):
+    """Yields what is wrong, as a line each that says what to do."""
+    if facts["torch"]["version"] is None:
+        yield f"there is no torch in {sys.executable}: pip install torch"
+    elif "error" in facts["torch"]:
+        yield f"torch cannot be imported: {facts['torch']['error']}"
+    elif facts["lamina"]["version"] is None:
+        yield f"there is no lamina in {sys.executable}: install it there, or name another Python in LAMINA_PYTHON"
+    elif "error" in facts["lamina"]:
+        yield f"lamina cannot be imported: {facts['lamina']['error']}"
+    elif facts["lamina"]["version"] != facts["command"]:
+        both = f"{facts['command']}, the package is {facts['lamina']['version']}"
+        yield f"the command is of lamina {both}: install one of them again"
+    elif "error" in facts["ranks"]:
+        yield f"two ranks do not work: {facts['ranks']['error']}"
+    shared = facts["system"]["free_shared_memory_mib"]
+    if shared is None or shared < 64:
+        yield f"/dev/shm has {shared or 0} MiB free, and a rank takes up to 64: give the container more (--shm-size)"
+    files = facts["system"]["limits"]["nofile"][0]
+    if files != "unlimited" and files < 1024:
+        yield f"a process may open {files} files only: ulimit -n 1024"
+
+
+def described(facts):
+    def lines(values, indent="  "):
+        for name, value in values.items():
+            if isinstance(value, dict):
+                yield f"{indent}{name}"
+                yield from lines(value, indent + "  ")
+            elif name != "log" and value is not None:
+                shown = " / ".join(map(str, value)) if isinstance(value, list) else {True: "works"}.get(value, value)
+                yield f"{indent}{name:<24}{shown}"
+
+    for name in ("lamina", "torch", "system", "ranks"):
+        yield {"ranks": "two ranks on this machine"}.get(name, name)
+        yield from lines(facts[name])
+
+
+def main():
+    version, command, *options = sys.argv[1:]
+    facts = {"command": version, "lamina": lamina_facts(), "torch": torch_facts(), "system": system_facts()}
+    usable = "error" not in facts["lamina"] and facts["lamina"]["version"] and facts["torch"]["version"]
+    facts["ranks"] = two_ranks(command) if usable else {}
+    facts["advice"] = list(advice(facts))
+    if "--json" in options:
+        print(json.dumps(facts, indent=2))
+    else:
+        print("\n".join(described(facts)))
+        print("\n" + ("\n".join(facts["advice"]) or "All of this works here."))
+    return 1 if facts["advice"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
