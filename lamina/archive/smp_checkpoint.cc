@@ -5,6 +5,7 @@
 #include <charconv>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "lamina/archive/foreign_states.h"
@@ -139,14 +140,15 @@ SavedTensor joined(const std::vector<SavedTensor>& parts, const layout::Shape& s
 }
 
 // Adds what a file has of a slice, or the ranks' parts of it, one behind the other: false where these are not its
-// elements.
-bool add_slice(SavedTensor& whole, const layout::Slicing& slicing, int slice, const std::vector<SavedTensor>& parts) {
+// elements. Ranks may have all of it each.
+bool add_slice(SavedTensor& whole, const layout::Slicing& slicing, int slice, std::span<const SavedTensor> parts) {
   layout::ParameterLayout layout{.name = whole.name, .shape = whole.shape, .slicing = slicing};
   layout.dtype = parts.front().dtype;
   auto region = layout::held(layout, slice, 0);
   auto shape = whole.shape;
   shape[static_cast<std::size_t>(slicing.dim)] = region.extent;
   const auto count = region.end;
+  if (parts.front().shape == shape) parts = parts.first(1);
   std::int64_t all = 0;
   for (const auto& part : parts) {
     if (part.pieces.empty() || part.dtype != whole.dtype) return false;
@@ -351,7 +353,7 @@ class SmpFolder {
       add_of_model(std::move(first));
       whole = &found_.tensors.back();
     }
-    if (!add_slice(*whole, slicing, slice, {tensor})) refuse_slice(tensor, slice);
+    if (!add_slice(*whole, slicing, slice, {&tensor, 1})) refuse_slice(tensor, slice);
   }
 
   [[noreturn]] void refuse_slice(const SavedTensor& tensor, int slice) const {

@@ -185,8 +185,6 @@ void require_available(const Config& config, int replicas) {
     constexpr auto kBeside = "leave it as it is by default, or tensor_parallel_degree at 1";
     check.missing(!complete.prescaled_batch && complete.sharded_data_parallel_degree > 1, "prescaled_batch",
                   "with tensor_parallel_degree and sharding it is to be true");
-    check.missing(complete.partitions > 1 && complete.sharded_data_parallel_degree > 1, "partitions",
-                  "leave it at 1 with tensor_parallel_degree and sharded_data_parallel_degree");
     check.missing(complete.verify_steps > 0, "verify_steps", kBeside);
   }
   check.missing(&Config::xla, "xla");

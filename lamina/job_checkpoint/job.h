@@ -64,6 +64,8 @@ class JobAccess {
   virtual bool is_cut() const = 0;
   virtual bool accumulates() const = 0;  // between the backward passes of one reduction
   virtual std::vector<NamesOf> model_state() const = 0;
+  // The shape of the whole that a tensor of the model is, or a slice of it; also before the model is cut.
+  virtual std::vector<std::int64_t> whole_shape(const at::Tensor& tensor) const { return tensor.sizes().vec(); }
   virtual const model::ParameterTable& table() const = 0;
   virtual sharding::Sharding* sharding() const = 0;        // nullptr where nothing is sharded
   virtual plan::KeptPartition partition() const = 0;       // of each module

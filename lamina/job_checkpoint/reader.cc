@@ -145,8 +145,7 @@ const std::string* Reader::saved_name(const std::vector<std::string>& names) con
   return found == names.end() ? nullptr : &*found;
 }
 
-std::string Reader::check_model(const std::vector<NamesOf>& model, const model::ParameterTable* table,
-                                bool strict) const {
+std::string Reader::check_model(const std::vector<NamesOf>& model, const ShapeOf& whole_shape, bool strict) const {
   std::set<std::string> known;
   std::vector<std::string> missing, unexpected;
   for (const auto& [names, tensor] : model) {
@@ -167,9 +166,7 @@ std::string Reader::check_model(const std::vector<NamesOf>& model, const model::
   for (const auto& [names, tensor] : model) {
     const auto* name = saved_name(names);
     if (name == nullptr) continue;
-    const auto* row = table == nullptr ? nullptr : table->find(tensor);
-    const auto sizes = row == nullptr ? tensor.sizes() : at::IntArrayRef(row->layout.shape);
-    require_like(*find(*name, Kind::kParameter), names.front(), tensor, sizes);
+    require_like(*find(*name, Kind::kParameter), names.front(), tensor, whole_shape(tensor));
   }
   if (fits) return "";
   return base::str("resume_from_checkpoint(strict=False) left out: missing ", listed(missing, missing.size()),

@@ -54,9 +54,9 @@ class Reader {
   const std::string* saved_name(const std::vector<std::string>& names) const;
 
   // Compares a model with it. Throws base::UsageError for another shape, a dtype of another kind and, where it is
-  // `strict`, other names. Returns what is left out else: a line, or "".
-  // No table: the model is not cut, and has whole tensors.
-  std::string check_model(const std::vector<NamesOf>& model, const model::ParameterTable* table, bool strict) const;
+  // `strict`, other names. Returns what is left out else: a line, or "". `whole_shape`: see JobAccess.
+  using ShapeOf = std::function<std::vector<std::int64_t>(const at::Tensor&)>;
+  std::string check_model(const std::vector<NamesOf>& model, const ShapeOf& whole_shape, bool strict) const;
   // Says where a parameter of this dtype has its value from: the master of an optimizer, where there is one, and the
   // parameter that was saved has another dtype, which would have rounded it first.
   std::pair<archive::Kind, int> best_source(const std::string& name, at::ScalarType dtype) const;

@@ -16,7 +16,11 @@ plan::KeptPartition Resumption::partition() const {
 
 void Resumption::check() const {
   const auto* table = job_->is_cut() ? &job_->table() : nullptr;
-  const auto left_out = reader_->check_model(job_->model_state(), table, strict_);
+  const auto whole_shape = [&](const at::Tensor& tensor) {
+    const auto* row = table == nullptr ? nullptr : table->find(tensor);
+    return row == nullptr ? job_->whole_shape(tensor) : row->layout.shape;
+  };
+  const auto left_out = reader_->check_model(job_->model_state(), whole_shape, strict_);
   if (!left_out.empty() && job_->peers().is_first()) base::log_warning(left_out);
   job_->take_extra_states(about_.extra_state);
   if (of_optimizers_ == OfOptimizers::kAll) check_optimizers(job_->optimizers(), about_.optimizers, strict_);

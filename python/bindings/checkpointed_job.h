@@ -104,6 +104,9 @@ class PythonCheckpointedJob : public job_checkpoint::JobAccess {
   std::vector<job_checkpoint::NamesOf> model_state() const override {
     return lent_.ask<std::vector<job_checkpoint::NamesOf>>("model_state");
   }
+  std::vector<std::int64_t> whole_shape(const at::Tensor& tensor) const override {
+    return lent_.ask<std::vector<std::int64_t>>("whole_shape", tensor);
+  }
   const model::ParameterTable& table() const override { return *lent_.ask<const model::ParameterTable*>("table"); }
   sharding::Sharding* sharding() const override { return lent_.ask<sharding::Sharding*>("sharding"); }
   plan::KeptPartition partition() const override { return lent_.ask<plan::KeptPartition>("partition"); }

@@ -17,6 +17,7 @@ from lamina.job import current
 from lamina.optim import named_state
 from lamina.optim.functional import class_name
 from lamina.optim.optimizer_state import OptimizerState
+from lamina.tensor_parallel import layers
 from lamina.util.told import tell
 
 
@@ -100,6 +101,7 @@ class CheckpointedJob:
         self._optimizers: dict[OptimizerState, CheckpointedOptimizer] = {}
         self._extra_states: list[tuple[str, torch.nn.Module, Any]] = []
         self._generators: dict[str, Any] = {}
+        self._slicings: dict[int, layers.Slicing] | None = None
 
     def has_model(self) -> bool:
         return self._job.model is not None
@@ -117,6 +119,13 @@ class CheckpointedJob:
         for name, tensor in _persistent(self._job.model.module):
             by_tensor.setdefault(id(tensor), ([], tensor))[0].append(name)
         return list(by_tensor.values())
+
+    def whole_shape(self, tensor: torch.Tensor) -> list[int]:
+        """The shape of the whole of which a tensor of the model's state is all, or a slice."""
+        if self._slicings is None:
+            self._slicings = layers.slicings(self._job.model.module)
+        slicing = self._slicings.get(id(tensor))
+        return list(tensor.shape) if slicing is None else layers.unsliced(tensor.shape, slicing)
 
     def table(self) -> _lamina.ParameterTable:
         """Tells who holds what; UsageError where modules have come or gone since the model was cut."""

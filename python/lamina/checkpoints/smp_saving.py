@@ -123,7 +123,7 @@ def _is_plain(value: Any) -> bool:
 
 def _with_shapes(job: current.Job, optimizer: OptimizerState | None, content: Any) -> Any:
     """The content with what the merging of sharded files needs, where it does not have that itself."""
-    is_sharded = smp_files.shards_of(job.session) > 1 and not job.pipelined
+    is_sharded = smp_files.shards_of(job.session) > 1 and not (job.pipelined or job.sliced)
     if not is_sharded or not (content is None or isinstance(content, dict)):
         return content
     return {**smp_files.described(job, optimizer), **(content or {})}
