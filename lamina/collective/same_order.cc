@@ -2,14 +2,20 @@
 #include "lamina/collective/same_order.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <optional>
 #include <sstream>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/messaging/agreement.h"
 
 namespace lamina::collective {
 namespace {
+
+// After it a member that waits in a collective asks whether the others have ended the turn in which it waits.
+constexpr auto kLong = std::chrono::milliseconds(500);
 
 base::Rank neighbour(const std::vector<base::Rank>& members, int member, int step) {
   const auto size = static_cast<int>(members.size());
@@ -18,35 +24,35 @@ base::Rank neighbour(const std::vector<base::Rank>& members, int member, int ste
 
 }  // namespace
 
-SameOrder::SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> members, int member, Words words)
+SameOrder::SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> members, int member, Words words, Turn turn)
     : mailbox_(mailbox),
       self_(neighbour(members, member, 0)),
       next_(neighbour(members, member, 1)),
       previous_(neighbour(members, member, -1)),
       others_(members),
       words_(std::move(words)),
+      turn_(std::move(turn)),
       channel_(messaging::group_channel(words_.who.c_str(), members)),
       farewells_(messaging::group_channel((words_.who + " given up").c_str(), members)) {
   std::erase(others_, self_);
 }
 
 std::int64_t SameOrder::begin(const Operation& operation) {
+  const bool is_compared = begun_ >= level_;
+  if (is_compared && turn_.begins) turn_.begins(words_.in_words(operation));
   auto word = operation.what;
   for (const auto number : operation.numbers) word += base::str(" ", number);
   mailbox_.send(next_, channel_, value::Tuple{{caught_up_, ++begun_, word}});
-  if (begun_ > level_) unchecked_.push_back(word);
+  if (is_compared) unchecked_.push_back(word);
   not_ended_.push_back(std::move(word));
   return begun_;
 }
 
 void SameOrder::check(std::int64_t number, const base::Patience& patience) {
-  auto watched = patience;
-  watched.check_interrupt = [this, number, interrupt = patience.check_interrupt] {
-    if (interrupt) interrupt();
-    require_all_begin(number);
-  };
+  if (turn_.waits && checked_ < number) turn_.waits();
+  const auto until_heard = watched(number, patience);
   while (checked_ < number) {
-    const auto heard = mailbox_.receive(previous_, channel_, watched);
+    const auto heard = mailbox_.receive(previous_, channel_, until_heard);
     const auto& items = heard.as<value::Tuple>().items;
     if (items.at(0).as<std::int64_t>() < caught_up_ || items.at(1).as<std::int64_t>() <= level_) continue;
     const auto other = items.at(2).as<std::string>();
@@ -57,6 +63,19 @@ void SameOrder::check(std::int64_t number, const base::Patience& patience) {
     throw words_.error(base::str("rank ", self_, " wants the ", words_.in_words(to_operation(own)), ", rank ",
                                  previous_, " the ", words_.in_words(to_operation(other))));
   }
+}
+
+base::Patience SameOrder::watched(std::int64_t number, const base::Patience& patience) {
+  auto watched = patience;
+  auto long_from = std::optional(base::Deadline::Clock::now() + kLong);
+  watched.check_interrupt = [this, number, long_from, interrupt = patience.check_interrupt]() mutable {
+    if (interrupt) interrupt();
+    require_all_begin(number);
+    if (!turn_.waits_long || !long_from || base::Deadline::Clock::now() < *long_from) return;
+    long_from.reset();
+    turn_.waits_long();
+  };
+  return watched;
 }
 
 void SameOrder::take_back() {
@@ -85,6 +104,24 @@ void SameOrder::give_up(const value::Failure& failure) {
     } catch (const base::Error&) {  // of a rank that is lost: who waits for it learns of that
     }
   }
+}
+
+void SameOrder::end_together(const std::optional<value::Failure>& failure, const base::Patience& patience) {
+  if (failure) give_up(*failure);
+  auto members = others_;
+  members.push_back(self_);
+  std::ranges::sort(members);
+  std::optional<messaging::FirstGiven> first;
+  try {
+    first = messaging::first_given(mailbox_, members, failure ? std::optional(value::to_value(*failure)) : std::nullopt,
+                                   patience);
+  } catch (...) {
+    if (!failure) throw;
+  }
+  if (failure || !first) return;
+  const auto others = value::to_failure(first->value);
+  give_up(others);
+  throw value::RemoteFailure(others);
 }
 
 void SameOrder::require_all_begin(std::int64_t number) {

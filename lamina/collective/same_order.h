@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,14 +42,23 @@ class SameOrder {
     std::function<base::DesyncError(const std::string& difference)> error;  // "rank 0 wants the ..., rank 1 the ..."
   };
 
+  // Words on the turn of the thread that calls, for a team whose collectives keep their turns; may be empty.
+  struct Turn {
+    std::function<void(const std::string& collective)> begins;
+    std::function<void()> waits;       // for another member's word, which is to be looked out for
+    std::function<void()> waits_long;  // in the last one
+  };
+
   // `mailbox` outlives it.
-  SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> members, int member, Words words);
+  SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> members, int member, Words words, Turn turn = {});
 
   // This member begins a collective. Returns its number.
   std::int64_t begin(const Operation& operation);
   // Waits until the member before has begun that many. Throws base::DesyncError where they are not what this one has
   // begun, what require_all_begin() throws, and what Mailbox::receive() throws.
   void check(std::int64_t number, const base::Patience& patience);
+  // For a wait in that collective: ends where require_all_begin() throws, and says so where it is long.
+  base::Patience watched(std::int64_t number, const base::Patience& patience);
   // This member does not begin the last one after all, for which check() has thrown.
   void take_back();
   // Throws value::RemoteFailure where another member has given up before it began that many.
@@ -60,6 +70,9 @@ class SameOrder {
 
   // This member gives up a pass because of this failure. Returns at once.
   void give_up(const value::Failure& failure);
+  // The end of what all members do, collective: here by this failure, for which it gives up, or by none. Throws
+  // value::RemoteFailure where another member has failed and this one has not, and what Mailbox::receive() throws.
+  void end_together(const std::optional<value::Failure>& failure, const base::Patience& patience);
   // Waits until all others have given up what this one has. Returns what it lacks, and is to begin in this order.
   // Throws what Mailbox::receive() throws.
   std::vector<Operation> lacking(const base::Patience& patience);
@@ -81,6 +94,7 @@ class SameOrder {
   const base::Rank self_, next_, previous_;
   std::vector<base::Rank> others_;
   const Words words_;
+  const Turn turn_;
   const std::string channel_, farewells_;
   std::deque<std::string> unchecked_, not_ended_;  // words of collectives that this member has begun
   std::int64_t begun_ = 0, checked_ = 0;

@@ -105,15 +105,21 @@ void Reducer::begin_step(bool training) {
 pipeline::StepResult Reducer::run_step(pipeline::StepSpec spec, bool training, const RunStep& run) {
   begin_step(training);
   spec.saw_backward = [this] { return passed_.load(); };
+  spec.check_others = [this, others = std::move(spec.check_others)] {
+    if (others) others();
+    if (sharded_) sharded_->require_nobody_failed();
+  };
   pipeline::StepResult result;
+  std::exception_ptr error;
   try {
     result = run(std::move(spec));
   } catch (...) {
-    in_step_ = false;
-    if (trains_) fail_pass(std::current_exception());
-    throw;
+    error = std::current_exception();
   }
   in_step_ = false;
+  if (error && trains_) fail_pass(error);
+  if (!trains_ && sharded_) sharded_->end_together(error ? std::optional(passes_.describe(error)) : std::nullopt);
+  if (error) std::rethrow_exception(error);
   if (result.backward) {
     forget_call(step_call_);
     finish_pass();

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "lamina/base/wait.h"
 #include "lamina/value/failure.h"
@@ -25,6 +26,11 @@ class ShardedGradients {
   virtual void end_held_back() = 0;
   // The pass has failed, on a replica, of this. Returns at once.
   virtual void abandon(const value::Failure& failure) = 0;
+  // The end of a step that is no pass, on all replicas, by this failure or none. Throws value::RemoteFailure where it
+  // has failed on another replica that this one needs in its own.
+  virtual void end_together(const std::optional<value::Failure>& /*failure*/) {}
+  // Throws value::RemoteFailure where a step has failed on a replica that this one needs in its own. Returns at once.
+  virtual void require_nobody_failed() {}
 };
 
 }  // namespace lamina::data_parallel

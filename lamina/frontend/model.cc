@@ -17,6 +17,7 @@
 #include "lamina/job_checkpoint/resumption.h"
 #include "lamina/model/make_table.h"
 #include "lamina/session/model_life.h"
+#include "lamina/session/sharding.h"
 #include "lamina/value/released.h"
 #include "lamina/verification/run_recorder.h"
 
@@ -67,6 +68,9 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   if (const int replicas = session.topology().size(topology::kReplicas); replicas > 1) {
     if (session.config().ddp) {
       make_reducer();
+      std::vector<at::Tensor> parameters;
+      for (const auto& held : tree_.parameters()) parameters.push_back(held.tensor);
+      session::order_turns(*job_.session, parameters);
     } else if (session.world().rank == base::Rank(0)) {
       base::log_warning(faces::said("copies-apart", replicas));
     }

@@ -78,7 +78,7 @@ Job::Job(JobOptions options, messaging::Messenger& messenger, observe::Recorder&
       watched_(std::make_shared<runtime::ParameterFlags::Watched>()),
       steps_(this->rank()),
       calls_(messenger.transport(), messenger.handlers(), steps_, to_duration(options_.timeout), options_.thread_hooks,
-             /*predicts=*/!options_.deterministic && !options_.own_batches),
+             /*predicts=*/!options_.deterministic),
       server_(messenger.transport(), messenger.handlers(), steps_, calls_, *options_.failures),
       pool_(std::make_unique<runtime::WorkerPool>(options_.thread_hooks)) {
   auto& handlers = messenger.handlers();
@@ -102,6 +102,12 @@ Job::Job(JobOptions options, messaging::Messenger& messenger, observe::Recorder&
 Job::~Job() {
   messenger_.close(false);
   end(false);
+}
+
+void Job::join_team(std::vector<base::Rank> team, bool own_batches) {
+  base::internal_check(!in_step(), "a team that a step begins without");
+  team_ = std::move(team);
+  if (own_batches) calls_.stop_predicting();
 }
 
 void Job::set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners) {
@@ -159,12 +165,12 @@ std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microba
 
 schedule::TeamTurns Job::make_turns() const {
   using schedule::TeamTurns;
-  if (options_.team.size() <= 1) return TeamTurns::alone(schedule());
-  return options_.team.front() == rank() ? TeamTurns::of_first(schedule()) : TeamTurns::of_another();
+  if (team_.empty()) return TeamTurns::alone(schedule());
+  return team_.front() == rank() ? TeamTurns::of_first(schedule()) : TeamTurns::of_another();
 }
 
 void Job::tell_team(base::Step step, const schedule::Pick& word) {
-  for (const auto other : options_.team) {
+  for (const auto other : team_) {
     if (other == rank()) continue;
     try {
       messenger_.transport().tell(other, to_message(step, rank(), word));
@@ -178,11 +184,11 @@ void Job::require_same_turns(remote::StepScope& step) const {
   const auto parting = step.slot().parting();
   if (!parting) return;
   throw base::DesyncError(
-      base::str("rank ", options_.team.front(), " and rank ", rank(), ", which have slices of the same layers, ",
-                "ran different code in step ", step.number(), ": ", parting->what(),
-                "; what decides which code runs is to be the same on all ranks of a TP_GROUP: give them the same "
-                "batch, and let no branch depend on the rank"),
-      base::Code{"tp-order"});
+      base::str("rank ", team_.front(), " and rank ", rank(), ", whose collectives have one order, ran different code ",
+                "in step ", step.number(), ": ", parting->what(),
+                "; what decides which code runs is to be the same on all ranks of a TP_GROUP, and of a sharding group "
+                "without common memory: let no branch depend on the rank, or on data that only this rank has"),
+      base::Code{"step-parted"});
 }
 
 base::Patience Job::patience_in(remote::StepScope& step, const StepSpec& spec) const {

@@ -34,11 +34,7 @@ struct JobOptions {
   std::int64_t microbatches_before = 0;                                // those of earlier replicas
   std::shared_ptr<verification::RunRecorder> run_recorder;             // nullptr: the run is not recorded
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
-  std::vector<base::Rank> team;      // the ranks that have slices of what this one has; one, or none: it has no slices
-  // The team's ranks have batches of their own. No call is predicted then: one of shapes that are known on one rank may
-  // be new on another, and their turns would end elsewhere.
-  bool own_batches = false;
-  bool few_processors = true;  // this machine has less than two for each of its ranks
+  bool few_processors = true;        // this machine has less than two for each of its ranks
   runtime::WorkerPool::Hooks thread_hooks;
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
 };
@@ -83,6 +79,12 @@ class Job {
   base::Rank rank() const { return messenger_.rank(); }
   bool leads() const { return rank() == options_.pipeline.front(); }
   bool alone() const { return options_.pipeline.size() == 1; }
+
+  // From the next step on its turns are those of this team, which this rank is in: see [Note: turns of a team].
+  // Outside of steps, on all members. With `own_batches` no call is predicted: one of shapes that are known on one rank
+  // may be new on another, and their turns would end elsewhere.
+  void join_team(std::vector<base::Rank> team, bool own_batches);
+  const std::vector<base::Rank>& team() const { return team_; }  // empty: it is in none
 
   // The model: its modules, and the rank that owns each.
   void set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners);
@@ -190,6 +192,7 @@ class Job {
   const JobOptions options_;
   messaging::Messenger& messenger_;
   observe::Recorder& recorder_;
+  std::vector<base::Rank> team_;
   const environment::ProgressReporter progress_;
   std::atomic<std::int64_t> steps_here_ = 0;
   model::CallHooks call_hooks_;

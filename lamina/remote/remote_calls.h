@@ -30,6 +30,9 @@ class RemoteCalls : private Fetcher {
   RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Steps& steps,
               base::Deadline::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts = true);
 
+  // From the next step on; between steps.
+  void stop_predicting() { predicts_ = false; }
+
   // Calls module `id` of `owner` from the current context; gradients flow back through the result. Returns at once,
   // with references, when a call like it was made before (see [Note: prediction]). Throws value::RemoteFailure when the
   // other rank raised, base::CancelledError when the step ended, base::TimeoutError, and base::UsageError for
@@ -83,7 +86,7 @@ class RemoteCalls : private Fetcher {
   Steps& steps_;
   const base::Patience patience_;
   const runtime::WorkerPool::Hooks hooks_;
-  const bool predicts_;
+  bool predicts_;
   const std::shared_ptr<Releases> releases_ = std::make_shared<Releases>();
   CallProfiles profiles_;
   std::mutex mutex_;

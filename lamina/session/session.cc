@@ -56,8 +56,6 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
   options.microbatches_before = std::int64_t{topology.index(topology::kReplicas, rank)} * config.microbatches;
   options.pipeline = topology.members(topology::kPartitions, rank);
-  options.team = topology.members(Group::kTp, rank);
-  options.own_batches = options.team.size() > 1 && !config.prescaled_batch;
   options.few_processors = environment::available_cores() < 2 * world.local_size;
   options.run_recorder = std::move(run_recorder);
   options.thread_hooks = std::move(hooks.thread_hooks);
@@ -108,17 +106,6 @@ collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder
   return links;
 }
 
-tensor_parallel::Team::Turn turn_of_this_thread(transport::Transport& transport) {
-  return {[](const std::string& collective) {
-            if (auto* context = runtime::ExecutionContext::current())
-              context->note(schedule::TurnAct::kCollective, collective);
-          },
-          [&transport] { transport.look_out(); },
-          [] {
-            if (auto* context = runtime::ExecutionContext::current()) context->step().slot().note_long_wait();
-          }};
-}
-
 }  // namespace
 
 Session::Session(config::Config config, environment::World world, FaceHooks hooks)
@@ -148,6 +135,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   run_recorder_ = record_run(config_, topology_, world_.rank, world_.size);
   job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_, run_recorder_, std::move(hooks)),
                                          *messenger_, recorder_);
+  if (topology_.size(Group::kTp) > 1) job_->join_team(members(Group::kTp), /*own_batches=*/!config_.prescaled_batch);
   messenger_->start();
   if (world_.local_size < world_.size) learn_nodes();
   const bool plain = config_.ddp_dist_backend == config::DistBackend::kNccl;
@@ -185,13 +173,10 @@ void Session::learn_nodes() {
 
 tensor_parallel::Team* Session::team() {
   if (team_ == nullptr && topology_.size(Group::kTp) > 1) {
-    auto in_steps = patience();
-    in_steps.check_interrupt = [interrupt = check_interrupt_] {
-      if (interrupt) interrupt();
-      check_step();
-    };
+    auto turn = turn_of_this_thread();
+    turn.waits = [this] { transport().look_out(); };
     team_ = std::make_shared<tensor_parallel::Team>(groups_->get(Group::kTp, patience()), mailbox(),
-                                                    std::move(in_steps), failures_, turn_of_this_thread(transport()));
+                                                    patience_in_steps(), failures_, std::move(turn));
     tensor_parallel::note_team(team_name(), team_);
     when_closed([name = team_name()] { tensor_parallel::forget_team(name); });
   }
@@ -229,6 +214,26 @@ base::Patience Session::patience() const {
   base::Patience patience{duration(config_.timeout_s), check_interrupt_};
   patience.call = call_;
   return patience;
+}
+
+base::Patience Session::patience_in_steps() const {
+  auto in_steps = patience();
+  in_steps.check_interrupt = [interrupt = check_interrupt_] {
+    if (interrupt) interrupt();
+    check_step();
+  };
+  return in_steps;
+}
+
+collective::SameOrder::Turn Session::turn_of_this_thread() {
+  return {[](const std::string& collective) {
+            if (auto* context = runtime::ExecutionContext::current())
+              context->note(schedule::TurnAct::kCollective, collective);
+          },
+          nullptr,
+          [] {
+            if (auto* context = runtime::ExecutionContext::current()) context->step().slot().note_long_wait();
+          }};
 }
 
 observe::Timeline Session::empty_timeline() const {

@@ -8,6 +8,7 @@
 
 #include "lamina/collective/groups.h"
 #include "lamina/collective/ranks.h"
+#include "lamina/collective/same_order.h"
 #include "lamina/config/config.h"
 #include "lamina/environment/world.h"
 #include "lamina/messaging/messenger.h"
@@ -84,6 +85,10 @@ class Session {
 
   // For waits of the main thread.
   base::Patience patience() const;
+  // For waits of any thread of a step, with which they end.
+  base::Patience patience_in_steps() const;
+  // Words on its turn, for collectives that keep that.
+  static collective::SameOrder::Turn turn_of_this_thread();
 
   // Records what this rank does in steps, until write_timeline(). Throws base::UsageError where events are kept
   // already.

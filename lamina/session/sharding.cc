@@ -2,6 +2,7 @@
 #include "lamina/session/sharding.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -85,10 +86,14 @@ std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model:
   auto& group = sharding_group(session);
   const bool copied = session.topology().size(Group::kShardCopies) > 1;
   auto* copies = copied ? &session.groups().get(Group::kShardCopies, session.patience()) : nullptr;
+  auto ranks = session.ranks();
+  ranks.patience = [&session] { return session.patience_in_steps(); };
+  const bool in_order = session.topology().size(topology::kPartitions) == 1 ||
+                        std::ranges::includes(session.job().team(), session.members(Group::kShard));
   auto sharding = std::make_shared<sharding::Sharding>(
       sharding::sharded(table), modules,
       sharding::Sharding::Limits{session.config().sdp_reduce_bucket_size, session.config().sdp_max_live_parameters},
-      sharding::Context{group, copies, session.ranks()});
+      sharding::Context{group, copies, std::move(ranks), in_order, Session::turn_of_this_thread()});
   session.job().call_hooks().add(sharding->values(), sharding->values()->units());
   session.when_closed([weak = std::weak_ptr(sharding)] {
     if (const auto closing = weak.lock()) closing->close();
@@ -97,6 +102,23 @@ std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model:
 }
 
 }  // namespace
+
+void order_turns(Session& session, std::span<const at::Tensor> parameters) {
+  const auto& topology = session.topology();
+  if (topology.size(topology::kPartitions) == 1 || topology.size(Group::kShard) == 1) return;
+  std::vector<base::Rank> team;
+  for (const auto rank : session.members(Group::kShard)) {
+    std::ranges::copy(topology.members(Group::kTp, rank), std::back_inserter(team));
+  }
+  std::ranges::sort(team);
+  const auto in_memory = [](const at::Tensor& each) {
+    return each.is_cpu() || each.is_meta();
+  };  // delayed ones come there
+  const bool gathers = !session.groups().get(Group::kShard, session.patience()).shares_memory() ||
+                       !std::ranges::all_of(parameters, in_memory);
+  if (messaging::largest(session.mailbox(), team, {gathers ? 1.0 : 0.0}, session.patience()).front() == 0) return;
+  session.job().join_team(std::move(team), /*own_batches=*/true);
+}
 
 std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
                                                 std::span<const std::string> modules, model::ValueHooks hooks,

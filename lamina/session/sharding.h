@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "lamina/model/parameter_table.h"
 #include "lamina/model/values.h"
@@ -9,6 +10,11 @@
 #include "lamina/sharding/sharding.h"
 
 namespace lamina::session {
+
+// Has the ranks of a sharding group without common memory, and those that have slices of the same layers, take their
+// turns in steps in one order, where there are partitions. Collective over these ranks, when a model is made that has
+// these parameters.
+void order_turns(Session& session, std::span<const at::Tensor> parameters);
 
 // Gives the ranks of a model the values that world rank 0 has, or their shards of them; collective over the world. See
 // model::give_values(). `modules`: the names of those that are called with their values. Returns the sharding; nullptr

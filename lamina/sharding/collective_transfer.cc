@@ -93,6 +93,23 @@ class CollectiveTransfer : public Transfer {
     if (order_) order_->give_up(failure);
   }
 
+  void end_together(const std::optional<value::Failure>& failure) override {
+    const std::lock_guard lock(mutex_);
+    if (!order_) return;
+    if (failure) coming_.clear();
+    try {
+      order_->end_together(failure, patience_);
+    } catch (...) {
+      coming_.clear();
+      throw;
+    }
+  }
+
+  void require_nobody_failed() override {
+    const std::unique_lock lock(mutex_, std::try_to_lock);  // who has it waits in a collective, and finds the same
+    if (lock && order_) order_->require_nobody_gave_up();
+  }
+
   void catch_up() override {
     const std::lock_guard lock(mutex_);
     begin_lacking();
@@ -121,14 +138,10 @@ class CollectiveTransfer : public Transfer {
   }
   collective::Terms terms(const char* purpose, const base::Patience& patience, std::int64_t number,
                           std::span<const std::size_t> parameters) {
-    collective::Terms terms{purpose, patience, /*outlives_wait=*/true};
-    for (const auto parameter : parameters) terms.about += base::str(" ", parameter);
-    if (!order_) return terms;
-    terms.patience.check_interrupt = [this, number, interrupt = patience.check_interrupt] {
-      if (interrupt) interrupt();
-      order_->require_all_begin(number);
-    };
-    return terms;
+    std::string about;
+    for (const auto parameter : parameters) about += base::str(" ", parameter);
+    return {purpose, order_ ? order_->watched(number, patience) : patience, /*outlives_wait=*/true, std::move(about),
+            /*keeps_turn=*/true};
   }
 
   void await(Begun& begun, const base::Patience& patience) {

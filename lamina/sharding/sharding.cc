@@ -77,12 +77,12 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
     transfer_ = make_shared_transfer(specs_of(parameters), limits.gradients, context_.group,
                                      {"sharding the model", patience_}, &ranks.mailbox);
   }
-  if (!transfer_ && ranks.topology.size(topology::kPartitions) > 1) {
+  if (!transfer_ && !context_.in_order) {
     throw base::UsageError(
-        "sharded_data_parallel_degree with several partitions needs sharding groups whose ranks share memory (on one "
-        "host, with ddp_dist_backend \"auto\"): they run microbatches in orders of their own, and collectives have "
-        "one. Set pipeline_parallel_degree to 1, or a placement_strategy that puts each sharding group on one host",
-        base::Code{"shard-no-memory"});
+        "parameters that lie on another device than they did when DistributedModel() was made, with sharding and "
+        "several "
+        "partitions: move the model before that",
+        base::Code{"shard-moved"});
   }
   if (!transfer_) {
     std::vector<std::string> names;
@@ -90,7 +90,7 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
     transfer_ = make_collective_transfer(
         specs_of(parameters), limits.gradients, context_.group, patience_,
         std::make_unique<collective::SameOrder>(ranks.mailbox, context_.group.members(), context_.group.rank(),
-                                                words_of(std::move(names))));
+                                                words_of(std::move(names)), context_.turn));
   }
   for (std::size_t i = 0; i < size(); ++i) by_shard_[shard(i).unsafeGetTensorImpl()] = i;
   values_ = std::make_shared<LiveValues>(parameters_, modules, limits.live, transfer_);
@@ -217,6 +217,16 @@ void Sharding::sum_over_copies(std::vector<at::Tensor>& sums, const base::Patien
 void Sharding::abandon(const value::Failure& failure) {
   transfer().abandon(failure);
   values_->leave_pass();
+}
+
+void Sharding::end_together(const std::optional<value::Failure>& failure) {
+  try {
+    transfer().end_together(failure);
+  } catch (...) {
+    values_->leave_pass();
+    throw;
+  }
+  if (failure) values_->leave_pass();
 }
 
 void Sharding::zero_grad(std::size_t parameter, bool set_to_none) {

@@ -25,6 +25,9 @@ struct Context {
   collective::Group& group;   // the sharding group
   collective::Group* copies;  // of this rank's shards; nullptr where there is one
   collective::Ranks ranks;
+  // They take the turns of steps in one order, or have one partition: so collectives have one, too.
+  bool in_order = true;
+  collective::SameOrder::Turn turn = {};
 };
 
 // Sharded data parallelism on one rank: the parameters that it has a shard of. See [Note: shards], [Note: units]. All
@@ -35,8 +38,8 @@ class Sharding : public data_parallel::ShardedGradients {
     std::int64_t gradients = 0;  // elements that travel at a time
     std::int64_t live = 0;       // elements of values that are here at once
   };
-  // Collective. `modules`: the names of those that are called. Throws base::UsageError in a pipeline, where
-  // microbatches have no order, for a group without memory in common.
+  // Collective. `modules`: the names of those that are called. Throws base::UsageError for parameters that have left
+  // the memory that the group has in common, where its members have no order.
   Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> modules, Limits limits,
            Context context);
 
@@ -63,6 +66,8 @@ class Sharding : public data_parallel::ShardedGradients {
   void reduce(std::int64_t pass, bool ends, const base::Patience& patience) override;
   void end_held_back() override { values_->end_pass(); }
   void abandon(const value::Failure& failure) override;
+  void end_together(const std::optional<value::Failure>& failure) override;
+  void require_nobody_failed() override { transfer().require_nobody_failed(); }
 
   // Forgets the gradient of a shard, or makes it zero, and what was summed for its next one.
   void zero_grad(std::size_t parameter, bool set_to_none);

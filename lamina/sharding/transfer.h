@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "lamina/base/wait.h"
@@ -57,6 +58,12 @@ class Transfer {
   virtual at::Tensor take_sum(std::size_t parameter) = 0;
   // A pass has failed, of this: drops what was given, and all sums. Returns at once; each member does so.
   virtual void abandon(const value::Failure& failure) = 0;
+  // The end of a step that is no pass, by this failure or none, collective where calls have one order: it has failed
+  // for all then, and throws value::RemoteFailure where it has for another member.
+  virtual void end_together(const std::optional<value::Failure>& /*failure*/) {}
+  // Throws value::RemoteFailure where the others have given up a pass that this member has not, and wait for nothing of
+  // it. Returns at once.
+  virtual void require_nobody_failed() {}
   // Before any other collective of the group. Throws what waits for members throw.
   virtual void catch_up() {}
 };

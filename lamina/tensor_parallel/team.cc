@@ -9,14 +9,12 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <optional>
 #include <tuple>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/messaging/agreement.h"
 
 namespace lamina::tensor_parallel {
 namespace {
@@ -26,9 +24,6 @@ using Sizes = std::vector<std::int64_t>;
 
 constexpr auto kAllReduce = "all-reduce", kAllGather = "all-gather", kReduceScatter = "reduce-scatter",
                kAllToAll = "all-to-all";
-
-// After it a member that waits in a collective asks whether the others have ended the turn in which it waits.
-constexpr auto kLong = std::chrono::milliseconds(500);
 
 std::int64_t most(const Sizes& sizes) { return std::ranges::max(sizes); }
 std::int64_t total(at::IntArrayRef sizes) { return c10::sum_integers(sizes); }
@@ -77,14 +72,14 @@ thread_local bool alone_here = false;
 }  // namespace
 
 Team::Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience,
-           std::shared_ptr<value::Failures> failures, Turn turn)
+           std::shared_ptr<value::Failures> failures, collective::SameOrder::Turn turn)
     : group_(group),
       mailbox_(mailbox),
       patience_(std::move(patience)),
       failures_(failures ? std::move(failures) : std::make_shared<value::Failures>()),
-      turn_(std::move(turn)),
       order_(mailbox, group.members(), group.rank(),
-             {"slices", [this](const Operation& operation) { return in_words(operation); }, &differ}) {}
+             {"slices", [this](const Operation& operation) { return in_words(operation); }, &differ}, std::move(turn)) {
+}
 
 Cut Team::checked(const Cut& cut, at::IntArrayRef given, bool is_part) const {
   const auto dims = std::ssize(given);
@@ -167,25 +162,17 @@ at::Tensor Team::all_to_all(const at::Tensor& given, const Cut& wanted_from, con
 
 void Team::together(const std::function<void()>& act) {
   std::exception_ptr own;
-  std::optional<value::Value> failure;
   try {
     act();
   } catch (...) {
     own = std::current_exception();
-    failure = value::to_value(failures_->describe_to_send(own, mailbox_.rank()));
-    give_up(value::to_failure(*failure));
   }
-  std::optional<messaging::FirstGiven> first;
-  try {
-    first = messaging::first_given(mailbox_, group_.members(), std::move(failure), patience_);
-  } catch (...) {
-    if (!own) throw;
+  {
+    const std::lock_guard lock(mutex_);
+    order_.end_together(own ? std::optional(failures_->describe_to_send(own, mailbox_.rank())) : std::nullopt,
+                        patience_);
   }
   if (own) std::rethrow_exception(own);
-  if (!first) return;
-  const auto others = value::to_failure(first->value);
-  give_up(others);
-  throw value::RemoteFailure(others);
 }
 
 void Team::require_nobody_failed() {
@@ -193,11 +180,9 @@ void Team::require_nobody_failed() {
   if (lock) order_.require_nobody_gave_up();
 }
 
-void Team::give_up(const std::exception_ptr& error) { give_up(failures_->describe_to_send(error, mailbox_.rank())); }
-
-void Team::give_up(const value::Failure& failure) {
+void Team::give_up(const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
-  order_.give_up(failure);
+  order_.give_up(failures_->describe_to_send(error, mailbox_.rank()));
 }
 
 // Operations as members compare them.
@@ -244,23 +229,11 @@ std::string Team::in_words(const Operation& operation) const {
   return text;
 }
 
-base::Patience Team::patience_of(std::int64_t number) {
-  auto patience = patience_;
-  auto long_from = std::optional(base::Deadline::Clock::now() + kLong);
-  patience.check_interrupt = [this, number, long_from, interrupt = patience_.check_interrupt]() mutable {
-    if (interrupt) interrupt();
-    order_.require_all_begin(number);
-    if (!turn_.waits_long || !long_from || base::Deadline::Clock::now() < *long_from) return;
-    long_from.reset();
-    turn_.waits_long();
-  };
-  return patience;
-}
-
 // `given` lies in memory as the collective takes it, or is not defined: zeros then, whose result nobody wants.
 Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::Tensor& given) {
   const auto options = at::TensorOptions(meaning.dtype).device(meaning.device);
-  collective::Terms terms{"computing with slices", patience_of(number), /*outlives_wait=*/true, base::str(" ", number),
+  collective::Terms terms{"computing with slices", order_.watched(number, patience_), /*outlives_wait=*/true,
+                          base::str(" ", number),
                           /*keeps_turn=*/true};
   Begun begun;
   const auto whole = numel(meaning.shape);
@@ -294,12 +267,9 @@ at::Tensor Team::run(const Meaning& meaning, at::Tensor given) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
   for (const auto& lacking : order_.lacking(patience_)) start(order_.begin(lacking), to_meaning(lacking), {});
-  const auto operation = to_operation(meaning);
-  if (turn_.begins) turn_.begins(in_words(operation));
-  const auto number = order_.begin(operation);
+  const auto number = order_.begin(to_operation(meaning));
   try {
-    if (turn_.waits) turn_.waits();
-    order_.check(number, patience_of(number));
+    order_.check(number, patience_);
   } catch (...) {
     order_.take_back();
     throw;

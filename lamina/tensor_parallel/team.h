@@ -40,15 +40,9 @@ struct Cut {
 // SameOrder throw, and value::RemoteFailure where another member has given up. One thread at a time.
 class Team {
  public:
-  // Words on the turn of the thread that calls; may be empty.
-  struct Turn {
-    std::function<void(const std::string& collective)> begins;
-    std::function<void()> waits;       // for another member's word, which is to be looked out for
-    std::function<void()> waits_long;  // in the last one
-  };
   // `mailbox` outlives it, `group` too. `failures`: nullptr for those of C++.
   Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience,
-       std::shared_ptr<value::Failures> failures = nullptr, Turn turn = {});
+       std::shared_ptr<value::Failures> failures = nullptr, collective::SameOrder::Turn turn = {});
 
   int size() const { return group_.size(); }
   int rank() const { return group_.rank(); }
@@ -98,8 +92,6 @@ class Team {
   Meaning to_meaning(const collective::SameOrder::Operation& operation) const;
   std::string in_words(const collective::SameOrder::Operation& operation) const;
 
-  void give_up(const value::Failure& failure);
-  base::Patience patience_of(std::int64_t number);
   Begun start(std::int64_t number, const Meaning& meaning, const at::Tensor& given);
   at::Tensor run(const Meaning& meaning, at::Tensor given);
 
@@ -107,7 +99,6 @@ class Team {
   messaging::Mailbox& mailbox_;
   const base::Patience patience_;
   const std::shared_ptr<value::Failures> failures_;
-  const Turn turn_;
   std::mutex mutex_;
   collective::SameOrder order_;
 };

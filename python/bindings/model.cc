@@ -10,6 +10,7 @@
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/session/model_life.h"
+#include "lamina/session/sharding.h"
 #include "lamina/session/slicing.h"
 #include "lamina/session/step_check.h"
 #include "lamina/tensor_parallel/team.h"
@@ -331,6 +332,11 @@ void slice(Session& session, const std::vector<Unsliced>& given, const py::funct
   session::slice(session, parameters, make_here);
 }
 
+void order_turns(Session& session, const std::vector<at::Tensor>& parameters) {
+  const Release release;
+  session::order_turns(session, parameters);
+}
+
 void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
   session.def("slice", &slice, py::arg("parameters"), py::arg("make"))
       .def(
@@ -401,6 +407,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def_property_readonly("hooks_want_tensors",
                              [](Session& session) { return session.job().call_hooks().want_tensors(); })
       .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"))
+      .def("order_turns", &order_turns, py::arg("parameters"))
       .def("begin_life", &begin_life, py::arg("face"))
       .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none())
       .def(

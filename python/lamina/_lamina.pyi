@@ -223,6 +223,8 @@ class Session:
     def make_groups_by(self, make: Callable[[Kind], ProcessGroup]) -> None:
         """Has `make` give torch's process group of a kind when the engine first uses it."""
 
+    def order_turns(self, parameters: list[torch.Tensor]) -> None: ...  # lamina/session/sharding.h
+
     # Layers that are cut over a TP_GROUP: lamina/session/slicing.h, lamina/tensor_parallel/team.h.
     def slice(
         self, parameters: Sequence[tuple[str, torch.Tensor, Slicing]], make: Callable[[list[torch.Tensor]], None]

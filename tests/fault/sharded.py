@@ -3,7 +3,8 @@
 
 sharded.py RANK HOW FRACTION DEGREE BACKEND TIMEOUT_S, with HOW one of killed, stopped; FRACTION says at which part of
 the time that the iteration before took. BACKEND is a `ddp_dist_backend`, or `machines`: `auto` on pretended machines of
-two ranks, between which puts cross. Times and errors are noted as in victim.py.
+two ranks, between which puts cross, or `pipeline`: `nccl` with two partitions. Times and errors are noted as in
+victim.py.
 """
 
 import os
@@ -33,24 +34,34 @@ def die():
 
 def main():
     backend = sys.argv[5]
+    partitions = 2 if backend == "pipeline" else 1
     if backend == "machines":
         pretend_machines(2)
-        backend = "auto"
     lamina.init(
         ddp=True,
         sharded_data_parallel_degree=int(sys.argv[4]),
         sdp_param_persistence_threshold=20,
-        ddp_dist_backend=backend,
+        ddp_dist_backend={"machines": "auto", "pipeline": "nccl"}.get(backend, backend),
+        partitions=partitions,
+        microbatches=2 * partitions,
         timeout_s=float(sys.argv[6]),
     )
     model = lamina.distribute(nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))))
+
+    @lamina.step
+    def train(batch):
+        model.backward(model(batch).square().mean())
+
+    def plain(batch):
+        model(batch).square().mean().backward()
+
     optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
     took = 0.0
     for number in range(1000):
         if number == FATAL and lamina.rank() == VICTIM:
             threading.Timer(FRACTION * took, die).start()
         begin = time.monotonic()
-        model(torch.randn(8, 64)).square().mean().backward()
+        (train if partitions > 1 else plain)(torch.randn(8, 64))
         optimizer.step()
         optimizer.zero_grad()
         took = time.monotonic() - begin

@@ -34,6 +34,14 @@ def test_when_it_is_killed_every_survivor_names_it_within_2_s(ranks, degree, bac
         assert "step had begun" not in error, "a plain loop knows no steps"
 
 
+@pytest.mark.parametrize("victim", range(4))
+def test_when_it_is_killed_in_a_pipeline_that_gathers_every_survivor_names_it_within_2_s(victim, launcher):
+    moment = random.Random(f"pipeline {victim}").random()
+    started = launcher.start_ranks(4, SHARDED, victim, "killed", round(moment, 3), 2, "pipeline", 60)
+    for _, error, _ in survivors(launcher, started, victim):
+        assert re.search(rf"rank {victim} (is|was) lost", error), error
+
+
 @pytest.mark.parametrize(
     ("ranks", "degree", "backend", "victim", "moment"), [drawn(number) for number in range(20 if SOAK else 5)]
 )
@@ -60,6 +68,16 @@ def test_orders_that_differ_end_the_job_with_both_sides(launcher):
     run = launcher.run("run", *PRELOAD, "-n", 2, Path(__file__).with_name("other_order.py"))
     assert time.monotonic() - begun < 20
     assert run.returncode == 1
-    wanted = r"DesyncError: rank (\d) wants the values of (first|second)\.\w+, rank \d the values of (first|second)\."
+    side = r"values of 1\.(first|second)\."
+    wanted = rf"DesyncError: rank (\d) wants the {side}\w+, rank \d the {side}"
     found = re.search(wanted, run.stderr)
     assert found and found[2] != found[3], run.stderr
+
+
+def test_orders_that_differ_in_a_pipeline_end_the_job_with_both_sides(launcher):
+    begun = time.monotonic()
+    run = launcher.run("run", *PRELOAD, "-n", 4, Path(__file__).with_name("other_order.py"), 2)
+    assert time.monotonic() - begun < 20
+    assert run.returncode == 1
+    found = re.findall(r"values of 1\.(first|second)\.", run.stderr)
+    assert {"first", "second"} <= set(found) and "DesyncError: rank" in run.stderr, run.stderr

@@ -167,7 +167,7 @@ def case_members_that_part_or_fail_end_the_step_for_all_and_the_next_one_is_righ
         error = failure_of(model, rank, block, again)
         assert isinstance(error, DesyncError), repr(error)
         first = rank - rank % 2
-        assert re.search(f"rank {first} and rank {first + 1}, which have slices of", str(error))
+        assert re.search(f"rank {first} and rank {first + 1}, whose collectives have one order", str(error))
         assert re.search(r"(all-reduce of a Double tensor of shape \[2, 7, 16\]|forward of) ", str(error)), str(error)
         assert "(microbatch " in str(error), str(error)
 

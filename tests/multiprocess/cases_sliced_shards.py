@@ -98,6 +98,11 @@ def case_updates_are_those_of_the_plain_model_in_both_schedules():
         lamina.shutdown()
 
 
+def case_gathers_and_collectives_of_slices_have_one_order():
+    """Without memory in common: teams of four ranks."""
+    require_plain_training(adamw, 4, ddp_dist_backend="nccl")
+
+
 def case_optimizers_that_need_or_measure_whole_parameters():
     for make in (adafactor, muon, lambda parameters: lamina.optim.LAMB(parameters, lr=1e-2)):
         require_plain_training(make, 3)

@@ -20,6 +20,7 @@ LAUNCHES = {
     "multiprocess.cases_sliced_batches": 2,
     "multiprocess.cases_sliced_models": 2,
     "multiprocess.cases_sliced_pipeline": 4,
+    "multiprocess.cases_gathered_pipeline": 4,
     "multiprocess.cases_sliced_shards": 8,
     "multiprocess.cases_partial_model": 2,
     "multiprocess.cases_stored": 2,

@@ -145,6 +145,7 @@ class DistributedModel(SavedModel):
                 warnings.warn(said("copies-apart", replicas), stacklevel=3)
             return None
         groups.of_job()
+        job.session.order_turns(list(self.module.parameters()))
         overlap = overlapping_allreduce and not job.session.config.deterministic_server
         bucket_bytes = int(bucket_cap_mb * 2**20)
         reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
