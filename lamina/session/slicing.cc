@@ -6,6 +6,7 @@
 
 #include "lamina/model/agreement.h"
 #include "lamina/model/values.h"
+#include "lamina/tensor_parallel/same_batch.h"
 #include "lamina/tensor_parallel/slices.h"
 #include "lamina/tensor_parallel/team.h"
 
@@ -53,6 +54,17 @@ void slice(Session& session, std::span<const ToSlice> parameters,
     }
   };
   model::give_values(table, {world, {}}, session.mailbox(), session.patience(), hooks, kPortionBytes);
+}
+
+void run_step(Session& session, pipeline::StepSpec spec, const std::function<void(pipeline::StepSpec)>& run) {
+  auto* team = session.known_team();
+  if (team == nullptr) return run(std::move(spec));
+  spec.check_others = [team] { team->require_nobody_failed(); };
+  team->together([&] { run(std::move(spec)); });
+}
+
+void require_same_batch(Session& session, const std::vector<at::Tensor>& given) {
+  tensor_parallel::require_same_batch(*session.team(), given, session.members(Group::kTp));
 }
 
 at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Slicing& slicing) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "lamina/layout/parameter_layout.h"
 #include "lamina/session/session.h"
@@ -24,6 +25,12 @@ struct ToSlice {
 // base::UsageError where ranks are to slice others, and what model::give_values() throws.
 void slice(Session& session, std::span<const ToSlice> parameters,
            const std::function<void(std::span<const at::Tensor>)>& make);
+
+// Runs a step, of a rank that may have slices: where one of those with the others fails, all of them do.
+void run_step(Session& session, pipeline::StepSpec spec, const std::function<void(pipeline::StepSpec)>& run);
+
+// Collective over the TP_GROUP: throws base::DesyncError where its ranks have been given other tensors.
+void require_same_batch(Session& session, const std::vector<at::Tensor>& given);
 
 // The whole of this rank's slice, and of the other members' of its team; collective over that.
 at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Slicing& slicing);

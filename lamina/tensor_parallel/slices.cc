@@ -22,11 +22,8 @@ std::vector<std::int64_t> with_extent(at::IntArrayRef shape, int dim, std::int64
   return result;
 }
 
-// The layout of the whole of which that is a slice.
 layout::ParameterLayout layout_of_whole(const at::Tensor& slice, const layout::Slicing& slicing) {
-  std::int64_t extent = 0;
-  for (const auto& section : slicing.sections) extent += section.extent;
-  return layout_of(with_extent(slice.sizes(), slicing.dim, extent), slicing);
+  return layout_of(whole_shape(slice, slicing), slicing);
 }
 
 // The elements that one of so many members has.
@@ -73,6 +70,27 @@ at::Tensor whole_of(Team& team, const at::Tensor& slice, const layout::Slicing& 
     cut.sizes.push_back(extent_along(region_of(layout, member, team.size()), slicing.dim));
   }
   return whole_of(team.all_gather(slice.detach(), cut).split_with_sizes(cut.sizes, slicing.dim), slicing);
+}
+
+std::vector<std::int64_t> whole_shape(const at::Tensor& slice, const layout::Slicing& slicing) {
+  std::int64_t extent = 0;
+  for (const auto& section : slicing.sections) extent += section.extent;
+  return with_extent(slice.sizes(), slicing.dim, extent);
+}
+
+std::vector<layout::Share> shares_of(std::int64_t extent, std::int64_t unit, int members) {
+  std::vector<layout::Share> shares;
+  for (int member = 0; member < members; ++member) {
+    const auto units = layout::share_of(extent / unit, members, member);
+    shares.push_back({units.begin * unit, units.end * unit, units.size * unit});
+  }
+  return shares;
+}
+
+std::vector<std::int64_t> sizes_of(const std::vector<layout::Share>& shares) {
+  std::vector<std::int64_t> sizes;
+  for (const auto& share : shares) sizes.push_back(share.count());
+  return sizes;
 }
 
 }  // namespace lamina::tensor_parallel

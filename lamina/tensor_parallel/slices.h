@@ -3,9 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "lamina/layout/parameter_layout.h"
+#include "lamina/layout/region.h"
 #include "lamina/tensor_parallel/team.h"
 
 // Parameters of layers that are cut over a team: one member's slice of a whole, and the whole of all slices.
@@ -19,5 +22,13 @@ at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int
 at::Tensor whole_of(std::span<const at::Tensor> slices, const layout::Slicing& slicing);
 // Collective over the team, whose members have a slice each: the whole. Throws what Team::all_gather() throws.
 at::Tensor whole_of(Team& team, const at::Tensor& slice, const layout::Slicing& slicing);
+
+// The sizes of the whole of which that is a slice.
+std::vector<std::int64_t> whole_shape(const at::Tensor& slice, const layout::Slicing& slicing);
+
+// The positions that each of so many members has of an extent that is cut as one section, in units that are not torn.
+std::vector<layout::Share> shares_of(std::int64_t extent, std::int64_t unit, int members);
+// How many these are.
+std::vector<std::int64_t> sizes_of(const std::vector<layout::Share>& shares);
 
 }  // namespace lamina::tensor_parallel

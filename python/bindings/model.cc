@@ -350,6 +350,7 @@ void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
             if (auto* team = self.known_team()) team->give_up(error);
           },
           py::arg("exception"))
+      .def("require_same_batch", &session::require_same_batch, py::arg("given"), py::call_guard<Release>())
       .def(
           "whole_of",
           [](Session& self, const at::Tensor& slice, const PythonSlicing& slicing) {

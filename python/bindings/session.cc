@@ -15,6 +15,7 @@
 #include "lamina/pipeline/backwards.h"
 #include "lamina/pipeline/offsets.h"
 #include "lamina/remote/anywhere.h"
+#include "lamina/session/slicing.h"
 #include "lamina/tensor_parallel/team.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
@@ -257,19 +258,16 @@ py::object run_step(Session& session, const PythonStep& step) {
     merged = step.merge(outputs_of(result, job.leads() ? body.get() : nullptr));
     return result;
   };
-  auto* team = session.known_team();
   pipeline::StepSpec spec{step.microbatches,
                           run_body,
                           session.patience().check_interrupt,
                           {step.call.first, step.call.second, ""},
                           lent(step.cut)};
-  if (team != nullptr) spec.check_others = [team] { team->require_nobody_failed(); };
   {
     const Release release;
-    const auto run_all = [&] {
+    session::run_step(session, std::move(spec), [&](const pipeline::StepSpec& spec) {
       step.reducer == nullptr ? run(spec) : step.reducer->run_step(spec, step.training, run);
-    };
-    team == nullptr ? run_all() : team->together(run_all);
+    });
   }
   return merged;
 }

@@ -23,8 +23,8 @@ from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
 from lamina.tensor_parallel import slicing
-from lamina.tensor_parallel.same_batch import require_same_batch
 from lamina.tracing.trace import options_of
+from lamina.util import pytree
 from lamina.util.checks import require_booleans, require_count, require_positive
 
 
@@ -180,7 +180,7 @@ class DistributedModel(SavedModel):
             args, kwargs = precision.convert_inputs((args, kwargs), self._dtype)
         try:
             if self._compares and not self._cut.pipelined:
-                require_same_batch((args, kwargs), job.session)
+                job.session.require_same_batch(pytree.tensors((args, kwargs)))
                 self._compares = False
             output = self.module(*args, **kwargs)
         except BaseException as error:

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "lamina/layout/region.h"
+
+namespace lamina::tensor_parallel {
+
+// [Note: dropout of slices] Random numbers are drawn for all of a tensor of which each member of a team has a part, on
+// every member, and each uses those of its own. So the numbers are those of the whole, and the members' generators,
+// which have the same state, stay alike.
+
+// Dropout, with probability `p`, of the part `here` of `all` positions along a dimension.
+at::Tensor dropout_of_part(const at::Tensor& part, double p, std::int64_t dim, const layout::Share& here,
+                           std::int64_t all);
+
+}  // namespace lamina::tensor_parallel
