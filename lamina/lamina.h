@@ -12,6 +12,8 @@
 #include "lamina/frontend/placement.h"
 #include "lamina/frontend/remote.h"
 #include "lamina/frontend/step.h"
+#include "lamina/frontend/tensor_parallel.h"
+#include "lamina/frontend/transformer.h"
 #include "lamina/value/failure.h"
 
 namespace lamina {

@@ -10,38 +10,16 @@
 #include <filesystem>
 #include <string>
 
+#include "examples/cpp/counting.h"
 #include "examples/cpp/gpt.h"
-
-namespace {
-
-constexpr int kSequences = 16, kContext = 64;
-
-// "1 2 3 4 ..." as bytes.
-torch::Tensor text() {
-  std::string counting;
-  for (int i = 1; i < 10000; ++i) counting += std::to_string(i) + " ";
-  const auto bytes = torch::from_blob(counting.data(), {static_cast<std::int64_t>(counting.size())}, torch::kUInt8);
-  return bytes.to(torch::kLong);
-}
-
-// Windows of the text, one byte longer than the context.
-torch::Tensor batch(const torch::Tensor& text) {
-  std::vector<torch::Tensor> windows;
-  for (int i = 0; i < kSequences; ++i) {
-    const auto begin = torch::randint(text.size(0) - kContext - 1, {}).item<std::int64_t>();
-    windows.push_back(text.narrow(0, begin, kContext + 1));
-  }
-  return torch::stack(windows);
-}
-
-}  // namespace
 
 int main(int count, char** arguments) {
   const int steps = count > 1 ? std::atoi(arguments[1]) : 100;
   lamina::init({{"partitions", 2}, {"microbatches", 4}});
 
   torch::manual_seed(0);
-  lamina::DistributedModel model(example::GPT(/*vocabulary=*/128, /*width=*/64, /*layers=*/4, /*heads=*/4, kContext));
+  lamina::DistributedModel model(
+      example::GPT(/*vocabulary=*/128, /*width=*/64, /*layers=*/4, /*heads=*/4, example::kContext));
   lamina::DistributedOptimizer adamw(torch::optim::AdamW(model.parameters(), torch::optim::AdamWOptions(3e-3)));
 
   const std::filesystem::path checkpoints = count > 2 ? arguments[2] : "";
@@ -55,11 +33,11 @@ int main(int count, char** arguments) {
     return loss;
   });
 
-  const auto bytes = text();
+  const auto bytes = example::text();
   double first = 0, last = 0;
   for (auto step = begin; step < begin + steps; ++step) {
-    const auto window = batch(bytes);
-    const auto loss = train(window.slice(1, 0, kContext), window.slice(1, 1)).reduce_mean();
+    const auto window = example::batch(bytes);
+    const auto loss = train(window.slice(1, 0, example::kContext), window.slice(1, 1)).reduce_mean();
     model.clip_grad_norm_(1.0);
     adamw.step();
     adamw.zero_grad();

@@ -126,6 +126,25 @@ inline constexpr Saying kSayings[] = {
      "_"},
     {"no-room", "{}: the checkpoint needs {} bytes, and {} are free: make room, or take another folder"},
     {"no-file-beside", "{} is no name of a file beside it"},
+    // Slices of layers.
+    {"nothing-sliced",
+     "tensor_parallel_degree is {}, and no layer of the model is sliced: {}; every rank of a TP_GROUP computes all of "
+     "it"},
+    {"some-without-slices",
+     "{}, and with {} some rank would have none: take a smaller degree, or leave it whole",
+     {"tp-layer"}},
+    {"sliced-optimizer", "{} with parameters of a model whose layers are sliced: {}", {"tp-optimizer"}},
+    {"mask-of-booleans",
+     "a mask of attention is added to scores: give 0 where a position is seen and a large negative number where it is "
+     "not, no booleans",
+     {"tp-layer"}},
+    {"too-many-positions", "a sequence of {} positions, and causal_mask_size is {}", {"tp-layer"}},
+    {"other-activation", "activation is one of {}, not \"{}\"", {"tp-layer"}},
+    {"no-layernorm", "one of pre_layernorm and post_layernorm is to be true", {"tp-layer"}},
+    {"parallel-parts",
+     "parallel_attn_output is for layers with pre_layernorm alone, and without cross attention",
+     {"tp-layer"}},
+    {"unused-states", "other states are for layers with add_cross_attention", {"tp-layer"}},
 };
 
 // The place of the one of that name; that behind the last where there is none. A sanitizer does not let a constant

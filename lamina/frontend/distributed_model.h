@@ -43,12 +43,14 @@ class DistributedModel {
     if (model_->wants_first_call()) {
       model_->first_call(frontend::Example{Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
     }
-    using Output = decltype(root_(std::forward<Args>(args)...));
+    if (model_->compares_call()) model_->compare_call(value::Tuple{{to_value<std::decay_t<Args>>(args)...}});
+    const auto call_root = [&]() -> decltype(auto) { return root_(std::forward<Args>(args)...); };
+    using Output = decltype(call_root());
     if constexpr (std::is_void_v<Output>) {
-      root_(std::forward<Args>(args)...);
+      model_->in_team(call_root);
       model_->end_call(call, {});
     } else {
-      Output output = root_(std::forward<Args>(args)...);
+      Output output = model_->in_team(call_root);
       if constexpr (std::is_same_v<std::decay_t<Output>, at::Tensor>) {
         model_->end_call(call, output);
       } else {

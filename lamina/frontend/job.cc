@@ -39,8 +39,11 @@ void init(const std::string& json) {
   if (parsed.config.verify_steps > 0) {
     throw base::ConfigError("verify_steps compares steps of Python programs; compare this one by `lamina verify`");
   }
-  if (parsed.config.tensor_parallel_degree > 1) {
-    throw base::ConfigError("tensor_parallel_degree: layers of C++ programs are not sliced yet; leave it at 1");
+  if (parsed.config.tensor_parallel_degree > 1 && !parsed.config.prescaled_batch) {
+    throw base::ConfigError(
+        "prescaled_batch: with tensor_parallel_degree above 1 it is to be true in C++ programs, whose ranks of a "
+        "TP_GROUP "
+        "read one batch");
   }
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
   auto& job = frontend::begin(std::move(parsed.config));

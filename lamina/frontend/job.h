@@ -71,6 +71,10 @@ int rank_in(Group group);
 int size_of(Group group);
 inline int pp_rank() { return rank_in(Group::kPp); }
 inline int pp_size() { return size_of(Group::kPp); }
+inline int tp_rank() { return rank_in(Group::kTp); }
+inline int tp_size() { return size_of(Group::kTp); }
+inline int rdp_rank() { return rank_in(Group::kRdp); }
+inline int rdp_size() { return size_of(Group::kRdp); }
 inline int dp_rank() { return rank_in(Group::kDp); }
 inline int dp_size() { return size_of(Group::kDp); }
 int num_microbatches();

@@ -18,6 +18,7 @@
 #include "lamina/model/make_table.h"
 #include "lamina/session/model_life.h"
 #include "lamina/session/sharding.h"
+#include "lamina/tensor_parallel/team.h"
 #include "lamina/value/released.h"
 #include "lamina/verification/run_recorder.h"
 
@@ -27,6 +28,7 @@ namespace {
 // Nothing where the model throws: it will do so again in the step, whose error that is.
 model::Costs traced(const ModuleTree& tree, const Example& example) {
   try {
+    const tensor_parallel::Alone alone;  // the others do not run it
     return trace(tree, example);
   } catch (const std::exception& error) {
     base::log_warning(base::str("the model could not be traced (", error.what(), "): ", faces::said("untraced")));
@@ -64,6 +66,9 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   }
   const auto& session = *job_.session;
   convert();
+  slicings_ = slice_model(*tree_.root(), *job_.session);
+  if (!slicings_.empty()) tree_ = make_tree();
+  compares_ = !slicings_.empty() && !job_.pipelined();
   backwards_.scale_by(job_.loss_scale);
   if (const int replicas = session.topology().size(topology::kReplicas); replicas > 1) {
     if (session.config().ddp) {
@@ -91,6 +96,8 @@ void Model::convert() {
     if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(type));
   }
 }
+
+ModuleTree Model::make_tree() const { return {tree_.root(), !job_.session->config().auto_partition, slicings_}; }
 
 const model::ParameterTable& Model::table() const {
   if (!partitioned()) throw faces::refusal("not-cut", "nothing is local");
@@ -128,14 +135,13 @@ class Model::Life : public session::ModelFace {
   }
   model::Proposal propose() override {
     auto& session = *job_.session;
-    const bool scopes_count = !session.config().auto_partition;
-    model_.tree_ = ModuleTree(model_.tree_.root(), scopes_count);  // what was said of its modules by now counts
+    model_.tree_ = model_.make_tree();  // what was said of its modules by now counts
     if (session.world().rank != base::Rank(0)) return {};
     model::Proposal proposal;
     try {
       model::Costs costs;
       if (example_) costs = traced(model_.tree_, *example_);
-      if (!scopes_count) tell_of_ignored_scopes(model_.tree_);
+      if (session.config().auto_partition) tell_of_ignored_scopes(model_.tree_);
       const auto kept = job_.waiting ? job_.waiting->partition() : plan::KeptPartition();
       const bool is_alone = session.run_recorder() != nullptr && session.run_recorder()->is_collapsed();
       proposal.plan = model::plan_model(model_.tree_, costs, session.config(), is_alone ? 1 : session.world().size,
@@ -221,10 +227,18 @@ void Model::keep_order() {
 }
 
 model::ParameterTable Model::make_table() const {
+  using topology::Group;
   std::vector<model::NamedTensor> tensors;
-  for (const auto& held : tree_.parameters()) tensors.push_back({held.name, held.tensor, /*buffer=*/false});
+  for (const auto& held : tree_.parameters()) {
+    tensors.push_back({held.name, held.tensor, /*buffer=*/false});
+    const auto slicing = slicings_.find(held.tensor.unsafeGetTensorImpl());
+    if (slicing != slicings_.end()) tensors.back().slicing = slicing->second;
+  }
   for (const auto& held : tree_.buffers()) tensors.push_back({held.name, held.tensor, /*buffer=*/true});
-  return model::make_table(job_.session->topology(), job_.session->config(), *cut_, tensors);
+  const auto& session = *job_.session;
+  const auto& topology = session.topology();
+  return model::make_table(topology, session.config(), *cut_, tensors,
+                           {topology.index(Group::kTp, session.world().rank), topology.size(Group::kTp)});
 }
 
 }  // namespace lamina::frontend

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "lamina/distributed_optimizer/optimizer.h"
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
+#include "lamina/frontend/slices.h"
 #include "lamina/frontend/tracer.h"
 #include "lamina/model/cut.h"
 #include "lamina/model/parameter_table.h"
@@ -92,6 +94,20 @@ class Model : public std::enable_shared_from_this<Model> {
   std::int64_t begin_call();
   // Notes that the call has returned; `output`: where it is one tensor.
   void end_call(std::int64_t call, const at::Tensor& output);
+  // Calls the model. Where that fails outside of steps the ranks that have the other slices, which wait for what it was
+  // to give them, fail, too.
+  template <class Call>
+  decltype(auto) in_team(const Call& call) {
+    try {
+      return call();
+    } catch (...) {
+      give_up(std::current_exception());
+      throw;
+    }
+  }
+  // Before the first call on ranks that have slices: these are to be given the same. Throws base::DesyncError.
+  bool compares_call() const { return compares_; }
+  void compare_call(const value::Value& arguments);
   // True where that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
   bool wants_first_call() const;
   void first_call(std::optional<Example> example);
@@ -116,6 +132,8 @@ class Model : public std::enable_shared_from_this<Model> {
 
  private:
   void convert();
+  void give_up(const std::exception_ptr& error);
+  ModuleTree make_tree() const;
   class Life;
   void cut(const std::optional<Example>& example);
   void keep_order();
@@ -130,10 +148,14 @@ class Model : public std::enable_shared_from_this<Model> {
   NamedTensors own_parameters() const;                   // and those of optimizers beside the model
   std::shared_ptr<void> whole_values() const;
   at::Tensor detached(const at::Tensor& tensor) const;
+  at::IntArrayRef whole_sizes(const at::Tensor& tensor) const;
+  at::Tensor slice_here(const at::Tensor& tensor, const at::Tensor& whole) const;  // of what is like all of `tensor`
   at::Tensor norm_of_gradients(double norm_type, const base::Patience& patience);
 
   Current& job_;
   const ModelOptions options_;
+  Slicings slicings_;
+  bool compares_ = false;  // what the next call is given
   ModuleTree tree_;
   std::optional<model::Cut> cut_;               // none before the model is cut
   std::optional<model::ParameterTable> table_;  // none before the model is cut

@@ -13,6 +13,7 @@
 #include "lamina/job_checkpoint/resumption.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
+#include "lamina/session/slicing.h"
 #include "lamina/value/released.h"
 
 // Operations on all of a model between steps: the norm of its gradients, and its values.
@@ -84,7 +85,7 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
   auto& session = *job_.session;
   std::vector<std::pair<std::string, at::Tensor>> state = tree_.named();
   const auto whole = whole_values();
-  if (!job_.pipelined() || !partitioned()) {
+  if (!partitioned() || (!job_.pipelined() && slicings_.empty())) {
     for (auto& [name, tensor] : state) tensor = detached(tensor);
     return state;
   }
@@ -92,10 +93,23 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
                                      patience(session, "state_dict()", site));
   std::map<const void*, at::Tensor> values;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    values[table().all()[i].tensor.unsafeGetTensorImpl()] = detached(tensors[i]);
+    const auto& row = table().all()[i];
+    const auto& slicing = row.layout.slicing;
+    values[row.tensor.unsafeGetTensorImpl()] =
+        slicing ? session::whole_of(session, tensors[i], *slicing) : detached(tensors[i]);
   }
   for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());
   return state;
+}
+
+at::IntArrayRef Model::whole_sizes(const at::Tensor& tensor) const {
+  const auto* row = partitioned() ? table().find(tensor) : nullptr;
+  return row == nullptr ? tensor.sizes() : at::IntArrayRef(row->layout.shape);
+}
+
+at::Tensor Model::slice_here(const at::Tensor& tensor, const at::Tensor& whole) const {
+  const auto found = slicings_.find(tensor.unsafeGetTensorImpl());
+  return found == slicings_.end() ? whole : session::slice_of(*job_.session, whole, found->second);
 }
 
 void Model::load(const std::map<std::string, at::Tensor>& state) {
@@ -107,8 +121,8 @@ void Model::load(const std::map<std::string, at::Tensor>& state) {
     const auto found = state.find(name);
     if (found == state.end()) {
       wrong += base::str("\n", name, " is missing");
-    } else if (found->second.sizes() != tensor.sizes()) {
-      wrong += base::str("\n", name, " has the shape ", found->second.sizes(), ", the model's ", tensor.sizes());
+    } else if (const auto shape = whole_sizes(tensor); found->second.sizes() != shape) {
+      wrong += base::str("\n", name, " has the shape ", found->second.sizes(), ", the model's ", shape);
     }
   }
   for (const auto& [name, tensor] : state) {
@@ -119,9 +133,9 @@ void Model::load(const std::map<std::string, at::Tensor>& state) {
   if (sharding_) sharding_->before_update();
   for (auto [name, tensor] : tree_.named()) {
     if (const auto number = sharding_ ? sharding_->find(tensor) : std::nullopt) {
-      sharding_->write_back(*number, state.at(name));
+      sharding_->write_back(*number, slice_here(tensor, state.at(name)));
     } else if (!value::is_released(tensor)) {
-      tensor.copy_(state.at(name));
+      tensor.copy_(slice_here(tensor, state.at(name)));
     }
   }
   if (sharding_) sharding_->after_update();

@@ -11,6 +11,8 @@
 #include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/saves.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/session/slicing.h"
+#include "lamina/tensor_parallel/team.h"
 
 // The part of a model that works in steps.
 namespace lamina::frontend {
@@ -81,6 +83,18 @@ void Model::end_call(std::int64_t call, const at::Tensor& output) {
   });
 }
 
+void Model::give_up(const std::exception_ptr& error) {
+  if (runtime::in_step() || !has_current() || current().model.get() != this) return;
+  if (auto* team = job_.session->known_team()) team->give_up(error);
+}
+
+void Model::compare_call(const Value& arguments) {
+  std::vector<at::Tensor> tensors;
+  value::for_each_tensor(arguments, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  session::require_same_batch(*job_.session, tensors);
+  compares_ = false;
+}
+
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
 void Model::first_call(std::optional<Example> example) {
   job_.session->job().cut_here([this, example = std::move(example)] { cut(example); });
@@ -99,7 +113,10 @@ std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) 
     return backwards_.run_step(std::move(spec), batch.uneven, parameters, run_here);
   };
   if (partitioned()) watch();
-  auto result = reducer_ ? reducer_->run_step(std::move(spec), training(), run_watched) : run_watched(std::move(spec));
+  pipeline::StepResult result;
+  session::run_step(*job_.session, std::move(spec), [&](pipeline::StepSpec spec) {
+    result = reducer_ ? reducer_->run_step(std::move(spec), training(), run_watched) : run_watched(std::move(spec));
+  });
   ++steps_;
   return std::move(result.outputs);
 }
@@ -151,7 +168,7 @@ void Model::backward(const remote::Tensors& tensors, const remote::Tensors& grad
     throw faces::refusal("gradients-for-tensors", tensors.size(), gradients.size());
   }
   const auto run = [&] { backwards_.run(tensors, gradients); };
-  reducer_ ? reducer_->run_backward(run) : run();
+  in_team([&] { reducer_ ? reducer_->run_backward(run) : run(); });
 }
 
 }  // namespace lamina::frontend

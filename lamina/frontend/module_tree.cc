@@ -19,17 +19,20 @@ namespace {
 bool may_draw(const std::string& type) {
   constexpr std::array kDraw = {"Dropout", "RReLU", "FractionalMaxPool", "RNN",
                                 "LSTM",    "GRU",   "Transformer",       "MultiheadAttention"};
+  if (type.starts_with("lamina::nn::Sliced")) return false;  // they stand for torch's
   return !type.starts_with("torch::nn::") ||
          std::ranges::any_of(kDraw, [&](const char* word) { return type.find(word) != std::string::npos; });
 }
 
 }  // namespace
 
-ModuleTree::ModuleTree(std::shared_ptr<torch::nn::Module> root, bool scopes_count) : scopes_count_(scopes_count) {
-  visit(root, "", true);
+ModuleTree::ModuleTree(std::shared_ptr<torch::nn::Module> root, bool scopes_count, const Slicings& slicings)
+    : scopes_count_(scopes_count) {
+  visit(root, "", true, slicings);
 }
 
-void ModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, const std::string& path, bool is_node) {
+void ModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, const std::string& path, bool is_node,
+                       const Slicings& slicings) {
   model::Module met{.path = path, .id = reinterpret_cast<std::uintptr_t>(module.get())};
   met.type = c10::demangle(typeid(*module).name());
   met.role = is_node ? model::Role::kCalled : model::Role::kPart;
@@ -40,7 +43,8 @@ void ModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, const s
     met.dynamic = known->dynamic;
     met.placed_at = known->partition || !scopes_count_ ? known->partition : known->scope;
   }
-  for (const auto& own : module->named_parameters(/*recurse=*/false)) met.tensors.push_back({own.key(), own.value()});
+  for (const auto& own : module->named_parameters(/*recurse=*/false))
+    met.tensors.push_back({.name = own.key(), .value = own.value(), .whole = whole_shape(slicings, own.value())});
   for (const auto& own : module->named_buffers(/*recurse=*/false)) {
     met.tensors.push_back({own.key(), own.value(), /*buffer=*/true});
   }
@@ -49,7 +53,7 @@ void ModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, const s
   const bool by_itself = dynamic_cast<const torch::nn::SequentialImpl*>(module.get()) != nullptr;
   for (const auto& child : module->named_children()) {
     const bool is_called = !by_itself && frontend::find_child(child.value().get()) != nullptr;
-    visit(child.value(), path.empty() ? child.key() : path + "." + child.key(), is_called);
+    visit(child.value(), path.empty() ? child.key() : path + "." + child.key(), is_called, slicings);
   }
 }
 

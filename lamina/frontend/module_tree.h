@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/frontend/slices.h"
 #include "lamina/model/module_tree.h"
 
 namespace torch::nn {
@@ -20,8 +21,9 @@ using model::Held;
 // other module holds belongs to the nearest of them above it.
 class ModuleTree : public model::ModuleTree {
  public:
-  // `scopes_count`: whether a Partition around the making of a Child places it.
-  ModuleTree(std::shared_ptr<torch::nn::Module> root, bool scopes_count);
+  // `scopes_count`: whether a Partition around the making of a Child places it. `slicings`: of parameters that are
+  // slices.
+  ModuleTree(std::shared_ptr<torch::nn::Module> root, bool scopes_count, const Slicings& slicings = {});
 
   const std::shared_ptr<torch::nn::Module>& root() const { return modules_.front(); }
   const std::shared_ptr<torch::nn::Module>& module(int node) const { return modules_.at(node); }
@@ -31,7 +33,8 @@ class ModuleTree : public model::ModuleTree {
   std::vector<std::pair<std::string, at::Tensor>> named() const;
 
  private:
-  void visit(const std::shared_ptr<torch::nn::Module>& module, const std::string& path, bool is_node);
+  void visit(const std::shared_ptr<torch::nn::Module>& module, const std::string& path, bool is_node,
+             const Slicings& slicings);
 
   bool scopes_count_;
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;  // by node

@@ -58,16 +58,19 @@ std::optional<Needs> needs_of(const torch::optim::Optimizer& optimizer) {
 Needs checked_needs(const torch::optim::Optimizer& optimizer) {
   const auto& job = outside_step("DistributedOptimizer()");
   const bool measures_all = dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
+  const bool is_sliced = job.session->topology().size(topology::Group::kTp) > 1;
   if (measures_all && job.pipelined()) {
     throw faces::refusal("lbfgs-in-parts");
   }
   const auto needs = needs_of(optimizer);
   const auto& config = job.session->config();
   const bool sharded = config.sharded_data_parallel_degree > 1;
-  if (needs || !model::updates_divided_over(job.session->topology(), config)) return needs.value_or(Needs::kElements);
+  const bool is_divided = model::updates_divided_over(job.session->topology(), config).has_value();
+  if (needs || (!is_divided && !is_sliced)) return needs.value_or(Needs::kElements);
   const auto name = c10::demangle(typeid(optimizer).name());
   const auto said = base::str("lamina::register_functional_optimizer<", name, ">(lamina::Needs::kElements), or kWhole");
   const auto why = measures_all ? faces::said("measures-all") : faces::said("needs-unknown", said);
+  if (is_sliced) throw faces::refusal("sliced-optimizer", name, why);
   throw sharded ? faces::refusal("sharded-optimizer", name, why) : faces::refusal("divided-optimizer", name, why);
 }
 

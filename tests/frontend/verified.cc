@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program with a fault that only its layout has, as tests/verify/faulty.py has them for Python, with the same names.
 //
-//     lamina verify -n 2 -c frontend_verified FAULT (pipeline | shards | loop)
+//     lamina verify -n 2 -c frontend_verified FAULT (pipeline | shards | loop | slices)
+//     lamina verify -n 4 -c frontend_verified FAULT sliced_pipeline
 #include <cstdlib>
 
 #include "tests/frontend/models.h"
@@ -44,38 +45,70 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-Tensor loss_of(const Tensor& output) { return output.pow(2).mean(); }
+void begin(const std::string& kind) {
+  if (kind == "pipeline") {
+    init({{"partitions", 2}, {"microbatches", 2}});
+  } else if (kind == "slices" || kind == "sliced_pipeline") {
+    init({{"tensor_parallel_degree", 2},
+          {"partitions", kind == "slices" ? 1 : 2},
+          {"microbatches", 2},
+          {"ddp", true},
+          {"prescaled_batch", true}});
+  } else {
+    init({{"ddp", true}, {"sharded_data_parallel_degree", 2}, {"sdp_param_persistence_threshold", 1}});
+  }
+}
+
+template <class Wrapped, class Loss, class Batch>
+void run(const std::string& kind, DistributedModel<Wrapped> model, const Loss& loss_of, const Batch& batch) {
+  DistributedOptimizer adam(torch::optim::Adam(model.parameters(), 0.01));
+  torch::manual_seed(1 + rdp_rank());
+  if (fault == "throws") throw std::runtime_error("the program's own error");
+  const auto train = step([&](const Tensor& x) {
+    const auto loss = loss_of(model(x), x);
+    model.backward(loss);
+    return loss;
+  });
+  for (int number = 0; number < 10; ++number) {
+    adam.zero_grad();
+    const auto x = batch();
+    if (kind == "loop") {
+      loss_of(model(x), x).backward();
+    } else {
+      train(x);
+    }
+    adam.step();
+    if (number == 0 && has("rate")) static_cast<torch::optim::AdamOptions&>(adam.param_groups()[0].options()).lr(0.1);
+  }
+}
+
+// A language model whose layers are cut.
+auto words_model() {
+  return nn::DistributedTransformerLMHead(nn::TransformerOptions{.hidden_size = 12,
+                                                                 .initializer_range = 0.3,
+                                                                 .num_attention_heads = 3,
+                                                                 .attention_head_size = 4,
+                                                                 .causal_mask_size = 6,
+                                                                 .intermediate_size = 10,
+                                                                 .num_layers = 2,
+                                                                 .vocab_size = 21,
+                                                                 .num_positions = 6});
+}
 
 }  // namespace
 
 int main(int, char** arguments) {
   fault = arguments[1];
   const std::string kind = arguments[2];
-  if (kind == "pipeline") {
-    init({{"partitions", 2}, {"microbatches", 2}});
-  } else {
-    init({{"ddp", true}, {"sharded_data_parallel_degree", 2}, {"sdp_param_persistence_threshold", 1}});
-  }
+  begin(kind);
   torch::manual_seed(0);
-  DistributedModel model(Net{});
-  DistributedOptimizer adam(torch::optim::Adam(model.parameters(), 0.01));
-  torch::manual_seed(1 + dp_rank());
-  if (fault == "throws") throw std::runtime_error("the program's own error");
-  const auto train = step([&](const Tensor& x) {
-    const auto loss = loss_of(model(x));
-    model.backward(loss);
-    return loss;
-  });
-  for (int number = 0; number < 10; ++number) {
-    adam.zero_grad();
-    const auto x = torch::randn({8, kWidth});
-    if (kind == "loop") {
-      loss_of(model(x)).backward();
-    } else {
-      train(x);
-    }
-    adam.step();
-    if (number == 0 && has("rate")) static_cast<torch::optim::AdamOptions&>(adam.param_groups()[0].options()).lr(0.1);
+  if (kind == "slices" || kind == "sliced_pipeline") {
+    const auto words = words_model();
+    const auto loss = [&](const Tensor& scores, const Tensor& labels) { return words->loss(scores, labels); };
+    run(kind, DistributedModel(words), loss, [] { return torch::randint(0, 21, {8, 6}); });
+  } else {
+    const auto loss = [](const Tensor& output, const Tensor&) { return output.pow(2).mean(); };
+    run(kind, DistributedModel(Net{}), loss, [] { return torch::randn({8, kWidth}); });
   }
   std::printf("the program has gone on\n");
   shutdown();

@@ -9,14 +9,22 @@ from launch.launcher_harness import PRELOAD, ROOT
 TWIN = Path(__file__).with_name("twin.py")
 
 
-@pytest.mark.parametrize("kind", ["pipeline", "shards"])
-def test_recordings_of_both_faces_are_equal(launcher, kind):
+@pytest.mark.parametrize(
+    ("kind", "ranks", "said"),
+    [
+        ("pipeline", 2, "of 15 modules and 10 parameters"),
+        ("shards", 2, "of 15 modules and 10 parameters"),
+        ("slices", 2, ""),
+        ("sliced_pipeline", 4, ""),
+    ],
+)
+def test_recordings_of_both_faces_are_equal(launcher, kind, ranks, said):
     program = max(ROOT.glob("build/*/bin/frontend_verified"), key=lambda path: path.stat().st_mtime)
     words = {"cpp": ["-c", program, "none"], "python": [*PRELOAD, TWIN]}
     for face, run in words.items():
-        done = launcher.run("verify", "-n", 2, "--steps", 2, "--keep", face, *run, kind)
+        done = launcher.run("verify", "-n", ranks, "--steps", 2, "--keep", face, *run, kind)
         assert done.returncode == 0, done.stdout + done.stderr
     for first, second in (("cpp/layout", "python/plain"), ("python/layout", "cpp/plain")):
         done = launcher.run("verify", "--compare", first, second)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "equal within 1e-04: 2 steps, " in done.stdout and " of 15 modules and 10 parameters" in done.stdout
+        assert "equal within 1e-04: 2 steps, " in done.stdout and said in done.stdout

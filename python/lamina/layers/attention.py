@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, norms_in_parts
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
@@ -132,10 +132,7 @@ class DistributedAttentionLayer(DistributedModule):
             query, key, value = query.float(), key.float(), value.float()
         is_causal = self.causal_mask_size is not None and not self.cross_attention
         if is_causal and key.shape[_POSITIONS] > self.causal_mask_size:
-            raise UsageError(
-                f"a sequence of {key.shape[_POSITIONS]} positions, and causal_mask_size is {self.causal_mask_size}",
-                code="tp-layer",
-            )
+            raise refusal("too-many-positions", key.shape[_POSITIONS], self.causal_mask_size)
         slopes = None
         if self.use_alibi and not self.cross_attention:
             here = layers.heads_here(self)
@@ -223,11 +220,7 @@ def _bias(
     """
     if mask is not None:
         if mask.dtype == torch.bool:
-            raise UsageError(
-                "a mask of attention is added to scores: give 0 where a position is seen and a large negative number "
-                "where it is not, no booleans",
-                code="tp-layer",
-            )
+            raise refusal("mask-of-booleans")
         mask = mask.to(query.dtype)
     queries, keys = query.shape[_POSITIONS], key.shape[_POSITIONS]
     has_window = is_causal and window is not None and window < keys

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lamina.errors import UsageError
+from lamina.errors import refusal
 from lamina.layers.attention import DistributedAttentionLayer
 from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, hands_on_to, norms_in_parts
 from lamina.tensor_parallel import layers
@@ -55,7 +55,7 @@ class DistributedTransformerOutputLayer(DistributedModule):
     ):
         super().__init__()
         if activation not in ACTIVATIONS:
-            raise UsageError(f'activation is one of {", ".join(ACTIVATIONS)}, not "{activation}"', code="tp-layer")
+            raise refusal("other-activation", ", ".join(ACTIVATIONS), activation)
         self.activation, self.fp32_residual_addition, self.add_input = activation, fp32_residual_addition, add_input
         self.dense1, self.dense2 = nn.Linear(hidden_size, intermediate_size), nn.Linear(intermediate_size, hidden_size)
         self.dropout = nn.Dropout(hidden_dropout_prob)
@@ -115,12 +115,9 @@ class DistributedTransformerLayer(DistributedModule):
     ):
         super().__init__()
         if not pre_layernorm and not post_layernorm:
-            raise UsageError("one of pre_layernorm and post_layernorm is True at least", code="tp-layer")
+            raise refusal("no-layernorm")
         if parallel_attn_output and (post_layernorm or add_cross_attention):
-            raise UsageError(
-                "parallel_attn_output is for layers with pre_layernorm alone, and without cross attention",
-                code="tp-layer",
-            )
+            raise refusal("parallel-parts")
         common: dict[str, Any] = {
             "hidden_size": hidden_size,
             "hidden_dropout_prob": hidden_dropout_prob,
@@ -164,7 +161,7 @@ class DistributedTransformerLayer(DistributedModule):
         states, *rest = inputs
         others, mask, mask_of_others = (None, *rest, None) if len(rest) == 1 else rest
         if others is not None and self.cross_attention is None:
-            raise UsageError("other states are for layers with add_cross_attention=True", code="tp-layer")
+            raise refusal("unused-states")
         if layers.place_of(self) is not None:
             mask = self._note_positions(mask)
         if self.layernorm is not None:

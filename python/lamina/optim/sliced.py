@@ -7,7 +7,7 @@ from typing import Any
 from torch import optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.job import current
 from lamina.optim.registry import needs_of
 from lamina.optim.shards import why_not_parts
@@ -47,9 +47,7 @@ def require_fits(optimizer: optim.Optimizer, job: current.Job, knows_others: boo
     known = next((each for each in job.optimizers if each.optimizer is optimizer), None)
     parameter_of = (lambda local: local) if known is None else known.parameter_of
     if any(id(parameter_of(member)) in slices for group in optimizer.param_groups for member in group["params"]):
-        raise UsageError(
-            f"{type(optimizer).__name__} with parameters of a model whose layers are sliced: {why}", code="tp-optimizer"
-        )
+        raise refusal("sliced-optimizer", type(optimizer).__name__, why)
 
 
 def _before_step(optimizer: optim.Optimizer, *_: Any) -> None:

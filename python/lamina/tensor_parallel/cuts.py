@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.tensor_parallel import plans
 from lamina.tensor_parallel.heads import Heads, Share, heads_of, share, whole_number
 from lamina.tensor_parallel.layers import Here, Slicing
@@ -165,11 +165,8 @@ class Cutter:
         """A layer's knowledge of its slice, and how much of a section this rank has."""
         shares = [share(size // unit, self._degree, index).times(unit) for index in range(self._degree)]
         if shares[-1].own == 0:
-            raise UsageError(
-                f"{planned.name} has {size} features in units of {unit}, and with {self._said} some rank would have "
-                "none: take a smaller degree, or leave the layer out of the plan",
-                code="tp-layer",
-            )
+            has = f"{planned.name} has {size} features in units of {unit}"
+            raise refusal("some-without-slices", has, self._said)
         mine, sizes = shares[self._index], tuple(each.own for each in shares)
         return Here(self._team, sizes, mine.first, by_parent=planned.by_parent), mine.own
 

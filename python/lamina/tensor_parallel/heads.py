@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 
 _COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KEY_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
@@ -125,11 +125,8 @@ def heads_of(
         raise UsageError(f"{kind} has {count} heads, and {keys} of keys, which does not divide that", code="tp-layer")
     heads = Heads(module, count, keys, width, degree, index)
     if share(heads.units, degree, degree - 1).own == 0:
-        raise UsageError(
-            f"{kind} has {count} heads, in {heads.units} parts that are not torn, and with {first_rank} some rank "
-            "would have none: take a smaller degree",
-            code="tp-layer",
-        )
+        has = f"{kind} has {count} heads, in {heads.units} parts that are not torn"
+        raise refusal("some-without-slices", has, first_rank)
     return heads
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import UsageError, said
 from lamina.tensor_parallel import layers, plans
 from lamina.tensor_parallel.cuts import Cut, Cutter
 from lamina.tensor_parallel.layers import Slicing
@@ -110,11 +110,11 @@ def _tell_of_whole(root: nn.Module, cuts: dict[str, Cut], session: _lamina.Sessi
     if session.rank != 0:
         return
     if not cuts:
-        tell(
-            f"tensor_parallel_degree is {session.group_size('tp')}, and no layer of the model is sliced: mark modules "
-            "with lamina.tensor_parallelism() or lamina.set_tensor_parallelism(), by a plan where their class is not "
-            "known; every rank of a TP_GROUP computes all of it"
+        how = (
+            "mark modules with lamina.tensor_parallelism() or lamina.set_tensor_parallelism(), by a plan where their "
+            "class is not known"
         )
+        tell(said("nothing-sliced", session.group_size("tp"), how))
     elif whole := plans.marked_but_whole(root, cuts):
         tell(f"layers that are marked for tensor parallelism and stay whole: {', '.join(whole)}")
 

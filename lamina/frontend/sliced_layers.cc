@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/frontend/sliced_layers.h"
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/init.h>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/tensor_parallel/dropout.h"
+#include "lamina/tensor_parallel/operators.h"
+#include "lamina/tensor_parallel/slices.h"
+
+namespace lamina::nn {
+
+namespace tp = tensor_parallel;
+
+SlicedLinearImpl::SlicedLinearImpl(std::int64_t in_features, std::int64_t out_features, Style style, bool bias,
+                                   std::int64_t unit)
+    : torch::nn::LinearImpl(torch::nn::LinearOptions(in_features, out_features).bias(bias)),
+      style_(style),
+      unit_(unit) {}
+
+at::Tensor SlicedLinearImpl::forward(const at::Tensor& input) {
+  if (!member()) return at::linear(input, weight, bias);
+  const auto& team = member()->team;
+  if (!cuts_inputs()) {
+    const auto output = at::linear(style_ == Style::kColwiseOfReady ? input : tp::copy(input, team), weight, bias);
+    return style_ == Style::kColwiseGatherOutput ? tp::gather(output, {-1, sizes_}, team) : output;
+  }
+  const auto part = style_ == Style::kRowwise ? input : tp::scatter(input, {-1, sizes_}, team);
+  const auto sum = tp::all_reduce(at::linear(part, weight), team);
+  return bias.defined() ? sum + bias.to(sum.scalar_type()) : sum;  // which autocast has chosen
+}
+
+at::Tensor SlicedLinearImpl::to_positions(const at::Tensor& part, std::int64_t positions) {
+  const auto& team = member()->team;
+  const auto sum = tp::reduce_scatter(at::linear(part, weight), member()->cut(positions), team);
+  return bias.defined() ? sum + tp::copy(bias, team).to(sum.scalar_type()) : sum;
+}
+
+void SlicedLinearImpl::tie(const at::Tensor& shared) {
+  parameters_.erase("weight");
+  weight = shared;
+}
+
+std::vector<frontend::Sliced::Cut> SlicedLinearImpl::cuts() const {
+  if (cuts_inputs()) return {{"weight", 1, unit_}};
+  return {{"weight", 0, unit_}, {"bias", 0, unit_}};
+}
+
+void SlicedLinearImpl::begin(const frontend::Member& member) {
+  Sliced::begin(member);
+  sizes_ =
+      tp::sizes_of(tp::shares_of(cuts_inputs() ? options.in_features() : options.out_features(), unit_, member.degree));
+}
+
+SlicedEmbeddingImpl::SlicedEmbeddingImpl(std::int64_t num_embeddings, std::int64_t embedding_dim)
+    : torch::nn::EmbeddingImpl(num_embeddings, embedding_dim) {}
+
+at::Tensor SlicedEmbeddingImpl::forward(const at::Tensor& words) {
+  if (!member()) return at::embedding(weight, words);
+  const auto own = words - first_;
+  const auto is_elsewhere = own.lt(0).logical_or(own.ge(weight.size(0)));
+  const auto output = at::embedding(weight, own.masked_fill(is_elsewhere, 0));
+  return tp::all_reduce(output.masked_fill(is_elsewhere.unsqueeze(-1), 0), member()->team);
+}
+
+void SlicedEmbeddingImpl::begin(const frontend::Member& member) {
+  Sliced::begin(member);
+  first_ = tp::shares_of(options.num_embeddings(), 1, member.degree)[static_cast<std::size_t>(member.index)].begin;
+}
+
+namespace {
+
+// With a weight that nothing was drawn for.
+torch::nn::EmbeddingOptions with_weight(torch::nn::EmbeddingOptions options) {
+  if (options._weight().defined()) return options;
+  return options._weight(at::empty({options.num_embeddings(), options.embedding_dim()}));
+}
+
+}  // namespace
+
+DistributedEmbeddingImpl::DistributedEmbeddingImpl(const torch::nn::EmbeddingOptions& given, double initializer_range)
+    : torch::nn::EmbeddingImpl(with_weight(given)) {
+  if (given._weight().defined()) return;
+  torch::nn::init::normal_(weight, 0, initializer_range);
+  const at::NoGradGuard no_grad;
+  if (const auto& padding = options.padding_idx()) weight[*padding].fill_(0);
+}
+
+at::Tensor DistributedEmbeddingImpl::forward(const at::Tensor& words) {
+  const auto output = torch::nn::EmbeddingImpl::forward(words);
+  return member() ? tp::gather(output, {-1, sizes_}, member()->team) : output;
+}
+
+std::vector<frontend::Sliced::Cut> DistributedEmbeddingImpl::cuts() const {
+  if (options.max_norm() || options.scale_grad_by_freq() || options.sparse()) {
+    throw base::UsageError("a DistributedEmbedding that is sliced has no max_norm, scale_grad_by_freq or sparse",
+                           base::Code{"tp-layer"});
+  }
+  return {{"weight", 1}};
+}
+
+void DistributedEmbeddingImpl::begin(const frontend::Member& member) {
+  Sliced::begin(member);
+  sizes_ = tp::sizes_of(tp::shares_of(options.embedding_dim(), 1, member.degree));
+}
+
+DistributedLayerNormImpl::DistributedLayerNormImpl(std::int64_t features, double eps, bool elementwise_affine)
+    : torch::nn::LayerNormImpl(
+          torch::nn::LayerNormOptions({features}).eps(eps).elementwise_affine(elementwise_affine)) {}
+
+at::Tensor DistributedLayerNormImpl::forward(const at::Tensor& input, bool is_part) {
+  const auto& shape = options.normalized_shape();
+  if (!weight.defined()) return at::layer_norm(input, shape, {}, {}, options.eps());
+  const auto dtype = c10::promoteTypes(weight.scalar_type(), input.scalar_type());
+  const auto ready = [&](const at::Tensor& parameter) {
+    return (is_part ? tp::copy(parameter, member()->team) : parameter).to(dtype);
+  };
+  return at::layer_norm(input.to(dtype), shape, ready(weight), ready(bias), options.eps()).to(input.scalar_type());
+}
+
+at::Tensor DistributedDropoutImpl::forward(const at::Tensor& input, std::int64_t positions) {
+  if (positions == 0 || !is_training() || options.p() == 0) return torch::nn::DropoutImpl::forward(input);
+  return tp::dropout_of_part(input, options.p(), 1, member()->positions(positions), positions);
+}
+
+}  // namespace lamina::nn

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/frontend/slices.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/base/log.h"
+#include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
+#include "lamina/session/slicing.h"
+#include "lamina/tensor_parallel/slices.h"
+
+namespace lamina::frontend {
+namespace {
+
+using topology::Group;
+
+base::UsageError cannot(const std::string& what) { return base::UsageError(what, base::Code{"tp-layer"}); }
+
+std::string joined(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+
+// A parameter under one of its names, and how the module there has it cut.
+struct HeldAt {
+  std::string name;
+  at::Tensor tensor;
+  std::optional<layout::Slicing> slicing;
+};
+
+layout::Slicing slicing_of(const std::string& name, const at::Tensor& parameter, const Sliced::Cut& cut, int degree) {
+  const auto extent = parameter.size(cut.dim);
+  shares_of(name, extent, cut.unit, degree);
+  return {cut.dim, {{extent, cut.unit}}, degree};
+}
+
+// All parameters in all their places.
+std::vector<HeldAt> places_of(const torch::nn::Module& root, int degree) {
+  std::vector<HeldAt> places;
+  for (const auto& module : root.named_modules()) {
+    const auto* sliced = dynamic_cast<const Sliced*>(module.value().get());
+    const auto cuts = sliced == nullptr ? std::vector<Sliced::Cut>() : sliced->cuts();
+    for (const auto& own : module.value()->named_parameters(/*recurse=*/false)) {
+      auto& place = places.emplace_back(HeldAt{joined(module.key(), own.key()), own.value(), {}});
+      const auto cut = std::ranges::find(cuts, own.key(), &Sliced::Cut::parameter);
+      if (cut != cuts.end()) place.slicing = slicing_of(place.name, place.tensor, *cut, degree);
+    }
+  }
+  return places;
+}
+
+}  // namespace
+
+layout::Share Member::positions(std::int64_t count) const {
+  return tensor_parallel::shares_of(count, 1, degree)[static_cast<std::size_t>(index)];
+}
+
+tensor_parallel::Cut Member::cut(std::int64_t count) const {
+  return {1, tensor_parallel::sizes_of(tensor_parallel::shares_of(count, 1, degree))};
+}
+
+std::vector<layout::Share> shares_of(const std::string& what, std::int64_t extent, std::int64_t unit, int degree) {
+  auto shares = tensor_parallel::shares_of(extent, unit, degree);
+  if (shares.back().count() > 0) return shares;
+  throw faces::refusal("some-without-slices", base::str(what, " has ", extent, " features in units of ", unit),
+                       base::str("tensor_parallel_degree: ", degree));
+}
+
+std::vector<std::int64_t> whole_shape(const Slicings& slicings, const at::Tensor& tensor) {
+  const auto found = slicings.find(tensor.unsafeGetTensorImpl());
+  return found == slicings.end() ? std::vector<std::int64_t>() : tensor_parallel::whole_shape(tensor, found->second);
+}
+
+Slicings slice_model(torch::nn::Module& root, session::Session& session) {
+  const Member member{session.team_name(), session.topology().index(Group::kTp, session.world().rank),
+                      session.topology().size(Group::kTp), session.config().optimize == config::Optimize::kMemory};
+  if (member.degree == 1) return {};
+  session.team();  // which operators find from now on
+  Slicings slicings;
+  std::vector<session::ToSlice> cut;
+  std::map<const void*, const HeldAt*> firsts;  // by TensorImpl
+  const auto places = places_of(root, member.degree);
+  for (const auto& place : places) {
+    const auto* tensor = place.tensor.unsafeGetTensorImpl();
+    const auto [first, is_new] = firsts.emplace(tensor, &place);
+    if (first->second->slicing != place.slicing) {
+      throw cannot(base::str(first->second->name, " and ", place.name,
+                             " are one parameter, and their modules do not cut it alike: untie them, or make both one "
+                             "of lamina::nn that is cut along the same features"));
+    }
+    if (!is_new || !place.slicing) continue;
+    slicings.emplace(tensor, *place.slicing);
+    cut.push_back({place.name, place.tensor, *place.slicing});
+  }
+  if (cut.empty() && session.world().rank == base::Rank(0)) {
+    base::log_warning(faces::said("nothing-sliced", member.degree, "give it layers of lamina::nn"));
+  }
+  session::slice(session, cut, [](const auto&) {});
+  for (const auto& module : root.modules()) {
+    if (auto* sliced = dynamic_cast<Sliced*>(module.get())) sliced->begin(member);
+  }
+  return slicings;
+}
+
+}  // namespace lamina::frontend

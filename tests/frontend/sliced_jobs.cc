@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operators, states, failures and refusals of programs whose layers are cut over two ranks.
+//
+//     lamina run -n 2 -c sliced_jobs
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "lamina/frontend/current.h"
+#include "tests/frontend/expect.h"
+#include "tests/frontend/sliced_models.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::frontend::test;
+
+void begin(int degree = 2) {
+  init({{"tensor_parallel_degree", degree}, {"ddp", true}, {"prescaled_batch", true}, {"timeout_s", 60}});
+}
+
+Tensor words(std::int64_t seed = 7) {
+  torch::manual_seed(seed);
+  return torch::randint(0, kWords, {4, kPositions}, torch::kLong);
+}
+
+auto adamw(std::vector<Tensor> parameters) { return torch::optim::AdamW(std::move(parameters), 0.01); }
+
+void operators() {
+  begin();
+  const auto whole = torch::arange(6.0).view({2, 3});
+  const std::vector<std::int64_t> sizes{2, 1};
+  const auto part = whole.narrow(1, tp_rank() * 2, 2 - tp_rank());
+  expect(tp_all_reduce(whole).equal(2 * whole), "tp_all_reduce");
+  expect(tp_scatter(whole, 1, sizes).equal(part), "tp_scatter");
+  expect(tp_gather(part, -1, sizes).equal(whole), "tp_gather");
+  expect(tp_all_gather(part, 1, sizes).equal(whole), "tp_all_gather");
+  expect(tp_reduce_scatter(whole, 1, sizes).equal(2 * part), "tp_reduce_scatter");
+  expect(tp_all_to_all(part, 0, 1, {1, 1}, sizes).equal(whole.narrow(0, tp_rank(), 1)), "tp_all_to_all");
+  const auto x = (whole + tp_rank()).requires_grad_();
+  const auto gradient = [&](const Tensor& y, double factor) {
+    return torch::autograd::grad({(y * factor).sum()}, {x})[0];
+  };
+  const double factor = 1 + tp_rank();
+  expect(gradient(tp_copy(x), factor).equal(torch::full({2, 3}, 3.0)), "the gradient of tp_copy");
+  expect(gradient(tp_all_reduce(x), 2).equal(torch::full({2, 3}, 2.0)), "the gradient of tp_all_reduce");
+  expect(gradient(tp_all_gather(x, 0), factor).equal(torch::full({2, 3}, 3.0)), "the gradient of tp_all_gather");
+  expect(gradient(tp_gather(x, 0), 2).equal(torch::full({2, 3}, 2.0)), "the gradient of tp_gather");
+  expect_error<UsageError>([&] { tp_scatter(whole, 1); }, {"dimension 1", "[2, 3]", "2 equal parts"});
+  expect_error<UsageError>([&] { tp_gather(whole, 2); }, {"no dimension 2"});
+  expect_error<DesyncError>([&] { tp_all_reduce(torch::zeros({2 + tp_rank()})); }, {"[2]", "[3]", "[tp-order]"});
+  expect(tp_all_reduce(whole).equal(2 * whole), "tp_all_reduce after an error");
+  shutdown();
+}
+
+void one_rank_alone() {
+  init({{"partitions", 1}});
+  const auto x = torch::arange(4.0);
+  expect(tp_gather(tp_scatter(tp_all_reduce(tp_copy(x)), 0), 0).equal(x), "operators of one rank");
+  shutdown();
+}
+
+// The state of a job, its optimizer's and the losses of two more steps.
+struct After {
+  std::map<std::string, Tensor> state;
+  std::vector<double> losses;
+};
+
+template <class Model, class Optimizer>
+After go_on(Model& model, Optimizer& optimizer) {
+  After after;
+  for (const auto& item : model.state_dict()) after.state[item.key()] = item.value().clone();
+  for (int i = 0; i < 2; ++i) {
+    optimizer.zero_grad();
+    const auto loss = model(words(i));
+    loss.backward();
+    optimizer.step();
+    after.losses.push_back(loss.template item<double>());
+  }
+  return after;
+}
+
+void expect_same(const After& ours, const After& theirs, const std::string& where) {
+  expect(ours.state.size() == theirs.state.size(), where + ": other names");
+  for (const auto& [name, value] : theirs.state) expect(ours.state.at(name).equal(value), where + ": " + name);
+  for (std::size_t i = 0; i < theirs.losses.size(); ++i) {
+    expect(std::abs(ours.losses[i] - theirs.losses[i]) < 1e-10, where + ": another loss");
+  }
+}
+
+LanguageModel in_double(std::int64_t seed) {
+  torch::manual_seed(seed);
+  LanguageModel model(gpt(0));
+  model->to(torch::kDouble);
+  return model;
+}
+
+// A checkpoint of slices loads into whole layers, and one of those into slices: bit by bit, with states.
+void checkpoints(const std::filesystem::path& folder) {
+  std::filesystem::create_directories(folder);
+  std::map<int, After> saved;
+  std::map<int, Tensor> archived;
+  for (const int degree : {2, 1}) {
+    begin(degree);
+    DistributedModel model(in_double(3));
+    DistributedOptimizer optimizer(adamw(model.parameters()));
+    go_on(model, optimizer);
+    save_checkpoint(folder.string(), "degree" + std::to_string(degree), {.partial = true});
+    torch::serialize::OutputArchive archive;
+    optimizer.save(archive);
+    if (rank() == 0) archive.save_to((folder / ("adamw" + std::to_string(degree))).string());
+    saved[degree] = go_on(model, optimizer);
+    shutdown();
+  }
+  for (const int degree : {2, 1}) {
+    for (const int by : {2, 1}) {
+      begin(degree);
+      DistributedModel model(in_double(4));
+      DistributedOptimizer optimizer(adamw(model.parameters()));
+      resume_from_checkpoint(folder.string(), {.tag = "degree" + std::to_string(by)});
+      expect_same(go_on(model, optimizer), saved[by], base::str("degree ", by, " in ", degree));
+      shutdown();
+    }
+    begin(degree);
+    DistributedModel model(in_double(4));
+    DistributedOptimizer optimizer(adamw(model.parameters()));
+    torch::OrderedDict<std::string, Tensor> state;
+    for (const auto& [name, value] : saved[2].state) state.insert(name, value);
+    model.load_state_dict(state);
+    torch::load(optimizer, (folder / "adamw2").string());
+    expect_same(go_on(model, optimizer), saved[2], base::str("archives in ", degree));
+    state.clear();
+    for (const auto& [name, value] : saved[2].state) state.insert(name, value.slice(0, 0, 1));
+    expect_error<UsageError>([&] { model.load_state_dict(state); },
+                             {"model.word_embedding.weight has the shape [1, 12], the model's [21, 12]"});
+    barrier();
+    shutdown();
+  }
+  std::filesystem::remove_all(folder);
+}
+
+struct FailingImpl : torch::nn::Module {
+  Child<nn::DistributedLinear> first, second;
+  FailingImpl() {
+    first = register_module("first", nn::DistributedLinear(4, 4));
+    second = register_module("second", nn::DistributedLinear(4, 1));
+  }
+  Tensor forward(const Tensor& x) {
+    const auto y = first(x);
+    if (fails && tp_rank() == 1) throw std::invalid_argument("one of two");
+    return second(y).sum();
+  }
+  bool fails = false;
+};
+using Failing = torch::nn::ModuleHolder<FailingImpl>;
+
+void failures_of_one() {
+  begin();
+  DistributedModel model(Failing{});
+  const auto train = step([&](const Tensor& x) { model.backward(model(x)); });
+  const auto x = torch::ones({2, 4});
+  for (const bool in_step : {true, false}) {
+    const auto run = [&] { in_step ? train(x) : model.backward(model(x)); };
+    run();
+    model->fails = true;
+    tp_rank() == 1 ? expect_error<std::invalid_argument>(run, {"one of two"})
+                   : expect_error<RemoteError>(run, {"rank 1", "one of two"});
+    model->fails = false;
+    barrier();
+    run();
+  }
+  shutdown();
+}
+
+void other_batches() {
+  begin();
+  DistributedModel model(Failing{});
+  expect_error<DesyncError>([&] { model(torch::full({2, 4}, 1.0 + rank())); },
+                            {"ranks 0 and 1", "other values", "[tp-other-batch]"});
+  model(torch::ones({2, 4}));
+  shutdown();
+}
+
+void refusals() {
+  const auto asks = [](Settings keys, const std::vector<std::string>& words) {
+    expect_error<ConfigError>([&] { init(keys); }, words);
+  };
+  asks({{"tensor_parallel_degree", 2}, {"ddp", true}}, {"prescaled_batch", "TP_GROUP"});
+  asks({{"tensor_parallel_degree", 2}}, {"ddp"});
+  begin();
+  auto options = gpt(0);
+  options.num_attention_heads = 1;
+  expect_error<UsageError>([&] { DistributedModel model(LanguageModel{options}); },
+                           {"attention.query", "some rank would have none", "[tp-layer]"});
+  const auto tied = std::make_shared<torch::nn::Module>();
+  const nn::DistributedLinear cut(4, 4);
+  tied->register_module("cut", cut.ptr());
+  tied->register_parameter("same", cut->weight);
+  expect_error<UsageError>([&] { frontend::slice_model(*tied, *frontend::current().session); },
+                           {"same and cut.weight are one parameter", "[tp-layer]"});
+  DistributedModel model(Failing{});
+  expect_error<UsageError>([&] { DistributedOptimizer made(torch::optim::LBFGS(model.parameters())); },
+                           {"LBFGS", "sliced", "[tp-optimizer]"});
+  shutdown();
+}
+
+}  // namespace
+
+int main() {
+  torch::set_num_threads(1);
+  operators();
+  one_rank_alone();
+  checkpoints(std::filesystem::temp_directory_path() / ("lamina_sliced_" + std::to_string(::getppid())));
+  failures_of_one();
+  other_batches();
+  refusals();
+  return exit_code();
+}
