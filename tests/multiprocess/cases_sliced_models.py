@@ -176,8 +176,8 @@ class Low(nn.Module):
         self.lora_B = nn.ModuleDict({"default": nn.Linear(3, base.out_features, bias=False)})
 
     def forward(self, x):
-        low = self.lora_A["default"](self.lora_dropout["default"](x))
-        return self.base_layer(x) + 2 * self.lora_B["default"](low)
+        whole = self.base_layer(x)
+        return whole + 2 * self.lora_B["default"](self.lora_A["default"](self.lora_dropout["default"](x)))
 
 
 class Wrapped(nn.Module):
@@ -191,14 +191,15 @@ class Wrapped(nn.Module):
 
 def case_corrections_of_low_rank_are_sliced_with_their_base():
     start()
-    plain = made("LlamaForCausalLM", **DECODER | dict(num_key_value_heads=1))
+    # A rank has as many inner features as there are others.
+    plain = made("LlamaForCausalLM", **DECODER | dict(num_key_value_heads=1, intermediate_size=48))
     for layer in plain.model.layers:
         for module, names in (layer.self_attn, "qkvo"), (layer.mlp, ("gate", "up", "down")):
             for name in names:
                 setattr(module, f"{name}_proj", Low(getattr(module, f"{name}_proj")).double())
     model = sliced(plain, None)
     mlp = model.module.model.layers[0].mlp
-    assert mlp.down_proj.lora_A["default"].weight.shape == mlp.up_proj.lora_B["default"].weight.T.shape == (3, 20)
+    assert mlp.down_proj.lora_A["default"].weight.shape == mlp.up_proj.lora_B["default"].weight.T.shape == (3, 24)
     require_same_updates(model, plain)
     lamina.shutdown()
     start()

@@ -6,7 +6,8 @@ import re
 import sys
 
 import torch
-from multiprocess.cases_sliced import PLAN, RANK, WIDTH, WORDS, Block, require_equal_states
+from equivalence.random_sides import place_by_hand, world_of_one
+from multiprocess.cases_sliced import HEADS, PLAN, RANK, WIDTH, WORDS, Block, require_equal_states
 from torch import nn
 from torch.nn import functional
 
@@ -240,3 +241,82 @@ def case_each_rank_of_a_team_has_a_batch_of_its_own_of_any_length():
     require_equal_copies(model)
     require_equal_states(model.state_dict(), plain.state_dict())
     lamina.shutdown()
+
+
+class Core(nn.Module):
+    """Attention alone: dropout of heads, in a module that has none of the sliced layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, query, key, value):
+        scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+        return self.dropout(scores.softmax(-1)) @ value + functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=0.2 if self.training else 0.0
+        )
+
+
+class Torn(nn.Module):
+    """Heads and inner features, twice as many as there are others, in one module, with dropout of both. One module of
+    dropout is for what lies in parts, and for what is whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.head_dim, self.core = HEADS, WIDTH // HEADS, Core()
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.inner = nn.Linear(WIDTH, 2 * WIDTH), nn.Sequential(nn.GELU(), nn.Dropout(0.1))
+        self.down, self.dropout = nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(0.25)
+        self.mixed = nn.Sequential(nn.Linear(WIDTH, 12), nn.Dropout(0.2), nn.Tanh(), nn.Linear(12, WIDTH))
+
+    def forward(self, x):
+        heads = [
+            each(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for each in (self.query, self.key, self.value)
+        ]
+        x = x + self.dropout(self.out(self.core(*heads).transpose(1, 2).flatten(2)))
+        inner = self.up(self.dropout(x))
+        x = x + self.dropout(self.down(self.dropout(self.inner(inner))))
+        return self.mixed(x)
+
+
+TORN = dict.fromkeys(("*.query", "*.key", "*.value", "*.up", "*.mixed.0"), "colwise")
+TORN |= dict.fromkeys(("*.out", "*.down", "*.mixed.3"), "rowwise")
+
+
+def torn_losses(placed, checkpointed, **keys):
+    """Losses and state of a model of torn modules, placed where a seed says."""
+    lamina.init(microbatches=4, seed=placed, timeout_s=60, **keys)
+    torch.manual_seed(0)
+    model = nn.Sequential(Torn(), Torn()).double()
+    place_by_hand(model, placed)
+    for module in model.modules():
+        if checkpointed and not isinstance(module, (nn.Linear, Torn)):
+            lamina.set_activation_checkpointing(module)
+    lamina.set_tensor_parallelism(model, plan=TORN)
+    model = lamina.DistributedModel(model)
+    optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    @lamina.step
+    def update(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    losses = []
+    for _ in range(3):
+        losses.append(update(torch.linspace(-1, 1, 8 * 5 * WIDTH).double().reshape(8, 5, WIDTH)).reduce_mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    state = model.state_dict()
+    lamina.shutdown()
+    return torch.stack(losses), state
+
+
+def case_modules_with_sliced_heads_are_torn_over_partitions_with_dropout():
+    keys = {"tensor_parallel_degree": 2, "partitions": 2, "ddp": True, "prescaled_batch": True}
+    for seed in range(6):
+        found, state = torn_losses(seed, seed % 2 == 1, auto_partition=False, default_partition=0, **keys)
+        with world_of_one():
+            expected, plain = torn_losses(seed, seed % 2 == 1)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+        require_equal_states(state, plain)

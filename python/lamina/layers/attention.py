@@ -97,11 +97,12 @@ class DistributedAttentionLayer(DistributedModule):
     def positions_plan(self) -> Mapping[str, str]:
         return {**self.slicing_plan, "dense": "rowwise_to_positions"} | norms_in_parts(self)
 
-    def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+    def forward(self, inputs: tuple[torch.Tensor | None, ...], positions: int | None = None) -> torch.Tensor:
         """
         Args:
             inputs: states [N, S, H] and a mask, or None, that is added to scores: [N, 1, 1, S]. With cross_attention
                 states, other states, and a mask of these.
+            positions: how many there are, where the states here are those of a part of them.
 
         Returns:
             [N, S, H].
@@ -110,8 +111,9 @@ class DistributedAttentionLayer(DistributedModule):
             UsageError: a mask of booleans, or more positions than causal_mask_size.
         """
         states, *others, mask = inputs
-        normed = layers.ready(self, states if self.pre_layernorm is None else self.pre_layernorm(states))
-        seen = layers.ready(self, others[0], are_all=True) if self.cross_attention else normed
+        normed = states if self.pre_layernorm is None else self.pre_layernorm(states)
+        normed = layers.ready(self, normed, positions)
+        seen = layers.ready(self, others[0]) if self.cross_attention else normed
         query, key, value = (
             layer(each).reshape(*each.shape[:2], -1, self.attention_head_size).transpose(1, 2)
             for layer, each in ((self.query, normed), (self.key, seen), (self.value, seen))

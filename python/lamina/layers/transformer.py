@@ -68,9 +68,14 @@ class DistributedTransformerOutputLayer(DistributedModule):
     def positions_plan(self) -> Mapping[str, str]:
         return {**self.slicing_plan, "dense2": "rowwise_to_positions"} | norms_in_parts(self)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Takes and gives states [N, S, H]."""
-        normed = layers.ready(self, states if self.pre_layernorm is None else self.pre_layernorm(states))
+    def forward(self, states: torch.Tensor, positions: int | None = None) -> torch.Tensor:
+        """Takes and gives states [N, S, H].
+
+        Args:
+            positions: how many there are, where the states here are those of a part of them.
+        """
+        normed = states if self.pre_layernorm is None else self.pre_layernorm(states)
+        normed = layers.ready(self, normed, positions)
         output = self.dropout(self.dense2(ACTIVATIONS[self.activation](self.dense1(normed))))
         if self.add_input:
             output = added(states, output, self.fp32_residual_addition)
@@ -162,27 +167,21 @@ class DistributedTransformerLayer(DistributedModule):
         others, mask, mask_of_others = (None, *rest, None) if len(rest) == 1 else rest
         if others is not None and self.cross_attention is None:
             raise refusal("unused-states")
+        in_parts: dict[str, int] = {}
         if layers.place_of(self) is not None:
-            mask = self._note_positions(mask)
+            in_parts = {"positions": mask.shape[-1]}
+            mask = None if mask.numel() == 0 else mask
         if self.layernorm is not None:
             normed = self.layernorm(states)
-            return self.attention((normed, mask)) + self.output(normed) + states, *rest
-        states = self.attention((states, mask))
+            return self.attention((normed, mask), **in_parts) + self.output(normed, **in_parts) + states, *rest
+        states = self.attention((states, mask), **in_parts)
         if others is not None:
-            states = self.cross_attention((states, others, mask_of_others))
-        return self.output(states), *rest
+            states = self.cross_attention((states, others, mask_of_others), **in_parts)
+        return self.output(states, **in_parts), *rest
 
     @property
     def positions_plan(self) -> Mapping[str, str]:
         return norms_in_parts(self)
-
-    def _note_positions(self, mask: torch.Tensor) -> torch.Tensor | None:
-        """Has the parts know how many positions there are. Returns the mask, which says it; None where it says only
-        that."""
-        for part in (self.attention, self.cross_attention, self.output):
-            if part is not None:
-                layers.note_positions(part, mask.shape[-1])
-        return None if mask.numel() == 0 else mask
 
 
 @hands_on_to(DistributedTransformerLayer)

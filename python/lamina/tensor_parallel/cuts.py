@@ -43,15 +43,13 @@ class Around:
 
     Attributes:
         module: itself.
-        layers: those that give parts, and take them.
+        members: the modules in it that give parts, with these, and that take them, with None.
         heads: None for a module without.
-        features: this rank's of those between its layers.
     """
 
     module: nn.Module
-    layers: list[nn.Module]
+    members: list[tuple[nn.Module, Share | None]]
     heads: Heads | None
-    features: Share | None
 
 
 class Cutter:
@@ -76,16 +74,18 @@ class Cutter:
 
     def around(self) -> list[Around]:
         """The modules that compute with parts."""
-        result = []
-        for key, members in self._members.items():
-            inside = [each for each in members if _gives_parts(each) or each.style == "rowwise"]
-            rows = [each for each in inside if each.style == "rowwise"]
-            heads = self._heads[key]
-            first = (rows or inside)[0]
-            size, unit = self._section(first, _extent(first))
-            features = share(size // unit, self._degree, self._index).times(unit)
-            result.append(Around(members[0].parent, [each.layer for each in inside], heads, features))
-        return result
+        return [
+            Around(
+                members[0].parent,
+                [
+                    (each.member, self.cuts[each.name].here.share if _gives_parts(each) else None)
+                    for each in members
+                    if _gives_parts(each) or each.style == "rowwise"
+                ],
+                self._heads[key],
+            )
+            for key, members in self._members.items()
+        ]
 
     def _heads_of(self, members: list[Planned]) -> Heads | None:
         columns = [_extent(each) for each in members if _gives_parts(each)]
@@ -109,7 +109,7 @@ class Cutter:
                 if hasattr(layer, plans.STYLE_OF_ITSELF):
                     continue
                 if own and path not in planned and all(list(each.shape) == [heads.width] for each in own):
-                    yield Planned(path, layer, heads.module, _REPLICATED)
+                    yield Planned(path, layer, heads.module, _REPLICATED, layer)
 
     def _cut(self, planned: Planned) -> Cut:
         layer, style = planned.layer, planned.style
@@ -158,7 +158,7 @@ class Cutter:
             return Cut(layer, style, slices, here, {"embedding_dim": own})
         padding = layer.padding_idx
         if padding is not None:
-            padding = padding - here.first if here.first <= padding < here.first + own else None
+            padding = padding - first if (first := here.share.first) <= padding < first + own else None
         return Cut(layer, style, slices, here, {"num_embeddings": own, "padding_idx": padding})
 
     def _here(self, planned: Planned, size: int, unit: int) -> tuple[Here, int]:
@@ -168,7 +168,7 @@ class Cutter:
             has = f"{planned.name} has {size} features in units of {unit}"
             raise refusal("some-without-slices", has, self._said)
         mine, sizes = shares[self._index], tuple(each.own for each in shares)
-        return Here(self._team, sizes, mine.first, by_parent=planned.by_parent), mine.own
+        return Here(self._team, sizes, mine, by_parent=planned.by_parent), mine.own
 
     def _section(self, planned: Planned, extent: int) -> tuple[int, int]:
         """The size of each section, which is cut apart from the others, and the unit that is never torn."""

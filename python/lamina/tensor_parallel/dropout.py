@@ -4,15 +4,21 @@
 [Note: dropout of parts] Random numbers are drawn for all parts, on every rank of a TP_GROUP, and each uses those of its
 own. So the numbers are those of the plain model. The generators of the ranks, which have the same state, stay alike:
 dropout of what is whole is alike on all ranks, too.
+
+The mode that does so is one of a call: of the module around the layers. It goes along with calls of modules below that
+one on other ranks (`calls/remote_call.py`), and with what a checkpoint computes again (`recomputing`).
 """
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from lamina.tensor_parallel.heads import Share
 
@@ -20,35 +26,49 @@ _HEADS_AT = -3  # of queries, and of probabilities [..., heads, queries, keys]
 _POSITIONS_AT = 1  # of states [samples, positions, features]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Parts:
-    """Parts of a module that are here: heads, or features between its layers.
+    """Parts of a module around sliced layers that are here.
 
     Attributes:
+        heads: None where it has none.
         team: the name of the ranks that have the others.
-        positions: those of what it is given, where these lie in parts in this call.
-        are_given: whether a layer has given parts, and the one that takes them has not begun.
     """
 
     heads: Share | None
-    features: Share | None
     team: str
-    are_given: bool = False
+
+
+class State(NamedTuple):
+    """The state of a call of a module around sliced layers.
+
+    Attributes:
+        given: this rank's parts of features that layers have given, while none has taken them.
+        positions: those of what the module is given, where these lie in parts in this call.
+    """
+
+    given: tuple[Share, ...] = ()
     positions: Share | None = None
 
 
 class SlicedDropout(TorchFunctionMode):
-    """Inside, dropout of what lies in parts is that of these parts."""
+    """Inside, dropout of what lies in parts is that of these parts.
 
-    def __init__(self, parts: Parts):
+    Attributes:
+        module: the one whose call it is.
+        parts: that it has.
+        state: of that call.
+    """
+
+    def __init__(self, module: nn.Module, parts: Parts, state: State):
         super().__init__()
-        self._parts = parts
+        self.module, self.parts, self.state = module, parts, state
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if function is functional.dropout:
             return self._dropout(*args, **kwargs)
-        if function is functional.scaled_dot_product_attention and self._parts.heads is not None:
+        if function is functional.scaled_dot_product_attention and self.parts.heads is not None:
             return self._attention(*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -65,13 +85,13 @@ class SlicedDropout(TorchFunctionMode):
 
     def _cut_of(self, input: torch.Tensor) -> tuple[int, Share] | None:
         """The dimension of which only a part is here, and that part."""
-        heads, features = self._parts.heads, self._parts.features
+        heads, (given, positions) = self.parts.heads, self.state
         if heads is not None and input.dim() == 4 and input.shape[_HEADS_AT] == heads.own:
             return _HEADS_AT, heads
-        if features is not None and self._parts.are_given and input.shape[-1:] == (features.own,):
-            return -1, features
-        positions = self._parts.positions
-        if positions is not None and not self._parts.are_given and input.shape[_POSITIONS_AT] == positions.own:
+        for features in given:
+            if input.shape[-1:] == (features.own,):
+                return -1, features
+        if positions is not None and not given and input.shape[_POSITIONS_AT] == positions.own:
             return _POSITIONS_AT, positions
         return None
 
@@ -102,3 +122,55 @@ class SlicedDropout(TorchFunctionMode):
             is_kept = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if is_kept else scores + attn_mask
         return self._dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def current() -> SlicedDropout | None:
+    """The one that this thread is inside of."""
+    for place in reversed(range(torch._C._len_torch_function_stack())):
+        mode = torch._C._get_function_stack_at(place)
+        if isinstance(mode, SlicedDropout):
+            return mode
+    return None
+
+
+@contextmanager
+def left() -> Iterator[SlicedDropout | None]:
+    """Inside, this thread is in none. Gives the one that it was in."""
+    mode = current()
+    if mode is None:
+        yield None
+        return
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    others = [each for each in modes if each is not mode]
+    for each in reversed(others):
+        _push_mode(each)
+    try:
+        yield mode
+    finally:
+        for _ in others:
+            _pop_mode()
+        for each in reversed(modes):
+            _push_mode(each)
+
+
+@contextmanager
+def inside(module: nn.Module, parts: Parts, state: State) -> Iterator[None]:
+    """Inside, dropout is that of a call of this module, and of no other one around it."""
+    with left(), SlicedDropout(module, parts, state):
+        yield
+
+
+def recomputing(function: Callable) -> Callable:
+    """`function`, which is called now and again in a backward: both times in the call that this thread is in now."""
+    mode = current()
+    if mode is None:
+        return function
+    module, parts, state = mode.module, mode.parts, mode.state
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if current() is mode:
+            return function(*args, **kwargs)
+        with inside(module, parts, state):
+            return function(*args, **kwargs)
+
+    return run

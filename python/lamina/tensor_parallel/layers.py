@@ -6,13 +6,16 @@ forward. So names, hooks and what the script keeps of it stay as they are.
 """
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from lamina.tensor_parallel.dropout import Parts, SlicedDropout
+from lamina.tensor_parallel import dropout
+from lamina.tensor_parallel.dropout import Parts, SlicedDropout, State
 from lamina.tensor_parallel.heads import Share, share
 
 # As `_lamina.Slicing`.
@@ -21,11 +24,13 @@ Slicing = tuple[int, list[tuple[int, int]]]
 _POSITIONS_AT = 1  # of states [samples, positions, features]
 _SLICES = "_lamina_slices"  # by the parameter's name
 _HERE = "_lamina_here"  # a Here
-_PARTS = "_lamina_parts"  # of the module around it: a Parts
+_PARTS = "_lamina_parts"  # of a module around sliced layers: a Parts
+_GIVES = "_lamina_gives"  # of one in it: this rank's part of what it gives, or None for one that takes parts
 _PLACE = "_lamina_place"  # of a stack whose activations lie in parts of positions, and of what is in it: a Place
 TURNS = "_lamina_turns"  # of a region: its Turns
 REGION = "_lamina_region"  # of a sliced layer: the name of its region
-NOTES = (_SLICES, _HERE, _PARTS, _PLACE, TURNS, REGION)  # attributes of modules that compute with slices
+_NOTHING = Share(0, 0, 0)
+NOTES = (_SLICES, _HERE, _PARTS, _GIVES, _PLACE, TURNS, REGION)  # attributes of modules that compute with slices
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,14 @@ class Here:
     Attributes:
         team: the name of the ranks that have the others.
         sizes: of what is cut, how much each rank has.
-        first: the first position here.
+        share: this rank's part of it.
         chosen: of outputs that all ranks have, those that are computed here; None for all.
         by_parent: whether the module around it has a part in the exchanges with other ranks.
     """
 
     team: str
     sizes: tuple[int, ...] = ()
-    first: int = 0
+    share: Share = _NOTHING
     chosen: tuple[int, ...] | None = None
     by_parent: bool = False
 
@@ -68,9 +73,7 @@ class _ByColumns:
     """A layer that has some of the outputs."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        output = super().forward(torch.ops.lamina.tp_copy(input, self.__dict__[_HERE].team))
-        _say_parts(self, True)
-        return output
+        return super().forward(torch.ops.lamina.tp_copy(input, self.__dict__[_HERE].team))
 
 
 class _Gathered:
@@ -87,7 +90,6 @@ class _ByRows:
     """A layer that has some of the inputs: what the ranks compute is added, and then the bias."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        _say_parts(self, False)
         weight = self.weight if isinstance(self, nn.Linear) else self.weight.t()
         sum = torch.ops.lamina.tp_all_reduce(nn.functional.linear(input, weight), self.__dict__[_HERE].team)
         return sum if self.bias is None else sum + self.bias.to(sum.dtype)  # which autocast has chosen
@@ -97,16 +99,13 @@ class _OfReady(_ByColumns):
     """One whose input the module around it has made ready: gradients are added there."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        output = super(_ByColumns, self).forward(input)
-        _say_parts(self, True)
-        return output
+        return super(_ByColumns, self).forward(input)
 
 
 class _ToPositions(_ByRows):
     """One that gives a part of positions."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        _say_parts(self, False)
         weight = self.weight if isinstance(self, nn.Linear) else self.weight.t()
         place: Place = self.__dict__[_PLACE]
         product = nn.functional.linear(input, weight)
@@ -134,9 +133,7 @@ class _Chosen:
         bias = None
         if self.bias is not None:
             bias = torch.ops.lamina.tp_copy(self.bias, here.team).index_select(0, chosen)
-        output = nn.functional.linear(torch.ops.lamina.tp_copy(input, here.team), weight, bias)
-        _say_parts(self, True)
-        return output
+        return nn.functional.linear(torch.ops.lamina.tp_copy(input, here.team), weight, bias)
 
 
 class _Words:
@@ -144,7 +141,7 @@ class _Words:
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         here = self.__dict__[_HERE]
-        own = input - here.first
+        own = input - here.share.first
         is_elsewhere = (own < 0) | (own >= self.weight.shape[0])
         output = super().forward(own.masked_fill(is_elsewhere, 0))
         output = output.masked_fill(is_elsewhere.unsqueeze(-1), 0)
@@ -176,12 +173,24 @@ class _Around:
     """A module that computes with parts."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.training:
+        if not any(part.training for part in self.modules()):
             return super().forward(*args, **kwargs)
-        parts = self.__dict__[_PARTS]
-        parts.are_given = False
-        with SlicedDropout(parts):
+        with dropout.inside(self, self.__dict__[_PARTS], State()):
             return super().forward(*args, **kwargs)
+
+
+class _Member:
+    """A module in the one around, that gives parts or takes them."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if (mode := dropout.current()) is None:
+            return super().forward(*args, **kwargs)
+        before = mode.state
+        if self.__dict__[_GIVES] is not None:
+            mode.state = before._replace(given=())  # to this one
+        output = super().forward(*args, **kwargs)
+        mode.state = _after(self, before)
+        return output
 
 
 _LINEAR = {
@@ -215,13 +224,15 @@ def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here
 
 
 def become_around(
-    module: nn.Module, heads: Share | None, features: Share | None, inside: list[nn.Module], team: str
+    module: nn.Module, heads: Share | None, members: list[tuple[nn.Module, Share | None]], team: str
 ) -> None:
-    """Makes a module one that computes with parts, between these layers: some heads, or features."""
-    parts = Parts(heads, features, team)
-    for each in (module, *inside):
-        each.__dict__[_PARTS] = parts
+    """Makes a module one that computes with parts: some heads, or features between these of its members."""
+    module.__dict__[_PARTS] = Parts(heads, team)
     module.__class__ = with_other_forward(_Around, type(module))
+    for member, gives in members:
+        if _GIVES not in member.__dict__:
+            member.__class__ = with_other_forward(_Member, type(member))
+        member.__dict__[_GIVES] = gives
 
 
 def divide_positions(stack: nn.Module, team: str, index: int, degree: int) -> None:
@@ -236,24 +247,45 @@ def place_of(module: nn.Module) -> Place | None:
     return module.__dict__.get(_PLACE)
 
 
-def note_positions(module: nn.Module, count: int) -> None:
-    """Says of how many positions a module in a stack is given a part in the next call."""
-    module.__dict__[_PARTS].positions = module.__dict__[_PLACE].positions(count)
-
-
-def ready(module: nn.Module, given: torch.Tensor, are_all: bool = False) -> torch.Tensor:
+def ready(module: nn.Module, given: torch.Tensor, positions: int | None = None) -> torch.Tensor:
     """The input of layers inside a module that are cut by columns, with all positions. Its gradients are added over the
     ranks.
 
     Args:
-        given: the module's own input, which may have a part of the positions.
-        are_all: whether it has all of them in any case.
+        given: the module's own input.
+        positions: how many there are, where it has a part of them.
     """
     if (parts := module.__dict__.get(_PARTS)) is None:
         return given
-    if parts.positions is None or are_all:
+    if positions is None:
         return torch.ops.lamina.tp_copy(given, parts.team)
-    return torch.ops.lamina.tp_all_gather(given, *module.__dict__[_PLACE].cut(parts.positions.all))
+    place: Place = module.__dict__[_PLACE]
+    if (mode := dropout.current()) is not None:
+        mode.state = mode.state._replace(positions=place.positions(positions))
+    return torch.ops.lamina.tp_all_gather(given, *place.cut(positions))
+
+
+# Calls of modules on other ranks, below a module that computes with parts.
+
+
+def travelling(mode: SlicedDropout) -> tuple[tuple[int, ...], ...]:
+    """The state of a call as it goes along with one of a module on another rank, below its module."""
+    return tuple(astuple(share) for share in (*mode.state.given, mode.state.positions or _NOTHING))
+
+
+def arrived(around: nn.Module, told: tuple[tuple[int, ...], ...]) -> AbstractContextManager[None]:
+    """Inside, dropout is that of a call of `around` on another rank, of which `travelling` told."""
+    *given, positions = (Share(*each) for each in told)
+    return dropout.inside(around, around.__dict__[_PARTS], State(tuple(given), positions if positions.all else None))
+
+
+def passed_by(mode: SlicedDropout, modules: Iterable[nn.Module]) -> None:
+    """These modules have been called on another rank, in this order."""
+    for module in modules:
+        if _GIVES in module.__dict__:
+            mode.state = _after(module, mode.state)
+        elif not isinstance(module, _Around):  # whose call has a state of its own
+            passed_by(mode, module.children())
 
 
 def heads_here(module: nn.Module) -> Share | None:
@@ -318,9 +350,10 @@ def unsliced(shape: torch.Size, slicing: Slicing) -> list[int]:
     return [*shape[:dimension], sum(extent for extent, _ in sections), *shape[dimension + 1 :]]
 
 
-def _say_parts(layer: nn.Module, are_given: bool) -> None:
-    if layer.training and (parts := layer.__dict__.get(_PARTS)) is not None:
-        parts.are_given = are_given
+def _after(member: nn.Module, state: State) -> State:
+    """The state of a call after that of a member."""
+    gives = member.__dict__[_GIVES]
+    return state._replace(given=() if gives is None else tuple(dict.fromkeys((*state.given, gives))))
 
 
 @functools.cache

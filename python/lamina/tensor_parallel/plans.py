@@ -92,6 +92,7 @@ class Planned:
         layer: itself.
         parent: the module that computes with what it gives.
         style: one of STYLES.
+        member: the module that has its place in the parent: itself, or a wrapper.
         may_stay_whole: True where no script has asked for it.
         by_parent: True where the module around it has a part in the exchanges with other ranks.
     """
@@ -100,6 +101,7 @@ class Planned:
     layer: nn.Module
     parent: nn.Module
     style: str
+    member: nn.Module
     may_stay_whole: bool = True
     by_parent: bool = False
 
@@ -151,7 +153,7 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
             parent = root.get_submodule(name.rpartition(".")[0])
             for below, part, its_style in _with_low_rank(module, style):
                 plain, by_parent = _BY_PARENT.get(its_style, its_style), its_style in _BY_PARENT
-                found[name + below] = Planned(name + below, part, parent, plain, name not in given, by_parent)
+                found[name + below] = Planned(name + below, part, parent, plain, module, name not in given, by_parent)
     return found
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError, said
-from lamina.tensor_parallel import layers, plans
+from lamina.job import current
+from lamina.tensor_parallel import dropout, layers, plans
 from lamina.tensor_parallel.cuts import Cut, Cutter
 from lamina.tensor_parallel.layers import Slicing
 from lamina.tensor_parallel.plans import Planned
@@ -18,6 +19,7 @@ from lamina.tensor_parallel.regions import make_regions
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.tensor_parallel.turns import Turns
 from lamina.tensor_parallel.unslicing import remember
+from lamina.torch_patches import checkpoints
 from lamina.util.told import tell
 
 
@@ -52,9 +54,12 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     for each in around:
         numbers = each.heads.attributes() if each.heads is not None else {}
         remember(each.module, tuple(numbers))
+        for member, _ in each.members:
+            remember(member)
         for attribute, count in numbers.items():
             setattr(each.module, attribute, count)
-        layers.become_around(each.module, each.heads and each.heads.own, each.features, each.layers, session.team())
+        layers.become_around(each.module, each.heads and each.heads.own, each.members, session.team())
+    checkpoints.install(dropout.recomputing, current.job().on_end)
     for module in root.modules() if _in_parts(session) else ():
         if isinstance(module, DistributedModule) and module.is_stack:
             layers.divide_positions(module, session.team(), session.group_rank("tp"), session.group_size("tp"))

@@ -51,6 +51,13 @@ partition:
 | torch.amp.GradScaler._unscale_grads_ | grad_scaler | gradients are found, and infinities in shards, by all ranks |
 | torch.optim.swa_utils.AveragedModel.update_parameters | averages | an average has the values of shards, too |
 
+While layers of a model are slices, until `shutdown`:
+
+| torch's | by | so that |
+|---|---|---|
+| torch.utils.checkpoint.CheckpointFunction.forward | checkpoints | dropout of parts is computed again as it was |
+| torch.utils.checkpoint._checkpoint_without_reentrant_generator | checkpoints | likewise |
+
 Since one of torch's helpers of state dicts has met a model, until `shutdown`:
 
 | torch's | by | so that |
