@@ -122,7 +122,7 @@ def difference(ours: dict, theirs: dict, tolerance: float, what: str) -> list[st
     largest = max((t.abs().max().item() for t in theirs.values() if t is not None and t.numel()), default=0.0)
     wrong = []
     for name, a in ours.items():
-        b = theirs[name]
+        b = theirs.get(name)
         if (a is None) != (b is None):
             wrong.append(f"{what} {name}: {'None' if a is None else 'a tensor'} here, not in the plain run")
         elif a is not None and (a.shape, a.dtype) != (b.shape, b.dtype):

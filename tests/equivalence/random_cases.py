@@ -10,6 +10,7 @@ prints it and what is wrong with it on each rank.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from equivalence.random_operations import OPERATIONS
@@ -77,6 +78,11 @@ class RandomCase:
         return self.partitions * self.replicas
 
     @property
+    def copies(self) -> int:
+        """How many batches there are side by side."""
+        return self.replicas
+
+    @property
     def name(self) -> str:
         layout = f"pp{self.partitions}-dp{self.replicas}-m{self.microbatches}-{self.schedule}"
         return f"{self.number}-{layout}-{'hand' if self.placed_by_hand else 'auto'}-{'+'.join(sorted(self.traits))}"
@@ -100,10 +106,10 @@ class RandomCase:
 class _Drawing:
     """The parts of one model while they are drawn."""
 
-    def __init__(self, draw: random.Random, wanted: set[str]):
-        self.draw = draw
+    def __init__(self, draw: random.Random, wanted: set[str], kinds: Sequence[str]):
+        self.draw, self.kinds = draw, kinds
         extra = [kind for kind in PART_TRAITS if kind in wanted] + ["linear"] * (2 * ("shared_weight" in wanted))
-        self.parts = [Part(kind) for kind in extra + draw.choices(SIMPLE, k=draw.randint(1, 3))]
+        self.parts = [Part(kind) for kind in extra + draw.choices(kinds, k=draw.randint(1, 3))]
         self.simple = [*range(len(self.parts))]
         self.uncalled = set(self.simple)
 
@@ -119,7 +125,9 @@ class _Drawing:
             return self.draw.choice(fresh)
         if known and self.draw.random() < 0.6:
             return self.draw.choice(known)
-        self.simple.append(new := self.add(Part(self.draw.choice(SIMPLE if kind == "simple" else ("linear", "block")))))
+        self.simple.append(
+            new := self.add(Part(self.draw.choice(self.kinds if kind == "simple" else ("linear", "block"))))
+        )
         return new
 
     def add(self, part: Part) -> int:
@@ -156,8 +164,8 @@ def draw_case(number: int) -> RandomCase:
     partitions, replicas = draw.choice(LAYOUTS)
     microbatches = draw.choice((1, 2, 2, 3, 4, 4, 5, 6, 7, 8))
     by_hand = draw.random() < 0.5
-    wanted = _compatible(draw, set(draw.sample(TRAITS, draw.randint(4, 20))), by_hand, microbatches, replicas)
-    parts = _draw_parts(draw, wanted)
+    wanted = compatible(draw, set(draw.sample(TRAITS, draw.randint(4, 20))), microbatches, replicas)
+    parts = draw_parts(draw, wanted)
     return RandomCase(
         number=number,
         partitions=partitions,
@@ -167,12 +175,13 @@ def draw_case(number: int) -> RandomCase:
         schedule=draw.choice(("simple", "interleaved")),
         rows=draw.randint(1, 2),
         placed_by_hand=by_hand,
-        traits=frozenset(wanted - {"reads_weight_anywhere"} | _seen_in(parts)),
+        traits=frozenset(wanted - {"reads_weight_anywhere"} | seen_in(parts)),
         parts=parts,
     )
 
 
-def _compatible(draw: random.Random, wanted: set[str], by_hand: bool, microbatches: int, replicas: int) -> set[str]:
+def compatible(draw: random.Random, wanted: set[str], microbatches: int, replicas: int) -> set[str]:
+    """The traits of these that go together."""
     wanted = wanted - NOT_YET
     if "reads_weight_anywhere" in wanted:
         wanted.add("reads_weight")  # of a child, wherever the planner puts it
@@ -202,10 +211,11 @@ def _compatible(draw: random.Random, wanted: set[str], by_hand: bool, microbatch
     return wanted
 
 
-def _draw_parts(draw: random.Random, wanted: set[str]) -> list[Part]:
+def draw_parts(draw: random.Random, wanted: set[str], kinds: Sequence[str] = SIMPLE) -> list[Part]:
+    """Parts of these kinds, and of those that what is wanted needs; the last is the root."""
     operations = [name for name in OPERATIONS if name in wanted]
     draw.shuffle(operations)
-    drawing = _Drawing(draw, wanted)
+    drawing = _Drawing(draw, wanted, kinds)
     if "idle" in wanted:
         drawing.add(Part("block"))
     for _ in range(draw.randint(0, 2)):
@@ -224,7 +234,7 @@ def _draw_parts(draw: random.Random, wanted: set[str]) -> list[Part]:
     return drawing.parts
 
 
-def _seen_in(parts: list[Part]) -> set[str]:
+def seen_in(parts: list[Part]) -> set[str]:
     """Traits that came about without being wanted."""
     parents = [child for part in parts for child in {n for op in part.program for n in op.parts}]
     draws = {"dropout"} if any(part.kind == "drop" for part in parts) else set()

@@ -67,7 +67,8 @@ def compare_runs(ours: Trained, again: Trained) -> list[str]:
 
 
 def compare_exactly(ours: dict, theirs: dict, what: str) -> list[str]:
-    return [f"{what} {n}: {ours[n]} here, {theirs[n]} there" for n in ours if not identical(ours[n], theirs[n])]
+    pairs = ((name, value, theirs.get(name)) for name, value in ours.items())
+    return [f"{what} {name}: {here} here, {there} there" for name, here, there in pairs if not identical(here, there)]
 
 
 def identical(a, b) -> bool:

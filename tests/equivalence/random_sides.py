@@ -6,11 +6,12 @@ lamina in a world of one, since only lamina knows a microbatch's random numbers.
 import contextlib
 import os
 import random
+from collections.abc import Iterable
 
 import torch
 from equivalence.cases import adamw
 from equivalence.random_cases import RandomCase
-from equivalence.random_training import Model, Trained, build, evaluation_body, train, train_body
+from equivalence.random_training import Model, Trained, build, evaluation_body, states, train, train_body
 from torch import nn
 
 import lamina
@@ -18,9 +19,10 @@ import lamina
 TIMEOUT_S = 30.0  # no case takes a second
 
 
-def plain(case: RandomCase) -> Trained:
+def plain(case: RandomCase, make_optimizer=adamw) -> Trained:
     model = build(case)
-    count = case.microbatches * case.replicas
+    optimizer = make_optimizer(model.parameters())
+    count = case.microbatches * case.copies
 
     def backward(tensors, gradients=None):
         tensors = tensors if isinstance(tensors, list) else [tensors]
@@ -39,8 +41,9 @@ def plain(case: RandomCase) -> Trained:
     def clip(norm):
         return nn.utils.clip_grad_norm_(model.parameters(), norm)
 
-    trained = train(case, model, adamw(model.parameters()), step, evaluate, clip, model.named_parameters)
+    trained = train(case, model, optimizer, step, evaluate, clip, model.named_parameters)
     trained.buffers = dict(model.named_buffers())
+    trained.others |= states(optimizer)
     return trained
 
 
@@ -61,17 +64,21 @@ def distributed(case: RandomCase, make_optimizer=adamw, **config) -> Trained:
     }
     lamina.init(**(keys | manual | replicas | config))
     try:
-        return _distributed(case, make_optimizer)
+        model = build(case)
+        if case.placed_by_hand:
+            place_by_hand(model, case.number)
+        model = lamina.distribute(model)
+        return train_here(case, model, lamina.DistributedOptimizer(make_optimizer(model.parameters())))
     finally:
         lamina.shutdown()
 
 
-def _distributed(case: RandomCase, make_optimizer) -> Trained:
-    model = build(case)
-    if case.placed_by_hand:
-        place_by_hand(model, case.number)
-    model = lamina.distribute(model)
-    optimizer = lamina.DistributedOptimizer(make_optimizer(model.parameters()))
+def train_here(case: RandomCase, model, optimizer, named_parameters=None) -> Trained:
+    """Trains on this rank of a job.
+
+    Args:
+        named_parameters: gives the parameters to compare, with their gradients; None for those of this rank.
+    """
 
     @lamina.step
     def train_step(model, x, y, tokens):
@@ -85,20 +92,20 @@ def _distributed(case: RandomCase, make_optimizer) -> Trained:
         """This replica's part of the batch; only the leading rank's inputs count, so the others pass nonsense."""
         if lamina.pp_rank() != 0:
             return dict.fromkeys(batch, torch.empty(case.microbatches, 0))
-        if lamina.dp_size() == 1:
-            return batch
-        return {name: tensor.chunk(lamina.dp_size())[lamina.dp_rank()] for name, tensor in batch.items()}
+        return {name: tensor.chunk(count)[index] for name, tensor in batch.items()}
+
+    index, count = copy_here(case)
 
     def step(batch):
-        return by_microbatch(train_step(model, **own(batch)))
+        return by_microbatch(train_step(model, **own(batch)), index)
 
     def evaluate(batch):
-        return by_microbatch(evaluation_step(model, **own(batch)))
+        return by_microbatch(evaluation_step(model, **own(batch)), index)
 
     def clip(norm):
         return model.clip_grad_norm_(norm)
 
-    trained = train(case, model, optimizer, step, evaluate, clip, model.local_named_parameters)
+    trained = train(case, model, optimizer, step, evaluate, clip, named_parameters or model.local_named_parameters)
     trained.buffers = dict(model.local_named_buffers())
     if lamina.pp_rank() != 0:  # the inputs live on the leading rank
         trained.others = {name: value for name, value in trained.others.items() if "input" not in name}
@@ -106,27 +113,42 @@ def _distributed(case: RandomCase, make_optimizer) -> Trained:
     return trained
 
 
-def by_microbatch(outputs: dict) -> dict[int, dict]:
-    """This replica's outputs, by microbatch of the whole batch."""
+def copy_here(case: RandomCase) -> tuple[int, int]:
+    """The place of this rank's batch among those side by side, and how many these are."""
+    if lamina.size() == 1:
+        return 0, 1
+    return lamina.rdp_rank() if case.copies == case.replicas else lamina.dp_rank(), case.copies
+
+
+def by_microbatch(outputs: dict, copy: int) -> dict[int, dict]:
+    """The outputs of a copy, by microbatch of the whole batch."""
     count = lamina.num_microbatches()
     pieces = {
         name: value.outputs if isinstance(value, lamina.StepOutput) else value or [None] * count
         for name, value in outputs.items()
     }
-    return {lamina.dp_rank() * count + at: {name: pieces[name][at] for name in pieces} for at in range(count)}
+    return {copy * count + at: {name: pieces[name][at] for name in pieces} for at in range(count)}
 
 
-def place_by_hand(model: Model, number: int) -> None:
-    """Every module anywhere; together those that share a parameter, or of which one reads the other's parameters."""
+def place_by_hand(model: Model, number: int, together: Iterable[Iterable[nn.Module]] = ()) -> None:
+    """Every module anywhere; together those that share a parameter, or of which one reads the other's parameters, and
+    those that are said to be."""
     draw = random.Random(number)
     group = {module: {module} for module in model.modules()}
+
+    def join(module: nn.Module, other: nn.Module) -> None:
+        group[module] |= group[other]
+        group.update(dict.fromkeys(group[module], group[module]))
+
     holders = {}
     for module in model.modules():
         for other in [holders.setdefault(p, module) for p in module.parameters(recurse=False)] + list(
             module.__dict__.get("reads", [])
         ):
-            group[module] |= group[other]
-            group.update(dict.fromkeys(group[module], group[module]))
+            join(module, other)
+    for first, *others in map(list, together):
+        for other in others:
+            join(first, other)
     placed = {}
     for module in model.modules():
         partition = placed.setdefault(id(group[module]), draw.randrange(lamina.pp_size()))

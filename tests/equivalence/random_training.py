@@ -61,7 +61,7 @@ def build(case: RandomCase) -> Model:
 def batches(case: RandomCase) -> list[dict]:
     """The whole batch of each call of the step function."""
     generator = torch.Generator().manual_seed(case.number)
-    rows = case.rows * case.microbatches * case.replicas
+    rows = case.rows * case.microbatches * case.copies
     found = []
     for at in range(STEPS * (2 if "accumulated" in case.traits else 1)):
         length = 2 + (case.number + at) % 3 if "lengths" in case.traits else 3
@@ -140,3 +140,14 @@ def train(case: RandomCase, model, optimizer, step, evaluate, clip, named_parame
 
 def by_name(outputs: dict[int, dict]) -> dict:
     return {f"{name} of microbatch {at}": value for at, output in outputs.items() for name, value in output.items()}
+
+
+def states(optimizer) -> dict[str, torch.Tensor]:
+    """Tensors that an optimizer keeps, by number of the parameter and name."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"state {name} of {number}": value.clone()
+        for number, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, torch.Tensor)
+    }

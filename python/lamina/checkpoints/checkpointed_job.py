@@ -113,12 +113,14 @@ class CheckpointedJob:
         return self._job.replicas is not None and self._job.replicas.reducer.accumulates
 
     def model_state(self) -> list[tuple[list[str], torch.Tensor]]:
-        """Each tensor of the model's state, with its names."""
+        """Each tensor of the model's state, with its names. Before the model is cut wholes without memory stand for
+        slices, of which nothing else tells then."""
         self._require_meant()
+        slicings = {} if self.is_cut() else layers.slicings(self._job.model.module)
         by_tensor: dict[int, tuple[list[str], torch.Tensor]] = {}
         for name, tensor in _persistent(self._job.model.module):
             by_tensor.setdefault(id(tensor), ([], tensor))[0].append(name)
-        return list(by_tensor.values())
+        return [(names, _whole(tensor, slicings)) for names, tensor in by_tensor.values()]
 
     def whole_shape(self, tensor: torch.Tensor) -> list[int]:
         """The shape of the whole of which a tensor of the model's state is all, or a slice."""
@@ -282,6 +284,14 @@ def _dictionary(states: Any) -> dict[str, Any]:
     if isinstance(found, dict) and all(isinstance(name, str) for name in found):
         return found
     raise FormatError("a checkpoint has something else where states go by names")
+
+
+def _whole(tensor: torch.Tensor, slicings: dict[int, layers.Slicing]) -> torch.Tensor:
+    """A stand-in for the whole of which a tensor is a slice; the tensor itself where it is none."""
+    slicing = slicings.get(id(tensor))
+    if slicing is None:
+        return tensor
+    return torch.empty(layers.unsliced(tensor.shape, slicing), dtype=tensor.dtype, device="meta")
 
 
 def _persistent(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -50,8 +50,10 @@ def make_regions(root: nn.Module, turns: Turns) -> None:
     names = _found(root)
     for name in names:
         module = root.get_submodule(name)
+        if layers.TURNS in module.__dict__:  # it is in two places
+            continue
         for layer in filter(layers.is_sliced, module.modules()):
-            if layer is not module:
+            if layer is not module and layers.REGION not in layer.__dict__:
                 remember(layer)
                 layer.__dict__[layers.REGION] = name
                 layer.__class__ = layers.with_other_forward(_Inside, type(layer))
