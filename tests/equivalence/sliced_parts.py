@@ -136,6 +136,29 @@ class Corrected(nn.Module):
         return x + self.down(self.gate(x).tanh() * self.up(x))
 
 
+class Sharing(nn.Module):
+    """Layers that two modules have, and such as are in a list."""
+
+    plan: ClassVar[dict[str, str]] = {"listed.0": "colwise", "listed.1": "rowwise"}
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        self.inner = nn.ModuleList([Inner(dropout), Inner(dropout)])
+        self.inner[1].up = self.inner[0].up
+        self.heads = nn.ModuleList([Attention(7, 7, "core", dropout), Attention(7, 7, "torch", dropout)])
+        self.heads[1].query, self.heads[1].key = self.heads[0].query, self.heads[0].key
+        self.heads[1].value = self.heads[0].value
+        self.listed, self.dropout = (
+            nn.ModuleList([nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)]),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x):
+        for each in (*self.inner, *self.heads):
+            x = each(x)
+        return x + self.listed[1](self.dropout(self.listed[0](x)))
+
+
 class Words(nn.Module):
     """An embedding cut over words, whose weight is that of scores."""
 
@@ -201,6 +224,7 @@ PLAIN = {
     "gated": Gated,
     "mixed": Mixed,
     "corrected": Corrected,
+    "sharing": Sharing,
     "row": row,
     "gathered": lambda: one("colwise_gather_output"),
     "split": lambda: one("rowwise_split_input"),
@@ -218,6 +242,7 @@ DRAWING = {
     "mixed_drop": lambda: Mixed(DROPOUT),
     "corrected_drop": lambda: Corrected(DROPOUT),
     "corrected_more_drop": lambda: Corrected(DROPOUT, 4),
+    "sharing_drop": lambda: Sharing(DROPOUT),
     "row_drop": lambda: row(DROPOUT),
     "stack_drop": lambda: Stack(DROPOUT, pre_layernorm=True),
 }

@@ -59,17 +59,20 @@ class Cutter:
         UsageError: sizes do not allow what the plan asks for.
     """
 
-    def __init__(self, planned: Mapping[str, Planned], degree: int, index: int, team: str):
+    def __init__(
+        self, planned: Mapping[str, Planned], elsewhere: Iterable[Planned], degree: int, index: int, team: str
+    ):
         self._degree, self._index, self._team = degree, index, team
         self._said = f"tensor_parallel_degree: {degree}"
         members: dict[int, list[Planned]] = {}
-        for each in planned.values():
+        elsewhere = list(elsewhere)
+        for each in [*planned.values(), *elsewhere]:
             members.setdefault(id(each.parent), []).append(each)
         self._members = {key: each for key, each in members.items() if any(map(_gives_parts, each))}
         self._heads = {key: self._heads_of(each) for key, each in self._members.items()}
-        self._places = {
-            key: plans.place_of(each[0]) for key, each in self._members.items() if self._heads[key] is not None
-        }
+        self._places = {key: each[0].place for key, each in self._members.items() if self._heads[key] is not None}
+        for each in elsewhere:
+            self._require_same_heads(planned[each.name], each)
         self.cuts = {each.name: self._cut(each) for each in [*planned.values(), *self._norms_inside(planned)]}
 
     def around(self) -> list[Around]:
@@ -93,14 +96,32 @@ class Cutter:
         heads = heads_of(members[0].parent, columns, rows, self._degree, self._index, self._said)
         if heads is not None and (own := list(heads.module._parameters)):
             raise UsageError(
-                f"{plans.place_of(members[0])} has heads that are sliced and parameters of its own ({', '.join(own)}), "
+                f"{members[0].place} has heads that are sliced and parameters of its own ({', '.join(own)}), "
                 "which is not available yet with tensor_parallel_degree above 1: leave its layers out of the plan",
                 code="tp-layer",
             )
         return heads
 
+    def _require_same_heads(self, planned: Planned, elsewhere: Planned) -> None:
+        one, other = (self._heads.get(id(each.parent)) for each in (planned, elsewhere))
+        if (
+            one is not None
+            and other is not None
+            and (one.count, one.keys, one.width)
+            != (
+                other.count,
+                other.keys,
+                other.width,
+            )
+        ):
+            raise UsageError(
+                f"{planned.name} is in {elsewhere.place}, too, which has other heads: leave it out of the plan",
+                code="tp-layer",
+            )
+
     def _norms_inside(self, planned: Mapping[str, Planned]) -> Iterable[Planned]:
         """Layers that no plan names, and that take one head after another, as norms of queries do."""
+        known = {id(each.layer) for each in planned.values()}
         for key, place in self._places.items():
             heads = self._heads[key]
             for name, layer in heads.module.named_children() if heads is not None else ():
@@ -108,8 +129,9 @@ class Cutter:
                 own = list(layer.parameters(recurse=False))
                 if hasattr(layer, plans.STYLE_OF_ITSELF):
                     continue
-                if own and path not in planned and all(list(each.shape) == [heads.width] for each in own):
-                    yield Planned(path, layer, heads.module, _REPLICATED, layer)
+                if own and id(layer) not in known and all(list(each.shape) == [heads.width] for each in own):
+                    known.add(id(layer))
+                    yield Planned(path, layer, heads.module, place, _REPLICATED, layer)
 
     def _cut(self, planned: Planned) -> Cut:
         layer, style = planned.layer, planned.style

@@ -16,6 +16,7 @@ reduce-scatter, in the place of an all-reduce at its end and one of gradients at
 layers that take the same: the module around them makes their input ready.
 """
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -90,7 +91,8 @@ class Planned:
     Attributes:
         name: in the model.
         layer: itself.
-        parent: the module that computes with what it gives.
+        parent: the module that computes with what it gives: the nearest one around it that is called.
+        place: the parent's name.
         style: one of STYLES.
         member: the module that has its place in the parent: itself, or a wrapper.
         may_stay_whole: True where no script has asked for it.
@@ -100,6 +102,7 @@ class Planned:
     name: str
     layer: nn.Module
     parent: nn.Module
+    place: str
     style: str
     member: nn.Module
     may_stay_whole: bool = True
@@ -145,22 +148,41 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
     asked = transformers | known | own | given | inside
     styles = _alone(root, degree) | asked
     found: dict[str, Planned] = {}
+    modules = dict(root.named_modules(remove_duplicate=False))
     for name, module in root.named_modules():
         is_wanted = marks.is_marked(module) or name in own or name in inside
         if name in found and name not in asked:  # beside another layer, and cut with it
             continue
         if (style := styles.get(name)) is not None and is_wanted and style != WHOLE:
-            parent = root.get_submodule(name.rpartition(".")[0])
+            place = _called(modules, name.rpartition(".")[0])
             for below, part, its_style in _with_low_rank(module, style):
                 plain, by_parent = _BY_PARENT.get(its_style, its_style), its_style in _BY_PARENT
-                found[name + below] = Planned(name + below, part, parent, plain, module, name not in given, by_parent)
+                found[name + below] = Planned(
+                    name + below, part, modules[place], place, plain, module, name not in given, by_parent
+                )
     return found
 
 
-def place_of(planned: Planned) -> str:
-    """The name of its parent."""
-    above = planned.name.partition(".base_layer")[0].partition(".lora_")[0]
-    return above.rpartition(".")[0]
+def elsewhere(root: nn.Module, planned: Iterable[Planned]) -> list[Planned]:
+    """Layers of these that are in other modules of the model, too, which compute with what they give."""
+    modules = dict(root.named_modules(remove_duplicate=False))
+    places: dict[int, dict[int, str]] = {}  # of a module: those around it, by id
+    for name, module in modules.items():
+        place = _called(modules, name.rpartition(".")[0])
+        places.setdefault(id(module), {}).setdefault(id(modules[place]), place)
+    return [
+        dataclasses.replace(each, parent=modules[place], place=place)
+        for each in planned
+        for around, place in places[id(each.member)].items()
+        if around != id(each.parent)
+    ]
+
+
+def _called(modules: Mapping[str, nn.Module], name: str) -> str:
+    """The nearest module, from this one up, that is called."""
+    while name and isinstance(modules[name], (nn.ModuleList, nn.ModuleDict)):
+        name = name.rpartition(".")[0]
+    return name
 
 
 def marked_but_whole(root: nn.Module, sliced: Iterable[str]) -> list[str]:

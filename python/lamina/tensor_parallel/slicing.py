@@ -132,7 +132,13 @@ def _cutter_of(root: nn.Module, planned: dict[str, Planned], session: _lamina.Se
         for key, parameter in module.named_parameters(name, recurse=False, remove_duplicate=False):
             holders.setdefault(id(parameter), []).append(key)
     while True:
-        cutter = Cutter(planned, session.group_size("tp"), session.group_rank("tp"), session.team())
+        cutter = Cutter(
+            planned,
+            plans.elsewhere(root, planned.values()),
+            session.group_size("tp"),
+            session.group_rank("tp"),
+            session.team(),
+        )
         ways = {f"{name}.{key}": way for name, cut in cutter.cuts.items() for key, way in cut.slices.items()}
         torn = [
             names for names in holders.values() if len(names) > 1 and len({str(ways.get(each)) for each in names}) > 1
