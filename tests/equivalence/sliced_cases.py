@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from equivalence.random_cases import RandomCase, compatible, draw_parts, seen_in
 from equivalence.random_parts import SIMPLE
+from equivalence.sharded_cases import THRESHOLDS
 from equivalence.sliced_parts import DRAWING, PLAIN
 from soak import SOAK, some
 
@@ -40,6 +41,7 @@ class SlicedCase(RandomCase):
     optimizer: str
     sharding: int  # ranks that share parameters; 1: none do
     moved: tuple[int, int] | None  # the slices and partitions into which a checkpoint goes; None: none is saved
+    threshold: int  # of elements, up to which parameters are not shared
 
     @property
     def world(self) -> int:
@@ -51,8 +53,14 @@ class SlicedCase(RandomCase):
 
     @property
     def name(self) -> str:
-        layout = f"tp{self.tp}-pp{self.partitions}-rdp{self.replicas}-sdp{self.sharding}-m{self.microbatches}"
-        options = [self.schedule, self.optimize, self.optimizer, "one" if self.prescaled else "own"]
+        layout = f"tp{self.tp}-pp{self.partitions}-rdp{self.replicas}-m{self.microbatches}"
+        options = [
+            f"sdp{self.sharding}t{self.threshold}" if self.sharding > 1 else "",
+            self.schedule,
+            self.optimize,
+            self.optimizer,
+            "one" if self.prescaled else "own",
+        ]
         moved = "" if self.moved is None else f"to-tp{self.moved[0]}-pp{self.moved[1]}"
         placed = "hand" if self.placed_by_hand else "auto"
         return "-".join(
@@ -91,6 +99,7 @@ def draw_case(number: int) -> SlicedCase:
         optimizer=draw.choice(OPTIMIZERS),
         sharding=sharding if partitions == 1 and prescaled else 1,
         moved=draw.choice(_others(tp, partitions, replicas)) if draw.random() < 0.25 else None,
+        threshold=draw.choice(THRESHOLDS),
     )
 
 

@@ -46,7 +46,11 @@ def reference(case: SlicedCase) -> Trained:
 def distributed(case: SlicedCase, wrong: list[str]) -> Trained:
     layout = {"tensor_parallel_degree": case.tp, "partitions": case.partitions, "ddp": True}
     with _folder(case.moved is not None) as folder:
-        sharding = {"sharded_data_parallel_degree": case.sharding} if case.sharding > 1 else {}
+        sharding = {
+            "sharded_data_parallel_degree": case.sharding,
+            "sdp_param_persistence_threshold": case.threshold,
+            "sdp_gradient_clipping": 1e9,
+        }
         with _job(case, **layout, **sharding):
             model, optimizer = _made(case)
             trained = _train(model, optimizer, case)
