@@ -94,7 +94,7 @@ def _made(case: SlicedCase, placed_by_hand: bool | None = None) -> tuple[Any, An
     if CHECKPOINTS in case.traits:
         draw = random.Random(case.number)
         for module in list(model.modules())[1:]:
-            if draw.random() < 0.2:
+            if draw.random() < 0.2 and not getattr(module, "inplace", False):  # it changes what would be kept
                 lamina.set_activation_checkpointing(module)
     if case.placed_by_hand if placed_by_hand is None else placed_by_hand:
         regions = [] if case.prescaled else [part.modules() for part in sliced_parts(model)]
