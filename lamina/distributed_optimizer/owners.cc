@@ -27,8 +27,9 @@ void Owners::spread(std::span<const at::Tensor> locals, const HeldIn& held_in) {
   std::ranges::stable_sort(parts, std::ranges::greater(), bytes);
   for (const auto& each : parts) {
     const auto& [local, held] = each;
-    owner_of_part_[local.unsafeGetTensorImpl()] = {held.part ? least(load_, bytes(each)) : 0,
-                                                   held.slicing ? least(load_of_slices_, bytes(each)) : 0};
+    auto& owner = owner_of_part_[local.unsafeGetTensorImpl()];
+    if (held.part) owner.of_parts = least(load_, bytes(each));
+    if (held.slicing != nullptr) owner.of_slices = least(load_of_slices_, bytes(each));
   }
 }
 
@@ -61,7 +62,7 @@ std::vector<at::Tensor> Owners::begin(std::span<const at::Tensor> locals, const 
     of_updated.push_back(parts[i]);
     updated_.push_back({local, local.grad(), {}, held.slicing, owner});
     if (!held.part) continue;
-    parts_.push_back({*held.part, owner.of_parts});
+    parts_.push_back({*held.part, *owner.of_parts});
     divided_.push_back(updated_.size() - 1);
     values.push_back(local);
     gradients.push_back(local.grad());

@@ -55,8 +55,8 @@ class Owners {
 
  private:
   struct Owner {
-    int of_parts = 0;   // among those that hold parts of a slice, or of what is not sliced
-    int of_slices = 0;  // among the slices
+    std::optional<int> of_parts;  // among those that hold parts of a slice, or of what is not sliced; none: all have it
+    int of_slices = 0;            // among the slices
   };
   // A parameter in this step: `slice` is all of this rank's slice where it owns the parts of that.
   struct Updated {
@@ -64,9 +64,7 @@ class Owners {
     const layout::Slicing* slicing = nullptr;
     Owner owner;
   };
-  bool owns_parts(const Owner& owner) const {
-    return shard_ranks_ == nullptr || owner.of_parts == shard_ranks_->rank();
-  }
+  bool owns_parts(const Owner& owner) const { return !owner.of_parts || *owner.of_parts == shard_ranks_->rank(); }
   void join_parts(std::span<const at::Tensor> values, std::span<const at::Tensor> gradients);
   void join_slices();
 

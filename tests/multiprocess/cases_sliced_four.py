@@ -92,6 +92,31 @@ def case_shards_of_slices():
         require_same(job.states(), expected)
 
 
+def case_whole_parameters_of_which_both_ranks_of_a_sharding_group_have_the_slice():
+    keys = {"sharded_data_parallel_degree": 2, "sdp_gradient_clipping": 0.5}  # all are small, and not divided
+    with folder() as path:
+        job, plain = Job(adafactor, **keys), Plain(adafactor)
+        job.model.eval()
+        plain.model.eval()
+        job.train(2)
+        plain.train(2, copies=2)
+        require_equal(job, plain)
+        expected = job.states()
+        lamina.save_checkpoint(path, "a")
+        lamina.shutdown()
+        for tp in (1, 2):
+            job = Job(adafactor, seed=5, tp=tp, **(keys if tp == 2 else {}))
+            lamina.resume_from_checkpoint(path, "a")
+            require_same(job.states(), expected)
+            if tp == 1:
+                lamina.shutdown()
+        job.model.eval()
+        job.train(1)
+        plain.train(1, copies=2)
+        require_equal(job, plain)
+        lamina.save_checkpoint(path, "b")  # copies are equal
+
+
 def case_copies_of_slices_join():
     job, plain = Job(), Plain()
     job.model.eval()
