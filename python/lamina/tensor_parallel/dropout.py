@@ -58,11 +58,14 @@ class SlicedDropout(TorchFunctionMode):
         module: the one whose call it is.
         parts: that it has.
         state: of that call.
+        copied: the last input of layers whose gradients are added over the ranks, its version then, and the copy that
+            they were given.
     """
 
     def __init__(self, module: nn.Module, parts: Parts, state: State):
         super().__init__()
         self.module, self.parts, self.state = module, parts, state
+        self.copied: tuple[torch.Tensor, int, torch.Tensor] | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -156,8 +159,12 @@ def left() -> Iterator[SlicedDropout | None]:
 @contextmanager
 def inside(module: nn.Module, parts: Parts, state: State) -> Iterator[None]:
     """Inside, dropout is that of a call of this module, and of no other one around it."""
-    with left(), SlicedDropout(module, parts, state):
-        yield
+    mode = SlicedDropout(module, parts, state)
+    try:
+        with left(), mode:
+            yield
+    finally:
+        mode.copied = None
 
 
 def recomputing(function: Callable) -> Callable:

@@ -73,7 +73,7 @@ class _ByColumns:
     """A layer that has some of the outputs."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(torch.ops.lamina.tp_copy(input, self.__dict__[_HERE].team))
+        return super().forward(_copied(self, input))
 
 
 class _Gathered:
@@ -133,7 +133,7 @@ class _Chosen:
         bias = None
         if self.bias is not None:
             bias = torch.ops.lamina.tp_copy(self.bias, here.team).index_select(0, chosen)
-        return nn.functional.linear(torch.ops.lamina.tp_copy(input, here.team), weight, bias)
+        return nn.functional.linear(_copied(self, input), weight, bias)
 
 
 class _Words:
@@ -354,6 +354,18 @@ def _after(member: nn.Module, state: State) -> State:
     """The state of a call after that of a member."""
     gives = member.__dict__[_GIVES]
     return state._replace(given=() if gives is None else tuple(dict.fromkeys((*state.given, gives))))
+
+
+def _copied(layer: nn.Module, input: torch.Tensor) -> torch.Tensor:
+    """The input of a layer whose gradients are added over the ranks: once for all layers of a module that are given the
+    same, as queries, keys and values are."""
+    mode, team = dropout.current(), layer.__dict__[_HERE].team
+    if mode is None or not (input.requires_grad and torch.is_grad_enabled()):
+        return torch.ops.lamina.tp_copy(input, team)
+    version = 0 if torch.compiler.is_compiling() else input._version  # which a compiled graph does not know
+    if mode.copied is None or mode.copied[0] is not input or mode.copied[1] != version:
+        mode.copied = (input, version, torch.ops.lamina.tp_copy(input, team))
+    return mode.copied[2]
 
 
 @functools.cache
