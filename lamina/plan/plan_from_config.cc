@@ -45,7 +45,12 @@ Report plan_for(const config::Config& config, const ModuleTree& given, const Kep
 }
 
 std::string printed(const ModuleTree& tree, const Report& report, const config::Config& config) {
-  return assignments_line(tree, report.owners, config.partitions) + "\n" + describe(tree, report);
+  std::string text = assignments_line(tree, report.owners, config.partitions) + "\n" + describe(tree, report);
+  if (config.tensor_parallel_degree > 1) {
+    text += base::str("of each of the ", config.tensor_parallel_degree,
+                      " ranks of a TP_GROUP, which have slices of layers; times have their exchanges in them\n");
+  }
+  return text;
 }
 
 }  // namespace lamina::plan

@@ -19,6 +19,7 @@ using Ints = at::IntArrayRef;
 
 // Signatures that torch's dispatcher knows them by.
 using OfWhole = at::Tensor(const at::Tensor&, const std::string&);
+using OfCopied = void(const at::Tensor&, const std::string&);
 using OfCut = at::Tensor(const at::Tensor&, std::int64_t, c10::SymIntArrayRef, const std::string&);
 using OfCuts = at::Tensor(const at::Tensor&, std::int64_t, c10::SymIntArrayRef, std::int64_t, c10::SymIntArrayRef,
                           const std::string&);
@@ -26,6 +27,7 @@ using OfCuts = at::Tensor(const at::Tensor&, std::int64_t, c10::SymIntArrayRef, 
 TORCH_LIBRARY_FRAGMENT(lamina, library) {
   const auto def = [&](const std::string& schema) { library.def(schema.c_str(), {at::Tag::pt2_compliant_tag}); };
   def("tp_copy(Tensor(a) whole, str team) -> Tensor(a)");
+  def("tp_copied(Tensor whole, str team) -> ()");
   def("tp_all_reduce(Tensor given, str team) -> Tensor");
   for (const std::string name : {"tp_gather", "tp_scatter", "tp_all_gather", "tp_reduce_scatter"}) {
     def(name + "(Tensor given, int dim, SymInt[] sizes, str team) -> Tensor");
@@ -66,7 +68,11 @@ at::Tensor all_to_all_values(const at::Tensor& given, std::int64_t from_dim, Int
       [&] { return find_team(team)->all_to_all(given, cut_of(from_dim, from_sizes), cut_of(to_dim, to_sizes)); });
 }
 
+// Does nothing: a trace sees by it that a copy's gradient is to be added up.
+void copied(const at::Tensor& /*whole*/, const std::string& /*team*/) {}
+
 TORCH_LIBRARY_IMPL(lamina, CompositeExplicitAutograd, library) {
+  library.impl("tp_copied", &copied);
   library.impl("tp_all_reduce", &all_reduce_values);
   library.impl("tp_gather", &values_of_cut<&Team::all_gather>);
   library.impl("tp_all_gather", &values_of_cut<&Team::all_gather>);
@@ -133,6 +139,8 @@ TORCH_LIBRARY_IMPL(lamina, Meta, library) {
 struct CopyFunction : Function<CopyFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& whole, const std::string& team) {
     context->saved_data["team"] = team;
+    static const auto operation = op<OfCopied>("lamina::tp_copied");
+    if (Alone::here()) operation.call(whole, team);
     return at::alias(whole);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

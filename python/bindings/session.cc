@@ -357,6 +357,8 @@ void bind_alone(py::module_& module) {
       .def("__enter__", [](PythonAlone& self) { self.here.emplace(); })
       .def("__exit__", [](PythonAlone& self, const py::args&) { self.here.reset(); });
   module.def("is_alone", &tensor_parallel::Alone::here);
+  module.def(
+      "team_size", [](const std::string& team) { return tensor_parallel::find_team(team)->size(); }, py::arg("team"));
 }
 
 }  // namespace

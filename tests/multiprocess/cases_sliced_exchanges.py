@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges of two ranks over which layers are cut."""
+"""Exchanges of two ranks over which layers are cut, and the time that a trace says that they take."""
 
 import collections
 import json
@@ -11,6 +11,10 @@ from multiprocess.cases_sliced import PLAN, RANK, Block
 from torch import nn
 
 import lamina
+from lamina.modules.tree import ModuleTree
+from lamina.tracing.costs import CPU
+from lamina.tracing.sandbox import Call
+from lamina.tracing.trace import TraceOptions, trace
 
 LAYERS, WIDTH = 3, 16
 
@@ -72,3 +76,24 @@ def case_layers_make_two_sums_each_way_or_as_many_gathers_and_scattered_sums():
     # Five positions lie in parts of three, which travel with one that is empty.
     sent = 2 * 6 * WIDTH * 4
     assert RANK or others == {("all_gather", sent): each + 2, ("reduce_scatter", sent): each}, found
+
+
+def case_a_trace_counts_the_time_of_exchanges():
+    half = 2 * 5 * WIDTH * 4 / 2
+    for own, batches in ((False, 1), (True, 2)):
+        model, states = start(Blocks, prescaled_batch=not own)
+        tree = ModuleTree(model.module)
+        found = trace(tree, Call(((states, None),), {}), TraceOptions())
+        assert found.measures is not None, found.notes
+        sum_us = batches * CPU.exchange_us(2 * half)
+        counted = {name: each.exchange_us for name, each in zip(tree.names, found.measures, strict=True)}
+        for name, expected in {
+            "blocks.1.attention.query": (0, sum_us),
+            "blocks.1.attention.key": (0, 0),
+            "blocks.1.attention.out": (sum_us, 0),
+            "blocks.1.up": (0, sum_us),
+            "blocks.1.down": (sum_us, 0),
+        }.items():
+            assert counted[name] == expected, (name, counted[name], expected)
+        assert sum(map(sum, counted.values())) == 4 * LAYERS * sum_us
+        lamina.shutdown()

@@ -218,7 +218,11 @@ class Read(Words):
 
 
 def case_a_model_that_has_to_run_to_be_traced_is_traced_by_one_rank():
-    require_plain_updates(*job(Read), steps=2)
+    plain, model = job(Read)
+    require_plain_updates(plain, model, steps=2)
+    report = model.partition_report()
+    assert "blocks.0.attention.query" in report["slices"] and "blocks.0.norm" not in report["slices"]
+    assert report["exchange_us"]["blocks.0.down"] > 0
     lamina.shutdown()
 
 

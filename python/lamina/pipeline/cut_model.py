@@ -44,7 +44,8 @@ class CutModel(WrappedModule):
         dictionary for each partition, with "time_us", "parameter_bytes", "memory_bytes" and "out_bytes". There are
         "predicted_step_us", "bubble" and "warning". The trace adds "reads_data" and "draws", names of modules that let
         data decide and that draw random numbers; "ties", the modules that share each attribute; and "notes", on what
-        could not be found out. Before partition: UsageError."""
+        could not be found out. "slices" are names of layers that are cut over a TP_GROUP; "exchange_us" has the part of
+        a module's time that their exchanges take. Before partition: UsageError."""
         self._require_partitioned("there is no report")
         return self._cut.model.report
 

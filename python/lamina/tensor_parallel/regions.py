@@ -62,6 +62,24 @@ def make_regions(root: nn.Module, turns: Turns) -> None:
         module.__class__ = layers.with_other_forward(_Region, type(module))
 
 
+def batches(modules: Iterable[nn.Module]) -> list[int]:
+    """With how many batches each of these modules computes, where the model has one."""
+    modules = list(modules)
+    found = {
+        id(part): each.__dict__[layers.TURNS].size
+        for each in modules
+        if layers.TURNS in each.__dict__
+        for part in each.modules()
+    }
+    return [found.get(id(module), 1) for module in modules]
+
+
+def parameters(root: nn.Module) -> set[int]:
+    """The id of each parameter in a region."""
+    found = (module for module in root.modules() if layers.TURNS in module.__dict__)
+    return {id(parameter) for module in found for parameter in module.parameters()}
+
+
 def _found(root: nn.Module) -> list[str]:
     """The names of the regions, none in another."""
     modules = dict(root.named_modules(remove_duplicate=False))

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lamina.integrations import hugging_face
 from lamina.modules.tree import ModuleTree
+from lamina.tensor_parallel import regions
 from lamina.torch_patches import scoped
 from lamina.tracing.costs import Device, tensors_of, times_us
 from lamina.tracing.route import Stretch, Way, size_bytes
@@ -38,6 +39,7 @@ class Measures:
 
     Attributes:
         forward_us, backward_us: times.
+        exchange_us: of these, the exchanges of slices with other ranks.
         activation_bytes: kept for the backward, parameters not counted.
         output_bytes: of what it returns, all calls together.
         order: when it was first called, None when it was not.
@@ -50,6 +52,7 @@ class Measures:
 
     forward_us: float = 0.0
     backward_us: float = 0.0
+    exchange_us: tuple[float, float] = (0.0, 0.0)
     activation_bytes: int = 0
     output_bytes: int = 0
     order: int | None = None
@@ -87,6 +90,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.measures = [Measures() for _ in tree.modules]
         self._tree = tree
+        self._batches = regions.batches(tree.modules)  # that a module computes with, where a call has one
         self._device = device
         self._state = state
         self._keep = keep
@@ -122,7 +126,10 @@ class Recorder(TorchDispatchMode):
             measures.reads_data = True
         measures.draws = measures.draws or _draws(func, args)
         output = func(*args, **kwargs)
-        forward_us, backward_us = times_us(self._device, func, args, kwargs, output)
+        batches = self._batches[node]
+        forward_us, backward_us = (batches * each for each in times_us(self._device, func, args, kwargs, output))
+        if func.namespace == "lamina":
+            measures.exchange_us = (measures.exchange_us[0] + forward_us, measures.exchange_us[1] + backward_us)
         measures.forward_us += forward_us
         backward_us += forward_us if self._recomputed else 0
         measures.backward_us += backward_us
@@ -184,7 +191,9 @@ class Recorder(TorchDispatchMode):
         storage = _storage(tensor) if tensor.layout is torch.strided else None
         if storage is not None and storage.cdata not in self._counted:
             self._counted[storage.cdata] = storage
-            self.measures[self.node()].activation_bytes += tensor.untyped_storage().nbytes()
+            self.measures[self.node()].activation_bytes += (
+                self._batches[self.node()] * tensor.untyped_storage().nbytes()
+            )
         if not self._keep:
             return None
         self._saved.append(tensor)

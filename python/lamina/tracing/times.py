@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
+from lamina.tensor_parallel import regions
 from lamina.torch_patches import scoped
 from lamina.tracing.record import Holders, Measures, forward_of
 from lamina.tracing.sandbox import Call, copied, moved, put_stand_ins, undisturbed
@@ -21,14 +22,15 @@ _ENOUGH_S = 10
 
 
 def measure_times(tree: ModuleTree, call: "Call", device: torch.device | None, measures: list[Measures]) -> None:
-    """Puts the time that each node took into `measures`: the shortest of a few runs."""
-    began = time.perf_counter()
+    """Puts the time that each node took into `measures`: the shortest of a few runs. One rank runs alone: exchanges of
+    slices keep the time that was counted for them."""
+    began, batches = time.perf_counter(), regions.batches(tree.modules)
     runs = []
     while len(runs) < _RUNS and (len(runs) < 2 or time.perf_counter() - began < _ENOUGH_S):
         runs.append(_run(tree, call, device))
     for node, each in enumerate(measures):
-        each.forward_us = min(run.forward_us[node] for run in runs[1:])
-        each.backward_us = min(run.backward_us[node] for run in runs[1:])
+        each.forward_us = batches[node] * min(run.forward_us[node] for run in runs[1:]) + each.exchange_us[0]
+        each.backward_us = batches[node] * min(run.backward_us[node] for run in runs[1:]) + each.exchange_us[1]
 
 
 def _run(tree: ModuleTree, call: "Call", device: torch.device | None) -> "_Stopwatch":

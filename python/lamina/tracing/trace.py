@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from lamina import _lamina
 from lamina.errors import UsageError, said
 from lamina.modules.tree import ModuleTree
+from lamina.tensor_parallel import layers
 from lamina.tracing import leftovers
 from lamina.tracing.costs import nominal
 from lamina.tracing.record import Measures, Recorder, RunsBackwardError
@@ -128,6 +129,8 @@ def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
     return {
         "reads_data": [name for name, each in named if each.reads_data],
         "draws": [name for name, each in named if each.draws],
+        "slices": [name for name, module in zip(tree.names, tree.modules, strict=True) if layers.is_sliced(module)],
+        "exchange_us": {name: sum(each.exchange_us) for name, each in named if any(each.exchange_us)},
         "ties": {tie.attribute: [tree.names[node] for node in sorted(tie.nodes)] for tie in found.ties},
         "notes": found.notes,
     }
