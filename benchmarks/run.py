@@ -79,6 +79,7 @@ BENCHMARKS = [
     Benchmark("pipeline_schedule_2", "pipeline_schedule.py", ranks=2, usual_s=40, full_s=150),
     Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4, usual_s=50, full_s=180),
     Benchmark("slices", "slices.py", ranks=2, usual_s=120, full_s=300),
+    Benchmark("slices_plan", "slices_plan.py", ranks=4, usual_s=30, full_s=30),
     Benchmark("team_turns", "team_turns.py", ranks=4, usual_s=50, full_s=120),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
     Benchmark("timeline_cost", "timeline_cost.py", ranks=2, usual_s=40),

@@ -11,6 +11,8 @@ float32, 4 sequences of 128 words.
   torch, whole     the same with whole activations, over Gloo
   torch, lamina    that over the backend "lamina"
   alone            the model itself
+  part             what a rank computes of the first, as if the others' parts were there: no exchanges
+`exposed` is the time that is not that of the part.
 """
 
 import statistics
@@ -32,6 +34,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 
 import lamina
+from lamina._lamina import Alone
 
 WIDTH, HEADS, BLOCKS, WORDS = 512, 8, 8, 512
 PLAN = {
@@ -119,14 +122,17 @@ def with_sequences(mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(net, mesh, around)
 
 
-def of_lamina(words: torch.Tensor, count: int) -> list[float]:
-    """Samples of a job of lamina's own, which has one model."""
+def of_lamina(words: torch.Tensor, count: int) -> tuple[list[float], list[float]]:
+    """Samples of a job of lamina's own, which has one model, and of what a rank computes of it."""
     lamina.init(tensor_parallel_degree=dist.get_world_size(), ddp=True, prescaled_batch=True)
     net = model()
     lamina.set_tensor_parallelism(net, plan=PLAN)
-    samples = measured(lamina.distribute(net), words, count)
+    net = lamina.distribute(net)
+    samples = measured(net, words, count)
+    with Alone():
+        part = measured(net.module, words, count)
     lamina.shutdown()
-    return samples
+    return samples, part
 
 
 def measured(net: nn.Module, words: torch.Tensor, count: int) -> list[float]:
@@ -140,6 +146,12 @@ def measured(net: nn.Module, words: torch.Tensor, count: int) -> list[float]:
         net(words).backward()
         samples.append(1e3 * (time.perf_counter() - begin))
     return samples[2:]
+
+
+def add_rows(report: Report, case: str, samples: dict[str, list[float]]) -> None:
+    for name, values in samples.items():
+        ratios = [value / other for value, other in zip(values, samples["torch, sequence"], strict=True)]
+        report.add(case, name, "ms", values, of_torchs_sequence=statistics.median(ratios))
 
 
 def main() -> None:
@@ -159,12 +171,17 @@ def main() -> None:
     count = options.pick(2, 4, 6)
     samples: dict[str, list[float]] = {}
     for _ in range(options.pick(1, 5, 9)):
-        samples.setdefault("lamina", []).append(statistics.median(of_lamina(words, count)))
+        for name, found in zip(("lamina", "part"), of_lamina(words, count), strict=True):
+            samples.setdefault(name, []).append(statistics.median(found))
         for name, net in nets.items():
             samples.setdefault(name, []).append(statistics.median(measured(net, words, count)))
-    for name, values in samples.items():
-        ratios = [value / other for value, other in zip(values, samples["torch, sequence"], strict=True)]
-        report.add("4 x 128 words", name, "ms", values, of_torchs_sequence=statistics.median(ratios))
+    add_rows(report, "4 x 128 words", samples)
+    exposed = {
+        name: [value - part for value, part in zip(values, samples["part"], strict=True)]
+        for name, values in samples.items()
+        if name not in ("part", "alone")
+    }
+    add_rows(report, "exposed", exposed)
     if dist.get_rank() == 0:
         report.finish()
     dist.destroy_process_group()
