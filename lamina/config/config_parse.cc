@@ -182,10 +182,8 @@ void require_available(const Config& config, int replicas) {
   check.missing(&Config::contiguous, "contiguous");
   check.missing(&Config::horovod, "horovod");
   if (complete.tensor_parallel_degree > 1) {
-    constexpr auto kBeside = "leave it as it is by default, or tensor_parallel_degree at 1";
     check.missing(!complete.prescaled_batch && complete.sharded_data_parallel_degree > 1, "prescaled_batch",
                   "with tensor_parallel_degree and sharding it is to be true");
-    check.missing(complete.verify_steps > 0, "verify_steps", kBeside);
   }
   check.missing(&Config::xla, "xla");
   check.missing(&Config::fork, "fork");

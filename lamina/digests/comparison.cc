@@ -54,7 +54,9 @@ class Comparer {
       const auto wholes = wholes_of(parts);
       const auto others = wholes_of(other->second);
       if (wholes.empty() || others.empty() || began_elsewhere(key)) continue;
-      for (std::size_t i = 0; i < others.size(); ++i) compare(others[i], wholes[std::min(i, wholes.size() - 1)], key);
+      for (std::size_t i = 0; i < others.size(); ++i) {
+        compare(others[i], wholes[std::min(i, wholes.size() - 1)], key, has_one_rank(others));
+      }
       ++made_.tensors;
       if (is_of_call(key.kind)) modules.insert(key.name);
       if (key.kind == Kind::kParameter) parameters.insert(key.name);
@@ -100,7 +102,13 @@ class Comparer {
            first->second.front().seen->digest != second->second.front().seen->digest;
   }
 
-  void compare(const Whole& first, const Whole& second, const Key& key) {
+  // True where somebody has seen it otherwise than all others, or nobody else: else each had a slice of it.
+  static bool has_one_rank(const std::vector<Whole>& wholes) {
+    return wholes.size() == 1 ||
+           std::ranges::any_of(wholes, [&](const Whole& each) { return each.digest != wholes.front().digest; });
+  }
+
+  void compare(const Whole& first, const Whole& second, const Key& key, bool has_one_rank) {
     const Seen& seen = *second.of.seen;
     if (is_sliced_ && is_of_call(key.kind) && is_slice(first.digest, second.digest)) {
       ++made_.in_slices;
@@ -115,7 +123,7 @@ class Comparer {
       return;
     }
     Difference difference{.seen = seen, .copy = first.of.rank->copy, .relative = relative, .what = std::move(what)};
-    if (!first.is_part) difference.rank = first.of.rank->rank;
+    if (!first.is_part && has_one_rank) difference.rank = first.of.rank->rank;
     if (key.kind == Kind::kOutput || key.kind == Kind::kOutputGradient) {
       difference.first = surroundings(first.of);
       difference.second = surroundings(second.of);

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
@@ -236,6 +237,15 @@ std::unique_ptr<HookedCall> CallHooks::begin(base::ModuleId module, bool remote,
                                              std::span<const at::Tensor> inputs) const {
   const auto& [name, hooks] = by_module_.at(module.value);
   return std::make_unique<HookedCall>(hooks, ModuleCall{module, name, remote, calls_++}, inputs);
+}
+
+std::unique_ptr<HookedCall> CallHooks::begin_for(bool shown, base::ModuleId module, bool remote,
+                                                 std::span<const at::Tensor> inputs) const {
+  const auto& [name, hooks] = by_module_.at(module.value);
+  Hooks some;
+  std::ranges::copy_if(hooks, std::back_inserter(some),
+                       [&](const auto& hook) { return hook->wants_tensors() == shown; });
+  return std::make_unique<HookedCall>(std::move(some), ModuleCall{module, name, remote, calls_++}, inputs);
 }
 
 value::Value CallHooks::call(Modules& modules, base::ModuleId module, const std::string& state, value::Value arguments,

@@ -80,6 +80,9 @@ class CallHooks {
   bool want_tensors() const;
   // A call of a module that has hooks, given these tensors.
   std::unique_ptr<HookedCall> begin(base::ModuleId module, bool remote, std::span<const at::Tensor> inputs = {}) const;
+  // One that only hooks which are shown tensors hear of, or only all others.
+  std::unique_ptr<HookedCall> begin_for(bool shown, base::ModuleId module, bool remote,
+                                        std::span<const at::Tensor> inputs = {}) const;
 
   // Calls one of `modules`, which may have hooks.
   value::Value call(Modules& modules, base::ModuleId module, const std::string& state, value::Value arguments,

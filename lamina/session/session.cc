@@ -67,7 +67,8 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
 std::shared_ptr<verification::RunRecorder> record_run(const config::Config& config, const topology::Topology& topology,
                                                       base::Rank rank, int world) {
   auto terms = verification::read_terms(environment::process_environment());
-  const bool takes_apart = config.partitions > 1 || config.sharded_data_parallel_degree > 1;
+  const bool takes_apart =
+      config.partitions > 1 || config.tensor_parallel_degree > 1 || config.sharded_data_parallel_degree > 1;
   if (!terms && config.verify_steps > 0 && takes_apart) {
     terms = {.folder = "", .steps = config.verify_steps, .one_microbatch = true};
   }

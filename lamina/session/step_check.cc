@@ -12,6 +12,7 @@
 #include "lamina/environment/memory.h"
 #include "lamina/messaging/agreement.h"
 #include "lamina/model/values.h"
+#include "lamina/session/slicing.h"
 
 namespace lamina::session {
 namespace {
@@ -44,12 +45,17 @@ void leave_out(RankRecording& plain, const std::vector<RankRecording>& ranks) {
                 [&](const auto& seen) { return seen.kind == digests::Kind::kGradient ? has_others : seen.call < 0; });
 }
 
-void compare_copy(Session& session, const verification::PlainRun* plain) {
-  session.run_recorder()->end_step();
+void compare_copy(Session& session, const verification::PlainRun* plain, const Slicings& slicings) {
+  session.run_recorder()->end_step_of([&](const std::string& name, const at::Tensor& gradient) {
+    const auto slicing = slicings.find(name);
+    return slicing == slicings.end() ? gradient : whole_of(session, gradient, slicing->second);
+  });
   std::vector<model::Named> own;
   own.emplace_back("recording", session.run_recorder()->text());
-  const auto told = model::gather(std::move(own), /*to_first=*/true, session.members(topology::kOneCopy),
-                                  session.mailbox(), session.patience());
+  const bool have_one_batch = session.topology().resolved(topology::kReplicas) == topology::kSameParts;
+  const auto group = have_one_batch ? topology::kOneCopy : topology::kPartitions;
+  const auto told =
+      model::gather(std::move(own), /*to_first=*/true, session.members(group), session.mailbox(), session.patience());
   if (plain == nullptr) return;
   std::vector<RankRecording> ranks;
   for (const auto& [what, text] : told) ranks.push_back(digests::read_text(text.as<std::string>()));
@@ -65,11 +71,11 @@ void compare_copy(Session& session, const verification::PlainRun* plain) {
 
 }  // namespace
 
-void compare_step(Session& session, const verification::PlainRun* plain) {
+void compare_step(Session& session, const verification::PlainRun* plain, const Slicings& slicings) {
   messaging::act_together(
       session.mailbox(), session.ranks().everyone(),
       [&] {
-        if (session.run_recorder() != nullptr) compare_copy(session, plain);
+        if (session.run_recorder() != nullptr) compare_copy(session, plain, slicings);
       },
       session.patience());
 }

@@ -24,7 +24,9 @@ class PlainRun {
   std::unique_ptr<model::HookedCall> begin(std::int64_t module, std::span<const at::Tensor> inputs) const;
   // The parameters' gradients are recorded until end().
   void watch(std::span<const ParameterGradients::Named> parameters) { recorder_->begin_step_of(parameters); }
-  void end() { recorder_->end_step(); }
+  void end() {
+    recorder_->end_step_of([](const auto&, const auto& gradient) { return gradient; });
+  }
   // The recording without what is not to be compared.
   digests::RankRecording recording() const;
   void forget_gradients() { without_gradients_ = true; }

@@ -103,10 +103,16 @@ RunRecorder::~RunRecorder() { end(); }
 
 void RunRecorder::end_step() {
   const std::lock_guard lock(mutex_);
+  close_step();
+}
+
+void RunRecorder::end_step_of(const Recorded& recorded) {
+  const std::lock_guard lock(mutex_);
   if (const auto parameters = std::exchange(parameters_, nullptr)) {
     for (const auto& [name, gradient] : parameters->take()) {
-      if (!has_value(gradient)) continue;
-      writer_.write({Kind::kGradient, steps_, 0, name, 0, 0, order_++, digest_of(gradient, terms_.bits)});
+      const auto whole = recorded(name, gradient);
+      if (!has_value(whole)) continue;
+      writer_.write({Kind::kGradient, steps_, 0, name, 0, 0, order_++, digest_of(whole, terms_.bits)});
     }
   }
   close_step();

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -70,6 +71,9 @@ class RunRecorder : public model::CallHook {
   // Sees the tensors of what a step function returned for a microbatch.
   void see_result(base::Microbatch microbatch, std::span<const at::Tensor> tensors);
   void end_step();
+  // With one microbatch: makes the gradient of a parameter of this name what is recorded of it.
+  using Recorded = std::function<at::Tensor(const std::string& name, const at::Tensor& gradient)>;
+  void end_step_of(const Recorded& recorded);
   // With one microbatch: a step begins, of which these parameters' gradients are recorded. Forgets the step before.
   void begin_step_of(std::span<const ParameterGradients::Named> parameters);
   std::int64_t steps() const { return steps_; }

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "lamina/model/cut.h"
 #include "lamina/model/make_table.h"
@@ -52,9 +53,13 @@ struct BegunCall {
   void fail() { call.reset(); }
 };
 
-std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote,
-                                      const std::vector<at::Tensor>& inputs) {
-  return std::make_unique<BegunCall>(session.job().call_hooks().begin(base::ModuleId(module), remote, inputs));
+// `shown`: only hooks that are shown tensors hear of it, or only all others.
+std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote, const std::vector<at::Tensor>& inputs,
+                                      std::optional<bool> shown) {
+  const auto& hooks = session.job().call_hooks();
+  const base::ModuleId id(module);
+  return std::make_unique<BegunCall>(shown ? hooks.begin_for(*shown, id, remote, inputs)
+                                           : hooks.begin(id, remote, inputs));
 }
 
 // Name, value, tensors in it, and a module that uses it, too.
@@ -63,6 +68,15 @@ using ReadVariable = std::tuple<std::string, std::string, std::vector<at::Tensor
 bool is_recorded(Session& session) { return session.run_recorder() && session.run_recorder()->writes(); }
 
 using Named = verification::ParameterGradients::Named;
+
+// The dimension along which a tensor is sliced, and the extent and unit of each of its sections.
+using PythonSlicing = std::pair<int, std::vector<std::pair<std::int64_t, std::int64_t>>>;
+
+layout::Slicing to_slicing(const Session& session, const PythonSlicing& given) {
+  layout::Slicing slicing{given.first, {}, session.topology().size(Group::kTp)};
+  for (const auto& [extent, unit] : given.second) slicing.sections.push_back({extent, unit});
+  return slicing;
+}
 
 void bind_plain_run(py::module_& module) {
   using verification::PlainRun;
@@ -85,8 +99,13 @@ void bind_plain_run(py::module_& module) {
       .def("forget_gradients", &PlainRun::forget_gradients)
       .def("leave_out", &PlainRun::leave_out, py::arg("parameters"));
   module.def(
-      "compare_step", [](Session& session, const PlainRun* plain) { session::compare_step(session, plain); },
-      py::arg("session"), py::arg("plain"), py::call_guard<Release>());
+      "compare_step",
+      [](Session& session, const PlainRun* plain, const std::map<std::string, PythonSlicing>& given) {
+        session::Slicings slicings;
+        for (const auto& [name, slicing] : given) slicings.emplace(name, to_slicing(session, slicing));
+        session::compare_step(session, plain, slicings);
+      },
+      py::arg("session"), py::arg("plain"), py::arg("slicings"), py::call_guard<Release>());
   module.def("has_room_for_plain", &session::has_room_for_plain, py::arg("session"), py::arg("bytes"),
              py::call_guard<Release>());
   module.def("end_checks", &session::end_checks, py::arg("session"));
@@ -135,15 +154,6 @@ py::dict gather_state(Session& session, const py::dict& own, bool to_first, cons
   py::dict state;
   for (const auto& [name, part] : parts) state[py::str(name)] = to_object(part);
   return state;
-}
-
-// The dimension along which a tensor is sliced, and the extent and unit of each of its sections.
-using PythonSlicing = std::pair<int, std::vector<std::pair<std::int64_t, std::int64_t>>>;
-
-layout::Slicing to_slicing(const Session& session, const PythonSlicing& given) {
-  layout::Slicing slicing{given.first, {}, session.topology().size(Group::kTp)};
-  for (const auto& [extent, unit] : given.second) slicing.sections.push_back({extent, unit});
-  return slicing;
 }
 
 // (name, tensor, is a buffer, how it is sliced)
@@ -404,7 +414,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def_property_readonly("leads", [](Session& session) { return session.job().leads(); })
       .def("hooked_modules", &hooked_modules, py::arg("names"))
       .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"),
-           py::arg("inputs") = std::vector<at::Tensor>(), py::call_guard<Release>())
+           py::arg("inputs") = std::vector<at::Tensor>(), py::arg("shown") = py::none(), py::call_guard<Release>())
       .def_property_readonly("hooks_want_tensors",
                              [](Session& session) { return session.job().call_hooks().want_tensors(); })
       .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as the Python face sees it. Nothing here is public."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal, Protocol, overload
 
@@ -300,7 +300,9 @@ class Session:
         it)."""
     def hooked_modules(self, names: Sequence[str]) -> list[int]:
         """Numbers the model's modules; returns those whose calls have hooks."""
-    def begin_call(self, module: int, remote: bool, inputs: Sequence[torch.Tensor] = ()) -> HookedCall:
+    def begin_call(
+        self, module: int, remote: bool, inputs: Sequence[torch.Tensor] = (), shown: bool | None = None
+    ) -> HookedCall:
         """A call of such a module on this rank, given these tensors."""
     @property
     def hooks_want_tensors(self) -> bool:
@@ -974,8 +976,9 @@ class PlainRun:
     def forget_gradients(self) -> None:
         """Compares none."""
 
-def compare_step(session: Session, plain: PlainRun | None) -> None:
-    """Compares a step with it; collective over the world. UsageError on all ranks where they differ."""
+def compare_step(session: Session, plain: PlainRun | None, slicings: Mapping[str, Slicing]) -> None:
+    """Compares a step with it, gradients of slices as wholes; collective over the world. UsageError on all ranks where
+    they differ."""
 
 def has_room_for_plain(session: Session, bytes: int) -> bool:
     """True where ranks that lead have memory for a whole model of so many bytes. Collective over the world."""
@@ -992,10 +995,10 @@ class Alone:
 def is_alone() -> bool:
     """True in an `Alone` of this thread."""
 
+def team_size(team: str) -> int: ...
+
 class AsInBody:
     """A context, in which modules have streams of random numbers as in the body of a step."""
-
-def team_size(team: str) -> int: ...
 
     def __enter__(self) -> None: ...
     def __exit__(self, *args: Any) -> None: ...

@@ -213,10 +213,10 @@ TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
 }
 
 TEST(Available, EverythingMissingIsNamedAtOnce) {
-  EXPECT_EQ(missing(R"({"ddp": true, "tensor_parallel_degree": 2, "verify_steps": 1, "xla": true})", 2),
+  EXPECT_EQ(missing(R"({"ddp": true, "tensor_parallel_degree": 2, "fork": true, "xla": true})", 2),
             "configuration, valid but not available yet: 2 errors\n"
-            "  verify_steps: 1 is not available yet; leave it as it is by default, or tensor_parallel_degree at 1\n"
-            "  xla: true is not available yet; leave it at false");
+            "  xla: true is not available yet; leave it at false\n"
+            "  fork: true is not available yet; leave it at false");
 }
 
 }  // namespace

@@ -183,6 +183,32 @@ def case_members_that_part_or_fail_end_the_step_for_all_and_the_next_one_is_righ
     lamina.shutdown()
 
 
+def state_after(steps, prescaled, **options):
+    _, model = job(prescaled_batch=prescaled, **options)
+    torch.manual_seed(0)
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    for step in range(steps):
+        train(model, words(2 * step + (0 if prescaled else lamina.tp_rank())))
+        optimizer.step()
+        optimizer.zero_grad()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    lamina.shutdown()
+    return state
+
+
+def case_steps_are_compared_with_the_plain_model():
+    for prescaled in (True, False):
+        expected, found = state_after(3, prescaled), state_after(3, prescaled, verify_steps=2)
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        _, model = job(prescaled_batch=prescaled, verify_steps=2)
+        torch.manual_seed(0)
+        train(model, words(0))
+        rank = 3 if prescaled else 2  # the first pipeline has a batch of its own then, and is told of first
+        error = str(failure_of(model, rank, 1, lambda block, x: 1.01 * x))
+        assert "[step-differs]" in error and f"step 1, microbatch 0: output of blocks.1 on rank {rank} differs" in error
+        lamina.shutdown()
+
+
 def case_a_stack_whose_activations_lie_in_parts_of_positions():
     start(microbatches=2, optimize="memory")
     torch.manual_seed(0)

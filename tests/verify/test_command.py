@@ -54,7 +54,7 @@ def test_slices_are_compared_as_wholes_and_a_fault_in_one_is_named(launcher):
     assert " 30 parameters (and not " in result.stdout and " that lie in slices);" in result.stdout
     result = verify(launcher, script, "fault")
     assert result.returncode == 3, result.stderr
-    assert result.stdout.startswith("step 0, microbatch 0: input of 2.down on rank "), result.stdout
+    assert result.stdout.startswith("step 0, microbatch 0: input of 2.down differs "), result.stdout
     assert ", in the code of 2" in result.stdout.partition("\n")[0]
 
 

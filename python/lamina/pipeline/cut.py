@@ -27,7 +27,7 @@ from lamina.pipeline.first_call import Called, FirstCall
 from lamina.pipeline.life import Life, replaces
 from lamina.saved_state.state_dicts import ModelState
 from lamina.shared_state.watch import Watch
-from lamina.tensor_parallel import recorded, unslicing
+from lamina.tensor_parallel import recorded, turns, unslicing
 from lamina.torch_patches import (
     clipping,
     compiled,
@@ -136,16 +136,20 @@ class Cut:
 
     def hooked(self) -> dict[int, module_call.Begin]:
         """Functions that begin a call of each module that has hooks, by id(module)."""
-        session, recording, tree = current.session(), current.job().recording, self.model.tree
+        job = current.job()
+        session, recording, check, tree = job.session, job.recording, job.step_check, self.model.tree
 
         def begin(node: int, remote: bool, given: tuple) -> _lamina.HookedCall:
             if recording is not None:
                 recording.begin_call()
             tensors = pytree.tensors(given) if session.hooks_want_tensors else []
-            if recording is None or not recorded.knows(module := tree.modules[node]):
-                call = session.begin_call(node, remote, tensors)
+            begin_call = functools.partial(session.begin_call, node, remote)
+            if turns.are_taken():
+                call = begin_call((), False)
+            elif not (recording or (check is not None and check.sees_calls)) or not recorded.knows(tree.modules[node]):
+                call = begin_call(tensors)
             else:
-                call = recorded.begin(module, tensors, session, functools.partial(session.begin_call, node, remote))
+                call = recorded.begin(tree.modules[node], tensors, session, begin_call)
             if recording is not None:
                 recording.record_reads(tree.names[node])
             return call
@@ -274,7 +278,8 @@ class Cut:
         """Has a model of one partition called plainly, too, where a body calls it first."""
 
         def compare(_: Tracer, called: Called | None) -> None:
-            check.run_plainly(self.module(), called)
+            if check.leads:
+                check.run_plainly(self.module(), called)
             self.make_again()
 
         check.take_values(self.module(), self.model)
@@ -289,7 +294,7 @@ class Cut:
         check = current.job().step_check if self.pipelined else None
         if check is not None:
             check.take_values(self.module(), self.model)
-            if current.job().leads:
+            if check.leads:
                 check.run_plainly(self.module(), called)
         self.make(tracer)
         if check is not None:

@@ -14,22 +14,28 @@ from lamina.tensor_parallel.registry import DistributedModule
 class _Call:
     """A call of a sliced layer, as module_call ends it; see `begin`."""
 
-    def __init__(self, call: _lamina.HookedCall, layer: nn.Module, session: _lamina.Session):
-        self._call, self._layer, self._session = call, layer, session
-        self.fail = call.fail
+    def __init__(self, call: _lamina.HookedCall, shown: _lamina.HookedCall, layer: nn.Module, session: _lamina.Session):
+        self._call, self._shown, self._layer, self._session = call, shown, layer, session
+
+    def fail(self) -> None:
+        self._shown.fail()
+        self._call.fail()
 
     def end(self, outputs: Sequence[torch.Tensor]) -> None:
-        self._call.end(_whole(self._layer, outputs, self._session, given=False))
+        self._shown.end(_whole(self._layer, outputs, self._session, given=False))
+        self._call.end(outputs)
 
 
 def begin(
     layer: nn.Module,
     inputs: Sequence[torch.Tensor],
     session: _lamina.Session,
-    begin_call: Callable[[Sequence[torch.Tensor]], _lamina.HookedCall],
+    begin_call: Callable[[Sequence[torch.Tensor], bool], _lamina.HookedCall],
 ) -> _Call:
-    """Begins a call that hooks hear of, with whole inputs and outputs; collective over TP_GROUP, as the call is."""
-    return _Call(begin_call(_whole(layer, inputs, session, given=True)), layer, session)
+    """Begins a call that hooks hear of, those that are shown tensors with whole inputs and outputs; collective over
+    TP_GROUP, as the call is. The others follow the backward of what the layer itself gives."""
+    call = begin_call((), False)
+    return _Call(call, begin_call(_whole(layer, inputs, session, given=True), True), layer, session)
 
 
 def knows(module: nn.Module) -> bool:

@@ -38,6 +38,20 @@ def make_whole(root: nn.Module, session: _lamina.Session) -> Callable[[], None]:
     for parameter, slicing, _ in cut:
         parameter.grad = None
         parameter.data = session.whole_of(parameter.detach(), slicing)
+    make_sliced = make_plain(root)
+
+    def undo() -> None:
+        make_sliced()
+        for parameter, slicing, gradient in cut:
+            parameter.grad = None
+            parameter.data = session.slice_of(parameter.detach(), slicing)
+            parameter.grad = gradient
+
+    return undo
+
+
+def make_plain(root: nn.Module) -> Callable[[], None]:
+    """Makes modules what they were before they were cut, but for their parameters. Returns what undoes it."""
     now = [(module, type(module), dict(module.__dict__)) for module in root.modules()]
     for module, kind, attributes in now:
         was = attributes.get(_WAS, Was(kind, {}))
@@ -51,9 +65,5 @@ def make_whole(root: nn.Module, session: _lamina.Session) -> Callable[[], None]:
             names = (*layers.NOTES, *attributes.get(_WAS, Was(kind, {})).attributes)
             module.__dict__.update({name: attributes[name] for name in names if name in attributes})
             module.__class__ = kind
-        for parameter, slicing, gradient in cut:
-            parameter.grad = None
-            parameter.data = session.slice_of(parameter.detach(), slicing)
-            parameter.grad = gradient
 
     return undo

@@ -14,6 +14,7 @@ from lamina.errors import UsageError
 from lamina.job import current
 from lamina.model.partitioned import named_tensors
 from lamina.modules.tree import ModuleTree
+from lamina.tensor_parallel import unslicing
 from lamina.torch_patches import module_call, sequential
 from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
 from lamina.util import pytree
@@ -69,9 +70,13 @@ class PlainModel:
             with _values_kept(kept), call.surroundings():
                 if self._values is not None:
                     self._values.put_attributes(tree)
+                make_sliced = unslicing.make_plain(tree.root)
                 put_stand_ins(tree.root, self._stand_in)
-                with _lamina.AsInBody(), sequential.plainly(), _all_here(), _recorded(tree, self.run):
-                    yield
+                try:
+                    with _lamina.AsInBody(), sequential.plainly(), _all_here(), _recorded(tree, self.run):
+                        yield
+                finally:
+                    make_sliced()
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._stand_ins:

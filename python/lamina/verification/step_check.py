@@ -2,6 +2,7 @@
 """The first steps of a job, compared with the plain model: see [Note: step check] in lamina/session/step_check.h."""
 
 import functools
+import math
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ from lamina.deferred_init.delayed import is_delayed
 from lamina.job import current
 from lamina.model.partitioned import PartitionedModel, named_tensors
 from lamina.modules.tree import ModuleTree
+from lamina.tensor_parallel import layers, regions
 from lamina.torch_patches import backwards
 from lamina.tracing.sandbox import Call
 from lamina.util import pytree
@@ -49,14 +51,35 @@ class StepCheck:
         self._outputs: dict[int, Edge] = {}  # what the model's call returned, by its number, in the graph
         self._reached: set[Edge] = set()  # of these, those that backwards of the step reach first
         self._gradients: dict[int, torch.Tensor] = {}  # that came there
+        self._slicings: dict[str, layers.Slicing] = {}  # of parameters whose gradients are recorded
         self._beside: set[str] = set()  # parameters that the step uses outside of the call
+
+    @property
+    def leads(self) -> bool:
+        """True where this rank calls the plain model."""
+        return self._session.leads and self._takes_batch
+
+    @property
+    def sees_calls(self) -> bool:
+        """True in the microbatch that is compared."""
+        microbatch = _lamina.microbatch()
+        return (self.microbatch if microbatch < 0 else microbatch) == 0
+
+    @property
+    def _takes_batch(self) -> bool:
+        """True where no other rank of the TP_GROUP calls the plain model with the same batch."""
+        return self._session.group_rank("tp") == 0 or not self._session.config.prescaled_batch
 
     def look_for_room(self, root: nn.Module) -> None:
         """Before a step: gives up where the whole model has no room on some rank that leads. Collective over the world
         in the first step."""
         if self._has_room is None:
             there = [each for _, each in named_tensors(root) if each.device.type == "cpu"]
-            size = sum(each.numel() * each.element_size() for each in there)
+            slicings = layers.slicings(root)
+            shapes = {
+                id(each): layers.unsliced(each.shape, slicings[id(each)]) for each in there if id(each) in slicings
+            }
+            size = sum(math.prod(shapes.get(id(each), each.shape)) * each.element_size() for each in there)
             self._has_room = _lamina.has_room_for_plain(self._session, size)
             if not self._has_room:
                 if self._session.leads:
@@ -69,10 +92,9 @@ class StepCheck:
         self._undo.close()  # of a step that has failed
         self._forget()
         if model is not None:
-            self._values = values.of_owners(model)
-        elif self._session.group_size("replicas") > 1 and not any(map(is_delayed, root.parameters())):
-            first = values.of_first(self._session, root)
-            self._values = None if self._session.rank == 0 else first
+            self._values = values.of_owners(model, self._takes_batch)
+        elif not any(map(is_delayed, root.parameters())):
+            self._values = values.of_first(self._session, root)
 
     def run_plainly(self, root: nn.Module, called: tuple[Call, torch.Tensor] | None) -> None:
         """On a rank that leads: calls the model as the body of a step does, with that call and that state of its
@@ -98,8 +120,14 @@ class StepCheck:
 
     def begin_step(self, model: PartitionedModel) -> None:
         """The model is cut: from now on gradients of this rank's parameters are recorded."""
-        named = named_tensors(model.tree.root)
-        own = [(name, each) for name, each in named if isinstance(each, nn.Parameter) and model.owns(name)]
+        in_turns = regions.parameters(model.tree.root)
+        slicings = layers.slicings(model.tree.root)
+        own = [
+            (name, each)
+            for name, each in named_tensors(model.tree.root)
+            if isinstance(each, nn.Parameter) and model.owns(name) and id(each) not in in_turns
+        ]
+        self._slicings = {name: slicings[id(each)] for name, each in own if id(each) in slicings}
         self._session.begin_checked_step(own)
         backwards.install(self.see_backward, self._undo)
 
@@ -114,8 +142,7 @@ class StepCheck:
 
     def see_backward(self, tensors: Iterable[torch.Tensor]) -> None:
         """A body begins a backward of these."""
-        microbatch = _lamina.microbatch()
-        if self._outputs and (self.microbatch if microbatch < 0 else microbatch) == 0:
+        if self._outputs and self.sees_calls:
             self._reached |= self._leave_out_of(tensors)
 
     def end_step(self) -> None:
@@ -131,7 +158,7 @@ class StepCheck:
             with self._job.cut.unrouted():
                 if plain is not None:
                     self._run_backward(plain)
-            _lamina.compare_step(self._session, None if plain is None else plain.run)
+            _lamina.compare_step(self._session, None if plain is None else plain.run, self._slicings)
         finally:
             self._forget()
             if self._left == 0:
@@ -224,7 +251,9 @@ def begin(job: current.Job) -> None:
     if job.session.can_check_step:
         job.step_check = StepCheck(job)
     elif job.session.rank == 0:
-        tell("verify_steps: nothing is compared, for the layout takes no model apart, over partitions or shards")
+        tell(
+            "verify_steps: nothing is compared, for the layout takes no model apart, over partitions, slices or shards"
+        )
 
 
 current.when_it_begins(begin)

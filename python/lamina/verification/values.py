@@ -11,6 +11,7 @@ from lamina import _lamina
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel, named_tensors
 from lamina.modules.tree import ModuleTree
+from lamina.tensor_parallel import layers
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.Tensor)
 
@@ -41,20 +42,37 @@ class Values:
         return self.hooked - here
 
 
-def of_first(session: _lamina.Session, root: nn.Module) -> Values:
-    """Values of world rank 0, before the model is cut; collective over the world."""
-    mine = {name: each.detach() for name, each in named_tensors(root)} if session.rank == 0 else None
-    return Values(session.first_given("world", mine)[1])
+def of_first(session: _lamina.Session, root: nn.Module) -> Values | None:
+    """Values of world rank 0, before the model is cut over partitions; collective over the world. None where nobody
+    lacks them."""
+    slicings = layers.slicings(root)
+    mine = None
+    if session.group_members("tp")[0] == 0:  # slices are put together
+        wholes = {name: _whole(session, each.detach(), slicings.get(id(each))) for name, each in named_tensors(root)}
+        mine = wholes if session.rank == 0 else None
+    if session.group_size("replicas") > 1:
+        return Values(session.first_given("world", mine)[1])
+    return Values(mine) if slicings and mine is not None else None
 
 
-def of_owners(model: PartitionedModel) -> Values:
+def of_owners(model: PartitionedModel, wanted: bool) -> Values | None:
     """Values of all owners, on the rank that leads; nothing on others. Collective over the copy of the model and its
-    sharding group."""
+    sharding group.
+
+    Args:
+        wanted: whether this rank's pipeline is to have them, or is just asked for its slices.
+    """
     if model.session.group_size("shard") > 1:
         model.session.largest("shard", 0)  # nobody is still writing to its shards, as a script may between steps
     own = {name: tensor for name, tensor in named_tensors(model.tree.root) if model.owns(name)}
+    slicings, tensors = layers.slicings(model.tree.root), {}
     with shards.gathered_parameters([each for each in own.values() if isinstance(each, nn.Parameter)]):
-        tensors = {name: _kept(model, each) for name, each in own.items()}
+        for name, each in own.items():
+            whole = _whole(model.session, _kept(model, each), slicings.get(id(each)))
+            if wanted:
+                tensors[name] = whole
+    if not wanted:
+        return None
     hooked = {name for name, each in own.items() if isinstance(each, nn.Parameter) and each._backward_hooks}
     if model.session.group_size("partitions") == 1:
         return Values(tensors, hooked)
@@ -73,6 +91,10 @@ def of_owners(model: PartitionedModel) -> Values:
             module, _, attribute = name.rpartition(".")
             values.attributes.setdefault(module, {})[attribute] = value
     return values
+
+
+def _whole(session: _lamina.Session, tensor: torch.Tensor, slicing: layers.Slicing | None) -> torch.Tensor:
+    return tensor if slicing is None else session.whole_of(tensor, slicing)
 
 
 def _kept(model: PartitionedModel, tensor: torch.Tensor) -> torch.Tensor:
