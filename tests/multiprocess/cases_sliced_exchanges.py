@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from multiprocess.cases_sliced import PLAN, RANK, Block
 from torch import nn
@@ -95,5 +96,5 @@ def case_a_trace_counts_the_time_of_exchanges():
             "blocks.1.down": (sum_us, 0),
         }.items():
             assert counted[name] == expected, (name, counted[name], expected)
-        assert sum(map(sum, counted.values())) == 4 * LAYERS * sum_us
+        assert sum(map(sum, counted.values())) == pytest.approx(4 * LAYERS * sum_us)
         lamina.shutdown()

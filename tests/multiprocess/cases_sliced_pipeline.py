@@ -184,7 +184,7 @@ def case_members_that_part_or_fail_end_the_step_for_all_and_the_next_one_is_righ
 
 
 def state_after(steps, prescaled, **options):
-    _, model = job(prescaled_batch=prescaled, **options)
+    _, model = job(prescaled_batch=prescaled, deterministic_server=True, **options)
     torch.manual_seed(0)
     optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
     for step in range(steps):
