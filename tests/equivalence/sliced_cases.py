@@ -97,7 +97,7 @@ def draw_case(number: int) -> SlicedCase:
         prescaled=prescaled,
         optimize=draw.choice(("speed", "memory")),
         optimizer=draw.choice(OPTIMIZERS),
-        sharding=sharding if partitions == 1 and prescaled else 1,
+        sharding=sharding if prescaled or tp == 1 else 1,
         moved=draw.choice(_others(tp, partitions, replicas)) if draw.random() < 0.25 else None,
         threshold=draw.choice(THRESHOLDS),
     )
@@ -105,8 +105,8 @@ def draw_case(number: int) -> SlicedCase:
 
 def _not_refused(wanted: set[str], tp: int, prescaled: bool) -> set[str]:
     """Leaves out what is refused on purpose: see "Slices of layers" in docs/limits.md. `draw_case` does so, too: with
-    partitions and batches of each rank's own a region is placed by hand, as a whole. Parameters are sharded with one
-    partition and one batch."""
+    partitions and batches of each rank's own a region is placed by hand, as a whole. Slices are sharded where all ranks
+    of a TP_GROUP have one batch."""
     if not prescaled and tp > 1:
         wanted = wanted - DEPENDS_ON_DATA  # all ranks are to call a region, or none
     return wanted
