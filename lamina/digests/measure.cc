@@ -81,7 +81,7 @@ double Measure::tolerated(const Digest& digest, const Seen& seen, double scale) 
     case Kind::kState:
       return 2 * of_gradients;  // as the mean of squares, which differs twice as much
     default:
-      return (rounding + 4 * parted.relative) * scale + 2 * parted.norm;
+      return (rounding + 4 * parted.relative) * scale + 2 * parted.norm + rounding_.drifted(seen, digest);
   }
 }
 

@@ -38,7 +38,11 @@ Rounding::Rounding(const Parts& first, const Parts& second, double tolerance) : 
     if (wholes.empty()) continue;
     if (key.step < 0) initial_.emplace(key.name, wholes.front().digest);
     double& change = largest_change_[key.step];
-    change = std::max(change, change_of(key.name, wholes.front().digest));
+    const double own = change_of(key.name, wholes.front().digest);
+    change = std::max(change, own);
+    if (key.step < 0 || !is_noise(*list.front().seen)) continue;
+    double& drift = drifts_[std::string(outer(key.name))][key.step];
+    drift = std::max(drift, own / std::sqrt(static_cast<double>(wholes.front().digest.elements)));
   }
   note_states(second);
   note_parted(first, second);
@@ -124,6 +128,16 @@ Rounding::Parted Rounding::parted(std::int64_t step) const {
     if (after < step) most = {std::max(most.relative, apart.relative), std::max(most.norm, apart.norm)};
   }
   return most;
+}
+
+double Rounding::drifted(const Seen& output, const Digest& now) const {
+  const auto found = drifts_.find(output.name);
+  if (output.kind != Kind::kOutput || found == drifts_.end()) return 0;
+  double most = 0;
+  for (const auto& [after, drift] : found->second) {
+    if (after < output.step) most = std::max(most, drift);
+  }
+  return 2 * most * std::sqrt(static_cast<double>(now.whole()));  // each run has its own
 }
 
 double Rounding::largest_change(std::int64_t step) const { return value_at(largest_change_, step); }

@@ -17,7 +17,7 @@ namespace lamina::digests {
 // beginning: by as many of its gradients' elements as were that small. So may a state that is made of such updates. It
 // is known by its elements, which are more alike in size than those of its first gradient. Other states have gradients
 // or their squares in them, and differ no more than these. Where a whole gradient was rounding, as that of a bias
-// before a softmax, states are not compared.
+// before a softmax, states are not compared. Outputs of its own module may differ by what has become of it.
 //
 // Steps after such a difference go on from other parameters. Activations differ as much, those of an embedding more,
 // since a few of its rows are looked up. Gradients differ by the root of that: a few units are then on the other side
@@ -36,6 +36,8 @@ class Rounding {
     double norm = 0;
   };
   Parted parted(std::int64_t step) const;
+  // The norm of what parameters of a module, whose gradients were no more than rounding, have become in its output.
+  double drifted(const Seen& output, const Digest& now) const;
   // The most that has become of a parameter between the beginning and the end of this step.
   double largest_change(std::int64_t step) const;
 
@@ -59,7 +61,8 @@ class Rounding {
   std::map<std::string, Digest, std::less<>> initial_;      // parameters before the first step
   std::set<std::string, std::less<>> made_of_updates_;      // states that are
   std::map<std::int64_t, Parted> parted_;
-  std::map<std::int64_t, double> largest_change_;  // by the step; the latter in it
+  std::map<std::int64_t, double> largest_change_;                              // by the step; the latter in it
+  std::map<std::string, std::map<std::int64_t, double>, std::less<>> drifts_;  // an element's, by module and step
 };
 
 }  // namespace lamina::digests

@@ -218,6 +218,25 @@ TEST_F(Runs, ToleratesWhatBecomesOfAParameterWhoseGradientIsRounding) {
   EXPECT_EQ(compared().differences.size(), 1U);
 }
 
+// The output of that bias's own module moves with it, and no other one does.
+TEST_F(Runs, ToleratesWhatBecomesOfTheOutputOfSuchAParameter) {
+  for (auto* run : {&first_, &second_}) {
+    auto& seen = run->front().seen;
+    const bool ours = run == &first_;
+    seen.push_back({Kind::kParameter, -1, -1, "layers.0.bias", 0, 0, 0, digest_of({0, 0, 0})});
+    seen.push_back({Kind::kGradient, 0, -1, "layers.0.bias", 0, 0, 200, digest_of({1e-16, -1e-16, 1e-16})});
+    seen.push_back({Kind::kParameter, 0, -1, "layers.0.bias", 0, 0, 300,
+                    ours ? digest_of({0.01, -0.01, 0.01}) : digest_of({-0.01, 0.01, 0.01})});
+    seen.push_back({Kind::kOutput, 1, 0, "layers.0", 0, 0, 401, ours ? digest_of({1.01, 2, 4}) : digest_of({1, 2, 4})});
+    seen.push_back({Kind::kOutput, 1, 0, "layers.2", 0, 0, 402, digest_of({1, 2, 4})});
+  }
+  EXPECT_EQ(describe(compared()).substr(0, 6), "equal ");
+  first_.front().seen.back().digest = digest_of({1.01, 2, 4});
+  const auto found = compared();
+  ASSERT_EQ(found.differences.size(), 1U);
+  EXPECT_EQ(found.differences.front().seen.name, "layers.2");
+}
+
 // An update by elements that are divided by their size: of the one that is rounding it may make anything.
 TEST_F(Runs, ToleratesRoundingInStatesThatAreMadeOfUpdatesAlone) {
   const auto set = [this](const std::vector<double>& first, const std::vector<double>& second) {

@@ -112,6 +112,7 @@ void checkpoints(const std::filesystem::path& folder) {
     saved[degree] = go_on(model, optimizer);
     shutdown();
   }
+  bool is_first = false;
   for (const int degree : {2, 1}) {
     for (const int by : {2, 1}) {
       begin(degree);
@@ -133,10 +134,11 @@ void checkpoints(const std::filesystem::path& folder) {
     for (const auto& [name, value] : saved[2].state) state.insert(name, value.slice(0, 0, 1));
     expect_error<UsageError>([&] { model.load_state_dict(state); },
                              {"model.word_embedding.weight has the shape [1, 12], the model's [21, 12]"});
+    is_first = rank() == 0;
     barrier();
     shutdown();
   }
-  std::filesystem::remove_all(folder);
+  if (is_first) std::filesystem::remove_all(folder);
 }
 
 struct FailingImpl : torch::nn::Module {

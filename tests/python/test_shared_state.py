@@ -55,8 +55,8 @@ def test_what_somebody_puts_around_settings_is_called_once_by_the_next_watch(mon
 
 def test_equal_states_of_calls_are_equal_as_they_travel():
     flags = bytes(3)
-    one = CallState(1, flags, flags, 2, b"")  # one object in two fields
-    other = CallState(1, bytes([0, 0, 0]), b"\0\0\0", 2, b"")
+    one = CallState(1, flags, flags, 2, b"", None)  # one object in two fields
+    other = CallState(1, bytes([0, 0, 0]), b"\0\0\0", 2, b"", None)
     assert one.to_bytes() == other.to_bytes()
     assert CallState.from_bytes(one.to_bytes()) == other
     assert one.to_bytes() != one._replace(conversion=3).to_bytes()

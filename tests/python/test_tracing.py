@@ -237,7 +237,8 @@ def test_a_model_that_reads_data_is_run_once_and_the_module_named(capsys):
     model = nn.Sequential(nn.Linear(8, 8), Inner(), nn.Dropout(0.5))
     tree = ModuleTree(model)
     found = trace(tree, Call((X,), {}), TraceOptions())
-    assert summary(tree, found) == {"reads_data": ["1"], "draws": ["2"], "ties": {}, "notes": []}
+    nothing = {"slices": [], "exchange_us": {}, "ties": {}, "notes": []}
+    assert summary(tree, found) == {"reads_data": ["1"], "draws": ["2"], **nothing}
     assert found.measures[0].forward_us + found.measures[1].forward_us > 0
     assert capsys.readouterr().out.split()[1:] == ["Tensor"], "after the fake one"
 
