@@ -101,10 +101,8 @@ int explain(const std::vector<std::string>& arguments) {
     say_text(described(*row));
     return 0;
   }
-  const auto nearest =
-      std::ranges::min(known, {}, [&](const Row& each) { return base::edit_distance(each.name(), asked); });
-  complain("lamina explain: no code or type ", asked, "; the nearest is ", nearest.name(),
-           ", and without an argument all are listed");
+  complain("lamina explain: no code or type ", asked, "; the nearest is ",
+           base::nearest(known, asked, &Row::name).name(), ", and without an argument all are listed");
   return 2;
 }
 

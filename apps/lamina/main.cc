@@ -4,7 +4,6 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <algorithm>
 
 #include "apps/lamina/checkpoint_command.h"
 #include "apps/lamina/doctor_command.h"
@@ -57,8 +56,7 @@ int run(const std::vector<std::string>& words) {
     if (name == command.name) return command.run({line.rest.begin() + 1, line.rest.end()});
   }
   if (name.empty()) return *lamina::launch::parse(app, "lamina", {"--help"});
-  const auto nearest = std::ranges::min(
-      kCommands, {}, [&](const Command& command) { return lamina::base::edit_distance(command.name, name); });
+  const Command& nearest = lamina::base::nearest(kCommands, name, &Command::name);
   lamina::command::complain("lamina: no command ", name, "; the nearest is ", nearest.name, ", see `lamina --help`");
   return 2;
 }

@@ -209,10 +209,7 @@ bool is_tolerated(std::string_view name) {
 
 std::string nearest_name(std::string_view name) {
   const auto names = all_names();
-  const auto nearer = [name](std::string_view a, std::string_view b) {
-    return base::edit_distance(name, a) < base::edit_distance(name, b);
-  };
-  return std::string(*std::min_element(names.begin(), names.end(), nearer));
+  return std::string(base::nearest(names, name));
 }
 
 }  // namespace lamina::config
