@@ -32,7 +32,9 @@ void require_same_batch(Team& team, std::span<const at::Tensor> given, std::span
   std::ranges::copy_if(given, std::back_inserter(dense), [](const at::Tensor& tensor) {
     return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta();
   });
-  const auto all = team.all_gather(at::full({1}, checksum(dense), at::kLong), {0, {}});
+  const auto device = dense.empty() ? at::kCPU : dense.front().device();
+  const auto own = at::full({1}, checksum(dense), at::TensorOptions(at::kLong).device(device));
+  const auto all = team.all_gather(own, {0, {}}).cpu();
   const auto* sums = all.const_data_ptr<std::int64_t>();
   const auto* other = std::find_if(sums, sums + team.size(), [&](std::int64_t sum) { return sum != sums[0]; });
   if (other == sums + team.size()) return;
