@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/frontend/tensor_parallel.h"
 
-#include <optional>
 #include <string>
 
 #include "lamina/frontend/current.h"
@@ -12,29 +11,27 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// The name of this rank's team; nothing where it is alone.
-std::optional<std::string> team() {
+// Returns what `run` makes of it, given the name of this rank's team; itself where this rank is alone.
+template <class Run>
+at::Tensor over_team(const at::Tensor& given, const Run& run) {
   auto& session = *frontend::current().session;
-  return session.team() == nullptr ? std::nullopt : std::optional(session.team_name());
+  return session.team() == nullptr ? given : run(session.team_name());
 }
 
 using OfCut = at::Tensor(const at::Tensor&, const tensor_parallel::Cut&, const std::string&);
 
 at::Tensor call(OfCut& function, const at::Tensor& given, std::int64_t dim, const Sizes& sizes) {
-  const auto name = team();
-  return name ? function(given, {dim, sizes}, *name) : given;
+  return over_team(given, [&](const std::string& team) { return function(given, {dim, sizes}, team); });
 }
 
 }  // namespace
 
 at::Tensor tp_copy(const at::Tensor& whole) {
-  const auto name = team();
-  return name ? tensor_parallel::copy(whole, *name) : whole;
+  return over_team(whole, [&](const std::string& team) { return tensor_parallel::copy(whole, team); });
 }
 
 at::Tensor tp_all_reduce(const at::Tensor& terms) {
-  const auto name = team();
-  return name ? tensor_parallel::all_reduce(terms, *name) : terms;
+  return over_team(terms, [&](const std::string& team) { return tensor_parallel::all_reduce(terms, team); });
 }
 
 at::Tensor tp_gather(const at::Tensor& part, std::int64_t dim, const Sizes& sizes) {
@@ -55,8 +52,9 @@ at::Tensor tp_reduce_scatter(const at::Tensor& terms, std::int64_t dim, const Si
 
 at::Tensor tp_all_to_all(const at::Tensor& given, std::int64_t from_dim, std::int64_t to_dim, const Sizes& from_sizes,
                          const Sizes& to_sizes) {
-  const auto name = team();
-  return name ? tensor_parallel::all_to_all(given, {from_dim, from_sizes}, {to_dim, to_sizes}, *name) : given;
+  return over_team(given, [&](const std::string& team) {
+    return tensor_parallel::all_to_all(given, {from_dim, from_sizes}, {to_dim, to_sizes}, team);
+  });
 }
 
 }  // namespace lamina

@@ -111,9 +111,8 @@ void order_turns(Session& session, std::span<const at::Tensor> parameters) {
     std::ranges::copy(topology.members(Group::kTp, rank), std::back_inserter(team));
   }
   std::ranges::sort(team);
-  const auto in_memory = [](const at::Tensor& each) {
-    return each.is_cpu() || each.is_meta();
-  };  // delayed ones come there
+  // Delayed values come there.
+  const auto in_memory = [](const at::Tensor& each) { return each.is_cpu() || each.is_meta(); };
   const bool gathers = !session.groups().get(Group::kShard, session.patience()).shares_memory() ||
                        !std::ranges::all_of(parameters, in_memory);
   if (messaging::largest(session.mailbox(), team, {gathers ? 1.0 : 0.0}, session.patience()).front() == 0) return;

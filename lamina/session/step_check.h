@@ -13,10 +13,10 @@ namespace lamina::session {
 
 // [Note: step check] With `verify_steps` each copy of the model is called plainly, too, in so many first steps. The
 // rank that leads it, the first of a team, does so for the first microbatch, with the same arguments, values and random
-// numbers. Without `prescaled_batch` a rank of a team has a copy of its own in this. The step
-// itself is recorded by all ranks of the copy. At its end, before the script can update anything, the two are compared
-// module by module and parameter by parameter. World rank 0 calls the model of the first step before it is cut, with
-// values that no cut has touched. All others, and it in later steps, get those of all owners as they are.
+// numbers. Without `prescaled_batch` a rank of a team has a copy of its own in this. The step itself is recorded by all
+// ranks of the copy. At its end, before the script can update anything, the two are compared module by module and
+// parameter by parameter. World rank 0 calls the model of the first step before it is cut, with values that no cut has
+// touched. All others, and it in later steps, get those of all owners as they are.
 
 // How parameters are sliced, by their names.
 using Slicings = std::map<std::string, layout::Slicing>;

@@ -80,8 +80,7 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
   if (!transfer_ && !context_.in_order) {
     throw base::UsageError(
         "parameters that lie on another device than they did when DistributedModel() was made, with sharding and "
-        "several "
-        "partitions: move the model before that",
+        "several partitions: move the model before that",
         base::Code{"shard-moved"});
   }
   if (!transfer_) {

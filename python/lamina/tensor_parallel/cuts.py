@@ -103,17 +103,8 @@ class Cutter:
         return heads
 
     def _require_same_heads(self, planned: Planned, elsewhere: Planned) -> None:
-        one, other = (self._heads.get(id(each.parent)) for each in (planned, elsewhere))
-        if (
-            one is not None
-            and other is not None
-            and (one.count, one.keys, one.width)
-            != (
-                other.count,
-                other.keys,
-                other.width,
-            )
-        ):
+        found = (self._heads.get(id(each.parent)) for each in (planned, elsewhere))
+        if len({(heads.count, heads.keys, heads.width) for heads in found if heads is not None}) > 1:
             raise UsageError(
                 f"{planned.name} is in {elsewhere.place}, too, which has other heads: leave it out of the plan",
                 code="tp-layer",
