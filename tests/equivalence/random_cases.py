@@ -9,6 +9,7 @@ here. A case's name tells the traits that are really in it. To run one case, by 
 prints it and what is wrong with it on each rank.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ DECISIONS = {"branch", "integers"}
 LAYOUTS = [(1, 1), (2, 1), (2, 1), (2, 1), (3, 1), (3, 1), (4, 1)]  # (partitions, replicas)
 if REPLICAS:
     LAYOUTS += [(1, 2), (2, 2)]
+WORLDS = sorted({math.prod(each) for each in LAYOUTS})
 MAX_CALLS = 24  # of parts in one forward
 
 

@@ -5,6 +5,7 @@ of slices, partitions and copies. To run one case, by its number:
     python tests/equivalence/run_random_models.py --sliced NUMBER
 """
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ DEPENDS_ON_DATA = {"branch", "data_loop"}  # whether modules are called
 # Degrees of slices, partitions and copies.
 LAYOUTS = [(2, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 1), (2, 2, 1), (2, 1, 2), (4, 1, 1), (1, 2, 2)]
 LARGE, EVERY_LARGE = [(4, 2, 1), (2, 2, 2), (4, 1, 2)], 100  # of eight ranks, in a soak
+WORLDS = sorted({math.prod(each) for each in LAYOUTS + (LARGE if SOAK else [])})
 OPTIMIZERS = ("sgd", "adamw", "lamb", "novograd", "adafactor")
 
 

@@ -14,6 +14,17 @@ from multiprocess.cases_sliced_state import Job, Plain, require_equal
 import lamina
 
 
+def trained_alike(steps, make=None, **options):
+    """A job and a plain model that have trained, and are equal."""
+    job, plain = Job(make, **options), Plain(make)
+    job.model.eval()
+    plain.model.eval()
+    job.train(steps)
+    plain.train(steps, copies=2)
+    require_equal(job, plain)
+    return job, plain
+
+
 def case_own_batches_of_two_copies():
     start_own_batches()
     plain = made()
@@ -39,12 +50,7 @@ def case_own_batches_and_states_that_copies_divide():
 
 def case_whole_parameters_of_which_copies_divide_slices():
     with folder() as path:
-        job, plain = Job(adafactor, shard_optimizer_state=True), Plain(adafactor)
-        job.model.eval()
-        plain.model.eval()
-        job.train(3)
-        plain.train(3, copies=2)
-        require_equal(job, plain)
+        job, _ = trained_alike(3, adafactor, shard_optimizer_state=True)
         expected = job.states()
         lamina.save_checkpoint(path, "a")
         lamina.save_checkpoint(path, "old", form="smp")
@@ -73,12 +79,7 @@ def case_divided_masters_of_slices_in_the_original_s_form():
 def case_shards_of_slices():
     keys = {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 20, "sdp_gradient_clipping": 0.5}
     with folder() as path:
-        job, plain = Job(**keys), Plain()
-        job.model.eval()
-        plain.model.eval()
-        job.train(3)
-        plain.train(3, copies=2)
-        require_equal(job, plain)
+        job, _ = trained_alike(3, **keys)
         expected = copy.deepcopy(job.states())
         lamina.save_checkpoint(path, "a")
         lamina.shutdown()
@@ -95,12 +96,7 @@ def case_shards_of_slices():
 def case_whole_parameters_of_which_both_ranks_of_a_sharding_group_have_the_slice():
     keys = {"sharded_data_parallel_degree": 2, "sdp_gradient_clipping": 0.5}  # all are small, and not divided
     with folder() as path:
-        job, plain = Job(adafactor, **keys), Plain(adafactor)
-        job.model.eval()
-        plain.model.eval()
-        job.train(2)
-        plain.train(2, copies=2)
-        require_equal(job, plain)
+        job, plain = trained_alike(2, adafactor, **keys)
         expected = job.states()
         lamina.save_checkpoint(path, "a")
         lamina.shutdown()
