@@ -72,6 +72,9 @@ def is_pending(tensor: torch.Tensor) -> bool:
 def materialise(tensor: torch.Tensor) -> None:
     """Makes a pending reference become its value; does nothing to other tensors."""
 
+def settle() -> None:
+    """Fetches what calls of other ranks have returned to this thread and somebody may still read."""
+
 def is_away(tensor: torch.Tensor) -> bool:
     """True for one that is sharded, or other such memory, whose value is gone for now."""
 
@@ -165,7 +168,7 @@ def make_hierarchical(
     across: ProcessGroup,
     timeout_s: float,
     posted_over: Session | None = None,
-    hosts: list[int] = ...,
+    hosts: Sequence[int] = (),
 ) -> ProcessGroup:
     """A group that works by the levels `within`, the ranks of one host, and `across`, those of one index on each host.
     It has `_allgather_base`, `_reduce_scatter_base` and `allreduce`. See lamina/collective/hierarchical.h."""
