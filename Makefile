@@ -11,13 +11,14 @@ export PYTHON ?= python3
 BUILD := build/release
 BIN := .venv/bin
 
-.PHONY: build build-tests wheel demo test test-pytest test-ctest check bench soak format lint clean
+.PHONY: build build-tests wheel docs demo test test-pytest test-ctest check bench soak format lint clean
 .DEFAULT_GOAL := build
 
 # Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
 SYSTEM := build/.system
 VENV := .venv/.lamina-venv
 TOOLS := .venv/.lamina-tools
+DOCS := .venv/.lamina-docs
 PACKAGE := $(BUILD)/.installed
 
 $(SYSTEM): scripts/system.sh
@@ -30,6 +31,10 @@ $(VENV): requirements.txt scripts/venv.sh | $(SYSTEM)
 
 $(TOOLS): requirements-dev.txt $(VENV)
 	@$(BIN)/python -m pip --disable-pip-version-check install -q -r requirements-dev.txt </dev/null
+	@touch $@
+
+$(DOCS): requirements-docs.txt $(VENV)
+	@$(BIN)/python -m pip --disable-pip-version-check install -q -r requirements-docs.txt </dev/null
 	@touch $@
 
 # All that the package is made of. The list itself is kept, so that a new or removed file is noticed; what an installed
@@ -50,6 +55,11 @@ build: $(PACKAGE)
 
 demo: build
 	@$(BIN)/lamina run -n 2 examples/train_gpt.py --steps 150
+
+# The documents as a site in build/docs; broken links, pages that nothing leads to and other warnings are errors.
+docs: build $(DOCS)
+	@$(BIN)/sphinx-build -q -W --keep-going -c docs/site -d build/docs-cache . build/docs
+	@echo "The documents are in build/docs: open build/docs/index.html"
 
 wheel: build $(TOOLS)
 	@scripts/wheel.sh $(BUILD) dist

@@ -52,7 +52,7 @@ def save_checkpoint(
     allow_pickle: bool = False,
     form: str | None = None,
 ) -> CheckpointHandle | None:
-    """Saves model, optimizers, loss scale and random generators of the job as the checkpoint `path`/`tag`_partial.
+    """Saves model, optimizers, loss scale and random generators of the job as the checkpoint `path/tag_partial`.
     Every rank calls it, between steps. The checkpoint is there, whole and on the disk, or what was there before is.
 
     Hugging Face's `from_pretrained` loads a model from it, too, if that is not sharded.
@@ -73,7 +73,7 @@ def save_checkpoint(
             next step of a step function, the same one on every rank.
         allow_pickle: whether objects of other classes may be pickled, which then is to be said where they are loaded.
         form: "lamina", the default, or "smp": files of torch.save as scripts for smdistributed.modelparallel read them,
-            `path`/`tag`_partial, or with `partial=False` the file `path`/`tag`. In that form user_content is anything
+            `path/tag_partial`, or with `partial=False` the file `path`/`tag`. In that form user_content is anything
             that can be pickled, and there is no `asynchronous`.
 
     Returns:

@@ -33,8 +33,7 @@ class DistributedTransformerOutputLayer(DistributedModule):
         hidden_size, intermediate_size: the features of the states, and between the Linears.
         hidden_dropout_prob: of dropout of the result, before it is added.
         activation: the function: "gelu", "gelu_new" or "relu".
-        layernorm_epsilon, initializer_range, use_normal_initialization, pre_layernorm, post_layernorm,
-        fp32_residual_addition, add_input: see DistributedAttentionLayer.
+        add_input: whether the input is added to the result; this and all others: see DistributedAttentionLayer.
     """
 
     slicing_plan: ClassVar[Mapping[str, str]] = {"dense1": "colwise_of_ready", "dense2": "rowwise"}
@@ -87,13 +86,11 @@ class DistributedTransformerLayer(DistributedModule):
     """Attention, with add_cross_attention that to other states, and an output layer.
 
     Args:
-        num_attention_heads, attention_head_size, hidden_size, attention_dropout_prob, hidden_dropout_prob,
-        layernorm_epsilon, initializer_range, use_normal_initialization, causal_mask_size, use_alibi, alibi_bias_max,
-        fp32_residual_addition, kwargs: see DistributedAttentionLayer.
         intermediate_size, activation: see DistributedTransformerOutputLayer.
         add_cross_attention: whether there is attention to other states.
         pre_layernorm, post_layernorm: whether each part has a norm of its input, and one of its result; one at least.
         parallel_attn_output: whether both parts take the same, behind one norm, and the three are added, as in GPT-J.
+        kwargs: these and all others: see DistributedAttentionLayer.
     """
 
     def __init__(
@@ -229,10 +226,9 @@ class DistributedTransformerLMHead(DistributedModule):
         add_lm_head: whether the model gives scores of words; else it gives states.
         embedding_dropout_prob: of dropout of the embeddings; None for hidden_dropout_prob.
         tie_lm_head, lm_head_bias: whether the head has the embedding's weight, and whether it has a bias.
-        num_attention_heads, attention_head_size, hidden_size, intermediate_size, attention_dropout_prob,
-        hidden_dropout_prob, activation, layernorm_epsilon, causal_mask_size, add_cross_attention, initializer_range,
-        use_normal_initialization, pre_layernorm, post_layernorm, kwargs: see DistributedTransformerLayer. Without
-            post_layernorm there is one norm, after the last layer. Embeddings begin with normal values in any case.
+        post_layernorm: whether each part of a layer has a norm of its result; without, the last layer alone has one.
+        use_normal_initialization: of the layers; embeddings begin with normal values in any case.
+        kwargs: these and all others: see DistributedTransformerLayer.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class DistributedOptimizer:
             as it is and holds the GIL, and one line on the owner says so.
         remote_parameters: of `lamina.remote`, or RRefs of torch.distributed.rpc, whose contexts are those of
             torch.distributed.autograd.
-        *args, **kwargs: of the class, for all parameters.
+        args, kwargs: of the class, for all parameters.
 
     Attributes:
         functional_optim_map: functional forms by optimizer class; see [Note: functional forms] in registry.py, and
