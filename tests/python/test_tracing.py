@@ -102,6 +102,34 @@ def test_a_forward_that_fails_leaves_nothing_behind_either():
     assert "ValueError: no" in found.notes[0] and "by the bytes of its parameters" in found.notes[-1]
 
 
+class Compares(nn.Module):
+    """Fails unless its argument has been halved."""
+
+    def forward(self, x):
+        if x.max() > 1:
+            raise ValueError("not halved")
+        return x
+
+
+class Differentiates(nn.Module):
+    """Uses what hooks on saved tensors are in the way of."""
+
+    def forward(self, x):
+        return torch.func.grad(lambda y: (y * y).sum())(x)
+
+
+def test_an_error_is_the_models_own_where_it_comes_again_without_what_only_a_trace_does():
+    hooked = Compares()
+    hooked.register_forward_pre_hook(lambda module, args: (args[0] / 2,))
+    twos = torch.full((2, 2), 2.0)
+    _, found = traced(Compares(), twos)
+    assert found.fails and str(found.error) == "not halved"
+    for model in (hooked, Differentiates()):
+        _, found = traced(model, twos)
+        assert found.measures is None and not found.fails
+        model(twos)
+
+
 class Chain(nn.Module):
     """Calls its children in another order than it has them."""
 

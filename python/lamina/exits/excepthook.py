@@ -17,6 +17,7 @@ from typing import Any
 from lamina import _lamina
 from lamina.errors import PeerError, RemoteError
 from lamina.exits.failures import INTERRUPTED, Failure, exit_argument, interrupted_rank, sendable
+from lamina.exits.frames import hide_ours
 from lamina.util.told import printable
 
 # How long the others wait for the rank that raised to end: whoever started the ranks is to find that one first.
@@ -87,6 +88,8 @@ def _end(
     if session is not None and session.size > 1:
         end_without_collecting()
         threading.Thread(target=_leave_threads, daemon=True).start()
+    hide_ours(error)
+    trace = error.__traceback__
     interrupted = interrupted_rank(error)
     failure = getattr(error, "_failure", None) if isinstance(error, RemoteError) else None
     if isinstance(error, PeerError):

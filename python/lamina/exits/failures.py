@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lamina import _lamina
 from lamina.errors import PeerError, RemoteError
+from lamina.exits.frames import hide_ours, script_frames
 from lamina.util.told import printable
 
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
@@ -24,10 +25,12 @@ class Failure(NamedTuple):
 
 
 def describe(exception: BaseException, rank: int) -> tuple[str, str, str, int, bytes | None]:
-    """The failure that `exception`, met on `rank`, is. One that came from another rank stays the one it was."""
+    """The failure that `exception`, met on `rank`, is. One that came from another rank stays the one it was, and says
+    where the script of `rank` met it."""
     failure = getattr(exception, "_failure", None)
     if isinstance(exception, RemoteError) and failure is not None:
-        return tuple(failure)
+        return tuple(failure._replace(traceback=_met(exception, rank, failure)))
+    hide_ours(exception)
     kind = type(exception)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     text = "".join(traceback.format_exception(exception))
@@ -68,6 +71,16 @@ def exit_argument(failure: Failure) -> object:
 
 def _note(failure: Failure) -> str:
     return printable(f"raised on rank {failure.rank}, where the traceback was:\n{failure.traceback.rstrip()}")
+
+
+def _met(exception: BaseException, rank: int, failure: Failure) -> str:
+    """The failure's traceback, after the lines of the script that called what has failed."""
+    lines = sendable(script_frames(exception))
+    if not lines:
+        return failure.traceback
+    return (
+        f"On rank {rank} (most recent call last):\n{lines}which met this of rank {failure.rank}:\n{failure.traceback}"
+    )
 
 
 def _message(exception: BaseException) -> str:

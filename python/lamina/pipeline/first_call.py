@@ -8,13 +8,14 @@ other ranks. Then the body goes on with a model that has its calls routed. The e
 
 import functools
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
 from lamina import _lamina
-from lamina.errors import said
+from lamina.errors import ConfigError, said
 from lamina.job import current
 from lamina.modules.tree import ModuleTree
 from lamina.pipeline.before_cut import BeforeCut
@@ -54,6 +55,8 @@ class FirstCall:
         self._before = before
         self._pipelined = current.job().pipelined
         self._is_cut = False
+        self._error: Exception | None = None  # of the model itself, which its trace has met
+        self._raised_in: TracebackType | None = None
         self._called: Called | None = None  # the call that it was cut at
         self._modules = list(root.modules())
         module_call.install({id(module): number for number, module in enumerate(self._modules)}, self._route)
@@ -68,6 +71,7 @@ class FirstCall:
         module_call.forget(self._route)
 
     def _route(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+        self._raise_error()
         module = self._modules[number]
         if module is self._root:
             called = Call(args, kwargs), torch.get_rng_state()
@@ -79,6 +83,7 @@ class FirstCall:
             self._session.cut_here(make)
         else:
             make()
+        self._raise_error()
         if self._before is not None:
             self._before.keep_as_own()
         output = module(*args, **kwargs)
@@ -86,15 +91,28 @@ class FirstCall:
             check.see_outputs(output)
         return output
 
+    def _raise_error(self) -> None:
+        """In a body, of which there are several."""
+        if self._error is not None:
+            raise self._error.with_traceback(self._raised_in)
+
     def _trace(self, call: Call, tree: ModuleTree) -> Trace:
-        return Trace() if self._options is None else trace(tree, call, self._options)
+        found = Trace() if self._options is None else trace(tree, call, self._options)
+        if found.fails:
+            self._error, self._raised_in = found.error, found.error.__traceback__
+        return found
 
     def _make(self, tracer: Tracer, called: Called | None) -> None:
+        """Cuts the model. Where that ends with an error of the model itself, the bodies raise it, at their calls."""
         self._is_cut, self._called = True, called
         try:
             self._cut(tracer, called)
+        except ConfigError:
+            if self._error is None:
+                raise
         finally:
-            self.end()
+            if self._error is None:
+                self.end()
 
     def _nothing(self, why: str) -> Tracer:
         notes = [] if self._options is None else [f"{why}: {said('untraced')}"]

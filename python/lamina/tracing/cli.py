@@ -9,7 +9,6 @@ cannot be built or traced so, it is built as it is. No ranks are started.
 
 import argparse
 import importlib
-import itertools
 import json
 import sys
 import traceback
@@ -23,6 +22,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lamina.errors import Error, UsageError
+from lamina.exits.frames import hide_ours
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.record import WritesParameterError
 from lamina.tracing.sandbox import Call
@@ -128,17 +128,10 @@ def _show(error: Exception) -> None:
     """One line; before it, what the user's own code raised, from where the user's code begins."""
     theirs = error.__cause__ if isinstance(error, Error) else error
     if theirs is not None:
-        found = traceback.TracebackException.from_exception(theirs)
-        found.stack = traceback.StackSummary.from_list(_of_the_user(found.stack))
-        say("".join(found.format()).rstrip("\n"))
+        hide_ours(theirs)
+        say("".join(traceback.format_exception(theirs)).rstrip("\n"))
     said = str(error) if isinstance(error, Error) else f"--model: {type(error).__name__}: {error}".splitlines()[0]
     say(f"lamina plan: {said}")
-
-
-def _of_the_user(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """Without the frames of this package and of torch that come first."""
-    ours = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
-    return list(itertools.dropwhile(lambda frame: frame.filename.startswith(ours), stack))
 
 
 def _module(built: Any) -> nn.Module:

@@ -9,7 +9,7 @@ from lamina import _lamina
 from lamina.modules import placement
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.state import Tie, Writes
-from lamina.tracing.trace import Trace, summary
+from lamina.tracing.trace import Trace, described, summary
 from lamina.util.told import tell
 
 Tracer = Callable[[ModuleTree], Trace]
@@ -47,6 +47,10 @@ def propose(
         return Proposal()
     try:
         found = tracer(tree) if tracer is not None else Trace()
+        if found.fails:
+            return Proposal(
+                error=f"the model failed on rank 0, where its first call was traced: {described(found.error)}"
+            )
         for note in found.notes + placement.ignored(tree.modules) + _said(tree, found.ties):
             tell(note)
         plan = session.plan(tree.filled(), found.measures, kept or {})

@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,9 +142,10 @@ class Recorder(TorchDispatchMode):
         return self._stack[-1] if self._stack else 0
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, calls of modules and what is saved for their backward are noted."""
-        with scoped.calls(self._call), torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack), self:
+    def watching(self, saved: bool = True) -> Iterator[None]:
+        """Inside, calls of modules are noted and, unless not `saved`, what is saved for their backward."""
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack) if saved else nullcontext()
+        with scoped.calls(self._call), hooks, self:
             try:
                 yield
             finally:
@@ -236,16 +237,30 @@ class Holders:
         return self._nodes.get(id(tensor))
 
 
+def calls_all_hooks(root: nn.Module) -> bool:
+    """True where `forward_of` leaves out no hook of any module of a model."""
+    everywhere = nn.modules.module
+    return not (everywhere._global_forward_pre_hooks or everywhere._global_forward_hooks) and all(
+        all(map(_is_torchs, module._forward_pre_hooks.values()))
+        and len(module._forward_hooks) == len(hugging_face.collectors(module))
+        for module in root.modules()
+    )
+
+
 def forward_of(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     """The module without the script's hooks, which may count. Hooks of torch's own are called, for they compute
     weights, and so are Hugging Face's, for they collect the model's results."""
     for hook in list(module._forward_pre_hooks.values()):
-        if type(hook).__module__.startswith("torch.nn.utils."):
+        if _is_torchs(hook):
             hook(module, args)
     output = module.forward(*args, **kwargs)
     for hook in hugging_face.collectors(module):
         hook(module, args, output)
     return output
+
+
+def _is_torchs(hook: Callable) -> bool:
+    return type(hook).__module__.startswith("torch.nn.utils.")
 
 
 def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[Any]:

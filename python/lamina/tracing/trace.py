@@ -4,9 +4,10 @@
 [Note: trace] The first call of the model in a step body is traced, with its own arguments, on world rank 0. First with
 fake tensors: nothing is computed, no memory is needed, and what operations cost is counted for a nominal device. Where
 the model reads data, or cannot be run so for another reason, one microbatch is computed. Where that is impossible too,
-the model is cut by the bytes of its parameters. A trace leaves nothing behind: all that the model and its arguments can
-reach (`util/reach.py`) and random numbers are as before, and hooks of the script are not called. A fake tensor that
-still is somewhere afterwards is looked for (`leftovers.py`).
+the model is cut by the bytes of its parameters, unless an error of its own is why: see [Note: own error]. A trace
+leaves nothing behind: all that the model and its arguments can reach (`util/reach.py`) and random numbers are as
+before, and hooks of the script are not called. A fake tensor that still is somewhere afterwards is looked for
+(`leftovers.py`).
 """
 
 import functools
@@ -15,7 +16,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +24,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lamina import _lamina
-from lamina.errors import UsageError, said
+from lamina.errors import Error, UsageError, said
 from lamina.modules.tree import ModuleTree
 from lamina.tensor_parallel import layers
 from lamina.tracing import leftovers
 from lamina.tracing.costs import nominal
-from lamina.tracing.record import Measures, Recorder, RunsBackwardError
+from lamina.tracing.record import Measures, Recorder, RunsBackwardError, WritesParameterError, calls_all_hooks
 from lamina.tracing.sandbox import Call, copied, moved, put_stand_ins, undisturbed
 from lamina.tracing.state import StateWatch, Tie, Writes
 from lamina.tracing.times import measure_times
@@ -61,6 +62,7 @@ class Trace:
         writes: the state that modules write.
         notes: one line for each thing that was asked for and could not be done.
         error: the last that the model raised in a trace.
+        fails: whether it is the model's own, which any call raises.
     """
 
     measures: list[Measures] | None = None
@@ -68,6 +70,7 @@ class Trace:
     writes: Writes | None = None
     notes: list[str] = field(default_factory=list)
     error: Exception | None = None
+    fails: bool = False
 
 
 _running = False
@@ -92,13 +95,14 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
             found.measures = _run_fake(tree, call, found)
         if found.measures is None and not _is_fake(tree):
             found.measures = _run(tree, call, options, found)
+            found.fails = found.measures is None and _fails_again(tree, call, options, found.error)
         if found.measures is None:
             found.notes.append(said("untraced"))
         elif options.times:
             try:
                 measure_times(tree, call, options.device, found.measures)
             except Exception as error:
-                found.notes.append(f"times could not be measured ({_short(error)}): operations were counted instead")
+                found.notes.append(f"times could not be measured ({described(error)}): operations were counted instead")
         else:
             found.notes.clear()
     return found
@@ -154,7 +158,10 @@ def _run_fake(tree: ModuleTree, call: Call, found: Trace) -> list[Measures] | No
     mode = _fake_mode(tree)
     measures = _attempt(tree, call, None, True, found, mode)
     _let_go(found.error)
-    for line in [] if _is_fake(tree) else leftovers.clear(mode):
+    if _is_fake(tree):
+        return measures
+    found.error = None  # which may hold such a tensor, too
+    for line in leftovers.clear(mode):
         tell(line)
     return measures
 
@@ -167,6 +174,20 @@ def _run(tree: ModuleTree, call: Call, options: TraceOptions, found: Trace) -> l
         return _attempt(tree, call, options, True, found)
 
 
+def _fails_again(tree: ModuleTree, call: Call, options: TraceOptions, error: Exception) -> bool:
+    """[Note: own error] A computed microbatch has failed. It runs once more, without the one thing of a trace that is
+    in the way of a model: hooks on what is saved. When that raises the same, so would the step, and the script gets the
+    error at its call. A model with hooks of the script, which a trace calls none of, may need them. Neither errors of
+    ours nor a lack of memory are the model's: a rank alone has less of both than the step."""
+    not_its_own = (Error, WritesParameterError, MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, not_its_own) or "allocate memory" in str(error) or not calls_all_hooks(tree.root):
+        return False
+    again = Trace()
+    with suppress(RunsBackwardError):
+        _attempt(tree, call, options, True, again, saved=False)
+    return (type(again.error), str(again.error)) == (type(error), str(error))
+
+
 def _attempt(
     tree: ModuleTree,
     call: Call,
@@ -174,8 +195,10 @@ def _attempt(
     keep: bool,
     found: Trace,
     fake: FakeTensorMode | None = None,
+    saved: bool = True,
 ) -> list[Measures] | None:
-    """The measures of one forward: `fake`, or a `real` one. Else what was `found` is why there are none."""
+    """The measures of one forward: `fake`, or a `real` one; those of what is `saved`, too. Else what was `found` is why
+    there are none."""
     recorder = None
     try:
         with ExitStack() as stack:
@@ -191,7 +214,7 @@ def _attempt(
             watch = StateWatch(tree)
             recorder = Recorder(tree, nominal(device), watch, protect=bool(real), keep=keep, tell=tell, written=kept)
             stack.enter_context(call.surroundings())
-            stack.enter_context(recorder.watching())
+            stack.enter_context(recorder.watching(saved))
             with watch.watching():
                 call.of(tree.root, args, kwargs)
             found.ties, found.writes = watch.ties(), watch.writes()
@@ -210,7 +233,7 @@ def _attempt(
 def _why(tree: ModuleTree, recorder: Recorder | None, error: Exception, real: TraceOptions | None) -> str:
     how = "one microbatch could not be run to trace it" if real else "it could not be traced without running it"
     where = "" if recorder is None or recorder.failed_in is None else tree.names[recorder.failed_in] or "the model"
-    return f"{how} ({where}: {_short(error)})" if where else f"{how} ({_short(error)})"
+    return f"{how} ({where}: {described(error)})" if where else f"{how} ({described(error)})"
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -220,7 +243,8 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _short(error: Exception) -> str:
+def described(error: Exception) -> str:
+    """The type of an error, and the first line that it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
