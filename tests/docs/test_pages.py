@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tutorial works: its files are written and its commands run, in order, and print what the page shows."""
+"""Pages work: their files are written and their commands run, in order, and print what the page shows. Pieces of an
+example are pieces of it."""
 
 import os
 import pathlib
@@ -13,7 +14,10 @@ from docs.raised import ROOT
 from launch.forked_ranks import fork_server
 from launch.launcher_harness import PRELOAD_COMPILER, command
 
-BLOCKS = re.findall(r"^```(.+?)\n(.*?)^```$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+# Pages, and how many of their commands are run.
+PAGES = {"tutorial.md": 10, "coming-from.md": 6, "evaluation.md": 2, "resume.md": 2}
+EXAMPLES = {"evaluation.md": "evaluation.py", "resume.md": "resume.py"}
+BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -22,6 +26,7 @@ def place(tmp_path):
     """A folder with an environment in which `python` and `lamina` are those that are tested. What `python` runs and the
     ranks of `lamina run` are copies of processes that have imported torch, which is most of their time."""
     fork_server(0, os.environ)  # started here, it does not hold the output of a command
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     tools = tmp_path / "tools"
     tools.mkdir()
     of_ranks = 'first=$1; shift; set -- "$first"'
@@ -68,11 +73,14 @@ def columns(text: str) -> str:
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(600)
-def test_every_block_in_order(place):
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_in_order(page, place):
     folder, env = place
     printed = ran = shown = 0
-    for kind, text in BLOCKS:
-        if kind == "python":
+    for kind, text in BLOCK.findall((ROOT / "docs" / page).read_text()):
+        if kind == "python" and page in EXAMPLES:
+            assert text in (folder / "examples" / EXAMPLES[page]).read_text()
+        elif kind == "python":
             (folder / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
         elif kind == "sh":
             run = subprocess.run(
@@ -90,4 +98,4 @@ def test_every_block_in_order(place):
             assert kind in ("text", "text measured")
             assert not missing(columns(text), printed, measured=kind != "text"), printed
             shown += 1
-    assert ran == shown >= 8
+    assert ran == shown == PAGES[page]
