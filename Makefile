@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Each target sees to all it needs, from Debian packages on; what is done is not done again.
 #   PYTHON=python3.12       the interpreter .venv is made from
+#   TORCH=2.14.1            another torch, with an environment and a build folder of its own in build/torch-2.14.1
 #   TORCH_INDEX_URL=...     where pip takes torch from (PyTorch's index of CPU builds has the small one)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,17 +9,28 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 export PYTHON ?= python3
-BUILD := build/release
-BIN := .venv/bin
+ifdef TORCH
+  export TORCH
+  export LAMINA_VENV := build/torch-$(TORCH)/venv
+  BUILD := build/torch-$(TORCH)/release
+  DIST := build/torch-$(TORCH)/dist
+else
+  export LAMINA_VENV := .venv
+  BUILD := build/release
+  DIST := dist
+endif
+BIN := $(LAMINA_VENV)/bin
+# Whose engines `make wheels` puts into one wheel, besides the default's.
+TORCHES ?= 2.14.1 2.15.0
 
-.PHONY: build build-tests wheel docs demo test test-pytest test-ctest check bench soak format lint clean
+.PHONY: build build-tests wheel wheels docs demo test test-torch test-debian13 test-pytest test-ctest check unit bench soak format lint clean
 .DEFAULT_GOAL := build
 
 # Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
 SYSTEM := build/.system
-VENV := .venv/.lamina-venv
-TOOLS := .venv/.lamina-tools
-DOCS := .venv/.lamina-docs
+VENV := $(LAMINA_VENV)/.lamina-venv
+TOOLS := $(LAMINA_VENV)/.lamina-tools
+DOCS := $(LAMINA_VENV)/.lamina-docs
 PACKAGE := $(BUILD)/.installed
 
 $(SYSTEM): scripts/system.sh
@@ -62,7 +74,11 @@ docs: build $(DOCS)
 	@echo "The documents are in build/docs: open build/docs/index.html"
 
 wheel: build $(TOOLS)
-	@scripts/wheel.sh $(BUILD) dist
+	@scripts/wheel.sh $(BUILD) $(DIST)
+
+wheels: build $(TOOLS)
+	@for torch in $(TORCHES); do $(MAKE) wheel TORCH=$$torch; done
+	@scripts/wheel.sh $(BUILD) $(DIST) $(TORCHES:%=build/torch-%/dist/lamina-*.whl)
 
 build-tests: build $(TOOLS)
 	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)
@@ -78,6 +94,14 @@ test: build-tests
 	echo "All tests took $$((SECONDS / 60)) min $$((SECONDS % 60)) s."; \
 	exit $$failed
 
+# In a Debian 13 of its own, what STEPS names.
+STEPS ?= demo test
+test-debian13:
+	@scripts/debian13.sh $(STEPS)
+
+test-torch: $(if $(TORCH),test)
+	@[[ -n "$(TORCH)" ]] || { echo "say which: make test-torch TORCH=2.14.1"; exit 1; }
+
 test-pytest:
 	@env -u MAKEFLAGS $(BIN)/pytest -n $$(($$(scripts/jobs.sh) + 1)) --durations=20 --durations-min=5 $(PYTEST_ARGS)
 
@@ -89,7 +113,9 @@ test-ctest:
 	exit $$failed
 
 # What needs no ranks, in a minute.
-check: lint build $(TOOLS)
+check: lint unit
+
+unit: build $(TOOLS)
 	@cmake --build $(BUILD) --target unit_tests -j $$(scripts/jobs.sh)
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -L unit -j $$(scripts/jobs.sh)
 	@$(BIN)/pytest -q -m unit -n $$(scripts/jobs.sh) $(PYTEST_ARGS)

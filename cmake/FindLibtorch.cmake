@@ -5,20 +5,29 @@
 #   Libtorch::Libtorch   include folders, c10, torch_cpu, torch
 #   Libtorch::Python     the above, torch_python, the pybind11 that torch bundles, Python's headers
 #   LIBTORCH_ROOT        the folder of the package
-set(LIBTORCH_VERSION_WANTED 2.13.0)
+#   LIBTORCH_MINOR       the part of its version within which binaries fit: 2.13
+#
+# find_package(Libtorch 2.11...2.15) says which minor versions will do.
+set(wanted "torch ${Libtorch_FIND_VERSION_MIN} to ${Libtorch_FIND_VERSION_MAX}")
+if(Libtorch_FIND_VERSION_MIN STREQUAL Libtorch_FIND_VERSION_MAX)
+  set(wanted "torch ${Libtorch_FIND_VERSION_MIN}")
+endif()
 
 # Ends the configuration with one line (a leading space keeps CMake from wrapping it).
 function(libtorch_stop text)
   message(FATAL_ERROR " ${text}")
 endfunction()
 
-find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter OPTIONAL_COMPONENTS Development.Module)
+if(NOT Python3_Development.Module_FOUND)
+  libtorch_stop("${Python3_EXECUTABLE} has no Python.h, which lamina's extension needs (Debian: python3-dev).")
+endif()
 execute_process(
   COMMAND ${Python3_EXECUTABLE} -c
           "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
   OUTPUT_VARIABLE LIBTORCH_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 if(NOT LIBTORCH_ROOT)
-  libtorch_stop("lamina needs torch ${LIBTORCH_VERSION_WANTED}, and ${Python3_EXECUTABLE} has none: run `make build`, or install torch==${LIBTORCH_VERSION_WANTED} there.")
+  libtorch_stop("lamina is compiled for the torch that it will run with, and ${Python3_EXECUTABLE} has none: install ${wanted} there.")
 endif()
 
 set(version "")
@@ -26,8 +35,10 @@ if(EXISTS ${LIBTORCH_ROOT}/version.py)
   file(STRINGS ${LIBTORCH_ROOT}/version.py version REGEX "^__version__" LIMIT_COUNT 1)
   string(REGEX REPLACE "^[^'\"]*['\"]([^'\"]*)['\"].*$" "\\1" version "${version}")
 endif()
-if(NOT version MATCHES "^2\\.13\\.")
-  libtorch_stop("lamina needs torch 2.13 (${LIBTORCH_VERSION_WANTED}), and ${LIBTORCH_ROOT} holds '${version}': install torch==${LIBTORCH_VERSION_WANTED} there.")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" LIBTORCH_MINOR "${version}")
+if(NOT LIBTORCH_MINOR OR LIBTORCH_MINOR VERSION_LESS Libtorch_FIND_VERSION_MIN
+   OR LIBTORCH_MINOR VERSION_GREATER Libtorch_FIND_VERSION_MAX)
+  libtorch_stop("lamina needs ${wanted}, and ${LIBTORCH_ROOT} holds '${version}': install another torch there.")
 endif()
 
 foreach(file lib/libc10.so lib/libtorch_cpu.so lib/libtorch.so lib/libtorch_python.so
@@ -55,7 +66,7 @@ file(STRINGS ${LIBTORCH_ROOT}/include/pybind11/detail/internals.h header_interna
      REGEX "define[ ]+PYBIND11_INTERNALS_VERSION[ ]+[0-9]+" LIMIT_COUNT 1)
 string(REGEX REPLACE ".*PYBIND11_INTERNALS_VERSION[ ]+([0-9]+).*" "\\1" header_internals "${header_internals}")
 if(NOT "${header_internals}" STREQUAL "${torch_internals}")
-  libtorch_stop("torch ${version} was built with pybind11 internals v${torch_internals}, and the headers in ${LIBTORCH_ROOT}/include/pybind11 are v${header_internals}: reinstall torch==${LIBTORCH_VERSION_WANTED}.")
+  libtorch_stop("torch ${version} was built with pybind11 internals v${torch_internals}, and the headers in ${LIBTORCH_ROOT}/include/pybind11 are v${header_internals}: install torch==${version} again.")
 endif()
 
 file(WRITE ${CMAKE_BINARY_DIR}/CMakeFiles/libtorch_abi.cc "#include <string>\nlamina_abi _GLIBCXX_USE_CXX11_ABI\n")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Contents of the wheel besides the Python files: the engine, its plug-ins and the extension in the package's folder, the
-# command among the scripts, headers, and a UCX. No path of this machine is left in them: the engine is found beside the
-# extension, torch beside the package, or loaded already (by Python, or by a program that links Libtorch::Libtorch).
+# Contents of the wheel besides the Python files: a folder named after the torch it is for, with the engine, its plug-ins
+# and the extension; the command among the scripts; headers; a UCX. No path of this machine is left in them: the engine
+# is found beside the extension, torch beside the package, or loaded already (by Python, or by a program that links
+# Libtorch::Libtorch).
 set(scripts bin)
 if(SKBUILD)
   set(scripts ${SKBUILD_SCRIPTS_DIR})
@@ -12,13 +13,13 @@ if(NOT LAMINA_TORCH)
 endif()
 
 set(libraries lamina lamina_ucx _lamina)
-set_target_properties(${libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
-install(TARGETS ${libraries} LIBRARY DESTINATION lamina COMPONENT python)
+set_target_properties(${libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
+install(TARGETS ${libraries} LIBRARY DESTINATION lamina/torch${LIBTORCH_MINOR} COMPONENT python)
 
 # Files that a C++ program needs to find_package(lamina) with CMAKE_PREFIX_PATH=`prefix`. The engine is in
-# `prefix`/`engine`; `python` is the interpreter whose torch is taken, unless the program names one.
+# `prefix`/`engine`, for `torches`; `python` is the interpreter whose torch is taken, unless the program names one.
 include(CMakePackageConfigHelpers)
-function(lamina_install_headers component prefix engine python)
+function(lamina_install_headers component prefix engine torches python)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/lamina/ DESTINATION ${prefix}/include/lamina COMPONENT ${component}
     FILES_MATCHING PATTERN "*.h" PATTERN gloo_names EXCLUDE PATTERN launch EXCLUDE PATTERN ucx EXCLUDE)
   set(config ${PROJECT_BINARY_DIR}/cmake_${component})
@@ -28,12 +29,12 @@ function(lamina_install_headers component prefix engine python)
                 ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake
     DESTINATION ${prefix}/lib/cmake/lamina COMPONENT ${component})
 endfunction()
-lamina_install_headers(python lamina . "")
+lamina_install_headers(python lamina "torch\${LIBTORCH_MINOR}" ${LAMINA_TORCHES} "")
 
 # `cmake --install build/release --component cpp --prefix WHERE`
 install(TARGETS lamina lamina_ucx LIBRARY DESTINATION lib COMPONENT cpp)
 install(TARGETS lamina_command RUNTIME DESTINATION bin COMPONENT cpp)
-lamina_install_headers(cpp . lib ${Python3_EXECUTABLE})
+lamina_install_headers(cpp . lib ${LIBTORCH_MINOR}...${LIBTORCH_MINOR} ${Python3_EXECUTABLE})
 
 # UCX with shared memory and TCP, for machines that have none ([Note: which UCX]), and the licences of it and of what it
 # needs, where the distribution is Debian or Ubuntu.

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent / "python" / "lamina"
 
 # Packages, and the modules beside them, lowest first.
 ORDER = (
+    "torch_version",
     "_lamina",
     "errors",
     "util",

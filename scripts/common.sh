@@ -2,6 +2,8 @@
 # Read by the other scripts: messages, room on disk, the python in use.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# The virtual environment, below the checkout.
+venv=${LAMINA_VENV:-.venv}
 
 say() { printf 'lamina: %s\n' "$*" >&2; }
 stop() {
@@ -18,12 +20,12 @@ need_room() {
   fi
 }
 
-has_torch() { compgen -G ".venv/lib/python3*/site-packages/torch/version.py" >/dev/null; }
+has_torch() { compgen -G "$venv/lib/python3*/site-packages/torch/version.py" >/dev/null; }
 
-# The interpreter of .venv once it exists, else the one asked for with PYTHON; empty when there is none.
+# The interpreter of the environment once it exists, else the one asked for with PYTHON; empty when there is none.
 find_python() {
-  if [[ -x .venv/bin/python ]]; then
-    echo .venv/bin/python
+  if [[ -x $venv/bin/python ]]; then
+    echo "$venv/bin/python"
   else
     command -v "${PYTHON:-python3}" || true
   fi

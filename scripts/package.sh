@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the engine in build folder $1 and installs the package, then `compat`, into .venv: what is compiled as a copy,
-# the Python files by reference, so that an edit of one is live. The folder has targets for the tests, not yet built.
+# Builds the engine in build folder $1 and installs the package, then `compat`, into the environment: what is compiled as a
+# copy, the Python files by reference, so that an edit of one is live. The folder has targets for the tests, not yet built.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(scripts/jobs.sh)}
 export CMAKE_BUILD_PARALLEL_LEVEL
 
 pip_install() {
-  .venv/bin/python -m pip --disable-pip-version-check install --no-build-isolation --no-deps --no-index \
+  "$venv/bin/python" -m pip --disable-pip-version-check install --no-build-isolation --no-deps --no-index \
     --force-reinstall "$@" </dev/null
 }
 

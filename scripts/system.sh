@@ -20,7 +20,7 @@ if [[ -z "$python" ]]; then
 elif [[ "$("$python" -c 'import sys; print(sys.base_prefix)')" == /usr ]]; then
   name=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
   has_headers "$python" || packages+=("$name-dev")
-  [[ -x .venv/bin/python ]] || has_venv "$python" || packages+=("$name-venv")
+  [[ -x $venv/bin/python ]] || has_venv "$python" || packages+=("$name-venv")
 fi
 
 if ! command -v dpkg-query >/dev/null; then

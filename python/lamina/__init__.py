@@ -21,6 +21,9 @@ Started by `lamina run -n 2 train.py`. Everything else of the script stays as it
 
 import importlib.metadata
 
+from lamina import torch_version as _torch_version  # noqa: F401 -- finds the engine
+
+# isort: split
 from lamina import amp as amp
 from lamina import callbacks as _callbacks  # noqa: F401 -- hands the engine what it calls
 from lamina import dist as dist

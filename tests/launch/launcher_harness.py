@@ -13,6 +13,9 @@ import uuid
 from launch.forked_ranks import ForkedRank, ReservedPort, fork_server
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Folders with what was built for this interpreter's torch (`make TORCH=...` keeps both in a folder of their own).
+PREFIX = pathlib.Path(sys.prefix)
+BUILDS = PREFIX.parent if PREFIX.is_relative_to(ROOT / "build") else ROOT / "build"
 # Variables that an outer launcher may have set, and that would change what is tested.
 FOREIGN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "BASE_RANK", "NODE_RANK", "MASTER_ADDR",
            "MASTER_PORT", "OMP_NUM_THREADS", "LAMINA_LAUNCHER"}  # fmt: skip
@@ -23,17 +26,20 @@ PRELOAD_COMPILER = ("--preload", "torch,lamina")
 DEADLINE_S = 120.0  # for what has no promised bound; only a hang reaches it
 
 
+def built(pattern: str) -> pathlib.Path:
+    """The newest file in a build folder that matches, such as bin/frontend_rows."""
+    found = sorted(BUILDS.glob(f"*/{pattern}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise FileNotFoundError(f"no {pattern} in {BUILDS}: run `make build-tests`")
+    return found[-1]
+
+
 def command() -> str:
     """The binary under test: $LAMINA_COMMAND, the installed one, else the newest in a build folder."""
     if named := os.environ.get("LAMINA_COMMAND"):
         return named
-    installed = ROOT / ".venv/bin/lamina"
-    if installed.exists():
-        return str(installed)
-    built = sorted(ROOT.glob("build/*/bin/lamina"), key=lambda path: path.stat().st_mtime)
-    if not built:
-        raise FileNotFoundError("no lamina binary: run `make build`, or set LAMINA_COMMAND")
-    return str(built[-1])
+    installed = PREFIX / "bin/lamina"
+    return str(installed if installed.exists() else built("bin/lamina"))
 
 
 def eventually(condition, within_s: float = DEADLINE_S):

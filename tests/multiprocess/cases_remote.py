@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from launch.launcher_harness import ROOT
+from launch.launcher_harness import built
 from multiprocess.remote_parts import QHM, FunctionalQHM, PlainFunctionalQHM, PlainQHM, Scale, Trust
 from torch import nn
 from torch.nn import functional as F
@@ -228,7 +228,7 @@ def case_a_users_optimizer_is_the_plain_one_scripted_or_of_python_or_eager():
 
 
 def case_a_shared_librarys_form_and_apexs_adam_are_updated_without_python():
-    library = max(ROOT.glob("build/*/*/libtrust_plugin.so"), key=lambda path: path.stat().st_mtime)
+    library = built("*/libtrust_plugin.so")
     lamina.optim.register_functional_optimizer(Trust, str(library))
 
     def made(*_, **__):

@@ -13,9 +13,12 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from auditwheel.wheeltools import InWheel
+
 MIB = 1 << 20
 # The oldest systems that the wheel is for, as its name and docs/installing.md say.
 OLDEST = "manylinux_2_35"
+OTHER_ENGINE = "torch2.99"
 
 TRAIN = """
 import re, sys, torch, lamina
@@ -57,11 +60,18 @@ def python_files(package: Path) -> set[Path]:
 
 
 def make_wheels(source: Path, build: Path, where: Path) -> list[Path]:
+    """Makes those of `make wheel`, and gives lamina's an engine for a torch that does not exist, as for another one."""
     run(source / "scripts/wheel.sh", build, where)
+    (alone,) = where.glob("lamina-*.whl")
+    assert alone.stat().st_size < 15 * MIB, alone.stat().st_size
+    (where / "other").mkdir()
+    with InWheel(alone, where / "other" / alone.name) as tree:
+        (engine,) = Path(tree).absolute().glob("lamina/torch[0-9]*")
+        engine.rename(engine.with_name(OTHER_ENGINE))
+    run(sys.executable, source / "scripts/merge_wheels.py", where, alone, where / "other" / alone.name)
     (ours,) = where.glob("lamina-*.whl")
     (names,) = where.glob("lamina_compat-*.whl")
     assert OLDEST in ours.name, ours.name
-    assert ours.stat().st_size < 15 * MIB, ours.stat().st_size
     return [ours, names]
 
 
@@ -74,14 +84,17 @@ def environment_with_torch(folder: Path) -> Path:
 
 
 def check_package(source: Path, python: Path) -> Path:
-    where = "import lamina; print(lamina.__file__, lamina._lamina.__file__, lamina.__version__)"
-    module, extension, version = run(python, "-c", where, cwd=python.parent).split()
+    where = (
+        "import lamina, torch; print(lamina.__file__, lamina._lamina.__file__, lamina.__version__, torch.__version__)"
+    )
+    module, extension, version, torch = run(python, "-c", where, cwd=python.parent).split()
     package = Path(module).parent
-    assert package.is_relative_to(python.parent.parent) and Path(extension).parent == package, (module, extension)
+    engine = package / f"torch{'.'.join(torch.split('.')[:2])}"
+    assert package.is_relative_to(python.parent.parent) and Path(extension).parent == engine, (module, extension)
     assert version == (source / "VERSION").read_text().strip()
     missing = python_files(source / "python/lamina") ^ python_files(package)
     assert not missing, f"in the checkout or in the wheel, but not in both: {sorted(map(str, missing))}"
-    for library in package.glob("*.so"):
+    for library in package.glob("torch[0-9]*/*.so"):
         for path in re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", run("readelf", "-d", library)):
             assert all(entry.startswith("$ORIGIN") for entry in path.split(":") if entry), (library, path)
     return package
@@ -90,10 +103,12 @@ def check_package(source: Path, python: Path) -> Path:
 def check_training(python: Path, package: Path, folder: Path) -> None:
     program, lamina = folder / "train.py", python.parent / "lamina"
     program.write_text(TRAIN)
-    for kind, ucx in (("pipeline", None), ("sharded", package / "ucx")):
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({"LAMINA_UCX": str(ucx)} if ucx else {})
+    beside = package.parent / "libucx/lib"  # as the package libucx has it
+    shutil.copytree(package / "ucx", beside)
+    for kind, ucx, named in (("pipeline", beside, ""), ("sharded", package / "ucx", package / "ucx")):
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "LAMINA_UCX": str(named)}
         said = run(lamina, "run", "-n", "2", program, kind, folder / kind, env=environment, cwd=folder)
-        assert ucx is None or f"ucx {ucx}/" in said, said
+        assert f"ucx {ucx}/" in said, said
         run(lamina, "checkpoint", "verify", folder / kind, cwd=folder)
     costs = folder / "costs.json"
     node = {
@@ -136,6 +151,32 @@ def check_cpp(source: Path, python: Path, package: Path, folder: Path) -> None:
     run(python.parent / "lamina", "run", "-n", "2", "-c", folder / "made/train", cwd=folder)
 
 
+def check_another_torch(python: Path, package: Path) -> None:
+    """Tells in one line which torch it takes, and loads nothing. Afterwards there is no engine for the torch here."""
+    needs = "from importlib.metadata import requires; print(*requires('lamina'))"
+    (torch,) = re.findall(r"torch\S+", run(python, "-c", needs, cwd=python.parent))
+    assert "<2.100" in torch and ">=2." in torch and "!=2.98.*" in torch, torch
+    (engine,) = set(package.glob("torch[0-9]*")) - {package / OTHER_ENGINE}
+    shutil.rmtree(engine)
+    words = [python, "-c", "import lamina"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=python.parent)
+    line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1, done.stderr
+    assert line.startswith("ImportError: this lamina was built for torch 2.99, and 2."), line
+    assert "pip install 'torch>=2.99,<2.100'" in line and f"wheel for {engine.name.replace('h', 'h ')}" in line, line
+
+
+def check_sdist(source: Path, folder: Path) -> None:
+    """Has all that CMake asks for."""
+    make = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", make, folder, cwd=source)
+    (archive,) = folder.glob("lamina-*.tar.gz")
+    assert archive.stat().st_size < 5 * MIB, archive.stat().st_size
+    run("tar", "-xzf", archive, "-C", folder)
+    unpacked = archive.with_name(archive.name.removesuffix(".tar.gz"))
+    run("cmake", "-S", unpacked, "-B", folder / "configured", "-G", "Ninja", f"-DPython3_EXECUTABLE={sys.executable}")
+
+
 def main() -> None:
     source, build = (Path(word).resolve() for word in sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="lamina-wheel-") as name:
@@ -147,6 +188,8 @@ def main() -> None:
         package = check_package(source, python)
         check_training(python, package, folder)
         check_cpp(source, python, package, folder)
+        check_another_torch(python, package)
+        check_sdist(source, folder)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 import torch
-from launch.launcher_harness import ROOT, command
+from launch.launcher_harness import built, command
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
@@ -46,7 +46,7 @@ class Twin(nn.Module):
 @pytest.fixture(scope="module")
 def theirs():
     """The rows of the C++ face."""
-    program = max(ROOT.glob("build/*/bin/frontend_rows"), key=lambda path: path.stat().st_mtime)
+    program = built("bin/frontend_rows")
     printed = subprocess.run([program], capture_output=True, text=True, timeout=120, check=True)
     return json.loads(printed.stdout)
 

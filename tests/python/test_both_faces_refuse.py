@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from archive import checkpoints
-from launch.launcher_harness import ROOT, command
+from launch.launcher_harness import built, command
 
 
 def refusals(folder, *program):
@@ -25,7 +25,7 @@ def refusals(folder, *program):
 
 def test_both_faces_refuse_the_same_with_the_same_words(tmp_path):
     checkpoints.save(tmp_path / "newer", "a", checkpoints.model(), about={"version": 99, "lamina": "9.9"})
-    program = max(ROOT.glob("build/*/bin/frontend_refusals"), key=lambda path: path.stat().st_mtime)
+    program = built("bin/frontend_refusals")
     ours, theirs = refusals(tmp_path, Path(__file__).with_name("refusals.py")), refusals(tmp_path, "-c", program)
     assert "nothing" not in ours.values()
     assert ours == theirs

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import torch
-from launch.launcher_harness import ROOT, command, require_success
+from launch.launcher_harness import built, command, require_success
 
 PYTHON = """
 import sys
@@ -101,7 +101,7 @@ def run_python(launcher, mode, kind):
 
 
 def program():
-    return max(ROOT.glob("build/*/bin/frontend_other_face"), key=lambda path: path.stat().st_mtime)
+    return built("bin/frontend_other_face")
 
 
 KINDS = ["torch", "AdamW", "NAdam", "Rprop", "QHM", "NovoGrad"]

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from python.built import library
+from launch.launcher_harness import built
 from python.test_optim import TORCHS, agree, looks_during, parameters
 from torch import Tensor
 
@@ -260,7 +260,7 @@ def test_a_shared_library_may_be_the_form():
         def __init__(self, params, lr):
             super().__init__(params, {"lr": lr})
 
-    optim.register_functional_optimizer(Trust, str(library("libtrust_plugin.so")))
+    optim.register_functional_optimizer(Trust, str(built("*/libtrust_plugin.so")))
     assert needs_of(Trust) == "norms"
     own = torch.full((10, 6), 3.0, requires_grad=True)
     made = local_optimizer(Trust, [own], lr=0.5)
@@ -273,7 +273,7 @@ def test_a_shared_library_may_be_the_form():
 
 def test_a_shared_library_takes_no_other_ones_place(tmp_path):
     other = tmp_path / "other.so"
-    trust = library("libtrust_plugin.so")
+    trust = built("*/libtrust_plugin.so")
     shutil.copy(trust, other)
     names = [_lamina.load_functional(str(path)) for path in (trust, other, trust, other)]
     assert names == 2 * ["Trust", f"Trust of {other}"]
@@ -284,7 +284,7 @@ def test_a_shared_library_that_is_not_this_classs_form_is_an_error():
         def __init__(self, params, pace):
             super().__init__(params, {"pace": pace})
 
-    trust = library("libtrust_plugin.so")
+    trust = built("*/libtrust_plugin.so")
     optim.register_functional_optimizer(Paced, trust)  # again, and for another class
     own = torch.ones(3, requires_grad=True)
     with pytest.raises(lamina.UsageError, match="Trust needs a value of lr, which groups of Paced have not"):

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import PRELOAD, ROOT
+from launch.launcher_harness import PRELOAD, built
 
 TWIN = Path(__file__).with_name("twin.py")
 
@@ -19,7 +19,7 @@ TWIN = Path(__file__).with_name("twin.py")
     ],
 )
 def test_recordings_of_both_faces_are_equal(launcher, kind, ranks, said):
-    program = max(ROOT.glob("build/*/bin/frontend_verified"), key=lambda path: path.stat().st_mtime)
+    program = built("bin/frontend_verified")
     words = {"cpp": ["-c", program, "none"], "python": [*PRELOAD, TWIN]}
     for face, run in words.items():
         done = launcher.run("verify", "-n", ranks, "--steps", 2, "--keep", face, *run, kind)

@@ -58,13 +58,14 @@ std::string load_ucx(const fs::path& folder) {
 // comes first, for somebody has installed it for its CUDA. The system's knows the hardware of the network. The one in
 // lamina's package, which knows shared memory and TCP, comes last.
 void load_first_ucx() {
+  const fs::path package = this_folder().parent_path();  // which has a folder for each torch that it knows
   if (const char* named = std::getenv("LAMINA_UCX"); named != nullptr && *named != '\0') {
     if (const auto why = load_ucx(named); !why.empty())
       refuse(base::str(why, "\nLAMINA_UCX names ", named, ": it has to be the folder of libucp.so.0, or unset."));
     return;
   }
   std::string tried;
-  for (const fs::path& folder : {this_folder().parent_path() / "libucx/lib", fs::path(), this_folder() / "ucx"}) {
+  for (const fs::path& folder : {package.parent_path() / "libucx/lib", fs::path(), package / "ucx"}) {
     if (!folder.empty() && !fs::exists(folder)) continue;
     const auto why = load_ucx(folder);
     if (why.empty()) return;

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+# Headers that the system has to have besides torch and Python. One line says all that are missing, with Debian's
+# packages.
+set(missing "")
+macro(lamina_need variable file package)
+  find_path(${variable} ${file})
+  if(NOT ${variable})
+    list(APPEND missing "${file} (Debian: ${package})")
+  elseif(NOT ${variable} IN_LIST CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES)
+    include_directories(SYSTEM ${${variable}})
+  endif()
+endmacro()
+
+lamina_need(CLI11_INCLUDE_DIR CLI/CLI.hpp libcli11-dev)
+lamina_need(JSON_INCLUDE_DIR nlohmann/json.hpp nlohmann-json3-dev)
+lamina_need(XXHASH_INCLUDE_DIR xxhash.h libxxhash-dev)
+lamina_need(YAML_INCLUDE_DIR yaml-cpp/yaml.h libyaml-cpp-dev)
+if(LAMINA_TORCH)
+  lamina_need(OPENSSL_INCLUDE_DIR openssl/evp.h libssl-dev)
+  lamina_need(UCX_INCLUDE_DIR ucp/api/ucp.h libucx-dev)
+endif()
+if(missing)
+  list(JOIN missing ", " missing)
+  message(FATAL_ERROR " lamina is compiled here, and this system lacks ${missing}.")
+endif()
