@@ -32,9 +32,15 @@ VENV := $(LAMINA_VENV)/.lamina-venv
 TOOLS := $(LAMINA_VENV)/.lamina-tools
 DOCS := $(LAMINA_VENV)/.lamina-docs
 PACKAGE := $(BUILD)/.installed
+SYSTEM_OF_TESTS := build/.system-tests
+WITH_TESTS := $(BUILD)/.with-tests
 
 $(SYSTEM): scripts/system.sh
 	@scripts/system.sh
+	@mkdir -p $(@D) && touch $@
+
+$(SYSTEM_OF_TESTS): scripts/system.sh
+	@scripts/system.sh tests
 	@mkdir -p $(@D) && touch $@
 
 $(VENV): requirements.txt scripts/venv.sh | $(SYSTEM)
@@ -65,6 +71,11 @@ $(PACKAGE): $(filter-out python/%.py python/%.pyi,$(SOURCES)) $(LIST) $(VENV)
 
 build: $(PACKAGE)
 
+# Targets of tests and benchmarks in the build folder, not yet built.
+$(WITH_TESTS): $(SYSTEM_OF_TESTS) | $(PACKAGE)
+	@cmake -S . -B $(BUILD) -DLAMINA_TESTS=ON >/dev/null
+	@touch $@
+
 demo: build
 	@$(BIN)/lamina run -n 2 examples/train_gpt.py --steps 150
 
@@ -80,7 +91,7 @@ wheels: build $(TOOLS)
 	@for torch in $(TORCHES); do $(MAKE) wheel TORCH=$$torch; done
 	@scripts/wheel.sh $(BUILD) $(DIST) $(TORCHES:%=build/torch-%/dist/lamina-*.whl)
 
-build-tests: build $(TOOLS)
+build-tests: build $(TOOLS) $(WITH_TESTS)
 	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)
 
 # Both halves run whatever the other says, and at the same time: one computes while the other waits, and so do the workers
@@ -115,12 +126,12 @@ test-ctest:
 # What needs no ranks, in a minute.
 check: lint unit
 
-unit: build $(TOOLS)
+unit: build $(TOOLS) $(WITH_TESTS)
 	@cmake --build $(BUILD) --target unit_tests -j $$(scripts/jobs.sh)
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -L unit -j $$(scripts/jobs.sh)
 	@$(BIN)/pytest -q -m unit -n $$(scripts/jobs.sh) $(PYTEST_ARGS)
 
-bench: build
+bench: build $(WITH_TESTS)
 	@cmake --build $(BUILD) --target bench_programs
 	@$(BIN)/python benchmarks/run.py
 

@@ -42,6 +42,8 @@ class Report:
         if not self._enabled:
             return
         step, speed = len(self._losses), self._tokens_per_step / time_s
+        if step == 3:  # the first ones cut the model and start its optimizer
+            self.say(f"the training takes some {time_s * self._steps:.0f} s")
         self._write(step=step, loss=loss, lr=lr, tokens_per_s=round(speed), time_s=round(self._training_s, 3))
         if self._console.is_terminal:
             self._bar().update(

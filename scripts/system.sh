@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Sees that the machine has what the build needs from its distribution: room on disk and Debian packages. Installs what
-# is missing if it may, else prints what is missing and stops. LAMINA_SKIP_PACKAGES=1 trusts that all is there.
+# Sees that the machine has what the build needs from its distribution: room on disk and Debian packages; with the word
+# `tests` what they need besides. Installs what is missing if it may, else prints what is missing and stops.
+# LAMINA_SKIP_PACKAGES=1 trusts that all is there.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 packages=(
   g++ cmake ninja-build ccache mold pkg-config libucx-dev libssl-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libyaml-cpp-dev
-  libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev iproute2 gdb
 )
+if [[ "${1:-}" == tests ]]; then packages+=(libgtest-dev libgmock-dev librapidcheck-dev iproute2 gdb); fi
 
 if has_torch; then need_room . 2 "the build"; else need_room . 5 "the build (with torch's CPU build)"; fi
 

@@ -15,7 +15,7 @@ pip_wheel() {
   "$venv/bin/python" -m pip --disable-pip-version-check wheel -q --no-build-isolation --no-deps --no-index "$@" </dev/null
 }
 
-pip_wheel -C build-dir="$build" -C cmake.build-type=Release -C cmake.define.LAMINA_TESTS=ON -w "$made" .
+pip_wheel -C build-dir="$build" -C cmake.build-type=Release -w "$made" .
 pip_wheel -w "$out" ./python/compat
 PATH=$PWD/$venv/bin:$PATH "$venv/bin/auditwheel" repair --exclude 'liblamina*' --exclude 'libc10*' --exclude 'libtorch*' \
   --exclude 'libuc*' --exclude 'libnuma*' -w "$made/repaired" "$made"/lamina-*.whl
