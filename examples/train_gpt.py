@@ -12,6 +12,7 @@ Exits with 1 unless the model predicts unseen text better than counts of pairs o
 import argparse
 import contextlib
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from pathlib import Path
 import torch
 from gpt import GPT
 from report import Report
-from schedule import draw
 from text import VOCABULARY, Batches, prompts, standard_library, unigram_and_bigram, windows
 
 import lamina
@@ -156,7 +156,8 @@ def main() -> int:
     texts = [bytes(text) for text in steps.generate(beginnings, length=160, seed=args.seed).tolist()]
     report.samples([text[:32] for text in texts], [text[32:] for text in texts])
     if lamina.rank() == 0 and lamina.pp_size() > 1:
-        draw(args.out / TIMELINE, args.out / "schedule.png")
+        command = [Path(sys.executable).with_name("lamina"), "trace", args.out / TIMELINE]
+        subprocess.run([*command, "--png", args.out / "schedule.png"], check=True, stdout=subprocess.DEVNULL)
     report.finish(
         unigram=unigram,
         bigram=bigram,

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A picture of one step of a timeline: what each rank computed and when, above the plan of the same step.
-
-    python examples/schedule.py demo/timeline.json demo/schedule.png
-
-Needs matplotlib.
-"""
+"""picture.py TIMELINE PICTURE: draws one step of a timeline, what each rank computed and when, above the plan of it.
+`lamina trace --png` has this file with it and runs it. Needs matplotlib."""
 
 import json
 import sys
 from pathlib import Path
 
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+
+def fail(why: str) -> None:
+    print(f"lamina trace: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+try:
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+except ImportError as error:
+    fail(f"a picture needs matplotlib ({error}): {sys.executable} -m pip install matplotlib")
 
 FORWARD, BACKWARD = "C0", "C1"
 ROWS = {"measured": 0.0, "planned": 0.4}  # below the top of a rank's place
@@ -25,9 +30,13 @@ def _slices(rows: list[dict]) -> list[dict]:
 
 
 def _steps(slices: list[dict]) -> dict[int, list[dict]]:
-    """The slices of each step in which something had a backward."""
-    training = {row["args"]["step"] for row in slices if row["cat"] == "backward"}
-    return {step: [row for row in slices if row["args"]["step"] == step] for step in sorted(training)}
+    """The slices of each step that was ended: of those that train a pipeline, else of all."""
+    ended = {row["args"]["step"] for row in slices if row["cat"] == "step"}
+    turns = [row for row in slices if row["cat"] in ("forward", "backward") and row["args"]["step"] in ended]
+    chosen = {row["args"]["step"] for row in turns if row["cat"] == "backward"} or {
+        row["args"]["step"] for row in turns
+    }
+    return {step: [row for row in slices if row["args"]["step"] == step] for step in sorted(chosen)}
 
 
 def _duration(step: list[dict]) -> float:
@@ -47,8 +56,10 @@ def _shade(color: str, microbatch: int, microbatches: int) -> tuple[float, ...]:
 
 
 def draw(timeline: Path, picture: Path) -> None:
-    """Draws the typical training step of the file that `lamina.timeline` wrote."""
+    """Draws the step with the median duration, in the form that the name of the picture says."""
     steps = _steps(_slices(json.loads(timeline.read_text())["traceEvents"]))
+    if not steps:
+        raise ValueError(f"{timeline} has no step that was ended, so there is nothing to draw")
     number = _typical(steps)
     rows = steps[number]
     ranks = sorted({row["pid"] for row in rows})
@@ -76,7 +87,7 @@ def draw(timeline: Path, picture: Path) -> None:
     )
     for label in axes.get_yticklabels()[1::2]:
         label.set(fontsize=8, color="0.45")
-    axes.set(xlabel="ms", title=f"One training step of {microbatches} microbatches: step {number}")
+    axes.set(xlabel="ms", title=f"Step {number}, of {microbatches} microbatches")
     axes.set_xlim(0, max(row["ts"] + row["dur"] - begin for row in rows) / 1000)
     axes.set_ylim(len(ranks) - 0.25, -0.15)
     axes.spines[["top", "right"]].set_visible(False)
@@ -86,4 +97,7 @@ def draw(timeline: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        draw(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (OSError, ValueError) as error:
+        fail(str(error))

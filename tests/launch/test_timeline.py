@@ -3,8 +3,10 @@
 
 import collections
 import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ PROGRAM = Path(__file__).with_name("trained.py")
 STEPS, MICROBATCHES = 3, 4
 
 
-def trace(path):
-    return subprocess.run([command(), "trace", str(path)], capture_output=True, text=True, timeout=60)
+def trace(*words, python=sys.executable):
+    env = os.environ | {"LAMINA_PYTHON": str(python)}
+    return subprocess.run([command(), "trace", *words], capture_output=True, text=True, timeout=60, env=env)
 
 
 def rows_of(path):
@@ -24,6 +27,23 @@ def rows_of(path):
 
 def slices(rows, rank, category):
     return [row for row in rows if row["ph"] == "X" and row["pid"] == rank and row["cat"] == category]
+
+
+def draws_a_step(path, folder):
+    """`--png` draws each turn of a step, measured and planned; where there is no matplotlib it says so."""
+    picture = folder / "step.svg"
+    drawn = trace("--png", picture, path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert drawn.stdout == trace(path).stdout
+    kinds = ("forward", "backward", "planned")
+    turns = collections.Counter(row["args"]["step"] for row in rows_of(path) if row.get("cat") in kinds)
+    assert picture.read_text().count('id="PolyCollection_') in turns.values()
+    bare = folder / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    drawn = trace("--png", folder / "other.png", path, python=bare)
+    assert drawn.returncode == 2 and "-m pip install matplotlib" in drawn.stderr and drawn.stderr.count("\n") == 1
+    assert not (folder / "other.png").exists()
 
 
 def test_one_file_holds_what_all_ranks_did(launcher, tmp_path):
@@ -49,6 +69,7 @@ def test_one_file_holds_what_all_ranks_did(launcher, tmp_path):
     assert f"timeline of {STEPS - 1} steps" in result.stderr
     assert trace(path).stdout in result.stderr
     assert [each.name for each in path.parent.iterdir()] == ["timeline.json"]
+    draws_a_step(path, tmp_path)
 
 
 def test_a_job_that_fails_leaves_what_it_did_until_then(launcher, tmp_path):
@@ -98,6 +119,8 @@ def test_a_timeline_that_cannot_be_written_keeps_its_parts(launcher, tmp_path):
     assert result.returncode == 0
     folder = re.search(r"its parts are kept: `lamina trace -o FILE (\S+)` reads them", result.stderr)[1]
     assert f"timeline of {STEPS - 1} steps" in trace(folder).stdout
+    refused = trace(folder, "--png", tmp_path / "step.png")
+    assert refused.returncode == 2 and "with -o FILE" in refused.stderr
 
 
 @pytest.mark.parametrize("place", ["file/timeline.json", "."])
