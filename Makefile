@@ -23,7 +23,7 @@ BIN := $(LAMINA_VENV)/bin
 # Whose engines `make wheels` puts into one wheel, besides the default's.
 TORCHES ?= 2.14.1 2.15.0
 
-.PHONY: build build-tests wheel wheels docs demo test test-torch test-debian13 test-pytest test-ctest check unit bench soak format lint clean
+.PHONY: build configure-tests build-tests wheel wheels docs demo test test-torch test-debian13 test-pytest test-ctest check unit bench soak format lint clean
 .DEFAULT_GOAL := build
 
 # Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
@@ -72,6 +72,8 @@ $(PACKAGE): $(filter-out python/%.py python/%.pyi,$(SOURCES)) $(LIST) $(VENV)
 build: $(PACKAGE)
 
 # Targets of tests and benchmarks in the build folder, not yet built.
+configure-tests: $(WITH_TESTS)
+
 $(WITH_TESTS): $(SYSTEM_OF_TESTS) | $(PACKAGE)
 	@cmake -S . -B $(BUILD) -DLAMINA_TESTS=ON >/dev/null
 	@touch $@

@@ -44,3 +44,11 @@ def test_the_recipes_name_files_that_there_are():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:lamina|python|tests|docs|scripts|cmake)/[\w/.]+)`", text)
     assert named and not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_site_has_every_page_once():
+    index = (ROOT / "docs/site/index.rst").read_text()
+    named = re.findall(r"^   /([\w/-]+)$", index, re.MULTILINE)
+    assert re.search(r"^   /docs/decisions/\*$", index, re.MULTILINE)  # all others of that folder
+    pages = [str(page.relative_to(ROOT).with_suffix("")) for page in PAGES]
+    assert sorted(named) == sorted(page for page in pages if not re.match(r"docs/decisions/(?!README)", page))
