@@ -6,7 +6,8 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 packages=(
-  g++ cmake ninja-build ccache mold pkg-config libucx-dev libssl-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libyaml-cpp-dev
+  g++ cmake ninja-build ccache mold pkg-config libucx-dev libssl-dev libcli11-dev nlohmann-json3-dev libxxhash-dev
+  libyaml-cpp-dev libdeflate-dev
 )
 if [[ "${1:-}" == tests ]]; then packages+=(libgtest-dev libgmock-dev librapidcheck-dev iproute2 gdb); fi
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
 
 namespace lamina::data_parallel {
@@ -46,11 +47,23 @@ Passes::Met Passes::meet(const Coming& coming) {
                   "trained under torch.no_grad()"),
         base::Code{"replica-iterations"});
   }
+  tell_same_batch(std::move(all.batches));
   Met met{{}, all.collectives, all.updates};
   for (int i = 0; i < std::ssize(replicas_); ++i) {
     if (std::ranges::find(all.without_data, i) == all.without_data.end()) met.present.push_back(i);
   }
   return met;
+}
+
+// On purpose or not, it is no error: the replicas then do the work of one.
+void Passes::tell_same_batch(std::vector<std::int64_t> batches) const {
+  std::ranges::sort(batches);
+  if (mailbox_.rank().value != 0 || std::ranges::find(batches, kSharedBatch) != batches.end()) return;
+  if (std::ranges::adjacent_find(batches) == batches.end()) return;
+  base::log_warning(
+      "replicas of the model have trained on the same first batch, each of which is to have its own part of the data: "
+      "give the DataLoader sampler=lamina.dist.get_sampler(dataset), or send the batch by lamina.broadcast() where "
+      "this is on purpose");
 }
 
 void Passes::fail(const std::exception_ptr& error) {
@@ -104,12 +117,15 @@ Passes::Word Passes::to_word(const value::Value& value) {
 Passes::Come Passes::come(const Coming& coming) const {
   const auto replica = static_cast<int>(std::ranges::find(replicas_, mailbox_.rank()) - replicas_.begin());
   if (coming.comes == Comes::kHasNoData) return {.collectives = coming.collectives, .without_data = {replica}};
+  std::vector<std::int64_t> batches;
+  if (coming.batch != kUnknownBatch) batches.push_back(coming.batch);
   return {.who = base::str("replica ", replica, " (rank ", mailbox_.rank(), ") "),
           .did = base::str(coming.comes == Comes::kUpdates ? "is about to update" : "has ended a backward", ", after ",
                            updates_, " optimizer steps and ", coming.left_out,
                            " calls of the model without a backward since the pass before"),
           .collectives = coming.collectives,
-          .updates = coming.comes == Comes::kUpdates};
+          .updates = coming.comes == Comes::kUpdates,
+          .batches = std::move(batches)};
 }
 
 // Another one may end the pass while this one waits.
@@ -137,21 +153,24 @@ Passes::Come Passes::exchange(const Come& own) {
 }
 
 value::Value Passes::to_value(const Come& come) {
-  value::List without_data, collectives;
+  value::List without_data, collectives, batches;
   for (const auto replica : come.without_data) without_data.items.emplace_back(std::int64_t{replica});
   for (const auto number : come.collectives) collectives.items.emplace_back(number);
-  return value::Tuple{{come.who, come.did, come.other, std::move(collectives), come.updates, std::move(without_data)}};
+  for (const auto batch : come.batches) batches.items.emplace_back(batch);
+  return value::Tuple{{come.who, come.did, come.other, std::move(collectives), come.updates, std::move(without_data),
+                       std::move(batches)}};
 }
 
 Passes::Come Passes::to_come(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
-  if (items.size() != 6) throw base::FormatError("what replicas say of a pass without six parts");
+  if (items.size() != 7) throw base::FormatError("what replicas say of a pass without seven parts");
   const auto text = [&](std::size_t item) { return items[item].as<std::string>(); };
   Come come{text(0), text(1), text(2), {}, items[4].as<bool>(), {}};
   for (const auto& number : items[3].as<value::List>().items) come.collectives.push_back(number.as<std::int64_t>());
   for (const auto& replica : items[5].as<value::List>().items) {
     come.without_data.push_back(static_cast<int>(replica.as<std::int64_t>()));
   }
+  for (const auto& batch : items[6].as<value::List>().items) come.batches.push_back(batch.as<std::int64_t>());
   return come;
 }
 
@@ -168,6 +187,7 @@ Passes::Come Passes::merged(Come low, const Come& high) {
   for (std::size_t i = 0; i < high.collectives.size(); ++i) {
     low.collectives[i] = std::max(low.collectives[i], high.collectives[i]);
   }
+  low.batches.insert(low.batches.end(), high.batches.begin(), high.batches.end());
   low.updates = low.updates || high.updates;
   low.without_data.insert(low.without_data.end(), high.without_data.begin(), high.without_data.end());
   return low;

@@ -42,11 +42,13 @@ class Passes {
   // An optimizer updates the model, after the pass before.
   void note_update() { ++updates_; }
 
+  static constexpr std::int64_t kUnknownBatch = 0, kSharedBatch = 1;  // 1: replicas have the same on purpose
   enum class Comes : std::int64_t { kTrains, kUpdates, kHasNoData };
   struct Coming {
     Comes comes = Comes::kTrains;
     std::int64_t left_out = 0;                   // calls of the model, since the pass before, that no backward followed
     std::vector<std::int64_t> collectives = {};  // that this replica had begun before it, in each of its groups
+    std::int64_t batch = kUnknownBatch;          // that it has trained on, as a hash
     bool alike = true;                           // all are to have done the same since the pass before
   };
   // Comes to the pass; collective over the replicas. Throws value::RemoteFailure when one of them has failed,
@@ -96,6 +98,7 @@ class Passes {
     std::vector<std::int64_t> collectives = {};
     bool updates = false;
     std::vector<int> without_data = {};
+    std::vector<std::int64_t> batches = {};
   };
   Come come(const Coming& coming) const;
   Come exchange(const Come& own);
@@ -108,6 +111,7 @@ class Passes {
   void require_unfailed(base::Rank rank);
   void require_unbroken(base::Rank rank);
   value::RemoteFailure ended_by(base::Rank rank, const Word& word) const;
+  void tell_same_batch(std::vector<std::int64_t> batches) const;
   void break_off(const std::exception_ptr& error);
   void note_break(const value::Failure& failure);
   void end_pass();

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/value/reference_tensor.h"
 
@@ -125,6 +126,16 @@ pipeline::StepResult Reducer::run_step(pipeline::StepSpec spec, bool training, c
     finish_pass();
   }
   return result;
+}
+
+void Reducer::see_batch(std::span<const at::Tensor> batch) {
+  for (const auto& tensor : batch) {
+    if (!looks_at_batches() || tensor.numel() == 0 || tensor.layout() != at::kStrided || tensor.is_meta()) continue;
+    const auto values = tensor.detach().cpu().contiguous();
+    const std::string_view bytes(static_cast<const char*>(values.data_ptr()), values.nbytes());
+    const auto hash = base::hash64(bytes, static_cast<std::uint64_t>(batch_));
+    batch_ = static_cast<std::int64_t>(hash | 2);  // neither of those that mean something else
+  }
 }
 
 std::int64_t Reducer::note_call(bool training) {
@@ -272,7 +283,9 @@ Passes::Met Reducer::meet(Passes::Comes comes) {
   std::vector<std::int64_t> begun;
   each_reduction([&](const auto& each) { begun.push_back(each.begun()); });
   try {
-    met = passes_.meet({comes, calls_left_out(), std::move(begun), /*alike=*/!joining_});
+    met =
+        passes_.meet({comes, calls_left_out(), std::move(begun), passes_.number() == 0 ? batch_ : Passes::kUnknownBatch,
+                      /*alike=*/!joining_});
   } catch (...) {
     leave_pass(std::current_exception());
     throw;

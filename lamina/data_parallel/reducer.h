@@ -85,6 +85,11 @@ class Reducer {
   using RunStep = std::function<pipeline::StepResult(pipeline::StepSpec spec)>;
   pipeline::StepResult run_step(pipeline::StepSpec spec, bool training, const RunStep& run);
 
+  // Before the first pass: what this replica is about to be trained on, so that replicas with the same are told of it.
+  void see_batch(std::span<const at::Tensor> batch);
+  void share_batches() { batch_ = Passes::kSharedBatch; }  // they have the same on purpose
+  bool looks_at_batches() const { return passes_.number() == 0 && batch_ != Passes::kSharedBatch; }
+
   // The model is called outside of steps. Returns the call's number, for await_backward(); 0 for one without gradients.
   std::int64_t note_call(bool training);
   // Runs a backward of the model's own.
@@ -170,6 +175,7 @@ class Reducer {
   Passes passes_;
   GroupReduction over_replicas_;
   std::optional<GroupReduction> scaled_;
+  std::int64_t batch_ = Passes::kUnknownBatch;  // seen before the first pass
   bool joining_ = false;
   Reduce hook_;
   std::shared_ptr<ShardedGradients> sharded_;  // where there are any

@@ -7,17 +7,18 @@
 
 namespace lamina::environment {
 
-// Reports of a rank to the launcher that started it, a datagram each: when a session with ranks on other machines
-// begins, when a step begins and ends, and when the session is over. One with words behind it says that the rank is
-// about to end because of another one's error.
+// Reports of a rank to the launcher that started it, a datagram each. It says when it begins to wait for the others in
+// init, and has met them. It says when a session with ranks on other machines begins, when a step begins and ends, and
+// when the session is over. One with words behind it says that the rank is about to end because of another one's error.
 struct Progress {
   std::int64_t step = 0;     // kPatience: milliseconds
   std::int32_t process = 0;  // who says it
-  std::int32_t inside = 0;   // 1: the step has begun, 0: it has ended, kConsequence, kClosed, kPatience
+  std::int32_t inside = 0;   // 1: the step has begun, 0: it has ended, or one of these
 
   static constexpr std::int32_t kConsequence = 2;
   static constexpr std::int32_t kClosed = 3;
   static constexpr std::int32_t kPatience = 4;  // how long ranks on other machines wait for this one before they end
+  static constexpr std::int32_t kJoining = 5;   // step 1: it waits for the others in init, 0: they have met
   static constexpr std::size_t kMostWords = std::size_t{32} * 1024;
 };
 
@@ -30,6 +31,7 @@ class ProgressReporter {
   void end(std::int64_t step) const { send(step, 0); }
   void close() const;
   void patience(std::chrono::milliseconds others) const { send(others.count(), Progress::kPatience); }
+  void joining(bool begins) const { send(begins ? 1 : 0, Progress::kJoining); }
   // `words` say which error, the last kMostWords bytes of them. Whether a launcher will show them, or the first cause.
   bool consequence(std::string_view words) const;
 

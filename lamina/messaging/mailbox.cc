@@ -138,7 +138,7 @@ std::string Mailbox::name(const Lacked& lacked) {
   const auto value = base::str("value on channel \"", channel, "\" from ", base::name_ranks(awaited.absent));
   if (call.name.empty()) return value + beyond(awaited);
   return base::str(value, " in ", call.name, call.where.empty() ? "" : " at ", call.where,
-                   exchanging_.contains(channel) ? ", which every rank of its group calls" : "", beyond(awaited));
+                   exchanging_.contains(channel) ? " (which every rank of its group calls)" : "", beyond(awaited));
 }
 
 void Mailbox::throw_lost(const base::Loss& loss, const Lacked& lacked) {

@@ -21,11 +21,12 @@ void Messenger::start() {
 void Messenger::lose(base::Rank lost, const std::string& why) {
   std::string known;
   for (const auto& watcher : watchers_) known += watcher.known(lost);
-  if (const auto left = mailbox_.waits().left(lost); !left.empty()) known += base::str("; it ", left);
   // Which may be the cause of this loss.
   if (first_lost_) known += base::str("; rank ", *first_lost_, " was lost before");
   if (!first_lost_) first_lost_ = lost;
-  const base::Loss loss{lost, why, known};
+  const auto left = mailbox_.waits().left(lost);
+  if (!left.empty()) known += "; all ranks make the same calls of lamina, and as many";
+  const base::Loss loss{lost, left.empty() ? why : base::str("it ", left), known};
   mailbox_.lose(loss);
   for (const auto& watcher : watchers_) watcher.lost(loss);
 }

@@ -513,7 +513,9 @@ void Job::lose(const base::Loss& loss) {
   // Only the leader knows what the loss of another follower means: a rank that leaves after its end of the step is no
   // loss.
   if (!leads() && loss.rank != options_.pipeline.front()) return;
-  steps_.fail_for_good(std::make_exception_ptr(base::PeerError(base::str(loss.text(), "; start the job again"), loss)));
+  // One that has ended its program would do so again.
+  const auto* const advice = messenger_.mailbox().waits().left(loss.rank).empty() ? "; start the job again" : "";
+  steps_.fail_for_good(std::make_exception_ptr(base::PeerError(base::str(loss.text(), advice), loss)));
 }
 
 }  // namespace lamina::pipeline

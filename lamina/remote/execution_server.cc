@@ -200,6 +200,11 @@ void ExecutionServer::serve(StepScope& step, Parked& parked, runtime::ComputeSlo
   } catch (...) {
     // Described in any case: until then a face may keep the error in this thread, where the next request would meet it.
     failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
+    if (failure->traceback.empty() && modules_) {  // C++ has none
+      const auto* const part = parked.is_forward() ? "forward" : "backward";
+      failure->traceback =
+          base::str("in the ", part, " of ", modules_->name(request.module), ", called by rank ", request.call.origin);
+    }
     if (step.slot().cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
     // The caller hears of an answer when its turn comes, which may wait for a collective that the team is in here.
     if (step.slot().in_team()) throw value::RemoteFailure(*failure);

@@ -129,7 +129,9 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
     environment::ProgressReporter().patience(
         std::chrono::duration_cast<std::chrono::milliseconds>(duration(config_.timeout_s)));
   }
+  environment::ProgressReporter().joining(/*begins=*/true);
   messenger_ = std::make_unique<messaging::Messenger>(connect(config_, world_, check_interrupt_), recorder_);
+  environment::ProgressReporter().joining(/*begins=*/false);
   auto blocking = hooks.thread_hooks.blocking;
   parameter_server_ = std::make_unique<parameter_server::Service>(
       parameter_server::Options{duration(config_.timeout_s), hooks.thread_hooks, hooks.failures}, *messenger_);

@@ -90,6 +90,11 @@ void bind_data_parallel(py::module_& module) {
       .def("set_sharded", &Reducer::set_sharded, py::arg("sharded"))
       .def_property_readonly("stuck", &Reducer::stuck)
       .def("close", &Reducer::close, release)
+      .def(
+          "see_batch", [](Reducer& reducer, const std::vector<at::Tensor>& batch) { reducer.see_batch(batch); },
+          py::arg("batch"))
+      .def("share_batches", &Reducer::share_batches)
+      .def_property_readonly("looks_at_batches", &Reducer::looks_at_batches)
       .def("note_call", &Reducer::note_call, py::arg("training"), release)
       .def("await_backward", &Reducer::await_backward, py::arg("call"))
       .def("let_go", &Reducer::let_go)

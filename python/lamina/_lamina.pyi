@@ -885,6 +885,13 @@ class Reducer:
         """A collective was left that may never end: a group cannot be closed then."""
     def close(self) -> None:
         """The end of the job: lets go of its group. Nothing is reduced any more."""
+    def see_batch(self, batch: list[torch.Tensor]) -> None:
+        """Before the first pass: tensors that this replica is about to be trained on."""
+    def share_batches(self) -> None:
+        """The replicas have the same batches on purpose."""
+    @property
+    def looks_at_batches(self) -> bool:
+        """True until the first pass, unless batches are shared."""
     def note_call(self, training: bool) -> int:
         """The model is called outside of steps. Returns the call's number; 0 for one without gradients."""
     def watch(self, parameters: Sequence[torch.Tensor]) -> None:

@@ -55,6 +55,17 @@ TEST_F(PassesTest, EveryReplicaLearnsWhoTrains) {
   });
 }
 
+TEST_F(PassesTest, ReplicasWithOneBatchAreToldUnlessItIsOnPurpose) {
+  const std::vector<std::vector<std::int64_t>> batches{
+      {7, 9, 7}, {5, 7, 9}, {7, Passes::kUnknownBatch, Passes::kUnknownBatch}, {7, 7, Passes::kSharedBatch}};
+  for (const auto& each : batches) {
+    testing::internal::CaptureStderr();
+    run(3, [&](int i, Passes& passes) { passes.meet({.batch = each[i]}); });
+    const auto said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("get_sampler") != std::string::npos, &each == &batches.front()) << said;
+  }
+}
+
 TEST_F(PassesTest, AFailedStepEndsThePassOnAllAndTheNextOneIsAlike) {
   run(3, [](int i, Passes& passes) {
     passes.meet();

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
@@ -66,6 +67,11 @@ void RankHealth::take(Person& person) {
     }
     if (count != sizeof progress || progress.inside == Progress::kConsequence) continue;
     person.reporter = progress.process;
+    if (progress.inside == Progress::kJoining) {
+      person.came = true;
+      person.joining = progress.step != 0;
+      continue;
+    }
     if (progress.inside == Progress::kPatience) {
       person.patience = std::chrono::milliseconds(progress.step);
       continue;
@@ -153,6 +159,13 @@ RankHealth::Clock::time_point RankHealth::last_heard() const {
     if (person.heard) last = std::max(last, *person.heard);
   }
   return last;
+}
+
+bool RankHealth::joins(int i) const { return people_[i].joining && !people_[i].ended; }
+
+bool RankHealth::left_out(int i) {
+  Person& person = people_[i];
+  return person.ended && !person.came && !std::exchange(person.missed, true);
 }
 
 bool RankHealth::hangs() const { return hang_timeout_ && Clock::now() - last_heard() >= *hang_timeout_; }

@@ -49,6 +49,9 @@ class RankHealth {
   bool outlived(int i) const;
   std::optional<base::Deadline> next() const;  // when one of these may become true
 
+  bool joins(int i) const;  // it waits for others in init
+  bool left_out(int i);     // true once, when the rank has ended and never came to init
+
   std::string words(int i) const;             // "in step 12 for 31 s", "stopped (SIGSTOP) after step 11, 31 s ago"
   std::optional<pid_t> process(int i) const;  // the one that reported
   const std::optional<std::chrono::seconds>& hang_timeout() const { return hang_timeout_; }
@@ -63,7 +66,10 @@ class RankHealth {
     int stop_signal = 0;
     std::optional<std::chrono::milliseconds> patience;  // of ranks on other machines, which it has told
     bool told = false;
-    bool behind = false;  // a shell, or the like, whose child it is
+    bool behind = false;   // a shell, or the like, whose child it is
+    bool came = false;     // to init
+    bool joining = false;  // it waits for others there
+    bool missed = false;   // it was said that it has not come
     bool ended = false;
     bool closed = false;  // it said that its session is over
     std::optional<std::string> consequence;

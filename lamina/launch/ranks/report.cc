@@ -105,6 +105,11 @@ void Report::stopped(base::Rank rank, pid_t pid) const {
   say("warning: rank ", rank, " is stopped (SIGSTOP or the like); `kill -CONT ", pid, "` lets it go on");
 }
 
+void Report::awaited(base::Rank rank, base::Rank by) const {
+  say("warning: rank ", rank, " ended its program and never called lamina.init(), in which rank ", by,
+      " waits for it: all ranks call it");
+}
+
 void Report::hung(const std::string& why, const Places& places) {
   flush();
   outputs_.begin_here();

@@ -44,6 +44,7 @@ class Report {
   void lost_output();             // once, where what ranks write cannot be kept whole
 
   // No progress.
+  void awaited(base::Rank rank, base::Rank by) const;  // who has ended is waited for in init
   void stopped(base::Rank rank, pid_t pid) const;
   void hung(const std::string& why, const Places& places);  // what ranks write from now on are their stacks
   void stacks() const;

@@ -93,6 +93,11 @@ void Supervisor::take_ends() {
 
 void Supervisor::check_vitals() {
   if (phase_ != Phase::kRunning || root_cause_.first() || running_.empty()) return;
+  const auto joins =
+      std::ranges::find_if(running_, [&](const RankProcess* rank) { return parts_.health.joins(local(rank)); });
+  for (std::size_t i = 0; joins != running_.end() && i < parts_.ranks.size(); ++i) {
+    if (parts_.health.left_out(static_cast<int>(i))) parts_.report.awaited(parts_.ranks[i].rank(), (*joins)->rank());
+  }
   for (const RankProcess* rank : running_) {
     parts_.health.look(*rank, local(rank));
     if (!parts_.health.stopped_long(local(rank))) continue;

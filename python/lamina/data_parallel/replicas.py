@@ -75,6 +75,11 @@ class Replicas:
         groups.stuck = lambda: reducer.stuck
         current.job().closers.append(lambda at_exit: reducer.close() is None)
 
+    def see_batch(self, values: Any) -> None:
+        """Looks at what the model is about to be trained on, before the first gradients are averaged."""
+        if self.reducer.looks_at_batches and torch.is_grad_enabled():
+            self.reducer.see_batch(pytree.tensors(values))
+
     def note_call(self) -> int:
         """The model is called. Returns the call's number."""
         return self.reducer.note_call(self._module.training) if self._partitions == 1 else 0

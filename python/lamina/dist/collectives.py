@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lamina.dist import ranks
 from lamina.errors import Error, PeerError, TimeoutError, UsageError, refusal
+from lamina.job import current
 
 _OPERATIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
@@ -32,6 +33,8 @@ def all_reduce(tensor: Tensor, reduce_operation: str = "SUM", group: dist.Proces
 def broadcast(tensor: Tensor, src: int, group: dist.ProcessGroup | None = None) -> None:
     """Puts what the tensor is on world rank `src` into it."""
     _together("broadcast()", dist.broadcast, tensor, src, group)
+    if (job := current.job_if_any()) is not None and job.replicas is not None:
+        job.replicas.reducer.share_batches()
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.ProcessGroup | None = None) -> None:

@@ -155,8 +155,9 @@ def _end_as_raiser(
     _take_stderr_back()
     if failure.type != "SystemExit":
         known = previous is sys.__excepthook__
-        # An error of the engine has no traceback.
-        words = failure.traceback.rstrip() or f"{failure.type}: {failure.message}"
+        words = failure.traceback.rstrip()
+        if failure.message not in words:  # an error of the engine has no traceback
+            words = f"{failure.type}: {failure.message}\n{words}".rstrip()
         _say(words) if known else previous(kind, error, trace)
     sys.exit(exit_argument(failure))
 

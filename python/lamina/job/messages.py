@@ -6,6 +6,7 @@ from typing import Any
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.ranks import CommGroup, RankType
+from lamina.util import pytree
 
 _CHANNEL = "user"
 
@@ -51,7 +52,10 @@ def broadcast(obj: Any, group: CommGroup) -> None:
     Errors:
         UsageError: called inside a step function. PeerError: a receiver is gone.
     """
-    session = current.outside_step("broadcast()").session
+    job = current.outside_step("broadcast()")
+    session = job.session
+    if job.replicas is not None and pytree.tensors(obj):
+        job.replicas.reducer.share_batches()
     for member in session.group_members(CommGroup(group).value):
         if member != session.rank:
             session.send(member, _CHANNEL, obj)

@@ -16,6 +16,7 @@ from lamina.pipeline.wrapped import Names, WrappedModule
 from lamina.tensor_parallel import layers
 from lamina.torch_patches import clipping, state_helpers
 from lamina.tracing.trace import TraceOptions
+from lamina.util.told import tell
 
 
 class CutModel(WrappedModule):
@@ -33,6 +34,7 @@ class CutModel(WrappedModule):
         self._cut = Cut(self.get_module, trace_options, when_routed)
         job.model, job.cut = self, self._cut
         self._helpers_know = False  # torch's helpers of state dicts
+        self._told_unmoved = False  # that a device had no effect
 
     @property
     def partitioned(self) -> bool:
@@ -165,10 +167,24 @@ class CutModel(WrappedModule):
         it may have no room for the whole model."""
         if not self._cut.pipelined or self.partitioned:
             return super().to(*args, **kwargs)
-        _, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        self._tell_unmoved(device)
         given = {"dtype": dtype, "memory_format": memory_format}
         given = {name: value for name, value in given.items() if value is not None}
         return super().to(non_blocking=non_blocking, **given) if given else self
+
+    def _tell_unmoved(self, device: torch.device | None) -> None:
+        """Says once that the model did not move, and what happens."""
+        here = {parameter.device.type for parameter in self.parameters()}
+        if device is None or device.type in here or device.type == "meta" or self._told_unmoved:
+            return
+        self._told_unmoved = True
+        if device.type == "cuda" and not torch.cuda.is_available():
+            then = "there is no CUDA device here, and it is trained on the CPU"
+        else:
+            then = "call it once more after the first step, which partitions the model"
+        if current.session().rank == 0:
+            tell(f'model.to("{device}") had no effect, as no rank is to hold all of the model there: {then}')
 
     def cpu(self) -> nn.Module:
         """Moves the model to the CPU, and with more than one partition, or slices, brings it together. On every rank it

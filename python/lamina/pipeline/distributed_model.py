@@ -19,6 +19,7 @@ from lamina.job import current, groups
 from lamina.model import precision
 from lamina.optim.sliced import see_to_steps
 from lamina.pipeline import replaced_model
+from lamina.pipeline.compiled_parts import in_place
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
@@ -83,7 +84,7 @@ class DistributedModel(SavedModel):
         find_unused_parameters: bool = False,
     ):
         job = current.outside_step("DistributedModel()")
-        require_wrappable(module)
+        module = in_place(require_wrappable(module))
         if job.model is not None:
             raise refusal("model-twice")
         require_booleans(
@@ -175,6 +176,8 @@ class DistributedModel(SavedModel):
         if torch.is_grad_enabled() and not self._cut.pipelined:
             self._cut.slice_again()
             self._watch()
+        if replicas is not None and not current.in_step():
+            replicas.see_batch((args, kwargs))
         call = replicas.note_call() if replicas is not None else 0
         if self._dtype is not None:
             args, kwargs = precision.convert_inputs((args, kwargs), self._dtype)

@@ -12,6 +12,7 @@ from lamina.errors import UsageError, refusal
 from lamina.integrations.replacements import module_manager
 from lamina.job import current
 from lamina.job.arguments import require_same
+from lamina.pipeline.compiled_parts import in_plain_names
 from lamina.pipeline.cut_model import CutModel
 from lamina.saved_state.state_dicts import PARTIAL, is_partial, saved_elsewhere, without_mark
 from lamina.util.checks import require_booleans
@@ -97,6 +98,7 @@ class SavedModel(CutModel):
             business: RuntimeError.
         """
         self._require_no_checkpoint_waits("load_state_dict()")
+        state_dict = in_plain_names(state_dict, self.module)
         if module_manager.translate_functions and PARTIAL not in state_dict:
             names = [name for name, _ in self.module.named_parameters(remove_duplicate=False)]
             state_dict = module_manager.in_own_names(state_dict, names)

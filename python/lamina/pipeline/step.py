@@ -129,6 +129,8 @@ class StepFunction:
                 raise failure
             return bodies[microbatch]()
 
+        if job.leads and job.replicas is not None:
+            job.replicas.see_batch((args, kwargs))
         of_model = {} if job.model is None else job.model.in_step(uneven)
         run = functools.partial(job.session.run_step, len(bodies), **of_model)
         if job.pipelined:

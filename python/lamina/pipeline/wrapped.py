@@ -45,8 +45,8 @@ class WrappedModule(nn.Module):
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
 
-def require_wrappable(module: Any) -> None:
-    """Raises UsageError for what is no module, or one that is inside or around another wrapper."""
+def require_wrappable(module: Any) -> nn.Module:
+    """The module. UsageError for what is none, or one that is inside or around another wrapper."""
     require_module(module, "DistributedModel")
     if isinstance(module, WrappedModule):
         raise UsageError("this is a DistributedModel already")
@@ -69,6 +69,7 @@ def require_wrappable(module: Any) -> None:
                 f"{name} of the model is on the meta device, where nothing has a value: {_with_values(module)}",
                 code="model-meta",
             )
+    return module
 
 
 def _with_values(module: nn.Module) -> str:
