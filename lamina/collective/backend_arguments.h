@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lamina/shared_memory/communicator.h"
+#include "lamina/value/torch_version.h"
 
 namespace lamina::collective {
 
@@ -24,8 +25,7 @@ inline constexpr Kind kAllReduceCoalesced{c10d::OpType::ALLREDUCE_COALESCED, "la
 inline constexpr Kind kReduce{c10d::OpType::REDUCE, "lamina:reduce"};
 inline constexpr Kind kReduceScatter{c10d::OpType::REDUCE_SCATTER, "lamina:reduce_scatter"};
 inline constexpr Kind kReduceScatterTensor{c10d::OpType::_REDUCE_SCATTER_BASE, "lamina:reduce_scatter"};
-inline constexpr Kind kReduceScatterCoalesced{c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-                                              "lamina:reduce_scatter_coalesced"};
+inline constexpr Kind kReduceScatterCoalesced{value::kReduceScatterCoalesced, "lamina:reduce_scatter_coalesced"};
 inline constexpr Kind kBroadcast{c10d::OpType::BROADCAST, "lamina:broadcast"};
 inline constexpr Kind kAllGather{c10d::OpType::ALLGATHER, "lamina:all_gather"};
 inline constexpr Kind kAllGatherTensor{c10d::OpType::_ALLGATHER_BASE, "lamina:all_gather"};

@@ -13,6 +13,7 @@
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/value/reference_tensor.h"
+#include "lamina/value/torch_version.h"
 
 namespace lamina::model {
 
@@ -72,7 +73,7 @@ class HookedCall::Backward : public std::enable_shared_from_this<Backward> {
   void begin_forward(std::span<const at::Tensor> inputs) {
     begin_all(hooks_, call_, &CallHook::before_forward, &CallHook::after_forward);
     for (const auto& hook : hooks_) hook->see_inputs(call_, inputs);
-    entry_ = c10::make_intrusive<Entry>(shared_from_this());
+    entry_ = value::make_node<Entry>(shared_from_this());
   }
   void show(std::span<const at::Tensor> outputs) {
     for (const auto& hook : hooks_) hook->see_outputs(call_, outputs);
@@ -120,7 +121,7 @@ class HookedCall::Backward : public std::enable_shared_from_this<Backward> {
 
   const Hooks hooks_;
   const ModuleCall call_;
-  c10::intrusive_ptr<Entry> entry_;
+  value::NodePtr<Entry> entry_;
   bool open_ = false;
 };
 
@@ -145,7 +146,7 @@ void HookedCall::Backward::watch(std::span<const at::Tensor> outputs) {
 }
 
 void HookedCall::Backward::lead_out(const at::Tensor& tensor, std::int64_t output) {
-  auto exit = c10::make_intrusive<Exit>(shared_from_this(), output);
+  auto exit = value::make_node<Exit>(shared_from_this(), output);
   if (entry_->num_inputs() == 0) entry_->add_input_metadata(tensor);
   exit->set_next_edges({autograd::impl::gradient_edge(tensor), autograd::Edge(entry_, 0)});
   const auto place = exit->add_input_metadata(tensor);

@@ -8,11 +8,13 @@
 #include <unordered_map>
 #include <utility>
 
+#include "lamina/value/torch_version.h"
+
 namespace lamina::model {
 namespace {
 
 using torch::autograd::impl::try_get_grad_accumulator;
-using Accumulator = c10::intrusive_ptr<torch::autograd::Node>;
+using Accumulator = value::NodePtr<torch::autograd::Node>;
 
 bool may_train(const at::Tensor& parameter) {
   return (parameter.is_floating_point() || parameter.is_complex()) && parameter.is_leaf() && !parameter.is_inference();

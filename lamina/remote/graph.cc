@@ -20,6 +20,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/value/torch_version.h"
 
 namespace lamina::remote {
 namespace {
@@ -162,7 +163,7 @@ class CalleeGraph::Entry : public TakesReferences {
 };
 
 struct CalleeGraph::Holder {
-  c10::intrusive_ptr<Entry> entry = c10::make_intrusive<Entry>();
+  value::NodePtr<Entry> entry = value::make_node<Entry>();
   autograd::edge_list outputs;
 
   autograd::edge_list arguments() const {
@@ -314,13 +315,13 @@ class CallerGraph::Node : public TakesReferences {
 };
 
 struct CallerGraph::Holder {
-  c10::intrusive_ptr<Node> node;
+  value::NodePtr<Node> node;
   Part part = Part::kWhereAsked;
   autograd::edge_list arguments;
 };
 
 CallerGraph::CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run, Part part)
-    : node_(std::make_unique<Holder>(c10::make_intrusive<Node>(std::move(name), owner, std::move(run)), part)) {
+    : node_(std::make_unique<Holder>(value::make_node<Node>(std::move(name), owner, std::move(run)), part)) {
   node_->arguments = gradient_edges(differentiable_tensors(arguments));
 }
 CallerGraph::~CallerGraph() = default;
@@ -331,7 +332,7 @@ void CallerGraph::attach(value::Value& outputs, const std::string& reached) {
     if (reached[i] == '0') node_->arguments[i] = {};
   }
   node_->node->arguments = node_->arguments.size();
-  if (node_->part == Part::kAlways) node_->arguments.emplace_back(c10::make_intrusive<Sink>(), 0);
+  if (node_->part == Part::kAlways) node_->arguments.emplace_back(value::make_node<Sink>(), 0);
   node_->node->set_next_edges(std::move(node_->arguments));
   for (at::Tensor& tensor : differentiable_tensors(outputs)) {
     tensor.set_requires_grad(false);

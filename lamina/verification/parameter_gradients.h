@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/value/torch_version.h"
+
 namespace lamina::verification {
 
 // The gradients of parameters, as hooks of the parameters have left them, each added up over several backwards. What
@@ -33,7 +35,7 @@ class ParameterGradients {
   struct Watched {
     std::string name;
     at::Tensor parameter, sum;
-    c10::intrusive_ptr<torch::autograd::Node> node;
+    value::NodePtr<torch::autograd::Node> node;
     const Hook* hook = nullptr;  // the node's
   };
 

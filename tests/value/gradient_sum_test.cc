@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "lamina/base/error.h"
+#include "lamina/value/torch_version.h"
 #include "tests/value/remote_scale.h"
 
 namespace lamina::value {
@@ -123,7 +124,7 @@ class Inside : public torch::autograd::Node {
 
 void in_a_backward(std::function<void()> body) {
   auto output = at::ones({3});
-  const auto node = c10::make_intrusive<Inside>(std::move(body));
+  const auto node = make_node<Inside>(std::move(body));
   node->set_next_edges({torch::autograd::impl::gradient_edge(leaf())});
   torch::autograd::create_gradient_edge(output, node);
   output.backward(at::ones({3}));

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "lamina/value/torch_version.h"
 #include "tests/value/sources.h"
 
 namespace lamina::value {
@@ -53,7 +54,7 @@ inline at::Tensor remote(const std::vector<at::Tensor>& inputs, double factor, R
     return total;
   });
   auto output = make_reference(spec_of(inputs.at(0)), std::move(source), Strides::kAsSpecified);
-  const auto node = c10::make_intrusive<RemoteScale>(factor, options);
+  const auto node = make_node<RemoteScale>(factor, options);
   torch::autograd::edge_list edges;
   for (const auto& input : inputs) edges.push_back(torch::autograd::impl::gradient_edge(input));
   node->set_next_edges(std::move(edges));
