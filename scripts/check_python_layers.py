@@ -17,7 +17,7 @@ ORDER = (
     "_lamina",
     "errors",
     "util",
-    "integrations",
+    "libraries",
     "exits",
     "job",
     "torch_patches",
@@ -46,6 +46,7 @@ ORDER = (
     "state",
     "hugging_face",
     "__init__",
+    "integrations",  # imports lamina as a script does
 )
 
 

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lamina.integrations.replacements import module_manager
+from lamina.libraries.replacements import module_manager
 
 __all__ = ["from_hugging_face", "to_hugging_face"]
 

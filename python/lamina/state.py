@@ -4,8 +4,8 @@
 from typing import Any
 
 from lamina.errors import UsageError
-from lamina.integrations.replacements import module_manager as module_manager
 from lamina.job import current
+from lamina.libraries.replacements import module_manager as module_manager
 
 _ALIASES = {"pipeline": "schedule", "pipeline_parallel_degree": "partitions"}
 

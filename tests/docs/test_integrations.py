@@ -16,6 +16,8 @@ PRINTED = {
     "with_accelerate.py": r"2 ranks, loss [\d.]+",
     "with_fabric.py": r"2 ranks over lamina loss [\d.]+",
     "with_trainer.py": r"2 ranks over lamina loss [\d.]+",
+    "lightning_pipeline.py": r"2 ranks, loss [\d.]+",
+    "trainer_pipeline.py": r"2 ranks, loss [\d.]+",
 }
 
 

@@ -32,6 +32,8 @@ LAUNCHES = {
     "multiprocess.cases_four": 4,
     "multiprocess.cases_backend": 4,
     "multiprocess.cases_precision": 4,
+    "multiprocess.cases_lightning": 4,
+    "multiprocess.cases_transformers": 4,
     "multiprocess.cases_checkpoints": 4,
     "multiprocess.cases_odd_checkpoints": 4,
     "multiprocess.cases_smp_checkpoints": 4,

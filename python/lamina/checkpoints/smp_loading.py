@@ -9,8 +9,8 @@ from typing import Any
 from lamina.checkpoints import pickled_content
 from lamina.checkpoints.together import everywhere
 from lamina.checkpoints.torch_files import read_torch_file
-from lamina.integrations.replacements import module_manager
 from lamina.job import current
+from lamina.libraries.replacements import module_manager
 from lamina.saved_state import archives
 from lamina.util.told import tell
 

@@ -17,8 +17,8 @@ from lamina.checkpoints import pickled_content, smp_files
 from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.checkpoints.together import everywhere
 from lamina.errors import FileError, UsageError, refusal, said
-from lamina.integrations.replacements import module_manager
 from lamina.job import current
+from lamina.libraries.replacements import module_manager
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.saved_state import archives
 from lamina.util.files import first_os_error, replacing

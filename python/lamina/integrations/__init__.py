@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries, as far as lamina knows them."""
+"""Loops of other libraries under which models train that lamina cuts; each imports its library."""

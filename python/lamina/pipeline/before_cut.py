@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.integrations import hugging_face
+from lamina.libraries import hugging_face
 from lamina.shared_state.contents import version_of
 from lamina.shared_state.names import HOOKS
 from lamina.util.differences import Difference, Places, differences

@@ -14,8 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lamina import _lamina
 from lamina.calls.remote_call import RemoteCalls
 from lamina.errors import ConfigError, DesyncError, UsageError, refusal
-from lamina.integrations import hugging_face
 from lamina.job import current
+from lamina.libraries import hugging_face
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel, bring_together, let_go
 from lamina.model.statistics import Statistics

@@ -6,9 +6,9 @@ import functools
 from torch import nn
 
 from lamina.deferred_init import delayed
-from lamina.integrations.replacements import module_manager
 from lamina.job import current
 from lamina.layers import hugging_face
+from lamina.libraries.replacements import module_manager
 from lamina.modules import placement
 from lamina.tensor_parallel import correspondence, replacing
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from lamina.deferred_init.delayed import is_delayed
 from lamina.errors import UsageError, refusal
-from lamina.integrations.replacements import module_manager
 from lamina.job import current
 from lamina.job.arguments import require_same
+from lamina.libraries.replacements import module_manager
 from lamina.pipeline.compiled_parts import in_plain_names
 from lamina.pipeline.cut_model import CutModel
 from lamina.saved_state.state_dicts import PARTIAL, is_partial, saved_elsewhere, without_mark

@@ -19,8 +19,8 @@ from torch.optim import optimizer as optimizers
 
 from lamina import _lamina
 from lamina.errors import UsageError, refusal
-from lamina.integrations import hugging_face
 from lamina.job import current
+from lamina.libraries import hugging_face
 from lamina.util.settings import replace
 
 _HOOKS = (

@@ -12,7 +12,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lamina.integrations import hugging_face
+from lamina.libraries import hugging_face
 from lamina.modules.tree import ModuleTree
 from lamina.tensor_parallel import regions
 from lamina.torch_patches import scoped
