@@ -23,7 +23,7 @@ BIN := $(LAMINA_VENV)/bin
 # Whose engines `make wheels` puts into one wheel, besides the default's.
 TORCHES ?= 2.14.1 2.15.0
 
-.PHONY: build configure-tests build-tests wheel wheels docs demo test test-torch test-debian13 test-pytest test-ctest check unit bench soak format lint clean
+.PHONY: build configure-tests build-tests wheel wheels docs demo test test-torch test-ucx test-debian13 test-pytest test-ctest check unit bench soak format lint clean
 .DEFAULT_GOAL := build
 
 # Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
@@ -111,6 +111,13 @@ test: build-tests
 STEPS ?= demo test
 test-debian13:
 	@scripts/debian13.sh $(STEPS)
+
+# All tests with the UCX of PyPI in the place of the system's; afterwards `make test` has a few of them.
+test-ucx: export LAMINA_UCX = $(CURDIR)/build/ucx/libucx/lib
+test-ucx: build/ucx test
+
+build/ucx:
+	@$(BIN)/python -m pip install --quiet --no-deps --target $@ libucx-cu12==1.22.0
 
 test-torch: $(if $(TORCH),test)
 	@[[ -n "$(TORCH)" ]] || { echo "say which: make test-torch TORCH=2.14.1"; exit 1; }

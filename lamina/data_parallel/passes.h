@@ -48,8 +48,8 @@ class Passes {
     Comes comes = Comes::kTrains;
     std::int64_t left_out = 0;                   // calls of the model, since the pass before, that no backward followed
     std::vector<std::int64_t> collectives = {};  // that this replica had begun before it, in each of its groups
-    std::int64_t batch = kUnknownBatch;          // that it has trained on, as a hash
     bool alike = true;                           // all are to have done the same since the pass before
+    std::int64_t batch = kUnknownBatch;          // that it has trained on, as a hash
   };
   // Comes to the pass; collective over the replicas. Throws value::RemoteFailure when one of them has failed,
   // base::DesyncError, on all, where they are not alike, and base::PeerError, base::TimeoutError, what the patience's

@@ -283,9 +283,8 @@ Passes::Met Reducer::meet(Passes::Comes comes) {
   std::vector<std::int64_t> begun;
   each_reduction([&](const auto& each) { begun.push_back(each.begun()); });
   try {
-    met =
-        passes_.meet({comes, calls_left_out(), std::move(begun), passes_.number() == 0 ? batch_ : Passes::kUnknownBatch,
-                      /*alike=*/!joining_});
+    met = passes_.meet({comes, calls_left_out(), std::move(begun), /*alike=*/!joining_,
+                        passes_.number() == 0 ? batch_ : Passes::kUnknownBatch});
   } catch (...) {
     leave_pass(std::current_exception());
     throw;

@@ -5,10 +5,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -60,12 +60,16 @@ TEST(UcxJoin, ARankThatNeverJoinsIsNamedToAllOthers) {
 
 TEST(UcxJoin, ARankThatIsLateIsNamedAfter10sAndJoins) {
   RankProcesses job(2);
+  int said[2];
+  ASSERT_EQ(::pipe(said), 0);
   job.start(0, [&] {
-    ::testing::internal::CaptureStderr();
+    ::dup2(said[1], STDERR_FILENO);
     EXPECT_EQ(refusal<base::Error>(job.options(0)), "no error");
-    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 did not join for 10 s, still waiting"));
   });
-  std::this_thread::sleep_for(base::kSlow + std::chrono::milliseconds(500));
+  ::close(said[1]);
+  std::string heard(4096, '\0');
+  heard.resize(std::max<ssize_t>(::read(said[0], heard.data(), heard.size()), 0));  // rank 1 comes after these words
+  EXPECT_THAT(heard, HasSubstr("rank 1 did not join for 10 s, still waiting"));
   job.start(1, [&] { EXPECT_EQ(refusal<base::Error>(job.options(1)), "no error"); });
   job.expect_success();
 }
