@@ -63,7 +63,7 @@ def metrics(prediction):
     return {"sum": float(prediction.predictions.sum()), "rows": len(prediction.predictions)}
 
 
-def run(kind, make, path, rows=24, resume=None, **options):
+def run(kind, make, path, rows=23, resume=None, **options):
     """Trains a model, and gives all that can be seen of it."""
     model = make()
     dataset = data(model, rows)
@@ -97,8 +97,9 @@ def over_ranks(layout, make, path, microbatches=4, **options):
 
 def require_as_alone(found, expected):
     assert found.pop("trainer") is not expected.pop("trainer")
-    require_close(found.pop("state"), expected.pop("state"), "state")
-    require_close(found.pop("predictions"), expected.pop("predictions"), "predictions")
+    # Adam divides rounding errors of small gradients by 1e-8.
+    require_close(found.pop("state"), expected.pop("state"), "state", 1e-7)
+    require_close(found.pop("predictions"), expected.pop("predictions"), "predictions", 1e-6)
     for one, other in zip(found.pop("log"), expected.pop("log"), strict=True):
         assert one == pytest.approx(other, rel=1e-6)  # losses of some models are computed in float32
 
@@ -112,30 +113,31 @@ def case_a_pipeline_trains_as_one_process():
 
 def case_copies_of_a_pipeline_train_as_one_process():
     with folder() as path:
-        expected = alone(language_model, path)
-        require_as_alone(over_ranks(COPIES, language_model, path), expected)
+        expected = alone(language_model, path, rows=24)
+        require_as_alone(over_ranks(COPIES, language_model, path, rows=24), expected)
 
 
 def case_a_loss_that_ignores_the_number_of_items_is_a_mean():
     with folder() as path:
-        expected = alone(classifier, path)
-        for layout in PIPELINE, COPIES:
-            require_as_alone(over_ranks(layout, classifier, path), dict(expected))
+        for layout, rows in (PIPELINE, 23), (COPIES, 24):
+            expected = alone(classifier, path, rows=rows)
+            require_as_alone(over_ranks(layout, classifier, path, rows=rows), expected)
 
 
 def case_a_training_resumes_from_its_checkpoint_in_any_layout():
     options = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 2}
     best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
     with folder() as path:
-        whole = alone(language_model, path, num_train_epochs=2)
+        options["rows"] = 24  # which divide, for copies of the model
+        whole = alone(language_model, path, rows=24)
         found = over_ranks(PIPELINE, language_model, path, **options, **best)["trainer"]
         assert found.state.best_model_checkpoint == str(path / "over_ranks/checkpoint-6")
         plain = GPT2LMHeadModel.from_pretrained(found.state.best_model_checkpoint, dtype=torch.float64)
         require_close(dict(plain.state_dict()), whole["state"])
         place = str(path / "over_ranks/checkpoint-4")
         for resumed in (
-            over_ranks(COPIES, language_model, path, resume=place),
-            alone(language_model, path, resume=place),
+            over_ranks(COPIES, language_model, path, rows=24, resume=place),
+            alone(language_model, path, rows=24, resume=place),
         ):
             require_close(resumed["state"], whole["state"])
 

@@ -119,7 +119,7 @@ class TrainerMixin:
             return find_batch_size(inputs) / rows
         copies = lamina.dp_size() if self.args.average_tokens_across_devices else 1
         labels = inputs.get("shift_labels", inputs["labels"][..., 1:] if self._loss_shifts_labels else inputs["labels"])
-        return labels.ne(-100).sum() * copies / items
+        return labels.ne(-100).sum().item() * copies / float(items)
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
