@@ -6,11 +6,12 @@
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
+#include "lamina/runtime/execution_context.h"
 
 namespace lamina::data_parallel {
 namespace {
 
-constexpr auto kPurpose = "passes";
+constexpr auto kPasses = "passes", kSamples = "samples";
 
 }  // namespace
 
@@ -23,10 +24,7 @@ Passes::Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, ba
       channel_(messaging::group_channel("passes that end", replicas_)) {}
 
 Passes::Met Passes::meet(const Coming& coming) {
-  if (!broken_) listen();
-  if (broken_)
-    throw base::PeerError(base::str(purpose(), " was broken off before (", *broken_, "); start the job again"),
-                          std::nullopt, base::Code{"replica-broken-off"});
+  require_whole();
   Come all;
   try {
     all = exchange(come(coming));
@@ -67,7 +65,6 @@ void Passes::tell_same_batch(std::vector<std::int64_t> batches) const {
 }
 
 void Passes::fail(const std::exception_ptr& error) {
-  mailbox_.skip(replicas_, kPurpose);
   say({.pass = number_, .failure = describe(error)});
   end_pass();
 }
@@ -128,28 +125,37 @@ Passes::Come Passes::come(const Coming& coming) const {
           .batches = std::move(batches)};
 }
 
-// Another one may end the pass while this one waits.
 Passes::Come Passes::exchange(const Come& own) {
-  auto patience = patience_;
-  patience.check_interrupt = [this, interrupt = patience_.check_interrupt] {
-    if (interrupt) interrupt();
-    listen();
-    for (const auto rank : replicas_) require_unfailed(rank);
-  };
-  try {
-    patience.check_interrupt();
-  } catch (...) {
-    mailbox_.skip(replicas_, kPurpose);
-    throw;
-  }
-  const auto named = [this](std::span<const base::Rank> missing) {
-    return purpose() + base::without({missing.begin(), missing.end()});
-  };
   const auto merge = [](const value::Value& low, const value::Value& high) {
     return to_value(merged(to_come(low), to_come(high)));
   };
-  const auto all = mailbox_.exchange(replicas_, kPurpose, to_value(own), merge, patience, {named, /*is_loose=*/true});
-  return to_come(all);
+  return to_come(exchange(kPasses, to_value(own), merge));
+}
+
+std::int64_t Passes::add_up(std::int64_t own) {
+  require_whole();
+  const auto merge = [](const value::Value& low, const value::Value& high) -> value::Value {
+    const auto one = low.as<std::int64_t>(), other = high.as<std::int64_t>();
+    return one < 0 || other < 0 ? std::int64_t{-1} : one + other;
+  };
+  return exchange(kSamples, own, merge).as<std::int64_t>();
+}
+
+// Another one may end the pass while this one waits.
+value::Value Passes::exchange(const char* what, value::Value own, const messaging::Merge& merge) {
+  auto patience = patience_;
+  patience.check_interrupt = [this, interrupt = patience_.check_interrupt] {
+    if (interrupt) interrupt();
+    const auto* context = runtime::ExecutionContext::current();
+    if (context != nullptr && context->cancelled()) throw base::CancelledError("the step has ended");
+    listen();
+    for (const auto rank : replicas_) require_unfailed(rank);
+  };
+  patience.check_interrupt();
+  const auto named = [this](std::span<const base::Rank> missing) {
+    return purpose() + base::without({missing.begin(), missing.end()});
+  };
+  return mailbox_.exchange(replicas_, what, std::move(own), merge, patience, {named, /*is_loose=*/true, number_ + 1});
 }
 
 value::Value Passes::to_value(const Come& come) {
@@ -191,6 +197,13 @@ Passes::Come Passes::merged(Come low, const Come& high) {
   low.updates = low.updates || high.updates;
   low.without_data.insert(low.without_data.end(), high.without_data.begin(), high.without_data.end());
   return low;
+}
+
+void Passes::require_whole() {
+  if (!broken_) listen();
+  if (broken_)
+    throw base::PeerError(base::str(purpose(), " was broken off before (", *broken_, "); start the job again"),
+                          std::nullopt, base::Code{"replica-broken-off"});
 }
 
 void Passes::listen() {

@@ -62,6 +62,10 @@ class Passes {
   Met meet(const Coming& coming);
   Met meet() { return meet(Coming()); }
 
+  // Before the pass that comes next: the sum of these numbers, -1 where one of them is negative. Collective over the
+  // replicas. Throws as meet().
+  std::int64_t add_up(std::int64_t own);
+
   // This replica's step has failed before its pass. Returns at once.
   void fail(const std::exception_ptr& error);
   // Returns the error as other replicas are told of it.
@@ -102,12 +106,14 @@ class Passes {
   };
   Come come(const Coming& coming) const;
   Come exchange(const Come& own);
+  value::Value exchange(const char* what, value::Value own, const messaging::Merge& merge);
   static Come merged(Come low, const Come& high);
   static value::Value to_value(const Come& come);
   static Come to_come(const value::Value& value);
 
   void say(const Word& word);
   void listen();  // to what has come already
+  void require_whole();
   void require_unfailed(base::Rank rank);
   void require_unbroken(base::Rank rank);
   value::RemoteFailure ended_by(base::Rank rank, const Word& word) const;

@@ -110,10 +110,19 @@ pipeline::StepResult Reducer::run_step(pipeline::StepSpec spec, bool training, c
     if (others) others();
     if (sharded_) sharded_->require_nobody_failed();
   };
+  told_ = hooked() || joining_ || held_back_ > 0;
+  spec.tell_samples = [this](std::int64_t own) { return tell_samples(own); };
+  const auto leads = std::make_shared<std::atomic<bool>>(false);
+  spec.body = [leads, body = std::move(spec.body)](base::Microbatch microbatch) {
+    *leads = true;
+    return body(microbatch);
+  };
   pipeline::StepResult result;
   std::exception_ptr error;
   try {
     result = run(std::move(spec));
+    // The others wait for it, where torch's own backward came.
+    if (*leads && result.backward) tell_samples(-1);
   } catch (...) {
     error = std::current_exception();
   }
@@ -142,6 +151,11 @@ std::int64_t Reducer::note_call(bool training) {
   if (in_step_ || torch::autograd::get_current_graph_task_id() >= 0) return 0;
   fail_unseen_backward();
   return count_call(training);
+}
+
+pipeline::Copies Reducer::tell_samples(std::int64_t own) {
+  if (std::exchange(told_, true)) return {1, own};
+  return {static_cast<int>(everyone_.size()), passes_.add_up(own)};
 }
 
 void Reducer::run_backward(const std::function<void()>& run) {

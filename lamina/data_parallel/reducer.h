@@ -32,6 +32,10 @@
 // A backward may be *held back*: its gradients stay where they are until the next pass that averages, and nobody meets
 // for it, so that replicas may have different numbers of those.
 //
+// In the first backward of a step the replicas tell each other how many samples their batches have: see
+// [Note: uneven batches]. In a join, between backwards that are held back, and where a hook averages, each counts
+// alone.
+//
 // It is not known of a step that fails whether it would have had a backward: it counts as a pass unless it was entered
 // without gradients. Outside step functions a backward that fails is one: at once where the model's own `backward` was
 // called, else when the model is called next, if it had reached the model.
@@ -145,6 +149,7 @@ class Reducer {
   bool is_held_back() const { return heard_ ? !free_ : held_back_ > 0; }
   void forget_backward();
   base::UsageError too_early(const char* what) const;
+  pipeline::Copies tell_samples(std::int64_t own);
   Passes::Met meet(Passes::Comes comes);
   void reduce_nth(const std::vector<int>& present, bool now);
   void reduce(const std::vector<int>& present);
@@ -190,6 +195,7 @@ class Reducer {
   std::atomic<int> held_back_ = 0;
   bool stuck_ = false;
   bool trains_ = false;  // the step was entered with gradients
+  bool told_ = true;     // the replicas know of each other's samples in this step, or each counts alone
   std::atomic<bool> in_step_ = false;
   std::atomic<bool> passed_ = false;    // there was a backward in this step, or gradients came in this backward
   std::atomic<bool> awaiting_ = false;  // the end of this backward will call end_backward()

@@ -73,14 +73,19 @@ inline constexpr Saying kSayings[] = {
     {"other-job", "{} is of another job: this one has begun since; begin a context in it", {"remote-other-job"}},
     {"too-deep", "a value nested more than {} levels deep cannot be sent", {"step-cannot-travel"}},
     // The batch.
-    {"fewer-microbatches", "a batch is split into {} microbatches: it cannot be into {}"},
+    {"fewer-microbatches", "a batch has {} microbatches instead of {}: there is no more to split"},
     {"nothing-to-split",
      "nothing in its arguments can be split: each of {} microbatches gets all of them. Pass tensors, or containers of "
      "them; {}"},
     {"no-axis", "{} has no axis {} to split it along"},
     {"uneven",
-     "{} cannot be split into {} microbatches: its size {} along axis {} is not a multiple of {}. Change the batch "
-     "size or `microbatches`, or {}"},
+     "{} cannot be split into {} microbatches: its size is a multiple of neither that number nor the size of {}. If "
+     "each microbatch is to have all of it, {}",
+     {"step-uneven"}},
+    {"outputs-differ",
+     "microbatches have returned tensors of the shapes {} and {}, which no stack, sum or mean takes: take concat() of "
+     "them, or return what has the same shape for any number of samples",
+     {"step-outputs-differ"}},
     {"offsets",
      "{} looks like offsets into another one, which have no pieces: each microbatch would get the offsets of other "
      "rows. Pass padded tensors and lengths, or {}; if it has a value for each row, {}",

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/base/error.h"
 #include "lamina/data_parallel/named_tensor.h"
 #include "lamina/data_parallel/reducer.h"
 #include "lamina/distributed_optimizer/optimizer.h"
@@ -22,6 +23,7 @@
 #include "lamina/model/parameter_table.h"
 #include "lamina/pipeline/backwards.h"
 #include "lamina/pipeline/job.h"
+#include "lamina/pipeline/pieces.h"
 #include "lamina/plan/kept_partition.h"
 #include "lamina/sharding/sharding.h"
 
@@ -58,9 +60,8 @@ class Routing;
 
 // The parts that a step runs on.
 struct Batch {
-  int microbatches = 1;
-  std::string uneven;   // where that is fewer than configured: the error that a backward is
-  std::string refused;  // the error that the step is; "" for none
+  pipeline::Pieces pieces;
+  std::optional<base::UsageError> refused;  // the error that the step is
 };
 
 using NamedTensors = std::vector<data_parallel::NamedTensor>;
@@ -113,7 +114,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void first_call(std::optional<Example> example);
 
   // Runs one step; see Job::run_step. Cuts the model, the first time.
-  std::vector<value::Value> run_step(const Batch& batch, pipeline::StepSpec spec);
+  pipeline::StepResult run_step(pipeline::StepSpec spec);
 
   // See DistributedModel.
   void backward(const remote::Tensors& tensors, const remote::Tensors& gradients);
@@ -175,7 +176,7 @@ void set_model(std::shared_ptr<Model> model);
 Model& model_outside_step(const std::string& what);
 
 // A step's bodies: with the job's model, if there is one.
-std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call);
+pipeline::StepResult run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call);
 
 }  // namespace frontend
 }  // namespace lamina

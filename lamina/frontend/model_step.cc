@@ -49,18 +49,20 @@ Model& model_outside_step(const std::string& what) {
   return *job.model;
 }
 
-std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
+pipeline::StepResult run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
   const auto& job = outside_step("a step function");
   share_written(job);
   if (job.saves != nullptr) job.saves->check_before_step();
-  const auto refuse = [&](base::Microbatch) -> Value {
-    throw base::UsageError(batch.refused, base::Code{"step-offsets"});
-  };
+  const auto refuse = [&](base::Microbatch) -> Value { throw base::UsageError(*batch.refused); };
   end_where_all_is_recorded(&job_checkpoint::Recording::begin_step);
-  pipeline::StepSpec spec{batch.microbatches, batch.refused.empty() ? body : refuse, [] {}, call};
-  auto outputs = job.model != nullptr ? job.model->run_step(batch, std::move(spec)) : run(job, spec).outputs;
-  if (job.recording != nullptr) record_step(*job.recording, outputs);
-  return outputs;
+  pipeline::StepSpec spec{batch.pieces.microbatches(), batch.refused ? refuse : body, [] {}, call};
+  spec.samples = batch.pieces.samples();
+  auto result = job.model != nullptr ? job.model->run_step(std::move(spec)) : run(job, spec);
+  const auto count = pipeline::counted(result.samples, result.outputs.size());
+  result.outputs.resize(count);
+  if (!result.samples.empty()) result.samples.resize(count);
+  if (job.recording != nullptr) record_step(*job.recording, result.outputs);
+  return result;
 }
 
 std::int64_t Model::begin_call() {
@@ -100,7 +102,7 @@ void Model::first_call(std::optional<Example> example) {
   job_.session->job().cut_here([this, example = std::move(example)] { cut(example); });
 }
 
-std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) {
+pipeline::StepResult Model::run_step(pipeline::StepSpec spec) {
   const auto parameters = [this] {
     remote::Tensors tensors;
     for (const auto& held : tree_.parameters()) tensors.push_back(held.tensor);
@@ -110,7 +112,7 @@ std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) 
     return job_.pipelined() ? run_pipelined(std::move(spec)) : run(job_, spec);
   };
   const auto run_watched = [&](pipeline::StepSpec spec) {
-    return backwards_.run_step(std::move(spec), batch.uneven, parameters, run_here);
+    return backwards_.run_step(std::move(spec), parameters, run_here);
   };
   if (partitioned()) watch();
   pipeline::StepResult result;
@@ -118,7 +120,7 @@ std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) 
     result = reducer_ ? reducer_->run_step(std::move(spec), training(), run_watched) : run_watched(std::move(spec));
   });
   ++steps_;
-  return std::move(result.outputs);
+  return result;
 }
 
 pipeline::StepResult Model::run_pipelined(pipeline::StepSpec spec) {

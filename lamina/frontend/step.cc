@@ -3,9 +3,12 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
+#include <numeric>
 
 #include "lamina/base/error.h"
 #include "lamina/base/printable.h"
@@ -13,6 +16,7 @@
 #include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
 #include "lamina/pipeline/offsets.h"
+#include "lamina/session/sharding.h"
 
 namespace lamina {
 namespace {
@@ -29,25 +33,13 @@ std::int64_t size_of(const at::Tensor& tensor, std::int64_t axis, int place) {
   return tensor.size(axis);
 }
 
-// Why it cannot be split; "" where it can.
-std::string uneven(const at::Tensor& tensor, int microbatches, std::int64_t axis, int place) {
-  const auto size = size_of(tensor, axis, place);
-  if (size % microbatches == 0) return "";
-  return faces::said("uneven", argument(tensor, place), microbatches, size, axis, microbatches,
-                     "pass lamina::whole(argument)");
-}
-
-at::Tensor piece(const at::Tensor& tensor, base::Microbatch microbatch, int microbatches, std::int64_t axis,
-                 int place) {
+at::Tensor piece(const at::Tensor& tensor, std::int64_t axis, const frontend::PartOf& part) {
   if (!tensor.defined() || tensor.dim() == 0) return tensor;
-  if (const auto why = uneven(tensor, microbatches, axis, place); !why.empty())
-    throw base::UsageError(why, base::Code{"step-uneven"});
-  const auto size = size_of(tensor, axis, place);
-  const auto length = size / microbatches;
-  const auto part = tensor.narrow(axis, microbatch.value * length, length);
+  const auto [begin, length] = part.pieces.of(size_of(tensor, axis, part.argument), part.microbatch);
+  const auto view = tensor.narrow(axis, begin, length);
   // A body may write its piece. Views count the writes to all of the batch together, and autograd would take those of
   // other microbatches for a write to this one.
-  return tensor.requires_grad() ? part : part.variable_data();
+  return tensor.requires_grad() ? view : view.variable_data();
 }
 
 // The tensors of a call that are split, and lists that may be meant to be.
@@ -62,23 +54,30 @@ struct SplitTensors {
   std::vector<std::pair<int, std::size_t>> lists;  // places, and lengths
   bool asked = false;                              // to split anything
 
-  std::string uneven(int microbatches) const {
-    for (const auto& [tensor, axis, place, is_said] : parts) {
-      if (auto why = lamina::uneven(tensor, microbatches, axis, place); !why.empty()) return why;
-    }
-    return "";
+  pipeline::Pieces pieces(int microbatches, bool needs_all) const {
+    std::vector<std::int64_t> sizes;
+    for (const auto& part : parts) sizes.push_back(size_of(part.tensor, part.axis, part.place));
+    return {sizes, microbatches, needs_all};
   }
 
-  // Why one of them has no pieces; "" where all have.
-  std::string offsets() const {
+  std::optional<base::UsageError> misfit(const pipeline::Pieces& pieces, int microbatches) const {
+    if (!pieces.misfit()) return std::nullopt;
+    const auto& [tensor, axis, place, is_said] = parts[pieces.misfit()->misfit];
+    const auto& beside = parts[pieces.misfit()->beside];
+    return faces::refusal("uneven", argument(tensor, place), microbatches, argument(beside.tensor, beside.place),
+                          "pass lamina::whole(argument)");
+  }
+
+  // Why one of them has no pieces.
+  std::optional<base::UsageError> offsets() const {
     std::vector<std::int64_t> lengths;
     for (const auto& part : parts) lengths.push_back(part.tensor.size(part.axis));
     for (const auto& [tensor, axis, place, is_said] : parts) {
       if (is_said || !pipeline::looks_like_offsets(tensor, lengths, /*is_called_so=*/false)) continue;
-      return faces::said("offsets", argument(tensor, place), "lamina::whole(argument) of both",
-                         "pass lamina::along(0, argument)");
+      return faces::refusal("offsets", argument(tensor, place), "lamina::whole(argument) of both",
+                            "pass lamina::along(0, argument)");
     }
-    return "";
+    return std::nullopt;
   }
 
   std::string summary() const {
@@ -126,36 +125,36 @@ void say_once(std::atomic<bool>& said, const std::string& line) {
 
 frontend::Batch frontend::batch_of(const std::vector<Argument>& arguments, Said& said) try {
   const int configured = num_microbatches();
-  if (configured == 1 || !current().session->job().leads()) return {configured, "", ""};
+  const pipeline::Pieces uncut({}, configured);
+  if (!current().session->job().leads()) return {uncut};
   const auto found = look_into(arguments);
   if (found.parts.empty()) {
-    if (found.asked) {
+    if (found.asked && configured > 1) {
       say_once(said.nothing,
                faces::said("nothing-to-split", configured, "pass what is to be whole as lamina::whole()"));
     }
-    return {configured, "", ""};
+    return {uncut};
   }
-  const auto why = found.uneven(configured);
-  if (auto offsets = why.empty() ? found.offsets() : ""; !offsets.empty()) return {configured, "", offsets};
-  int fewer = configured;
-  while (!found.uneven(fewer).empty()) --fewer;
-  if (fewer < configured) {
-    say_once(said.fewer, faces::said("fewer-microbatches", fewer, configured));
+  auto pieces = found.pieces(configured, session::needs_all_microbatches(*current().session));
+  if (configured == 1) return {std::move(pieces)};
+  if (auto refused = found.misfit(pieces, configured)) return {uncut, std::move(refused)};
+  const int count = pieces.microbatches();
+  if (auto refused = count > 1 ? found.offsets() : std::nullopt) return {uncut, std::move(refused)};
+  if (count < configured) {
+    say_once(said.fewer, faces::said("fewer-microbatches", count, configured));
   }
   say_once(said.split,
-           base::str("split into ", fewer, " microbatches: ", found.summary(),
+           base::str("split into ", count, " microbatches: ", found.summary(),
                      ". To keep an argument whole: lamina::whole(argument); another axis: lamina::along(1, argument)"));
-  return {fewer, why, ""};
-} catch (const std::exception&) {
-  return {num_microbatches(), "", ""};  // the body meets it again, inside the step, where all ranks hear of it
+  return {std::move(pieces)};
+} catch (const base::UsageError& error) {
+  return {pipeline::Pieces({}, num_microbatches()), error};  // of the step, where all ranks hear of it
 }
 
-Value frontend::split(const Value& argument, base::Microbatch microbatch, int microbatches, std::int64_t axis,
-                      int place) {
-  Value part = argument;
-  value::for_each_tensor(part,
-                         [&](at::Tensor& tensor) { tensor = piece(tensor, microbatch, microbatches, axis, place); });
-  return part;
+Value frontend::split(const Value& argument, std::int64_t axis, const PartOf& part) {
+  Value pieces = argument;
+  value::for_each_tensor(pieces, [&](at::Tensor& tensor) { tensor = piece(tensor, axis, part); });
+  return pieces;
 }
 
 Value frontend::detached(Value output) {
@@ -175,10 +174,23 @@ at::Tensor StepOutput::reduce_mean() const {
   if (!stacked.is_floating_point() && !stacked.is_complex()) {
     stacked = stacked.to(c10::typeMetaToScalarType(c10::get_default_dtype()));
   }
-  return stacked.mean(0);
+  const auto all = std::reduce(samples.begin(), samples.end(), std::int64_t{0});
+  if (all == 0 || std::ranges::adjacent_find(samples, std::not_equal_to<>()) == samples.end()) return stacked.mean(0);
+  std::vector<std::int64_t> shape(stacked.dim(), 1);
+  shape[0] = -1;
+  const auto wide = c10::isReducedFloatingType(stacked.scalar_type()) ? stacked.to(at::kFloat) : stacked;
+  const auto weights = at::tensor(samples, at::kDouble).div(static_cast<double>(all)).view(shape);
+  return wide.mul(weights.to(wide.device(), c10::toRealValueType(wide.scalar_type()))).sum(0).to(stacked.scalar_type());
 }
 at::Tensor StepOutput::reduce_sum() const { return stack().sum(0); }
 at::Tensor StepOutput::concat() const { return outputs.front().dim() == 0 ? stack() : at::cat(outputs, 0); }
-at::Tensor StepOutput::stack() const { return at::stack(outputs, 0); }
+at::Tensor StepOutput::stack() const {
+  for (const auto& output : outputs) {
+    if (output.sizes() != outputs.front().sizes()) {
+      throw faces::refusal("outputs-differ", outputs.front().sizes(), output.sizes());
+    }
+  }
+  return at::stack(outputs, 0);
+}
 
 }  // namespace lamina

@@ -69,15 +69,20 @@ struct Said {
   std::atomic<bool> split = false, nothing = false, fewer = false;
 };
 
-// Into how many microbatches the arguments are split: as many as configured or, where they cannot be, the most that
-// they can. One that holds offsets is refused: [Note: offsets] in lamina/pipeline/offsets.h. On ranks that follow,
-// whose arguments are not looked at, as many as configured.
+// How the arguments are cut into microbatches: see [Note: uneven batches] in lamina/pipeline/pieces.h. One that does
+// not fit beside the others is refused, and one that holds offsets: [Note: offsets] in lamina/pipeline/offsets.h. On
+// ranks that follow, whose arguments are not looked at, there are as many microbatches as configured.
 Batch batch_of(const std::vector<Argument>& arguments, Said& said);
 
-// The part of `argument`, the step's argument number `place`, that a microbatch gets: of each tensor in it an equal
-// piece along the axis, a view; 0-dimensional ones, and all else, whole. Throws base::UsageError for a tensor that
-// cannot be split so.
-Value split(const Value& argument, base::Microbatch microbatch, int microbatches, std::int64_t axis, int place);
+// An argument of a step, by its number, and the microbatch that gets a part of it.
+struct PartOf {
+  const pipeline::Pieces& pieces;
+  base::Microbatch microbatch;
+  int argument;
+};
+// That part of `argument`: of each tensor in it a piece along the axis, a view; 0-dimensional ones, and all else,
+// whole. Throws base::UsageError for a tensor without that axis.
+Value split(const Value& argument, std::int64_t axis, const PartOf& part);
 // Detached from their graphs.
 Value detached(Value output);
 // How messages name a step function, and ranks compare it.
@@ -85,20 +90,20 @@ base::Call step_call(const std::string& name, const CallSite& site);
 
 // An argument for one microbatch.
 template <class T>
-T part_of(const T& held, base::Microbatch microbatch, int microbatches, int place, std::int64_t axis = 0) {
+T part_of(const T& held, const PartOf& part, std::int64_t axis = 0) {
   if constexpr (Serializable<T>) {
-    return from_value<T>(split(to_value(held), microbatch, microbatches, axis, place));
+    return from_value<T>(split(to_value(held), axis, part));
   } else {
     return held;
   }
 }
 template <class T>
-T part_of(const Whole<T>& argument, base::Microbatch, int, int) {
+T part_of(const Whole<T>& argument, const PartOf&) {
   return argument.held;
 }
 template <class T>
-T part_of(const Along<T>& argument, base::Microbatch microbatch, int microbatches, int place) {
-  return part_of(argument.held, microbatch, microbatches, place, argument.axis);
+T part_of(const Along<T>& argument, const PartOf& part) {
+  return part_of(argument.held, part, argument.axis);
 }
 
 }  // namespace frontend
@@ -117,11 +122,10 @@ class StepFunction {
  private:
   template <std::size_t... I, class... Args>
   auto run(std::index_sequence<I...>, const Args&... args) const {
-    using Result = decltype(function_(frontend::part_of(args, base::Microbatch(0), 1, 0)...));
+    using Result = decltype(function_(frontend::part_of(args, std::declval<frontend::PartOf>())...));
     const auto batch = frontend::batch_of({frontend::argument_of(args)...}, *said_);
-    [[maybe_unused]] const int count = batch.microbatches;
     const auto call = [&]([[maybe_unused]] base::Microbatch microbatch) {
-      return function_(frontend::part_of(args, microbatch, count, static_cast<int>(I))...);
+      return function_(frontend::part_of(args, {batch.pieces, microbatch, static_cast<int>(I)})...);
     };
     if constexpr (std::is_void_v<Result>) {
       frontend::run_step(
@@ -132,12 +136,12 @@ class StepFunction {
           },
           call_);
     } else {
-      const auto outputs = frontend::run_step(
+      const auto result = frontend::run_step(
           batch, [&](base::Microbatch microbatch) { return frontend::detached(to_value(Result(call(microbatch)))); },
           call_);
       std::vector<std::decay_t<Result>> results;
-      for (const Value& output : outputs) results.push_back(from_value<std::decay_t<Result>>(output));
-      return merge(std::move(results));
+      for (const Value& output : result.outputs) results.push_back(from_value<std::decay_t<Result>>(output));
+      return merge(std::move(results), result.samples);
     }
   }
 
@@ -148,10 +152,11 @@ class StepFunction {
 
 // Makes a function a step function. Calling it splits the tensors among its arguments into microbatches along axis 0,
 // and says at the first call what it found; whole() and along() change that. It runs the function once for each
-// microbatch, on the rank of partition 0. A batch that cannot be split evenly has fewer microbatches, and a backward of
-// it is an error. The other ranks of the pipeline call it as well, and run what they own of the model; their arguments
-// are not looked at. All of them get the results, detached: a StepOutput in the place of each tensor that the function
-// returns (step_output.h). What the function, or a module on any rank, throws is thrown on every rank of the pipeline.
+// microbatch, on the rank of partition 0. Of a batch that does not divide, microbatches differ by one sample, and each
+// counts as much as its samples in gradients and reduce_mean(). The other ranks of the pipeline call it as well, and
+// run what they own of the model; their arguments are not looked at. All of them get the results, detached: a
+// StepOutput in the place of each tensor that the function returns (step_output.h). What the function, or a module on
+// any rank, throws is thrown on every rank of the pipeline.
 //
 // The function runs in other threads than the caller's, one at a time. What it writes outside of itself it writes on
 // one rank only.

@@ -229,7 +229,8 @@ value::Value Mailbox::exchange(std::span<const base::Rank> members, const char* 
   {
     std::lock_guard guard(mutex_);
     if (!exchanging_.insert(channel).second) throw in_two_threads(rank(), channel, call);
-    number = ++exchanges_[channel];
+    auto& count = exchanges_[channel];
+    number = count = course.number.value_or(count + 1);
   }
   const auto over = c10::make_scope_exit([&] {
     std::lock_guard guard(mutex_);
@@ -244,11 +245,6 @@ value::Value Mailbox::exchange(std::span<const base::Rank> members, const char* 
   if (!given.error.empty()) std::rethrow_exception(to_error(given.error));
   if (given.other) throw_different(*given.first, *given.other);
   return std::move(given.value);
-}
-
-void Mailbox::skip(std::span<const base::Rank> members, const char* purpose) {
-  std::lock_guard guard(mutex_);
-  ++exchanges_[group_channel(purpose, members)];
 }
 
 void Mailbox::meet(std::span<const base::Rank> members, const std::string& channel, std::int64_t number, Given& given,

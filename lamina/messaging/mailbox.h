@@ -35,6 +35,8 @@ using Named = std::function<std::string(std::span<const base::Rank> awaited)>;
 struct Course {
   Named named = nullptr;  // names the wait; empty: by its channel
   bool is_loose = false;  // members may be in different calls, and tell the others themselves of what they throw
+  // Numbers the exchange, from 1 and ever higher, where members may leave some out; else they are counted.
+  std::optional<std::int64_t> number = {};
 };
 
 // Values between ranks outside the pipeline: objects of the user, plans, parameters. Each pair of ranks has any number
@@ -71,8 +73,6 @@ class Mailbox {
   // thread beside one that exchanges with the same members: the two would have no order.
   value::Value exchange(std::span<const base::Rank> members, const char* purpose, value::Value value,
                         const Merge& merge, const base::Patience& patience, const Course& course = {});
-  // Counts one that this rank leaves out, as the others hear from it otherwise.
-  void skip(std::span<const base::Rank> members, const char* purpose);
   // The members' values, in that order: an exchange that gives each of them to all.
   std::vector<value::Value> all_gather(std::span<const base::Rank> members, value::Value value,
                                        const base::Patience& patience);

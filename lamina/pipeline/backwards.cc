@@ -4,6 +4,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -18,8 +19,6 @@ namespace lamina::pipeline {
 namespace {
 
 thread_local int own_backwards = 0;  // that run in this thread
-
-base::UsageError uneven_error(const std::string& why) { return base::UsageError(why, base::Code{"step-uneven"}); }
 
 }  // namespace
 
@@ -43,21 +42,18 @@ void Backwards::watch(std::span<const at::Tensor> parameters, bool forgets) {
 }
 
 void Backwards::add_up() {
-  microbatches_ = 1;
+  averages_ = false;
   seen_ = true;
 }
 
-StepResult Backwards::run_step(StepSpec spec, const std::string& uneven, const Parameters& parameters, const Run& run) {
+StepResult Backwards::run_step(StepSpec spec, const Parameters& parameters, const Run& run) {
   if (!job_.leads()) return run(std::move(spec));
-  uneven_ = uneven;
   announced_ = false;
-  if (!uneven.empty()) {
-    // A thread of a body may outlive the step, and the model.
-    spec.body = [&job = job_, parameters, uneven, body = std::move(spec.body)](base::Microbatch microbatch) {
-      const auto before = look(job, parameters);
-      auto output = body(microbatch);
-      if (had_backward(job, before, parameters)) throw uneven_error(uneven);
-      return output;
+  step_ = {spec.microbatches, spec.samples, spec.tell_samples};
+  if (alone_) {
+    spec.body = [this, body = std::move(spec.body)](base::Microbatch microbatch) {
+      step_.inline_body = microbatch;
+      return body(microbatch);
     };
   }
   if (is_scaled()) {
@@ -78,17 +74,33 @@ StepResult Backwards::run_step(StepSpec spec, const std::string& uneven, const P
 
 void Backwards::run(const remote::Tensors& tensors, const remote::Tensors& gradients) {
   const bool inside = runtime::in_step();
-  if (inside && !uneven_.empty()) throw uneven_error(uneven_);
   announced_ = true;
   ++count_;
-  const auto loss_scale = loss_scale_.lock();
+  const double scale = inside ? scale_in_step() : loss_scale();
   ++own_backwards;
   const auto over = c10::make_scope_exit([before = remote::thread_backwards()] {
     remote::thread_backwards() = before;
     --own_backwards;
   });
-  const double scale = (loss_scale ? loss_scale->value() : 1) / (inside ? microbatches_ : 1);
   alone_ ? remote::run_backward(tensors, gradients, scale) : job_.backward(tensors, gradients, scale);
+}
+
+double Backwards::loss_scale() const {
+  const auto scale = loss_scale_.lock();
+  return scale ? scale->value() : 1;
+}
+
+double Backwards::scale_in_step() {
+  if (!averages_) return loss_scale();
+  if (!job_.leads()) return loss_scale() / microbatches_;  // of a module's own loss: its batch is known elsewhere
+  if (!step_.copies) {
+    const auto own = std::reduce(step_.samples.begin(), step_.samples.end(), std::int64_t{0});
+    const auto told = step_.samples.empty() ? -1 : own;
+    step_.copies = step_.tell_samples ? step_.tell_samples(told) : Copies{1, told};
+  }
+  const auto* context = runtime::ExecutionContext::current();
+  const auto microbatch = context != nullptr ? context->microbatch() : step_.inline_body;
+  return share(step_.samples, microbatch, step_.microbatches, *step_.copies, loss_scale());
 }
 
 Backwards::Found Backwards::look(const Job& job, const Parameters& parameters) {

@@ -6,9 +6,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
-#include <string>
 #include <utility>
+#include <vector>
 
 #include "lamina/model/gradient_watch.h"
 #include "lamina/optim/loss_scale.h"
@@ -29,9 +30,14 @@ class Backwards {
   using Parameters = std::function<remote::Tensors()>;
   using Run = std::function<StepResult(StepSpec spec)>;
 
-  // The model's own backward in a step divides gradients by the number of microbatches, unless it is 1.
-  Backwards(Job& job, int microbatches)
-      : job_(job), alone_(job.alone()), microbatches_(microbatches), seen_(microbatches == 1) {}
+  // With `averages` the model's own backward in a step makes gradients a mean over the samples of all microbatches, and
+  // of all copies: see [Note: uneven batches]. `microbatches`: as configured.
+  Backwards(Job& job, int microbatches, bool averages)
+      : job_(job),
+        alone_(job.alone()),
+        microbatches_(microbatches),
+        averages_(averages),
+        seen_(!averages || microbatches == 1) {}
 
   // Losses of the model's own backward are multiplied by that, while it lives.
   void scale_by(std::weak_ptr<const optim::LossScale> scale) { loss_scale_ = std::move(scale); }
@@ -50,12 +56,11 @@ class Backwards {
   // From now on it divides them by nothing: somebody else averages them.
   void add_up();
 
-  // Runs a step of the model with these parameters by `run`. Where its batch has fewer microbatches than configured,
-  // `uneven` is the error that a backward in it is: gradients would not be the mean. Throws that, and what `run`
-  // throws.
-  StepResult run_step(StepSpec spec, const std::string& uneven, const Parameters& parameters, const Run& run);
+  // Runs a step of the model with these parameters by `run`. Throws what that throws.
+  StepResult run_step(StepSpec spec, const Parameters& parameters, const Run& run);
 
-  // The model's own, in a step or outside; see remote::run_backward. Throws the step's `uneven`, too.
+  // The model's own, in a step or outside; see remote::run_backward. The first one of a step learns of the batches of
+  // other copies.
   void run(const remote::Tensors& tensors, const remote::Tensors& gradients);
 
  private:
@@ -69,10 +74,14 @@ class Backwards {
   static bool had_backward(const Job& job, const Found& before, const Parameters& parameters);
   void tell() const;
   bool is_scaled() const;
+  // Factors of the losses of a backward.
+  double loss_scale() const;
+  double scale_in_step();
 
   Job& job_;
   const bool alone_;  // known when the job has ended, too
-  int microbatches_;
+  const int microbatches_;
+  bool averages_;
   std::weak_ptr<const optim::LossScale> loss_scale_;
   std::atomic<std::int64_t> count_ = 0;
   const std::shared_ptr<std::atomic<std::int64_t>> plain_ = std::make_shared<std::atomic<std::int64_t>>(0);
@@ -80,7 +89,15 @@ class Backwards {
   std::unique_ptr<model::GradientWatch> watch_;
   bool seen_;
   bool announced_ = false;
-  std::string uneven_;
+  // The step that this rank leads.
+  struct Step {
+    int microbatches = 1;
+    std::vector<std::int64_t> samples;
+    std::function<Copies(std::int64_t)> tell_samples;
+    std::optional<Copies> copies;  // when the first backward has come
+    base::Microbatch inline_body;  // the one that runs in the caller's thread
+  };
+  Step step_;
 };
 
 }  // namespace lamina::pipeline

@@ -228,7 +228,8 @@ StepResult Job::run_step(const StepSpec& spec) {
                                     ended.result.outputs,
                                     ended.result.backward,
                                     runtime::ParameterFlags::to_bytes(ended.flags),
-                                    {}}));
+                                    {},
+                                    ended.result.samples}));
     }
   } catch (const base::DesyncError&) {
     desync = std::current_exception();
@@ -264,7 +265,7 @@ StepResult Job::run_step_here(const StepSpec& spec) {
   using observe::What;
   const auto step = steps_here_++;
   const auto backwards_before = all_backwards();
-  StepResult result;
+  StepResult result{.samples = spec.samples};
   seeds_.begin_step();
   const Reported reported(progress_, step);
   const observe::Span whole(&recorder_, [&] { return observe::Event{.what = What::kStep, .step = step}; });
@@ -338,7 +339,7 @@ Job::Ended Job::lead(remote::StepScope& step, const StepSpec& spec, const base::
     well_ended(std::move(*end));
     throw base::InternalError("another rank announced the outputs of the step that this rank leads");
   }
-  return {{std::move(bodies->outputs), saw_backward(spec, backwards_before)},
+  return {{std::move(bodies->outputs), saw_backward(spec, backwards_before), spec.samples},
           step.flags->left_by(base::Microbatch(spec.microbatches - 1))};
 }
 
@@ -357,7 +358,7 @@ Job::Ended Job::follow(remote::StepScope& step, const base::Patience& patience) 
   auto end = step.error() ? std::nullopt : steps_.take_end();
   if (!end) return {};
   auto well = well_ended(std::move(*end));
-  return {{std::move(well.outputs), well.backward}, step.flags->from_bytes(well.flags)};
+  return {{std::move(well.outputs), well.backward, std::move(well.samples)}, step.flags->from_bytes(well.flags)};
 }
 
 void Job::announce_failure(const remote::StepScope& step) {

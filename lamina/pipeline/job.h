@@ -13,6 +13,7 @@
 #include "lamina/model/call_hooks.h"
 #include "lamina/observe/recorder.h"
 #include "lamina/pipeline/first_call.h"
+#include "lamina/pipeline/pieces.h"
 #include "lamina/remote/execution_server.h"
 #include "lamina/remote/remote_calls.h"
 #include "lamina/remote/steps.h"
@@ -55,12 +56,18 @@ struct StepSpec {
   // Run as check_interrupt is, while the step goes on: throws where ranks of other pipelines have failed that it needs.
   // May be empty.
   std::function<void()> check_others = {};
+  // Of each microbatch; empty where they are not known. See [Note: uneven batches].
+  std::vector<std::int64_t> samples = {};
+  // Collective over the copies of the model, in the first backward of a step: tells them of this one's samples, -1
+  // where they are not known, and gives those of all. Empty where there is one copy, or each counts alone.
+  std::function<Copies(std::int64_t samples)> tell_samples = {};
 };
 
 // Facts of a step after its end, on every rank.
 struct StepResult {
   std::vector<value::Value> outputs;  // of the body, one per microbatch
   bool backward = false;              // there was one
+  std::vector<std::int64_t> samples = {};
 };
 
 // The steps of one rank: everything between a step function and the messages. Several may live in one process.

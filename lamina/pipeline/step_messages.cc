@@ -69,6 +69,8 @@ Refusal to_refusal(Message&& message) { return {message.call.step, message.call.
 Message to_message(EndOfStep end) {
   value::Writer out;
   out.put<std::uint8_t>(end.backward);
+  out.put<std::uint64_t>(end.samples.size());
+  for (const auto samples : end.samples) out.put(samples);
   out.put_block(end.flags);
   value::Value body = value::List{std::move(end.outputs)};
   if (end.failure) body = value::to_value(*end.failure);
@@ -79,6 +81,7 @@ EndOfStep to_end_of_step(Message&& message) {
   EndOfStep end{message.call.step, message.call.origin, {}, false, {}, std::nullopt};
   value::Reader in(message.fields);
   end.backward = in.get<std::uint8_t>() != 0;
+  for (auto left = in.get<std::uint64_t>(); left > 0; --left) end.samples.push_back(in.get<std::int64_t>());
   end.flags = in.get_block();
   in.expect_end();
   if (auto* outputs = message.body.get_if<value::List>()) {

@@ -39,9 +39,10 @@ struct EndOfStep {
   base::Step step;
   base::Rank from;
   std::vector<value::Value> outputs;
-  bool backward = false;                  // there was one
-  std::string flags;                      // of parameters, as the step leaves them: ParameterFlags::to_bytes()
-  std::optional<value::Failure> failure;  // instead of all these
+  bool backward = false;                   // there was one
+  std::string flags;                       // of parameters, as the step leaves them: ParameterFlags::to_bytes()
+  std::optional<value::Failure> failure;   // instead of all these
+  std::vector<std::int64_t> samples = {};  // see StepSpec
 };
 
 // A word of a team's first rank to the others, on their turns in a step.

@@ -119,6 +119,11 @@ void order_turns(Session& session, std::span<const at::Tensor> parameters) {
   session.job().join_team(std::move(team), /*own_batches=*/true);
 }
 
+bool needs_all_microbatches(const Session& session) {
+  const auto& config = session.config();
+  return config.sharded_data_parallel_degree > 1 || (config.tensor_parallel_degree > 1 && !config.prescaled_batch);
+}
+
 std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
                                                 std::span<const std::string> modules, model::ValueHooks hooks,
                                                 std::size_t portion_bytes) {

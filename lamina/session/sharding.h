@@ -16,6 +16,9 @@ namespace lamina::session {
 // these parameters.
 void order_turns(Session& session, std::span<const at::Tensor> parameters);
 
+// True where ranks whose batches differ may have to call the same modules in a step: they have as many microbatches.
+bool needs_all_microbatches(const Session& session);
+
 // Gives the ranks of a model the values that world rank 0 has, or their shards of them; collective over the world. See
 // model::give_values(). `modules`: the names of those that are called with their values. Returns the sharding; nullptr
 // where nothing is to be sharded.

@@ -419,6 +419,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
                              [](Session& session) { return session.job().call_hooks().want_tensors(); })
       .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"))
       .def("order_turns", &order_turns, py::arg("parameters"))
+      .def_property_readonly("needs_all_microbatches", &session::needs_all_microbatches)
       .def("begin_life", &begin_life, py::arg("face"))
       .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none())
       .def(

@@ -14,6 +14,7 @@
 #include "lamina/model/cut.h"
 #include "lamina/pipeline/backwards.h"
 #include "lamina/pipeline/offsets.h"
+#include "lamina/pipeline/pieces.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/session/slicing.h"
 #include "lamina/tensor_parallel/team.h"
@@ -215,7 +216,7 @@ struct PythonStep {
   py::object body, merge, cut;
   std::pair<std::string, std::string> call;
   pipeline::Backwards* backwards;
-  std::string uneven;
+  std::vector<std::int64_t> samples;
   pipeline::Backwards::Parameters parameters;
   data_parallel::Reducer* reducer;
   bool training;
@@ -252,10 +253,10 @@ py::object run_step(Session& session, const PythonStep& step) {
     return job.alone() ? job.run_step_here(spec) : job.run_step(spec);
   };
   const auto run = [&](const pipeline::StepSpec& spec) {
-    auto result = step.backwards == nullptr ? run_here(spec)
-                                            : step.backwards->run_step(spec, step.uneven, step.parameters, run_here);
+    auto result =
+        step.backwards == nullptr ? run_here(spec) : step.backwards->run_step(spec, step.parameters, run_here);
     const py::gil_scoped_acquire gil;  // a result that cannot be merged is an error of the step
-    merged = step.merge(outputs_of(result, job.leads() ? body.get() : nullptr));
+    merged = step.merge(outputs_of(result, job.leads() ? body.get() : nullptr), result.samples);
     return result;
   };
   pipeline::StepSpec spec{step.microbatches,
@@ -263,6 +264,7 @@ py::object run_step(Session& session, const PythonStep& step) {
                           session.patience().check_interrupt,
                           {step.call.first, step.call.second, ""},
                           lent(step.cut)};
+  spec.samples = step.samples;
   {
     const Release release;
     session::run_step(session, std::move(spec), [&](const pipeline::StepSpec& spec) {
@@ -327,10 +329,10 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
 
 void bind_backwards(py::module_& module) {
   py::class_<pipeline::Backwards>(module, "Backwards")
-      .def(py::init([](Session& session, int microbatches) {
-             return std::make_unique<pipeline::Backwards>(session.job(), microbatches);
+      .def(py::init([](Session& session, int microbatches, bool averages) {
+             return std::make_unique<pipeline::Backwards>(session.job(), microbatches, averages);
            }),
-           py::arg("session"), py::arg("microbatches"), py::keep_alive<1, 2>())
+           py::arg("session"), py::arg("microbatches"), py::arg("averages"), py::keep_alive<1, 2>())
       .def("add_up", &pipeline::Backwards::add_up)
       .def(
           "scale_by",
@@ -367,6 +369,29 @@ void bind_session(py::module_& module) {
   bind_alone(module);
   module.attr("INTERRUPTED") = base::kInterrupted;
   module.def("looks_like_offsets", &looks_like_offsets);
+  module.def("counted", [](const std::vector<std::int64_t>& samples, std::size_t microbatches) {
+    return pipeline::counted(samples, microbatches);
+  });
+  py::class_<pipeline::Pieces>(module, "Pieces")
+      .def(py::init([](const std::vector<std::int64_t>& sizes, int microbatches, bool needs_all) {
+             return pipeline::Pieces(sizes, microbatches, needs_all);
+           }),
+           py::arg("sizes"), py::arg("microbatches"), py::arg("needs_all") = false)
+      .def_property_readonly("misfit",
+                             [](const pipeline::Pieces& pieces) -> std::optional<std::pair<std::size_t, std::size_t>> {
+                               if (!pieces.misfit()) return std::nullopt;
+                               return std::pair(pieces.misfit()->misfit, pieces.misfit()->beside);
+                             })
+      .def_property_readonly("microbatches", &pipeline::Pieces::microbatches)
+      .def_property_readonly("distinct", &pipeline::Pieces::distinct)
+      .def_property_readonly("samples", &pipeline::Pieces::samples)
+      .def(
+          "of",
+          [](const pipeline::Pieces& pieces, std::int64_t size, int microbatch) {
+            const auto [begin, length] = pieces.of(size, base::Microbatch(microbatch));
+            return std::pair(begin, length);
+          },
+          py::arg("size"), py::arg("microbatch"));
   auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
   bind_model(module, kind);
   bind_backwards(module);
@@ -399,14 +424,15 @@ void bind_session(py::module_& module) {
       .def(
           "run_step",
           [](Session& session, int microbatches, py::object body, py::object merge, py::object cut,
-             std::pair<std::string, std::string> call, pipeline::Backwards* backwards, std::string uneven,
-             pipeline::Backwards::Parameters parameters, data_parallel::Reducer* reducer, bool training) {
+             std::pair<std::string, std::string> call, std::vector<std::int64_t> samples,
+             pipeline::Backwards* backwards, pipeline::Backwards::Parameters parameters,
+             data_parallel::Reducer* reducer, bool training) {
             return run_step(session, {microbatches, std::move(body), std::move(merge), std::move(cut), std::move(call),
-                                      backwards, std::move(uneven), std::move(parameters), reducer, training});
+                                      backwards, std::move(samples), std::move(parameters), reducer, training});
           },
           py::arg("microbatches"), py::arg("body"), py::arg("merge"), py::kw_only(), py::arg("cut") = py::none(),
-          py::arg("call") = std::pair<std::string, std::string>(), py::arg("backwards") = py::none(),
-          py::arg("uneven") = "", py::arg("parameters") = py::none(), py::arg("reducer") = py::none(),
+          py::arg("call") = std::pair<std::string, std::string>(), py::arg("samples") = std::vector<std::int64_t>(),
+          py::arg("backwards") = py::none(), py::arg("parameters") = py::none(), py::arg("reducer") = py::none(),
           py::arg("training") = false)
       .def("cut_here", &cut_here, py::arg("cut"))
       .def("take_notes", &take_notes)

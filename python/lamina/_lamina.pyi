@@ -51,6 +51,27 @@ def said(name: str, values: Sequence[str]) -> tuple[str, str]:
 def looks_like_offsets(tensor: torch.Tensor, lengths: Sequence[int], is_called_so: bool) -> bool:
     """See [Note: offsets] in lamina/pipeline/offsets.h."""
 
+def counted(samples: Sequence[int], microbatches: int) -> int:
+    """How many of so many microbatches are not repeated: see lamina/pipeline/pieces.h."""
+
+class Pieces:
+    """How the tensors of a batch are cut into microbatches: see lamina/pipeline/pieces.h."""
+
+    def __init__(self, sizes: Sequence[int], microbatches: int, needs_all: bool = False) -> None: ...
+    @property
+    def misfit(self) -> tuple[int, int] | None:
+        """The place of a tensor that cannot be cut beside the others, and of one of these."""
+    @property
+    def microbatches(self) -> int: ...
+    @property
+    def distinct(self) -> int:
+        """How many microbatches there are before the last one is repeated."""
+    @property
+    def samples(self) -> list[int]:
+        """Of each microbatch; [] where nothing is cut."""
+    def of(self, size: int, microbatch: int) -> tuple[int, int]:
+        """Where the piece of a tensor of that size begins, and its length."""
+
 def encode_roundtrip(value: Any) -> Any:
     """Value tree there and back through bytes: for tests."""
 
@@ -227,6 +248,8 @@ class Session:
         """Has `make` give torch's process group of a kind when the engine first uses it."""
 
     def order_turns(self, parameters: list[torch.Tensor]) -> None: ...  # lamina/session/sharding.h
+    @property
+    def needs_all_microbatches(self) -> bool: ...
 
     # Layers that are cut over a TP_GROUP: lamina/session/slicing.h, lamina/tensor_parallel/team.h.
     def slice(
@@ -362,12 +385,12 @@ class Session:
         self,
         microbatches: int,
         body: Callable[[int], Any],
-        merge: Callable[[list[Any]], Any],
+        merge: Callable[[list[Any], list[int]], Any],
         *,
         cut: Callable[[], None] | None = None,
         call: tuple[str, str] = ("", ""),
+        samples: Sequence[int] = (),
         backwards: Backwards | None = None,
-        uneven: str = "",
         parameters: Callable[[], Sequence[torch.Tensor]] | None = None,
         reducer: Reducer | None = None,
         training: bool = False,
@@ -497,10 +520,10 @@ class ParameterTable:
         """True where each rank has all of the model."""
 
 class Backwards:
-    """The backwards of a job's model, which divide gradients by `microbatches` in a step; see
+    """The backwards of a job's model, which with `averages` make gradients the mean over a step's samples; see
     lamina/pipeline/backwards.h."""
 
-    def __init__(self, session: Session, microbatches: int) -> None: ...
+    def __init__(self, session: Session, microbatches: int, averages: bool) -> None: ...
     def add_up(self) -> None:
         """From now on they divide by nothing: somebody else averages the gradients."""
     def scale_by(self, scale: LossScale) -> None:

@@ -211,20 +211,32 @@ def case_only_the_inputs_of_pp_rank_0_matter():
     assert step(*inputs).concat().shape == (4, 2, 6)
 
 
-def case_a_backward_of_an_uneven_batch_is_an_error_everywhere_and_the_next_step_works():
+def case_arguments_that_do_not_fit_are_an_error_everywhere_and_the_next_step_works():
     start()
     model = lamina.distribute(seeded())
-    step = train_step(model)
+    step = lamina.step(lambda x, weights: model(x))
+    with pytest.raises(lamina.UsageError, match=r"argument weights of shape \(6,\) cannot be split") as caught:
+        step(BATCH, torch.ones(6))
+    assert isinstance(caught.value, lamina.RemoteError) == (RANK == 1)
+    assert len(step(BATCH, torch.ones(8)).outputs) == 4
 
-    @lamina.step
-    def by_itself(x):
-        model(x).sum().backward()
 
-    for function in (step, by_itself):
-        with pytest.raises(lamina.UsageError, match=r"argument x of shape .*size 7 along axis 0") as caught:
-            function(BATCH[:7])
-        assert isinstance(caught.value, lamina.RemoteError) == (RANK == 1)
-        assert step(BATCH).concat().shape == (4,)
+def case_an_uneven_batch_trains_as_one_of_the_plain_model_and_all_ranks_have_its_means():
+    for schedule in ("simple", "interleaved"):
+        start(schedule=schedule)
+        plain, model = seeded(), lamina.distribute(seeded())
+        step = train_step(model)
+        for size in (8, 7, 5, 3, 1):
+            plain.zero_grad()
+            model.zero_grad()
+            expected = plain(BATCH[:size]).square().mean() / 2
+            expected.backward()
+            loss = step(BATCH[:size])
+            assert sum(loss.samples) == size and max(loss.samples) - min(loss.samples) <= 1
+            torch.testing.assert_close(loss.reduce_mean(), expected.detach())
+            for name, parameter in model.local_named_parameters():
+                torch.testing.assert_close(parameter.grad, plain.get_parameter(name).grad)
+        lamina.shutdown()
 
 
 class OddError(ValueError):

@@ -14,7 +14,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from multiprocess.cases_optimizers import *  # noqa: F403
-from multiprocess.replicas import agrees, batch, close, share, train, train_past_failures, train_unevenly, whole
+from multiprocess.replicas import (
+    agrees,
+    batch,
+    close,
+    share,
+    train,
+    train_on_sizes,
+    train_past_failures,
+    train_unevenly,
+    whole,
+)
 from multiprocess.steps import train_step
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -47,6 +57,49 @@ def linear(seed=0):
 def case_it_trains_like_one_process_with_the_whole_batch():
     start()
     train(linear())
+
+
+def case_copies_with_batches_of_other_sizes_train_like_one_process_with_all():
+    for microbatches in (1, 3):
+        start(microbatches=microbatches)
+        train_on_sizes(linear(), [[8, 8], [5, 7], [1, 9], [3, 2]])
+        lamina.shutdown()
+
+
+def case_a_copy_that_calls_torchs_backward_counts_as_the_others():
+    start(microbatches=1)
+    plain, model = linear(), lamina.distribute(linear())
+
+    @lamina.step
+    def step(x):
+        loss = model(x).square().mean()
+        model.backward(loss) if lamina.dp_rank() == 0 else loss.backward()
+
+    sizes = [4, 8]
+    for _ in range(2):
+        plain.zero_grad()
+        model.zero_grad()
+        step(batch(lamina.dp_rank(), sizes[lamina.dp_rank()]))
+        sum(plain(batch(number, size)).square().mean() / 2 for number, size in enumerate(sizes)).backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            close(ours.grad, theirs.grad)
+
+
+def case_a_copy_may_evaluate_alone_between_steps_of_other_sizes():
+    start()
+    plain, model = linear(), lamina.distribute(linear())
+    step = train_step(model)
+    evaluate = lamina.step(lambda x: model(x))
+    for number, sizes in enumerate([[4, 7], [6, 3]]):
+        for _ in range(number + 1 if lamina.dp_rank() == 0 else 0):
+            with torch.no_grad():
+                evaluate(batch(0, 5))
+        plain.zero_grad()
+        model.zero_grad()
+        step(batch(lamina.dp_rank(), sizes[lamina.dp_rank()]))
+        plain(torch.cat([batch(each, size) for each, size in enumerate(sizes)])).square().mean().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            close(ours.grad, theirs.grad)
 
 
 def case_gradients_may_be_views_of_their_buckets():

@@ -8,7 +8,16 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from multiprocess.replicas import agrees, close, share, train, train_past_failures, train_unevenly, whole
+from multiprocess.replicas import (
+    agrees,
+    close,
+    share,
+    train,
+    train_on_sizes,
+    train_past_failures,
+    train_unevenly,
+    whole,
+)
 from multiprocess.steps import train_step
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -36,6 +45,13 @@ def everywhere(value):
 def case_it_trains_like_one_process_with_the_whole_batch():
     start()
     train(layers())
+
+
+def case_copies_with_batches_of_other_sizes_train_like_one_process_with_all():
+    for schedule in ("simple", "interleaved"):
+        start(microbatches=4, schedule=schedule)
+        train_on_sizes(layers(), [[8, 8], [5, 7], [1, 6], [3, 2]])
+        lamina.shutdown()
 
 
 def case_it_does_so_when_the_copies_are_neighbours():

@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 import torch
-from multiprocess.replicas import agrees, close, share, whole
+from multiprocess.replicas import agrees, close, share, train_on_sizes, whole
 from multiprocess.steps import train_step
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
@@ -50,6 +50,13 @@ def adamw(model):
 def both_backwards(plain, model):
     plain(whole()).square().mean().backward()
     model(share()).square().mean().backward()
+
+
+def case_copies_with_batches_of_other_sizes_train_like_one_process_with_all():
+    for backend in ("auto", "nccl"):  # values in common memory, and gathered
+        start(microbatches=2, ddp_dist_backend=backend)
+        train_on_sizes(network(), [[8, 8, 8, 8], [5, 7, 2, 3], [1, 6, 2, 1]], lamina.get_full_parameter)
+        lamina.shutdown()
 
 
 def update(*optimizers):

@@ -10,9 +10,9 @@ from multiprocess.steps import train_step
 import lamina
 
 
-def batch(copy_number: int) -> torch.Tensor:
+def batch(copy_number: int, size: int = 8) -> torch.Tensor:
     """Returns what one copy of the model reads."""
-    return torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(copy_number))
+    return torch.randn(size, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(copy_number))
 
 
 def share() -> torch.Tensor:
@@ -122,3 +122,26 @@ def train_unevenly(module: torch.nn.Module, batches: list[int], by_everyone: boo
         expected.step()
     for name, parameter in model.local_named_parameters():
         close(parameter, plain.get_parameter(name))
+
+
+def train_on_sizes(module: torch.nn.Module, rounds: list[list[int]], whole_value=lambda parameter: parameter) -> None:
+    """One step in each round, in which each copy has a batch of another size; compared with the plain loop over the
+    whole batch. `whole_value` makes a whole parameter of one that is cut."""
+    plain = copy.deepcopy(module)
+    model = lamina.distribute(module)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (plain, model)]
+    lamina.DistributedOptimizer(optimizers[1])
+    step = train_step(model)
+    for number, sizes in enumerate(rounds):
+        batches = [batch(10 * number + each, size) for each, size in enumerate(sizes)]
+        expected = plain(torch.cat(batches)).square().mean()
+        expected.backward()
+        loss = step(batches[lamina.dp_rank()])
+        losses = lamina.allgather((loss.reduce_mean(), sum(loss.samples)), lamina.DP_GROUP)
+        assert [samples for _, samples in losses] == sizes
+        close(sum(each * samples for each, samples in losses) / sum(sizes), expected)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, parameter in model.local_named_parameters():
+        close(whole_value(parameter), plain.get_parameter(name))

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/pipeline/pipeline_fixture.h"
-#include "tests/usage_error.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -14,20 +13,23 @@ namespace {
 // A model of one weight.
 class OneWeight {
  public:
-  // A step of two microbatches, each of which runs `body`.
-  void step(const std::function<void()>& body, const std::string& uneven = "") {
+  // A step of two microbatches of so many samples, each of which runs `body`; `copies`: all that there are.
+  void step(const std::function<void()>& body, const std::vector<std::int64_t>& samples = {}, Copies copies = {}) {
     const auto run_body = [&](base::Microbatch) -> value::Value {
       body();
       return {};
     };
     const auto run = [this](const StepSpec& spec) { return pipeline.job(0).run_step_here(spec); };
-    backwards.run_step({2, run_body, [] {}}, uneven, [this] { return remote::Tensors{weight}; }, run);
+    StepSpec spec{2, run_body, [] {}};
+    spec.samples = samples;
+    if (copies.count > 1) spec.tell_samples = [copies](std::int64_t) { return copies; };
+    backwards.run_step(std::move(spec), [this] { return remote::Tensors{weight}; }, run);
   }
   void backward() { backwards.run({weight.sum()}, {}); }
   double gradient() const { return weight.grad()[0].item<double>(); }
 
   Pipeline pipeline{1, "simple"};
-  Backwards backwards{pipeline.job(0), 2};
+  Backwards backwards{pipeline.job(0), 2, /*averages=*/true};
   at::Tensor weight = at::ones({3}, at::kDouble).set_requires_grad(true);
 };
 
@@ -46,19 +48,20 @@ TEST(Backwards, AddUpWhereSomebodyElseAveragesThem) {
   EXPECT_EQ(model.gradient(), 2);
 }
 
-TEST(Backwards, AreAnErrorInAStepOfFewerMicrobatchesWhoeverRunsThem) {
-  OneWeight model;
-  const auto own = usage_error_of([&] { model.step([&] { model.backward(); }, "the batch is uneven"); });
-  const auto torchs =
-      usage_error_of([&] { model.step([&] { model.weight.sum().backward(); }, "the batch is uneven"); });
-  for (const auto& error : {own, torchs}) EXPECT_EQ(error, "the batch is uneven [step-uneven]");
-}
-
-TEST(Backwards, AreNotTheGradientsThatABodyTakesAway) {
-  OneWeight model;
-  model.backward();
-  model.step([&] { model.weight.mutable_grad().reset(); }, "the batch is uneven");
-  EXPECT_FALSE(model.weight.grad().defined());
+TEST(Backwards, CountAsMuchAsTheirSamplesAmongThoseOfAllCopies) {
+  // The loss of a microbatch is its number.
+  const auto gradient = [](const std::vector<std::int64_t>& samples, Copies copies) {
+    OneWeight model;
+    int number = 0;
+    model.step([&] { model.backwards.run({(++number * model.weight).sum()}, {}); }, samples, copies);
+    return model.gradient();
+  };
+  EXPECT_DOUBLE_EQ(gradient({}, {}), 1.5);
+  EXPECT_DOUBLE_EQ(gradient({4, 4}, {}), 1.5);
+  EXPECT_DOUBLE_EQ(gradient({2, 1}, {}), (2 * 1 + 1 * 2) / 3.0);
+  EXPECT_DOUBLE_EQ(gradient({2, 1}, {2, 12}), 2 * (2 * 1 + 1 * 2) / 12.0);
+  EXPECT_DOUBLE_EQ(gradient({2, 1}, {2, -1}), (2 * 1 + 1 * 2) / 3.0);  // a copy does not know its own
+  EXPECT_DOUBLE_EQ(gradient({0, 0}, {2, 12}), 0);
 }
 
 TEST(Backwards, ThatAreTorchsAreToldOfOnce) {

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from lamina.errors import UsageError
 from lamina.pipeline.output import StepOutput, merge
 
 Pair = collections.namedtuple("Pair", "x y")
@@ -147,3 +148,20 @@ def test_it_can_be_copied_and_pickled():
     loss = StepOutput(scalars(1.0, 2.0))
     for other in (copy.copy(loss), copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
         assert other.outputs == loss.outputs
+
+
+def test_a_mean_counts_samples():
+    uneven = StepOutput(scalars(3.0, 6.0), [2, 1])
+    assert uneven.reduce_mean() == 4 and uneven.reduce_sum() == 9
+    half = StepOutput([torch.full((2,), 1000.5, dtype=torch.bfloat16)] * 3, [2, 2, 1]).reduce_mean()
+    assert half.dtype == torch.bfloat16 and half.tolist() == [1000.0] * 2
+    assert StepOutput([torch.tensor(2j), torch.tensor(5j)], [2, 1]).reduce_mean() == torch.tensor(3j)
+
+
+@pytest.mark.parametrize("reduce", [StepOutput.reduce_mean, StepOutput.reduce_sum, StepOutput.stack])
+def test_outputs_of_other_shapes_are_an_error_that_says_concat(reduce):
+    rows = StepOutput([torch.ones(2), torch.ones(1)], [2, 1])
+    with pytest.raises(UsageError, match=r"\[2\] and \[1\].*take concat\(\)") as caught:
+        reduce(rows)
+    assert caught.value.code == "step-outputs-differ"
+    assert rows.concat().tolist() == [1, 1, 1]

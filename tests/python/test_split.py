@@ -11,16 +11,27 @@ import torch
 from torch.utils import _pytree
 
 from lamina.errors import UsageError
-from lamina.pipeline.split import Splitter, UnevenError
+from lamina.pipeline.split import Splitter
 
 Pair = collections.namedtuple("Pair", "x y")
 
 
+def looked_at(count, said=False, **given):
+    splitter = Splitter(count)
+    for name, value in given.items():
+        splitter.look(value, 0, name, said)
+    splitter.cut()
+    return splitter
+
+
 def split(value, count, axis, name):
-    return Splitter(count).split(value, axis, name)
+    splitter = Splitter(count)
+    splitter.look(value, axis, name, is_said=False)
+    splitter.cut()
+    return splitter.split(value, axis, name)
 
 
-def test_a_tensor_becomes_equal_pieces_in_order():
+def test_a_tensor_becomes_pieces_in_order():
     pieces = split(torch.arange(8).view(4, 2), 2, 0, "x")
     assert [piece.tolist() for piece in pieces] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
 
@@ -42,9 +53,43 @@ def test_a_0_dimensional_tensor_goes_to_all():
     assert all(piece is scalar for piece in split(scalar, 3, 0, "x"))
 
 
-def test_an_uneven_batch_names_argument_size_and_microbatches():
-    with pytest.raises(UsageError, match=r"argument batch\['x'\]\[1\] of.*size 6 along axis 0.*multiple of 4"):
-        split({"x": [1, torch.zeros(6, 2)]}, 4, 0, "batch")
+@pytest.mark.parametrize("make", [torch.arange, numpy.arange])
+def test_pieces_of_an_uneven_batch_differ_by_one(make):
+    assert [piece.tolist() for piece in split(make(7), 3, 0, "x")] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [piece.tolist() for piece in split(make(2), 3, 0, "x")] == [[0], [1]]
+
+
+def test_tensors_of_several_rows_for_each_sample_are_cut_beside_the_others():
+    splitter = looked_at(2, x=torch.arange(3), y=torch.arange(6))
+    assert splitter.samples == [2, 1]
+    assert [piece.tolist() for piece in splitter.split(torch.arange(6), 0, "y")] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_a_tensor_that_does_not_fit_beside_the_others_is_named():
+    with pytest.raises(
+        UsageError, match=r"argument w\[1\] of shape \(10,\) cannot.*argument x of shape \(12, 2\)"
+    ) as caught:
+        looked_at(4, x=torch.zeros(12, 2), w=[1, torch.zeros(10)])
+    assert caught.value.code == "step-uneven"
+    assert looked_at(1, x=torch.zeros(12, 2), w=torch.zeros(10)).samples == [12]
+
+
+class Fresh(collections.abc.Mapping):
+    def __getitem__(self, key):
+        return torch.arange(4)
+
+    def __iter__(self):
+        return iter("ab")
+
+    def __len__(self):
+        return 2
+
+    def __init__(self, items=()):
+        self.items_ = items
+
+
+def test_a_mapping_that_makes_its_tensors_anew_is_split():
+    assert [piece.items_["b"].tolist() for piece in split(Fresh(), 2, 0, "x")] == [[0, 1], [2, 3]]
 
 
 def test_a_missing_axis_is_named():
@@ -183,11 +228,6 @@ def test_what_has_no_pieces_is_an_error_that_says_what_to_do():
             split([value], 2, 0, "b")
 
 
-def test_an_uneven_array_is_uneven():
-    with pytest.raises(UnevenError, match=r"x of shape \(3,\)"):
-        split(numpy.arange(3), 2, 0, "x")
-
-
 OFFSETS = [
     ({"tokens": torch.zeros(12, 3), "cu_seqlens": torch.tensor([0, 3, 5, 12])}, "cu_seqlens"),
     ({"indices": torch.arange(10), "offsets": torch.tensor([0, 4])}, "offsets"),
@@ -203,10 +243,7 @@ OFFSETS = [
 @pytest.mark.parametrize("given, refused", OFFSETS)
 def test_offsets_are_refused_and_may_be_said_to_be_values_of_rows(given, refused):
     for is_said in (False, True):
-        splitter = Splitter(2)
-        splitter.is_said = is_said
-        for name, value in given.items():
-            splitter.split(value, 0, name)
+        splitter = looked_at(2, is_said, **given)
         if refused is None or is_said:
             splitter.require_no_offsets()
         else:
@@ -218,10 +255,8 @@ def test_offsets_are_refused_and_may_be_said_to_be_values_of_rows(given, refused
 
 
 def test_a_summary_says_what_was_split_and_which_lists_of_the_batch_were_not():
-    splitter = Splitter(2)
-    splitter.split({"x": torch.zeros(4, 3), "mask": torch.zeros(2, 2)}, 0, "batch")
-    splitter.split(["a", "b", "c", "d"], 0, "labels")
-    splitter.split([1, 2, 3], 0, "sizes")
+    batch = {"x": torch.zeros(4, 3), "mask": torch.zeros(2, 2)}
+    splitter = looked_at(2, batch=batch, labels=["a", "b", "c", "d"], sizes=[1, 2, 3])
     assert splitter.summary() == (
         "batch['x'] (4, 3) along axis 0, batch['mask'] (2, 2) along axis 0; whole to each: labels (a list of 4)"
     )

@@ -2,6 +2,7 @@
 """Step functions with one partition, where they need no other process."""
 
 import contextvars
+import copy
 import warnings
 
 import pytest
@@ -101,38 +102,40 @@ def test_misuse_of_the_decorator():
             lamina.step(input_split_axes=axes)(lambda x: x)
 
 
-@pytest.mark.parametrize("size, lengths", [(1, [1]), (2, [1] * 2), (3, [1] * 3), (5, [5]), (6, [2] * 3), (9, [3] * 3)])
-def test_an_uneven_batch_has_fewer_microbatches_without_a_backward(start, capfd, size, lengths):
+@pytest.mark.parametrize("size, lengths", [(1, [1]), (3, [1] * 3), (5, [2, 1, 1, 1]), (6, [2, 2, 1, 1])])
+def test_an_uneven_batch_has_microbatches_that_differ_by_one_or_fewer(start, capfd, size, lengths):
     step = lamina.step(lambda x, y: len(x))
     for _ in range(2):
         assert step(torch.zeros(size), torch.zeros(2 * size)) == lengths
-    assert capfd.readouterr().err.count(f"a batch is split into {len(lengths)} microbatches: it cannot be into 4") == 1
+    fewer = f"a batch has {len(lengths)} microbatches instead of 4"
+    assert capfd.readouterr().err.count(fewer) == (1 if size < 4 else 0)
     assert step(torch.zeros(8), torch.zeros(8)) == [2] * 4
 
 
-@pytest.mark.parametrize("how", ["model", "loss", "model outside"])
-def test_a_backward_of_an_uneven_batch_is_an_error(start, how):
-    model = lamina.distribute(torch.nn.Linear(1, 1))
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8])
+@pytest.mark.parametrize("averages", [True, False])
+def test_an_uneven_batch_trains_as_one_of_the_plain_model(start, size, averages):
+    plain = torch.nn.Linear(3, 2, dtype=torch.double)
+    model = lamina.DistributedModel(copy.deepcopy(plain), average_grads_across_microbatches=averages)
+    x = torch.randn(size, 3, dtype=torch.double)
 
     @lamina.step
     def step(x):
-        loss = model(x).sum()
-        if how == "model":
-            model.backward(loss)
-        elif how == "loss":
-            loss.backward()
+        output = model(x).square()
+        loss = output.mean() if averages else output.sum()
+        model.backward(loss)
         return loss
 
-    if how != "model outside":
-        with pytest.raises(
-            lamina.UsageError, match=r"argument x .*size 6 .*multiple of 4. Change the batch size"
-        ) as caught:
-            step(torch.zeros(6, 1))
-        assert caught.value.code == "step-uneven"
-    else:
-        assert len(step(torch.zeros(6, 1)).outputs) == 3
-        model.backward(model(torch.ones(1, 1)))
-    step(torch.zeros(8, 1))
+    expected = plain(x).square().mean() if averages else plain(x).square().sum()
+    expected.backward()
+    loss = step(x)
+    torch.testing.assert_close(loss.reduce_mean() if averages else loss.reduce_sum(), expected.detach())
+    torch.testing.assert_close(model.module.weight.grad, plain.weight.grad)
+
+
+def test_a_name_may_be_that_of_an_argument_and_of_a_keyword(start):
+    step = lamina.step(lambda x, /, **more: (len(x), len(more["x"])))
+    assert step(torch.zeros(8), x=torch.zeros(4)) == ([2] * 4, [1] * 4)
 
 
 def test_the_first_call_says_what_is_split_and_what_is_not(start, capfd):

@@ -8,7 +8,7 @@ from typing import Any
 
 from lamina.errors import said
 from lamina.job import current
-from lamina.pipeline.split import Splitter, UnevenError
+from lamina.pipeline.split import Splitter
 from lamina.util.told import tell
 
 _OTHERWISE = 'To keep an argument whole: non_split_inputs=["name"]; another axis: input_split_axes={"name": 1}'
@@ -31,9 +31,8 @@ class Batches:
 
     def split(
         self, bound: inspect.BoundArguments, owners: int, job: current.Job
-    ) -> tuple[list[inspect.BoundArguments], str]:
-        """The arguments of each microbatch. Where they cannot be split into as many as configured, into fewer, and the
-        error that a backward of them is, as text.
+    ) -> tuple[list[inspect.BoundArguments], list[int]]:
+        """The arguments of each microbatch, and its number of samples; [] where that is not known.
 
         Args:
             bound: the arguments of the call.
@@ -41,56 +40,59 @@ class Batches:
             job: the current one.
 
         Errors:
-            UsageError: see `Splitter.split`.
+            UsageError: see `Splitter.look` and `Splitter.cut`.
         """
-        uneven = ""
-        for count in range(job.microbatches, 0, -1):
-            try:
-                pieces = self._pieces(bound, owners, count, job)
-                break
-            except UnevenError as error:
-                uneven = uneven or str(error)
-        if uneven:
-            self._say_once(job, "fewer", said("fewer-microbatches", count, job.microbatches))
-        return pieces, uneven
-
-    def _pieces(
-        self, bound: inspect.BoundArguments, owners: int, count: int, job: current.Job
-    ) -> list[inspect.BoundArguments]:
-        splitter = Splitter(count)
-        pieces: dict[str, list[Any]] = {}
-        asked = False  # to split anything
-        for place, (name, value) in enumerate(bound.arguments.items()):
-            if place < owners:
-                pieces[name] = [value] * count
-            elif bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                each = [self._pieces_of(splitter, key, item, count) for key, item in value.items()]
-                pieces[name] = [dict(zip(value, parts, strict=True)) for parts in zip(*each, strict=True)]
-                asked = asked or not self._whole >= value.keys()
-            else:
-                pieces[name] = self._pieces_of(splitter, name, value, count)
-                asked = asked or name not in self._whole
-        if count > 1 and asked:
+        splitter = Splitter(job.microbatches, job.session.needs_all_microbatches)
+        batch = self._batch(bound, owners)
+        for (_, name), value in batch.items():
+            splitter.look(value, self._axes.get(name, 0), name, name in self._axes)
+        splitter.cut()
+        if splitter.count < job.microbatches:
+            self._say_once(job, "fewer", said("fewer-microbatches", splitter.count, job.microbatches))
+        if splitter.count > 1 and batch:
             splitter.require_no_offsets()
-            self._tell(splitter, count, job)
-        return [
-            inspect.BoundArguments(bound.signature, {name: piece[microbatch] for name, piece in pieces.items()})
-            for microbatch in range(count)
+            self._tell(splitter, job)
+        pieces = {key: splitter.split(value, self._axes.get(key[1], 0), key[1]) for key, value in batch.items()}
+        each = [
+            self._part(bound, {key: parts[microbatch] for key, parts in pieces.items()})
+            for microbatch in range(splitter.count)
         ]
+        return each, splitter.samples
 
-    def _pieces_of(self, splitter: Splitter, name: str, value: Any, count: int) -> list[Any]:
-        splitter.is_said = name in self._axes
-        return [value] * count if name in self._whole else splitter.split(value, self._axes.get(name, 0), name)
+    def _batch(self, bound: inspect.BoundArguments, owners: int) -> dict[tuple[bool, str], Any]:
+        """Returns the arguments that are split, by name, and whether they are of `**kwargs`."""
+        batch: dict[tuple[bool, str], Any] = {}
+        for name, value in list(bound.arguments.items())[owners:]:
+            named = (
+                {(True, key): item for key, item in value.items()} if _is_rest(bound, name) else {(False, name): value}
+            )
+            batch |= {key: item for key, item in named.items() if key[1] not in self._whole}
+        return batch
 
-    def _tell(self, splitter: Splitter, count: int, job: current.Job) -> None:
+    @staticmethod
+    def _part(bound: inspect.BoundArguments, part: dict[tuple[bool, str], Any]) -> inspect.BoundArguments:
+        """Returns the arguments with these in the places of those of the same names."""
+        arguments = {}
+        for name, value in bound.arguments.items():
+            if _is_rest(bound, name):
+                arguments[name] = {key: part.get((True, key), item) for key, item in value.items()}
+            else:
+                arguments[name] = part.get((False, name), value)
+        return inspect.BoundArguments(bound.signature, arguments)
+
+    def _tell(self, splitter: Splitter, job: current.Job) -> None:
         if summary := splitter.summary():
-            self._say_once(job, "split", f"split into {count} microbatches: {summary}. {_OTHERWISE}")
+            self._say_once(job, "split", f"split into {splitter.count} microbatches: {summary}. {_OTHERWISE}")
         elif "nothing" not in self._said:
             self._said.add("nothing")
-            line = said("nothing-to-split", count, "list what is to be whole in non_split_inputs")
+            line = said("nothing-to-split", splitter.count, "list what is to be whole in non_split_inputs")
             warnings.warn(f"{self._name}: {line}", stacklevel=2)
 
     def _say_once(self, job: current.Job, what: str, line: str) -> None:
         if what not in self._said and job.session.rank == 0:
             tell(f"{self._name}: {line}")
         self._said.add(what)
+
+
+def _is_rest(bound: inspect.BoundArguments, name: str) -> bool:
+    return bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD

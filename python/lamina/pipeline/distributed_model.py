@@ -44,8 +44,9 @@ class DistributedModel(SavedModel):
 
     Args:
         module: the model. All ranks build the same; the values are those of world rank 0.
-        average_grads_across_microbatches: whether `backward` in a step divides gradients by the number of microbatches
-            (torch's `loss.backward()`, which works there too, never does).
+        average_grads_across_microbatches: whether `backward` in a step makes gradients those of the mean over all
+            samples, of the other replicas' batches too, from losses that are means over the samples of a microbatch
+            (torch's `loss.backward()`, which works there too, adds them up).
         backward_passes_per_step: with `ddp`: after how many backward passes the gradients are averaged over the
             replicas. Until then they add up on each; they are not divided by this number. A pass is a call of a step
             function in which there was a backward or, outside step functions, a backward.
@@ -122,7 +123,7 @@ class DistributedModel(SavedModel):
         }
         self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
         self._steps = 0  # that have ended well
-        self._backwards = _lamina.Backwards(job.session, job.microbatches if average_grads_across_microbatches else 1)
+        self._backwards = _lamina.Backwards(job.session, job.microbatches, average_grads_across_microbatches)
         if job.loss_scale is not None:
             self._backwards.scale_by(job.loss_scale)
         self._overlapping = overlapping_allreduce
@@ -201,9 +202,9 @@ class DistributedModel(SavedModel):
     ) -> None:
         """The backward pass of `tensors` over all ranks, as torch.autograd.backward does it on one.
 
-        In a step the gradients are divided by the number of microbatches, unless the model was made with
-        average_grads_across_microbatches=False. They are multiplied by the loss scale that a DistributedOptimizer has,
-        whose step divides them by it.
+        In a step the gradients of a microbatch count as much as its part of all samples, unless the model was made with
+        average_grads_across_microbatches=False: see [Note: uneven batches] in lamina/pipeline/pieces.h. They are
+        multiplied by the loss scale that a DistributedOptimizer has, whose step divides them by it.
 
         Args:
             tensors: outputs, or what was computed from them; scalars unless their gradient is given.
@@ -341,12 +342,11 @@ class DistributedModel(SavedModel):
         """Its steps that have ended on this rank."""
         return self._steps
 
-    def in_step(self, uneven: str) -> dict[str, Any]:
+    def in_step(self) -> dict[str, Any]:
         """Returns what the engine is told of the model in a step; see `Session.run_step`."""
         self._cut.watch()
         return {
             "backwards": self._backwards,
-            "uneven": uneven,
             "parameters": lambda: list(self.module.parameters()),
             "reducer": _reducer(),
             "training": self.module.training,

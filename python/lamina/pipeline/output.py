@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lamina.errors import refusal
 from lamina.util import pytree
 
 _HINT = (
@@ -19,20 +20,28 @@ class StepOutput:
 
     Attributes:
         outputs: the tensors, in the order of the microbatches.
+        samples: the number of samples that each microbatch had; [] where it is not known.
     """
 
     # Containers of other libraries take what can be iterated over for something else.
     __iter__ = None
 
-    def __init__(self, outputs: Sequence[torch.Tensor]):
+    def __init__(self, outputs: Sequence[torch.Tensor], samples: Sequence[int] = ()):
         self.outputs = list(outputs)
+        self.samples = list(samples)
 
     def reduce_mean(self) -> torch.Tensor:
-        """The mean over microbatches, a new tensor of the shape of each; of integers, in the default dtype."""
+        """The mean over the samples of means over those of each microbatch, a new tensor of the shape of each; of
+        integers, in the default dtype."""
         stacked = self.stack()
         if not (stacked.is_floating_point() or stacked.is_complex()):
             stacked = stacked.to(torch.get_default_dtype())
-        return stacked.mean(0)
+        if len(set(self.samples)) < 2:
+            return stacked.mean(0)
+        wide = stacked.float() if stacked.dtype in (torch.half, torch.bfloat16) else stacked
+        weights = torch.tensor(self.samples, dtype=torch.double) / sum(self.samples)
+        weights = weights.to(wide.device, wide.dtype.to_real()).view(-1, *[1] * (wide.dim() - 1))
+        return (wide * weights).sum(0).to(stacked.dtype)
 
     def reduce_sum(self) -> torch.Tensor:
         """The sum over microbatches, a new tensor of the shape of each; of integers and bool, in int64."""
@@ -43,7 +52,15 @@ class StepOutput:
         return self.stack() if self.outputs[0].dim() == 0 else torch.cat(self.outputs, 0)
 
     def stack(self) -> torch.Tensor:
-        """The tensors along a new axis 0, a new tensor of shape (microbatches, ...)."""
+        """The tensors along a new axis 0, a new tensor of shape (microbatches, ...).
+
+        Errors:
+            UsageError: their shapes differ, as those of microbatches with other numbers of samples; also in
+                `reduce_mean` and `reduce_sum`.
+        """
+        first = self.outputs[0].shape
+        if (other := next((each.shape for each in self.outputs if each.shape != first), None)) is not None:
+            raise refusal("outputs-differ", list(first), list(other))
         return torch.stack(self.outputs, 0)
 
     def __repr__(self) -> str:
@@ -67,7 +84,7 @@ class StepOutput:
     __torch_function__ = classmethod(_refuse)
 
 
-def merge(outputs: Sequence[Any]) -> Any:
+def merge(outputs: Sequence[Any], samples: Sequence[int] = ()) -> Any:
     """The outputs of the microbatches as one tree: a StepOutput in the place of each tensor, a list of one value per
     microbatch in the place of anything else, None where all are None. Containers keep their class; where microbatches
     differ in structure, the list holds what each returned."""
@@ -75,7 +92,7 @@ def merge(outputs: Sequence[Any]) -> Any:
     if all(output is None for output in outputs):
         return None
     if all(isinstance(output, torch.Tensor) for output in outputs):
-        return StepOutput(outputs)
+        return StepOutput(outputs, samples)
     if isinstance(first, (set, frozenset)) or pytree.children(first) is None:
         return list(outputs)
     trees = [list(pytree.children(output) or ()) for output in outputs]
@@ -83,4 +100,4 @@ def merge(outputs: Sequence[Any]) -> Any:
     for output, tree in zip(outputs, trees, strict=True):
         if type(output) is not type(first) or [label for label, _ in tree] != labels:
             return list(outputs)
-    return pytree.rebuild(first, [merge([tree[at][1] for tree in trees]) for at in range(len(labels))])
+    return pytree.rebuild(first, [merge([tree[at][1] for tree in trees], samples) for at in range(len(labels))])

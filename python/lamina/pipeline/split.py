@@ -5,6 +5,7 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
 from lamina import _lamina
-from lamina.errors import UsageError, refusal, said
+from lamina.errors import UsageError, refusal
 from lamina.util import pytree
 
 _NAMED = 8  # so many tensors are named in a summary
@@ -22,34 +23,77 @@ _OFFSETS = re.compile(r"offset|cu_?seq|indptr|row_?ptr|cumulat", re.IGNORECASE) 
 Parts = tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]
 
 
-class UnevenError(UsageError):
-    """A batch that cannot be split evenly."""
-
-
 class Splitter:
-    """Splits the arguments of one call.
+    """Splits the arguments of one call: first it looks at all of them, then `cut` says how, and `split` does it.
 
     Args:
-        count: the number of microbatches.
-
-    Attributes:
-        is_said: whether the caller has said of what is split now that it is to be, and along which axis.
+        microbatches: as many as there are to be.
+        needs_all: whether there are so many of a batch with fewer samples, too.
     """
 
-    def __init__(self, count: int):
-        self._count = count
-        self.is_said = False
-        self._split: dict[tuple[int, int], tuple[Any, list[Any]]] = {}  # by id and axis: the whole one, and its pieces
-        self._sizes: list[str] = []
-        self._rows: set[int] = set()
-        self._tensors: list[tuple[str, Any, bool]] = []  # names, what they name, and whether to split it was said
+    def __init__(self, microbatches: int, needs_all: bool = False):
+        self._asked = microbatches
+        self._needs_all = needs_all
+        self._tensors: dict[tuple[int, int], _Split] = {}  # by id and axis, in their order
+        self._sliced: list[str] = []  # that say by themselves how they are split
         self._lists: list[tuple[str, int]] = []  # that hold nothing to split, and their lengths
+        self._pieces = _lamina.Pieces([], microbatches)
+
+    @property
+    def count(self) -> int:
+        """The number of microbatches."""
+        return self._pieces.microbatches
+
+    @property
+    def samples(self) -> list[int]:
+        """Of each microbatch; [] where no tensor is split."""
+        return self._pieces.samples
+
+    def look(self, value: Any, axis: int, name: str, is_said: bool, inside: tuple[int, ...] = ()) -> None:
+        """Finds what `split` splits in a value.
+
+        Args:
+            value, axis, name, inside: see `split`.
+            is_said: whether the caller has said of it that it is to be split, and along which axis.
+
+        Errors:
+            UsageError: a tensor without that axis, or of a kind that has no pieces.
+        """
+        if isinstance(value, torch.Tensor) or _is_array(value):
+            if value.ndim > 0 and (id(value), axis) not in self._tensors:
+                self._tensors[id(value), axis] = _Split(value, axis, name, _size(value, axis, name), is_said)
+        elif callable(getattr(value, "smp_slice", None)):
+            self._sliced.append(f"{name} ({type(value).__name__}.smp_slice)")
+        elif isinstance(value, PackedSequence):
+            raise UsageError(
+                f"argument {name} is a PackedSequence, which has no pieces: pass the padded tensor and the lengths and "
+                "pack them in the step function, or list the argument in non_split_inputs"
+            )
+        elif id(value) not in inside and (parts := _parts(value)) is not None:
+            found = len(self._tensors), len(self._sliced)
+            for label, child in parts[0]:
+                self.look(child, axis, name + label, is_said, (*inside, id(value)))
+            nothing = found == (len(self._tensors), len(self._sliced))
+            if nothing and isinstance(value, (list, tuple)) and len(inside) < 2:
+                self._lists.append((name, len(value)))
+
+    def cut(self) -> None:
+        """Finds how what was looked at is cut: see [Note: uneven batches] in lamina/pipeline/pieces.h.
+
+        Errors:
+            UsageError: a tensor that does not fit beside the others.
+        """
+        tensors = list(self._tensors.values())
+        self._pieces = _lamina.Pieces([tensor.size for tensor in tensors], self._asked, self._needs_all)
+        if (misfit := self._pieces.misfit) is not None:
+            one, beside = (str(tensors[place]) for place in misfit)
+            raise refusal("uneven", one, self._asked, beside, "list the argument in non_split_inputs")
 
     def split(self, value: Any, axis: int, name: str, inside: tuple[int, ...] = ()) -> list[Any]:
         """One value per microbatch.
 
-        Tensors and numpy arrays are split into equal pieces, which are views; one that is given twice has the same
-        pieces twice. Lists, tuples, sets, mappings, dataclasses, namespaces and what is registered with torch's pytree
+        Tensors and numpy arrays are split into pieces, which are views; one that is given twice has the same pieces
+        twice. Lists, tuples, sets, mappings, dataclasses, namespaces and what is registered with torch's pytree
         are searched for them. An object that has a method `smp_slice(num_mb, mb, axis)` is asked for its pieces.
         Everything else, 0-dimensional tensors too, goes to every microbatch as it is.
 
@@ -58,44 +102,36 @@ class Splitter:
             axis: the axis along which its tensors are split.
             name: what the argument is called in errors.
             inside: the ids of the containers that it is in.
-
-        Errors:
-            UsageError: a tensor without that axis, or of a kind that has no pieces; UnevenError, which is one: a size
-                there that is no multiple of the number of microbatches.
         """
-        whole = [value] * self._count
+        whole = [value] * self.count
         if isinstance(value, torch.Tensor) or _is_array(value):
-            return whole if value.ndim == 0 else self._pieces_of_tensor(value, axis, name)
+            return whole if value.ndim == 0 else self._pieces_of(value, axis, name)
         if callable(smp_slice := getattr(value, "smp_slice", None)):
-            self._sizes.append(f"{name} ({type(value).__name__}.smp_slice)")
-            return [smp_slice(self._count, microbatch, axis) for microbatch in range(self._count)]
-        if isinstance(value, PackedSequence):
-            raise UsageError(
-                f"argument {name} is a PackedSequence, which has no pieces: pass the padded tensor and the lengths and "
-                "pack them in the step function, or list the argument in non_split_inputs"
-            )
+            distinct = self._pieces.distinct
+            pieces = [smp_slice(distinct, microbatch, axis) for microbatch in range(distinct)]
+            return pieces + pieces[-1:] * (self.count - distinct)
         parts = None if id(value) in inside else _parts(value)
         if parts is None:
             return whole
         held, rebuild = parts
         pieces = [self.split(child, axis, name + label, (*inside, id(value))) for label, child in held]
         if all(piece is child for (_, child), split in zip(held, pieces, strict=True) for piece in split):
-            if isinstance(value, (list, tuple)) and len(inside) < 2:
-                self._lists.append((name, len(value)))
             return whole
         return [rebuild(list(parts)) for parts in zip(*pieces, strict=True)]
 
     def require_no_offsets(self) -> None:
         """Refuses what holds offsets into another tensor that was split: see [Note: offsets] in
         lamina/pipeline/offsets.h."""
-        for name, tensor, is_said in self._tensors:
-            if is_said or tensor.ndim != 1 or (_is_array(tensor) and tensor.dtype.kind not in "iu"):
+        sizes = sorted({split.size for split in self._tensors.values()})
+        for split in self._tensors.values():
+            tensor = split.tensor
+            if split.is_said or tensor.ndim != 1 or (_is_array(tensor) and tensor.dtype.kind not in "iu"):
                 continue
             held = torch.as_tensor(tensor)
-            if _lamina.looks_like_offsets(held, sorted(self._rows), _OFFSETS.search(name) is not None):
+            if _lamina.looks_like_offsets(held, sizes, _OFFSETS.search(split.name) is not None):
                 raise refusal(
                     "offsets",
-                    f"argument {name} of shape {tuple(tensor.shape)}",
+                    str(split),
                     "list the argument in non_split_inputs, with the tensor that it points into, or give an object "
                     "with a method smp_slice(num_mb, mb, axis)",
                     "say so in input_split_axes",
@@ -104,25 +140,43 @@ class Splitter:
     def summary(self) -> str:
         """Lists what was split, with its axis, and lists of the batch's length that were not; "" if nothing was
         split."""
-        named = ", ".join(self._sizes[:_NAMED])
-        more = f" and {len(self._sizes) - _NAMED} more" if len(self._sizes) > _NAMED else ""
-        whole = [f"{name} (a list of {length})" for name, length in self._lists if length in self._rows]
+        tensors = self._tensors.values()
+        split = [f"{each.name} {tuple(each.tensor.shape)} along axis {each.axis}" for each in tensors] + self._sliced
+        named = ", ".join(split[:_NAMED])
+        more = f" and {len(split) - _NAMED} more" if len(split) > _NAMED else ""
+        rows = {each.size for each in tensors}
+        whole = [f"{name} (a list of {length})" for name, length in self._lists if length in rows]
         return named + more + (f"; whole to each: {', '.join(whole)}" if whole else "")
 
-    def _pieces_of_tensor(self, tensor: Any, axis: int, name: str) -> list[Any]:
-        key = (id(tensor), axis)
-        if key not in self._split:
-            self._split[key] = (tensor, _cut(tensor, self._count, axis, name))
-            shape = tuple(tensor.shape)
-            self._sizes.append(f"{name} {shape} along axis {axis}")
-            self._rows.add(shape[axis])
-            self._tensors.append((name, tensor, self.is_said))
-        return self._split[key][1]
+    def _pieces_of(self, tensor: Any, axis: int, name: str) -> list[Any]:
+        split = self._tensors.get((id(tensor), axis))
+        if split is None:  # of a container that makes it anew each time
+            split = _Split(tensor, axis, name, _size(tensor, axis, name), is_said=True)
+        if not split.pieces:
+            places = [self._pieces.of(split.size, microbatch) for microbatch in range(self.count)]
+            split.pieces = _cut(split.tensor, split.axis, places)
+        return split.pieces
 
 
-def _cut(tensor: Any, count: int, axis: int, name: str) -> list[Any]:
-    is_tensor = isinstance(tensor, torch.Tensor)
-    if is_tensor and (tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo)):
+@dataclass
+class _Split:
+    """A tensor or an array that is split."""
+
+    tensor: Any
+    axis: int
+    name: str
+    size: int  # along that axis
+    is_said: bool
+    pieces: list[Any] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"argument {self.name} of shape {tuple(self.tensor.shape)}"
+
+
+def _size(tensor: Any, axis: int, name: str) -> int:
+    if isinstance(tensor, torch.Tensor) and (
+        tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo)
+    ):
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise UsageError(
             f"argument {name} is a tensor of the kind {kind}, which has no pieces: pass a dense one, or list the "
@@ -131,17 +185,16 @@ def _cut(tensor: Any, count: int, axis: int, name: str) -> list[Any]:
     shape = tuple(tensor.shape)
     if not -len(shape) <= axis < len(shape):
         raise refusal("no-axis", f"argument {name} of shape {shape}", axis)
-    size = shape[axis]
-    if size % count:
-        whole = "list the argument in non_split_inputs"
-        raise UnevenError(said("uneven", f"argument {name} of shape {shape}", count, size, axis, count, whole))
-    length = size // count
-    if not is_tensor:
-        before = (slice(None),) * (axis % len(shape))
-        return [tensor[(*before, slice(first * length, (first + 1) * length))] for first in range(count)]
+    return shape[axis]
+
+
+def _cut(tensor: Any, axis: int, places: list[tuple[int, int]]) -> list[Any]:
+    if not isinstance(tensor, torch.Tensor):
+        before = (slice(None),) * (axis % tensor.ndim)
+        return [tensor[(*before, slice(begin, begin + length))] for begin, length in places]
     if tensor.layout != torch.strided:
-        return [tensor.narrow_copy(axis, microbatch * length, length) for microbatch in range(count)]
-    pieces = [tensor.narrow(axis, microbatch * length, length) for microbatch in range(count)]
+        return [tensor.narrow_copy(axis, begin, length) for begin, length in places]
+    pieces = [tensor.narrow(axis, begin, length) for begin, length in places]
     # A step body may write its piece. Views count the writes to all of the batch together, and autograd would take
     # those of other microbatches for a write to this one.
     return pieces if tensor.requires_grad else [piece.data for piece in pieces]

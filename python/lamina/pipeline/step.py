@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current, seeds
 from lamina.pipeline import other_random
@@ -47,9 +48,9 @@ def step(
         DesyncError: on every rank of the pipeline, where one has entered another step function, or waits in another
             call of ours for the others.
         UsageError: at decoration, names that are no arguments of the function, and options of another type. At a call,
-            a batch that cannot be split evenly and a backward (without one there are then fewer microbatches), a step
-            inside a step, or no `init`. What the function, or a module on any rank, raises is raised on every rank of
-            the pipeline; with `ddp`, of the other replicas too, where they average their gradients.
+            tensors that cannot be split side by side, a step inside a step, or no `init`. What the function, or a
+            module on any rank, raises is raised on every rank of the pipeline; with `ddp`, of the other replicas too,
+            where they average their gradients.
     """
 
     def decorate(function: Callable) -> StepFunction:
@@ -117,10 +118,10 @@ class StepFunction:
         if job.pipelined:
             state.begin_step(self._function, owner)
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
-        bodies, uneven, failure = [None] * job.microbatches, "", None
+        bodies, samples, failure = [None] * job.microbatches, [], None
         if job.leads:
             try:
-                bodies, uneven = self._bodies(job, owner, args, kwargs)
+                bodies, samples = self._bodies(job, owner, args, kwargs)
             except Exception as error:
                 failure = error
 
@@ -131,8 +132,8 @@ class StepFunction:
 
         if job.leads and job.replicas is not None:
             job.replicas.see_batch((args, kwargs))
-        of_model = {} if job.model is None else job.model.in_step(uneven)
-        run = functools.partial(job.session.run_step, len(bodies), **of_model)
+        of_model = {} if job.model is None else job.model.in_step()
+        run = functools.partial(job.session.run_step, len(bodies), samples=samples, **of_model)
         if job.pipelined:
             result = self._run_pipelined(job, state, body, run, first_call, (owner, args, kwargs))
         else:
@@ -186,7 +187,7 @@ class StepFunction:
             running -= 1
             return output, (self._around.changes(), state.modes.left()) if running == 0 else None
 
-        def merge_brought(outputs: list[tuple[Any, Any]]) -> Any:
+        def merge_brought(outputs: list[tuple[Any, Any]], samples: list[int]) -> Any:
             state.look_back()
             for _, brought in [] if job.leads else outputs:
                 if brought is not None:
@@ -194,7 +195,7 @@ class StepFunction:
                     state.modes.end_step(modes)
                     if changes:
                         self._around.apply(changes)
-            return _merge(job, [output for output, _ in outputs])
+            return _merge(job, [output for output, _ in outputs], samples)
 
         drawn = other_random.states()
         cut = None if first_call is None else first_call.cut_uncalled
@@ -212,22 +213,24 @@ class StepFunction:
 
     def _bodies(
         self, job: current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any]
-    ) -> tuple[list[Callable[[], Any]], str]:
-        """One call of the function per microbatch, each in a copy of the caller's context; and the error that a
-        backward in them is, "" for none."""
-        pieces, uneven = self._batches.split(self._signature.bind(*owner, *args, **kwargs), len(owner), job)
+    ) -> tuple[list[Callable[[], Any]], list[int]]:
+        """One call of the function per microbatch, each in a copy of the caller's context, and its number of
+        samples."""
+        pieces, samples = self._batches.split(self._signature.bind(*owner, *args, **kwargs), len(owner), job)
         bodies = [functools.partial(self._body, arguments.args, arguments.kwargs) for arguments in pieces]
-        return [functools.partial(contextvars.copy_context().run, body) for body in bodies], uneven
+        return [functools.partial(contextvars.copy_context().run, body) for body in bodies], samples
 
     def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         output = self._function(*args, **kwargs)
         return pytree.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output
 
 
-def _merge(job: current.Job, outputs: list[Any]) -> Any:
+def _merge(job: current.Job, outputs: list[Any], samples: list[int]) -> Any:
+    count = _lamina.counted(samples, len(outputs))
+    outputs, samples = outputs[:count], samples[:count]
     if job.recording is not None:
         job.recording.see_results(outputs)
-    return merge(outputs)
+    return merge(outputs, samples)
 
 
 def _label(function: Callable) -> str:
