@@ -70,7 +70,7 @@ class RandomCase:
     microbatches: int
     active_microbatches: int
     schedule: str
-    rows: int  # of a microbatch
+    rows: int  # of a microbatch, at least
     placed_by_hand: bool
     traits: frozenset[str]
     parts: list[Part]  # the last is the root
@@ -85,12 +85,21 @@ class RandomCase:
         return self.replicas
 
     @property
+    def sizes(self) -> list[list[int]]:
+        """Rows of the microbatches of each batch. Half of the cases have batches that do not divide; with dropout, where
+        one rank has all of them as one, only of one copy."""
+        draw = random.Random(f"sizes of {self.number}")
+        uneven = draw.random() < 0.5 and (self.copies == 1 or "dropout" not in self.traits)
+        more = [draw.randrange(self.microbatches) if uneven else 0 for _ in range(self.copies)]
+        return [[self.rows + (at < extra) for at in range(self.microbatches)] for extra in more]
+
+    @property
     def name(self) -> str:
         layout = f"pp{self.partitions}-dp{self.replicas}-m{self.microbatches}-{self.schedule}"
         return f"{self.number}-{layout}-{'hand' if self.placed_by_hand else 'auto'}-{'+'.join(sorted(self.traits))}"
 
     def describe(self) -> str:
-        lines = [self.name, f"active_microbatches={self.active_microbatches}, rows of a microbatch: {self.rows}"]
+        lines = [self.name, f"active_microbatches={self.active_microbatches}, rows of microbatches: {self.sizes}"]
         for number, part in enumerate(self.parts):
             about = (
                 f"  part {number}: {part.kind}"

@@ -22,15 +22,19 @@ TIMEOUT_S = 30.0  # no case takes a second
 def plain(case: RandomCase, make_optimizer=adamw) -> Trained:
     model = build(case)
     optimizer = make_optimizer(model.parameters())
-    count = case.microbatches * case.copies
+    sizes = sum(case.sizes, [])
+    weight = 0.0  # of the microbatch that trains
 
     def backward(tensors, gradients=None):
         tensors = tensors if isinstance(tensors, list) else [tensors]
         gradients = [torch.ones_like(t) for t in tensors] if gradients is None else [gradients]
-        torch.autograd.backward(tensors, [gradient / count for gradient in gradients])
+        torch.autograd.backward(tensors, [gradient * weight for gradient in gradients])
 
     def microbatches(batch):
-        return enumerate(zip(*(tensor.chunk(count) for tensor in batch.values()), strict=True))
+        nonlocal weight
+        for at, piece in enumerate(zip(*(tensor.split(sizes) for tensor in batch.values()), strict=True)):
+            weight = sizes[at] / sum(sizes)
+            yield at, piece
 
     def step(batch):
         return {at: detached(train_body(case, model, backward, *piece)) for at, piece in microbatches(batch)}
@@ -92,9 +96,10 @@ def train_here(case: RandomCase, model, optimizer, named_parameters=None) -> Tra
         """This replica's part of the batch; only the leading rank's inputs count, so the others pass nonsense."""
         if lamina.pp_rank() != 0:
             return dict.fromkeys(batch, torch.empty(case.microbatches, 0))
-        return {name: tensor.chunk(count)[index] for name, tensor in batch.items()}
+        return {name: tensor.split(sizes)[index] for name, tensor in batch.items()}
 
     index, count = copy_here(case)
+    sizes = [sum(rows) for rows in case.sizes] if count > 1 else [sum(map(sum, case.sizes))]
 
     def step(batch):
         return by_microbatch(train_step(model, **own(batch)), index)

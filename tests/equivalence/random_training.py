@@ -61,7 +61,7 @@ def build(case: RandomCase) -> Model:
 def batches(case: RandomCase) -> list[dict]:
     """The whole batch of each call of the step function."""
     generator = torch.Generator().manual_seed(case.number)
-    rows = case.rows * case.microbatches * case.copies
+    rows = sum(map(sum, case.sizes))
     found = []
     for at in range(STEPS * (2 if "accumulated" in case.traits else 1)):
         length = 2 + (case.number + at) % 3 if "lengths" in case.traits else 3

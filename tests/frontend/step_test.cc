@@ -31,8 +31,9 @@ TEST(Split, NumbersAndScalarsGoToAllAndTypesThatCannotTravelGoAsTheyAre) {
 
 TEST(Split, WholeAndAlongSayOtherwise) {
   const auto x = at::arange(12).view({3, 4});
-  EXPECT_TRUE(part(whole(x), 1, 2).is_same(x));
-  EXPECT_TRUE(part(along(1, x), 1, 2).equal(x.narrow(1, 2, 2)));
+  const pipeline::Pieces pieces(std::vector<std::int64_t>{4}, 2);
+  EXPECT_TRUE(frontend::part_of(whole(x), {pieces, base::Microbatch(1), 0}).is_same(x));
+  EXPECT_TRUE(frontend::part_of(along(1, x), {pieces, base::Microbatch(1), 0}).equal(x.narrow(1, 2, 2)));
 }
 
 TEST(Split, APieceIsAViewWhoseWritesTheOthersDoNotSee) {
@@ -45,7 +46,9 @@ TEST(Split, APieceIsAViewWhoseWritesTheOthersDoNotSee) {
 }
 
 TEST(Split, ATensorThatCannotBeSplitIsAnErrorThatSaysWhichAndWhatToDo) {
-  const auto axis = usage_error_of([] { part(along(2, at::arange(4)), 0, 2); });
+  const pipeline::Pieces pieces(std::vector<std::int64_t>{4}, 2);
+  const auto axis =
+      usage_error_of([&] { frontend::part_of(along(2, at::arange(4)), {pieces, base::Microbatch(0), 0}); });
   EXPECT_NE(axis.find("no axis 2"), std::string::npos) << axis;
 }
 

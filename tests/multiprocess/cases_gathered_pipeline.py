@@ -63,6 +63,20 @@ def case_updates_are_those_of_the_plain_model_in_both_schedules():
         lamina.shutdown()
 
 
+def case_copies_with_batches_of_other_sizes_train_as_one_with_all():
+    job = Job()
+    for step, sizes in enumerate([[8, 5], [1, 6], [3, 2]]):
+        batches = [words(2 * step + number)[:size] for number, size in enumerate(sizes)]
+        train(job.model, batches[lamina.dp_rank()])
+        job.plain(torch.cat(batches)).backward()
+        norm = nn.utils.clip_grad_norm_(job.plain.parameters(), CLIP)
+        for optimizer in job.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        assert abs(job.optimizers[0]._global_grad_norm - norm.item()) <= 1e-10 * norm.item()
+    job.require_equal()
+
+
 def case_values_and_gradients_travel_in_any_portions():
     for keys in ({"sdp_reduce_bucket_size": 100}, {"sdp_max_live_parameters": 500}, {"deterministic_server": True}):
         job = Job(**keys)

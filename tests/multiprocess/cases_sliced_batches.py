@@ -100,6 +100,32 @@ def case_step_functions_count_the_microbatches_of_all():
     require_equal_states(state, plains)
 
 
+def case_batches_of_other_sizes_train_as_one_with_all():
+    start(microbatches=3)
+    plain = made().eval()
+    model = sliced(plain)
+    model.eval()
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain)]
+
+    @lamina.step
+    def train(words):
+        loss = model(words)
+        model.backward(loss)
+        return loss
+
+    for seed, sizes in enumerate([[4, 3], [1, 5], [2, 1]]):
+        generator = torch.Generator().manual_seed(seed)
+        batches = torch.randint(0, WORDS, (sum(sizes), 5), generator=generator).split(sizes)
+        loss = train(batches[RANK])
+        assert sum(loss.samples) == sizes[RANK]
+        torch.testing.assert_close(loss.reduce_mean(), plain(batches[RANK]).detach(), rtol=1e-10, atol=0)
+        plain(torch.cat(batches)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    require_equal_states(model.state_dict(), plain.state_dict())
+
+
 class Checkpointed(Words):
     """Activations are computed again, outside of regions and in them; a norm in a region is used outside of it, too."""
 
