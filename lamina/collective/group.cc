@@ -14,6 +14,7 @@
 #include "lamina/base/str.h"
 #include "lamina/collective/backend.h"
 #include "lamina/collective/shared_memory_backend.h"
+#include "lamina/value/torch_version.h"
 
 namespace lamina::collective {
 namespace {
@@ -144,7 +145,8 @@ class C10dGroup : public Group {
     require_parts("all_gather", all, mine);
     flatten(all, mine);
     const auto options = options_for<c10d::AllgatherOptions>(terms);
-    return start("all_gather", {all, mine}, terms, [&] { return group_->all_gather_single(all, mine, options); });
+    return start("all_gather", {all, mine}, terms,
+                 [&] { return (group_.get()->*value::kAllGather)(all, mine, options); });
   }
 
   Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, Terms terms) override {
@@ -157,7 +159,7 @@ class C10dGroup : public Group {
     }
     auto options = options_for<c10d::ReduceScatterOptions>(terms);
     options.reduceOp = operator_of(reduction);
-    const auto begin = [&] { return group_->reduce_scatter_single(mine, all, options); };
+    const auto begin = [&] { return (group_.get()->*value::kReduceScatter)(mine, all, options); };
     return start("reduce_scatter", {all, mine}, terms, begin);
   }
 
@@ -224,7 +226,9 @@ class C10dGroup : public Group {
 
   Started exchange(const char* operation, at::Tensor received, at::Tensor sent, const Terms& terms, Rows rows) {
     const auto options = options_for<c10d::AllToAllOptions>(terms);
-    const auto begin = [&] { return group_->all_to_all_single(received, sent, rows.received, rows.sent, options); };
+    const auto begin = [&] {
+      return (group_.get()->*value::kAllToAll)(received, sent, rows.received, rows.sent, options);
+    };
     return start(operation, {sent, received}, terms, begin);
   }
 

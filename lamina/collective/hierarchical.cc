@@ -15,6 +15,7 @@
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/collective/lane.h"
+#include "lamina/value/torch_version.h"
 
 namespace lamina::collective {
 namespace {
@@ -43,7 +44,7 @@ class HierarchicalBackend : public c10d::Backend {
       const auto why_flat = why_too_large(levels_.limits, size_, static_cast<std::int64_t>(mine.nbytes()));
       if (!why_flat.empty()) {
         tell_flat(why_flat);
-        return levels_.flat->all_gather_single(all, mine, options);
+        return (levels_.flat.get()->*value::kAllGather)(all, mine, options);
       }
     }
     return start(
@@ -69,7 +70,7 @@ class HierarchicalBackend : public c10d::Backend {
   WorkPtr alltoall_base(at::Tensor& received, at::Tensor& sent, std::vector<std::int64_t>& received_rows,
                         std::vector<std::int64_t>& sent_rows, const c10d::AllToAllOptions& options) override {
     if (!levels_.flat) throw base::UsageError("all_to_all by levels goes over a flat group, and there is none");
-    return levels_.flat->all_to_all_single(received, sent, received_rows, sent_rows, options);
+    return (levels_.flat.get()->*value::kAllToAll)(received, sent, received_rows, sent_rows, options);
   }
 
   // A member crosses when all of its host have come.
@@ -119,23 +120,23 @@ class HierarchicalBackend : public c10d::Backend {
       std::vector<Tensors> outputs{own};
       levels_.across->allgather(outputs, input, options)->wait();
     }
-    return levels_.within->all_gather_single_coalesced(of_hosts, own, options);
+    return (levels_.within.get()->*value::kAllGatherAll)(of_hosts, own, options);
   }
 
   WorkPtr reduce_scatter(const at::Tensor& mine, const at::Tensor& all, const c10d::ReduceScatterOptions& options) {
     const auto parts = all.view({hosts_, locals_ * mine.numel()});
     auto sums = at::empty({hosts_, mine.numel()}, mine.options());  // of this host's members
     auto of_hosts = parts.unbind(0), own = sums.unbind(0);
-    levels_.within->reduce_scatter_single_coalesced(own, of_hosts, options)->wait();
+    (levels_.within.get()->*value::kReduceScatterAll)(own, of_hosts, options)->wait();
     auto flat = mine.view({-1});
     if (!mine.is_cpu() || options.reduceOp != c10d::ReduceOp::SUM) {
       auto flat_sums = sums.view({-1});
-      return levels_.across->reduce_scatter_single(flat, flat_sums, options);
+      return (levels_.across.get()->*value::kReduceScatter)(flat, flat_sums, options);
     }
     // Gloo's reduce_scatter is an all_reduce, which sends twice as much.
     auto received = at::empty_like(sums);
     std::vector<std::int64_t> equal;
-    levels_.across->all_to_all_single(received, sums, equal, equal, {.timeout = options.timeout})->wait();
+    (levels_.across.get()->*value::kAllToAll)(received, sums, equal, equal, {.timeout = options.timeout})->wait();
     at::sum_out(flat, received, /*dim=*/0);
     return nullptr;
   }
@@ -157,12 +158,12 @@ class HierarchicalBackend : public c10d::Backend {
     c10d::ReduceScatterOptions how;
     how.reduceOp = options.reduceOp;
     how.timeout = options.timeout;
-    levels_.within->reduce_scatter_single(mine, all, how)->wait();
+    (levels_.within.get()->*value::kReduceScatter)(mine, all, how)->wait();
     Tensors across{mine};
     levels_.across->allreduce(across, options)->wait();
     c10d::AllgatherOptions gather;
     gather.timeout = options.timeout;
-    return levels_.within->all_gather_single(all, mine, gather);
+    return (levels_.within.get()->*value::kAllGather)(all, mine, gather);
   }
 
   static void require_contiguous(const char* operation, const at::Tensor& tensor) {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -93,7 +94,10 @@ void RunningStatistics::add(const at::Tensor& buffer, std::size_t module, bool i
 void RunningStatistics::exchange(const Memory& own) const {
   for (std::size_t i = 0; i < pools_.size(); ++i) {
     auto& memory = *pools_[i].current.storage().unsafeGetStorageImpl();
-    memory.swap_data_ptr(*own[i].storage().unsafeGetStorageImpl());
+    auto& other = *own[i].storage().unsafeGetStorageImpl();
+    auto theirs = other.set_data_ptr({});
+    theirs = memory.set_data_ptr(std::move(theirs));
+    other.set_data_ptr(std::move(theirs));
   }
 }
 

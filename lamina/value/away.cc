@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "lamina/value/reference_tensor.h"
+#include "lamina/value/torch_version.h"
 #include "lamina/value/wrapper_key.h"
 
 namespace lamina::value {
@@ -55,13 +56,13 @@ void set_home(std::weak_ptr<Home> home) {
 void send_away(const at::Tensor& tensor, const std::string& why) {
   auto* memory = memory_of(tensor);
   memory->set_data_ptr_noswap(c10::DataPtr(nullptr, memory->device()));
-  memory->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+  forbid_reading(*memory, why);
   set_keys(tensor, tensor.key_set().add(kWrapperKey));
 }
 
 void bring_back(const at::Tensor& tensor, c10::DataPtr memory) {
   auto* own = memory_of(tensor);
-  own->clear_data_ptr_access_error_msg_();
+  allow_reading(*own);
   own->set_data_ptr_noswap(std::move(memory));
   drop_key(tensor);
 }
