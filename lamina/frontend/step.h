@@ -80,7 +80,7 @@ struct PartOf {
   base::Microbatch microbatch;
   int argument;
 };
-// That part of `argument`: of each tensor in it a piece along the axis, a view; 0-dimensional ones, and all else,
+// Makes that part of `argument`: of each tensor in it a piece along the axis, a view; 0-dimensional ones, and all else,
 // whole. Throws base::UsageError for a tensor without that axis.
 Value split(const Value& argument, std::int64_t axis, const PartOf& part);
 // Detached from their graphs.

@@ -223,13 +223,9 @@ StepResult Job::run_step(const StepSpec& spec) {
     const auto watched = scope.watched(patience);
     if (!step->error()) ended = leads() ? lead(*step, spec, watched) : follow(*step, watched);
     if (leads() && !step->error()) {
-      announce(to_message(EndOfStep{number,
-                                    rank(),
-                                    ended.result.outputs,
-                                    ended.result.backward,
-                                    runtime::ParameterFlags::to_bytes(ended.flags),
-                                    {},
-                                    ended.result.samples}));
+      const auto& result = ended.result;
+      const auto flags = runtime::ParameterFlags::to_bytes(ended.flags);
+      announce(to_message(EndOfStep{number, rank(), result.outputs, result.backward, flags, {}, result.samples}));
     }
   } catch (const base::DesyncError&) {
     desync = std::current_exception();

@@ -56,7 +56,7 @@ struct StepSpec {
   // Run as check_interrupt is, while the step goes on: throws where ranks of other pipelines have failed that it needs.
   // May be empty.
   std::function<void()> check_others = {};
-  // Of each microbatch; empty where they are not known. See [Note: uneven batches].
+  // The samples of each microbatch; empty where they are not known. See [Note: uneven batches].
   std::vector<std::int64_t> samples = {};
   // Collective over the copies of the model, in the first backward of a step: tells them of this one's samples, -1
   // where they are not known, and gives those of all. Empty where there is one copy, or each counts alone.

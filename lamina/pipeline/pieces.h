@@ -11,7 +11,7 @@
 namespace lamina::pipeline {
 
 // [Note: uneven batches] The loss of a body is a mean over its samples. So the gradient of each microbatch counts as
-// much as its part of all samples, those of the batches of other copies of the model included: the sum is the gradient
+// much as its part of all samples, those of the batches of other copies of the model included. The sum is the gradient
 // of the mean over everything, as one device has it. A batch that does not divide therefore has microbatches that
 // differ by one sample, and one of fewer samples has fewer microbatches. The samples of a batch are the rows of the
 // first tensor that is cut. Where copies have to make the same calls, a batch of fewer samples has as many microbatches
@@ -40,7 +40,7 @@ class Pieces {
   };
   // The rows of a tensor of that size that a microbatch gets.
   Piece of(std::int64_t size, base::Microbatch microbatch) const;
-  // Of each microbatch, 0 of one that is repeated; none where nothing is cut.
+  // The samples of each microbatch, 0 of one that is repeated; none where nothing is cut.
   std::vector<std::int64_t> samples() const;
 
  private:

@@ -327,7 +327,35 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
   return session->leave(interrupted);
 }
 
+void bind_batches(py::module_& module) {
+  module.def("looks_like_offsets", &looks_like_offsets);
+  module.def("counted", [](const std::vector<std::int64_t>& samples, std::size_t microbatches) {
+    return pipeline::counted(samples, microbatches);
+  });
+  py::class_<pipeline::Pieces>(module, "Pieces")
+      .def(py::init([](const std::vector<std::int64_t>& sizes, int microbatches, bool needs_all) {
+             return pipeline::Pieces(sizes, microbatches, needs_all);
+           }),
+           py::arg("sizes"), py::arg("microbatches"), py::arg("needs_all") = false)
+      .def_property_readonly("misfit",
+                             [](const pipeline::Pieces& pieces) -> std::optional<std::pair<std::size_t, std::size_t>> {
+                               if (!pieces.misfit()) return std::nullopt;
+                               return std::pair(pieces.misfit()->misfit, pieces.misfit()->beside);
+                             })
+      .def_property_readonly("microbatches", &pipeline::Pieces::microbatches)
+      .def_property_readonly("distinct", &pipeline::Pieces::distinct)
+      .def_property_readonly("samples", &pipeline::Pieces::samples)
+      .def(
+          "of",
+          [](const pipeline::Pieces& pieces, std::int64_t size, int microbatch) {
+            const auto [begin, length] = pieces.of(size, base::Microbatch(microbatch));
+            return std::pair(begin, length);
+          },
+          py::arg("size"), py::arg("microbatch"));
+}
+
 void bind_backwards(py::module_& module) {
+  bind_batches(module);
   py::class_<pipeline::Backwards>(module, "Backwards")
       .def(py::init([](Session& session, int microbatches, bool averages) {
              return std::make_unique<pipeline::Backwards>(session.job(), microbatches, averages);
@@ -368,30 +396,6 @@ void bind_alone(py::module_& module) {
 void bind_session(py::module_& module) {
   bind_alone(module);
   module.attr("INTERRUPTED") = base::kInterrupted;
-  module.def("looks_like_offsets", &looks_like_offsets);
-  module.def("counted", [](const std::vector<std::int64_t>& samples, std::size_t microbatches) {
-    return pipeline::counted(samples, microbatches);
-  });
-  py::class_<pipeline::Pieces>(module, "Pieces")
-      .def(py::init([](const std::vector<std::int64_t>& sizes, int microbatches, bool needs_all) {
-             return pipeline::Pieces(sizes, microbatches, needs_all);
-           }),
-           py::arg("sizes"), py::arg("microbatches"), py::arg("needs_all") = false)
-      .def_property_readonly("misfit",
-                             [](const pipeline::Pieces& pieces) -> std::optional<std::pair<std::size_t, std::size_t>> {
-                               if (!pieces.misfit()) return std::nullopt;
-                               return std::pair(pieces.misfit()->misfit, pieces.misfit()->beside);
-                             })
-      .def_property_readonly("microbatches", &pipeline::Pieces::microbatches)
-      .def_property_readonly("distinct", &pipeline::Pieces::distinct)
-      .def_property_readonly("samples", &pipeline::Pieces::samples)
-      .def(
-          "of",
-          [](const pipeline::Pieces& pieces, std::int64_t size, int microbatch) {
-            const auto [begin, length] = pieces.of(size, base::Microbatch(microbatch));
-            return std::pair(begin, length);
-          },
-          py::arg("size"), py::arg("microbatch"));
   auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
   bind_model(module, kind);
   bind_backwards(module);

@@ -68,7 +68,7 @@ class Pieces:
         """How many microbatches there are before the last one is repeated."""
     @property
     def samples(self) -> list[int]:
-        """Of each microbatch; [] where nothing is cut."""
+        """The samples of each microbatch; [] where nothing is cut."""
     def of(self, size: int, microbatch: int) -> tuple[int, int]:
         """Where the piece of a tensor of that size begins, and its length."""
 

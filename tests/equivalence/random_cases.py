@@ -86,8 +86,8 @@ class RandomCase:
 
     @property
     def sizes(self) -> list[list[int]]:
-        """Rows of the microbatches of each batch. Half of the cases have batches that do not divide; with dropout, where
-        one rank has all of them as one, only of one copy."""
+        """Rows of the microbatches of each batch. Half of the cases have batches that do not divide; with dropout,
+        where one rank has all of them as one, only of one copy."""
         draw = random.Random(f"sizes of {self.number}")
         uneven = draw.random() < 0.5 and (self.copies == 1 or "dropout" not in self.traits)
         more = [draw.randrange(self.microbatches) if uneven else 0 for _ in range(self.copies)]

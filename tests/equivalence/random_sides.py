@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0  # no case takes a second
 def plain(case: RandomCase, make_optimizer=adamw) -> Trained:
     model = build(case)
     optimizer = make_optimizer(model.parameters())
-    sizes = sum(case.sizes, [])
+    sizes = [rows for batch in case.sizes for rows in batch]
     weight = 0.0  # of the microbatch that trains
 
     def backward(tensors, gradients=None):

@@ -11,7 +11,7 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// Of a tensor of that size, one after the other.
+// Gives the pieces of a tensor of that size, one after the other.
 Sizes lengths(const Pieces& pieces, std::int64_t size) {
   Sizes lengths;
   std::int64_t end = 0;

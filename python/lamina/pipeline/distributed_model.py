@@ -44,9 +44,9 @@ class DistributedModel(SavedModel):
 
     Args:
         module: the model. All ranks build the same; the values are those of world rank 0.
-        average_grads_across_microbatches: whether `backward` in a step makes gradients those of the mean over all
-            samples, of the other replicas' batches too, from losses that are means over the samples of a microbatch
-            (torch's `loss.backward()`, which works there too, adds them up).
+        average_grads_across_microbatches: whether losses are means over the samples of a microbatch, of which
+            `backward` in a step makes gradients of the mean over all samples, those of other replicas included. Torch's
+            `loss.backward()`, which works there too, adds them up.
         backward_passes_per_step: with `ddp`: after how many backward passes the gradients are averaged over the
             replicas. Until then they add up on each; they are not divided by this number. A pass is a call of a step
             function in which there was a backward or, outside step functions, a backward.

@@ -46,7 +46,7 @@ class Splitter:
 
     @property
     def samples(self) -> list[int]:
-        """Of each microbatch; [] where no tensor is split."""
+        """The samples of each microbatch; [] where no tensor is split."""
         return self._pieces.samples
 
     def look(self, value: Any, axis: int, name: str, is_said: bool, inside: tuple[int, ...] = ()) -> None:
