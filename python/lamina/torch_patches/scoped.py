@@ -49,7 +49,7 @@ def functions(apply: Callable[[Callable, type, tuple, dict[str, Any]], Any]) -> 
     before = vars(Function)["apply"]
 
     def ours(function: type, *args: Any, **kwargs: Any) -> Any:
-        return apply(functools.partial(before.__func__, function), function, args, kwargs)
+        return apply(before.__get__(None, function), function, args, kwargs)
 
     return setting(classmethod(ours), lambda: before, functools.partial(setattr, Function, "apply"))
 
