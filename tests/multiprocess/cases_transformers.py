@@ -67,9 +67,8 @@ def run(kind, make, path, rows=23, resume=None, **options):
     """Trains a model, and gives all that can be seen of it."""
     model = make()
     dataset = data(model, rows)
-    counted = lambda prediction: {"sum": float(prediction.predictions.sum()), "rows": len(prediction.predictions)}  # noqa: E731
     trainer = kind(
-        model, arguments(path, **options), train_dataset=dataset, eval_dataset=dataset, compute_metrics=counted
+        model, arguments(path, **options), train_dataset=dataset, eval_dataset=dataset, compute_metrics=metrics
     )
     with contextlib.redirect_stdout(None):
         trainer.train(resume_from_checkpoint=resume)

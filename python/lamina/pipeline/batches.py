@@ -63,10 +63,9 @@ class Batches:
         """Returns the arguments that are split, by name, and whether they are of `**kwargs`."""
         batch: dict[tuple[bool, str], Any] = {}
         for name, value in list(bound.arguments.items())[owners:]:
-            named = (
-                {(True, key): item for key, item in value.items()} if _is_rest(bound, name) else {(False, name): value}
-            )
-            batch |= {key: item for key, item in named.items() if key[1] not in self._whole}
+            is_rest = _is_rest(bound, name)
+            named = value if is_rest else {name: value}
+            batch |= {(is_rest, key): item for key, item in named.items() if key not in self._whole}
         return batch
 
     @staticmethod
