@@ -8,6 +8,8 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_CXX_SCAN_FOR_MODULES OFF)
+# Instances of templates, most of them of torch's, are no one else's: a tenth of the library is their names.
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 
 # One folder for all libraries, as in the wheel: the engine finds its plug-ins beside itself.
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)

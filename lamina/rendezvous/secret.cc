@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/rendezvous/secret.h"
 
-#include <openssl/core_names.h>
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/params.h>
+#include <openssl/sha.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
@@ -21,14 +19,22 @@
 namespace lamina::rendezvous {
 namespace {
 
-[[noreturn]] void fail() { throw base::Error("OpenSSL cannot compute HMAC-SHA256 or SHA-256 here"); }
+// The hash after HMAC's first block: the key, filled up with zeros, each byte of it xor `pad`.
+SHA256_CTX keyed(const Secret& key, std::uint8_t pad) {
+  std::array<std::uint8_t, SHA256_CBLOCK> block{};
+  std::ranges::copy(key, block.begin());
+  for (auto& byte : block) byte ^= pad;
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  SHA256_Update(&context, block.data(), block.size());
+  return context;
+}
 
-// By default OpenSSL takes itself away in an exit handler, before the handlers that were there when it was first used.
-// Ours is among them, and signs to the other ranks that this one leaves. A machine's configuration of OpenSSL is for
-// another library than this, which is a part of lamina's ([Note: own OpenSSL] in CMakeLists.txt).
-void start_openssl() {
-  static const bool started = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT | OPENSSL_INIT_NO_LOAD_CONFIG, nullptr) == 1;
-  if (!started) fail();
+Digest finish(SHA256_CTX context, const void* bytes, std::size_t size) {
+  SHA256_Update(&context, bytes, size);
+  Digest result;
+  SHA256_Final(result.data(), &context);
+  return result;
 }
 
 // Bytes read into `to` at `done`; 0 at the end of the file. A pipe whose writer is slow gets ten seconds.
@@ -96,35 +102,21 @@ bool same(const Mac& a, const Mac& b) {
 }
 
 Digest digest(std::string_view bytes) {
-  start_openssl();
-  static EVP_MD* const sha = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-  Digest result;
-  unsigned length = 0;
-  if (EVP_Digest(bytes.data(), bytes.size(), result.data(), &length, sha, nullptr) != 1) fail();
-  return result;
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  return finish(context, bytes.data(), bytes.size());
 }
 
-void Signer::Free::operator()(evp_mac_ctx_st* context) const { EVP_MAC_CTX_free(context); }
+struct Signer::FirstBlocks {
+  SHA256_CTX inner, outer;
+};
 
-Signer::Signer(const Secret& key) {
-  start_openssl();
-  static EVP_MAC* const hmac = EVP_MAC_fetch(nullptr, "HMAC", nullptr);
-  char sha[] = "SHA256";
-  const OSSL_PARAM parameters[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, sha, 0),
-                                   OSSL_PARAM_construct_end()};
-  context_.reset(hmac == nullptr ? nullptr : EVP_MAC_CTX_new(hmac));
-  if (!context_ || EVP_MAC_init(context_.get(), key.data(), key.size(), parameters) != 1) fail();
-}
+Signer::Signer(const Secret& key)
+    : hashed_(std::make_shared<FirstBlocks>(FirstBlocks{keyed(key, 0x36), keyed(key, 0x5c)})) {}
 
-Mac Signer::sign(std::string_view text) {
-  Mac mac;
-  std::size_t length = 0;
-  const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
-  const bool made = EVP_MAC_init(context_.get(), nullptr, 0, nullptr) == 1 &&
-                    EVP_MAC_update(context_.get(), bytes, text.size()) == 1 &&
-                    EVP_MAC_final(context_.get(), mac.data(), &length, mac.size()) == 1;
-  if (!made) fail();
-  return mac;
+Mac Signer::sign(std::string_view text) const {
+  const Digest inner = finish(hashed_->inner, text.data(), text.size());
+  return finish(hashed_->outer, inner.data(), inner.size());
 }
 
 }  // namespace lamina::rendezvous

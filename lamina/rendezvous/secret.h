@@ -10,8 +10,6 @@
 
 #include "lamina/environment/rank_contract.h"
 
-struct evp_mac_ctx_st;
-
 // [Note: job secret] 32 bytes that all processes of a job share and no other process knows. The launcher passes them
 // through an inherited file descriptor. Under a launcher that passes none (torchrun), rank 0 makes them and the others
 // read them from the job's store. Anyone who reaches its port can read them as well.
@@ -43,18 +41,16 @@ bool same(const Mac& a, const Mac& b);
 // SHA-256.
 Digest digest(std::string_view bytes);
 
-// The key of one direction of one connection, ready for many short texts: where a key is given each time OpenSSL takes
-// several times as long. Not thread-safe.
+// The key of one direction of one connection, ready for many short texts: the first block of both hashes of an
+// HMAC, which is the same for all of them, is hashed once.
 class Signer {
  public:
   explicit Signer(const Secret& key);
-  Mac sign(std::string_view text);
+  Mac sign(std::string_view text) const;
 
  private:
-  struct Free {
-    void operator()(evp_mac_ctx_st* context) const;
-  };
-  std::unique_ptr<evp_mac_ctx_st, Free> context_;
+  struct FirstBlocks;
+  std::shared_ptr<const FirstBlocks> hashed_;
 };
 
 }  // namespace lamina::rendezvous
