@@ -32,7 +32,7 @@ class GradScaler(torch.amp.GradScaler):
         if args and isinstance(args[0], str | torch.device):
             device, *args = args
         if device is None:
-            device = torch.accelerator.current_accelerator() or "cpu"
+            device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
         super().__init__(str(device), **dict(zip(_OPTIONS, args, strict=False)), **kwargs)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
