@@ -42,9 +42,13 @@ def _installed() -> str | None:
     return torch.__version__
 
 
-def _look_for_modules_there_too() -> None:
+def _look_for_modules_there_too(installed: str | None) -> None:
     places = sys.modules[__package__].__path__
-    places.append(_engine_folder(list(places), _installed()))
+    places.append(_engine_folder(list(places), installed))
 
 
-_look_for_modules_there_too()
+_found = _installed()
+_look_for_modules_there_too(_found)
+
+# The name of what torch.utils.checkpoint calls; from 2.14 on it goes past the older one, which others call.
+CHECKPOINT = "_checkpoint_without_reentrant_generator" + ("_impl" if _numbers(_found) >= (2, 14) else "")

@@ -7,12 +7,13 @@ from typing import Any
 
 from torch.utils import checkpoint
 
+from lamina.torch_version import CHECKPOINT
 from lamina.util.settings import replace
 
 
 def install(recomputing: Callable[[Callable], Callable], undo: ExitStack) -> None:
     """Until `undo` is closed, a function that a checkpoint begins to compute is `recomputing(function)` to it."""
-    reentrant, other = checkpoint.CheckpointFunction.forward, checkpoint._checkpoint_without_reentrant_generator
+    reentrant, other = checkpoint.CheckpointFunction.forward, getattr(checkpoint, CHECKPOINT)
 
     def forward(ctx: Any, function: Callable, *args: Any) -> Any:
         return reentrant(ctx, recomputing(function), *args)
@@ -21,4 +22,4 @@ def install(recomputing: Callable[[Callable], Callable], undo: ExitStack) -> Non
         return other(recomputing(function), *args, **kwargs)
 
     replace(undo, checkpoint.CheckpointFunction, "forward", staticmethod(forward))
-    replace(undo, checkpoint, "_checkpoint_without_reentrant_generator", generator)
+    replace(undo, checkpoint, CHECKPOINT, generator)
