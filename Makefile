@@ -20,6 +20,8 @@ else
   DIST := dist
 endif
 BIN := $(LAMINA_VENV)/bin
+# Part of the Python tests (tests/soak.py), or empty for all of them.
+SAMPLE ?= 1
 # Whose engines `make wheels` puts into one wheel, besides the default's.
 TORCHES ?= 2.14.1 2.15.0
 
@@ -113,17 +115,19 @@ test-debian13:
 	@scripts/debian13.sh $(STEPS)
 
 # All tests with the UCX of PyPI in the place of the system's; afterwards `make test` has a few of them.
+test-ucx: export SAMPLE =
 test-ucx: export LAMINA_UCX = $(CURDIR)/build/ucx/libucx/lib
 test-ucx: build/ucx test
 
 build/ucx:
 	@$(BIN)/python -m pip install --quiet --no-deps --target $@ libucx-cu12==1.22.0
 
+test-torch: export SAMPLE =
 test-torch: $(if $(TORCH),test)
 	@[[ -n "$(TORCH)" ]] || { echo "say which: make test-torch TORCH=2.14.1"; exit 1; }
 
 test-pytest:
-	@env -u MAKEFLAGS $(BIN)/pytest -n $$(($$(scripts/jobs.sh) + 1)) --durations=20 --durations-min=5 $(PYTEST_ARGS)
+	@env -u MAKEFLAGS LAMINA_SAMPLE=$(SAMPLE) $(BIN)/pytest -n $$(($$(scripts/jobs.sh) + 1)) --durations=20 --durations-min=5 $(PYTEST_ARGS)
 
 test-ctest:
 	@failed=0; \

@@ -6,6 +6,7 @@ import pytest
 from launch import case_jobs
 from launch.forked_ranks import run_folder
 from launch.launcher_harness import Launcher
+from soak import left_out
 
 UNIT_FOLDERS = ("archive", "docs", "plan", "python")
 
@@ -33,9 +34,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """A test has one of two markers: unit, or multiprocess when it starts ranks or the launcher. One that does so in a
-    folder of the others, without the fixture, says it itself."""
+    folder of the others, without the fixture, says it itself. For `make test` some are left out."""
+    if os.environ.get("LAMINA_SAMPLE"):
+        left = left_out(item.nodeid for item in items)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
+        items[:] = [item for item in items if item.nodeid not in left]
     for item in items:
         folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
         ranks = folder not in UNIT_FOLDERS or "launcher" in item.fixturenames or item.get_closest_marker("multiprocess")
