@@ -43,6 +43,7 @@ ORDER = (
     "activation_checkpointing",
     "observe",
     "dist",
+    "trainer",
     "state",
     "hugging_face",
     "__init__",

@@ -112,6 +112,7 @@ from lamina.saved_state.saving import load, save
 from lamina.tensor_parallel.marks import set_tensor_parallelism, tensor_parallelism
 from lamina.tensor_parallel.registry import tp_register, tp_register_with_module
 from lamina.tracing.trace import is_tracing
+from lamina.trainer.trainer import Trainer
 from lamina.verification import recording as _recording  # noqa: F401 -- records jobs that are compared
 from lamina.verification import step_check as _step_check  # noqa: F401 -- compares first steps
 
@@ -153,6 +154,7 @@ __all__ = [
     "StepOutput",
     "TensorBoard",
     "TimeoutError",
+    "Trainer",
     "UsageError",
     "allgather",
     "barrier",

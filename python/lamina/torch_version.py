@@ -47,8 +47,8 @@ def _look_for_modules_there_too(installed: str | None) -> None:
     places.append(_engine_folder(list(places), installed))
 
 
-_found = _installed()
-_look_for_modules_there_too(_found)
+_INSTALLED = _installed()
+_look_for_modules_there_too(_INSTALLED)
 
 # The name of what torch.utils.checkpoint calls; from 2.14 on it goes past the older one, which others call.
-CHECKPOINT = "_checkpoint_without_reentrant_generator" + ("_impl" if _numbers(_found) >= (2, 14) else "")
+CHECKPOINT = "_checkpoint_without_reentrant_generator" + ("_impl" if _numbers(_INSTALLED) >= (2, 14) else "")

@@ -1,2 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that scripts and command lines written for Composer use."""
+
+from typing import Any
+
+_NAMES = {
+    "Algorithm",
+    "Callback",
+    "ComposerModel",
+    "DataSpec",
+    "Engine",
+    "Evaluator",
+    "Event",
+    "Logger",
+    "State",
+    "Time",
+    "TimeUnit",
+    "Timestamp",
+    "Trainer",
+}
+__all__ = list(_NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports torch only for who asks for one of these: the launcher starts without it."""
+    if name not in _NAMES:
+        raise AttributeError(f"module 'composer' has no attribute {name!r}")
+    import lamina.trainer
+
+    return getattr(lamina.trainer, name)

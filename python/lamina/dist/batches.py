@@ -21,7 +21,7 @@ def require_distributed_sampler(dataloader: Any) -> None:
     """
     if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
         return
-    if (size := readers()) > 1 and not any(isinstance(each, DistributedSampler) for each in _samplers(dataloader)):
+    if (size := readers()) > 1 and not any(isinstance(each, DistributedSampler) for each in samplers(dataloader)):
         raise ConfigError(
             f"The world_size({size}) > 1 but dataloader does not use DistributedSampler. This will cause all ranks to "
             "train on the same data: pass sampler=lamina.dist.get_sampler(dataset, ...) to the DataLoader"
@@ -40,7 +40,7 @@ def exact_batches(dataloader: DataLoader) -> Iterator[tuple[Any, float]]:
     Errors:
         ConfigError: another sampler, or no batch size.
     """
-    sampler = next((each for each in _samplers(dataloader) if isinstance(each, ExactSampler)), None)
+    sampler = next((each for each in samplers(dataloader) if isinstance(each, ExactSampler)), None)
     if sampler is None:
         raise ConfigError("exact_batches: the loader's sampler is no ExactSampler: use get_sampler(..., exact=True)")
     if (size := getattr(dataloader.batch_sampler, "batch_size", None)) is None:
@@ -57,6 +57,9 @@ def _weighted(dataloader: DataLoader, sampler: ExactSampler, size: int) -> Itera
         yield batch, weight
 
 
-def _samplers(dataloader: DataLoader) -> list[Any]:
+def samplers(dataloader: Any) -> list[Any]:
+    """The objects that say which samples a DataLoader reads; [] for another iterable."""
+    if not isinstance(dataloader, DataLoader):
+        return []
     batch_sampler = dataloader.batch_sampler
     return [dataloader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of a data loader: how many samples they have, and how they are cut."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lamina.errors import ConfigError, UsageError
+
+_PLAIN = (int, float, str, bool, type(None))
+_OTHERWISE = "DataSpec(dataloader, split_batch=..., get_num_samples_in_batch=...) says how to cut and to count them"
+
+
+class DataSpec:
+    """A data loader, and what is to be known of its batches.
+
+    Args:
+        dataloader: what gives batches, again for each epoch.
+        num_samples: of an epoch, on all ranks together; else the length of the loader's dataset, where it has one.
+        num_tokens: of an epoch, on all ranks together.
+        device_transforms: changes a batch when it is on its device.
+        split_batch: cuts a batch into a list of microbatches of a number of samples, the last with fewer. Without it
+            tensors, lists and tuples are cut along their first axis, in dictionaries and tuples too; plain values
+            there are of every sample.
+        get_num_samples_in_batch: counts a batch's samples; else what the tensors' first axes agree on.
+        get_num_tokens_in_batch: counts its tokens; else 0.
+        already_split: whether each rank's loader reads other samples, so that no DistributedSampler is needed.
+    """
+
+    def __init__(
+        self,
+        dataloader: Iterable,
+        num_samples: int | None = None,
+        num_tokens: int | None = None,
+        device_transforms: Callable[[Any], Any] | None = None,
+        split_batch: Callable[[Any, int], Sequence[Any]] | None = None,
+        get_num_samples_in_batch: Callable[[Any], int] | None = None,
+        get_num_tokens_in_batch: Callable[[Any], int] | None = None,
+        already_split: bool = False,
+    ):
+        if isinstance(dataloader, DataLoader) and dataloader._iterator is not None:
+            raise ConfigError("the DataLoader is being iterated over already: give the Trainer one that is not")
+        if not isinstance(dataloader, Iterable):
+            raise ConfigError(f"a {type(dataloader).__name__} gives no batches: a DataLoader does, or any iterable")
+        self.dataloader = dataloader
+        self.num_samples = _samples_of(dataloader) if num_samples is None else num_samples
+        self.num_tokens = num_tokens
+        self.device_transforms = device_transforms or _same
+        self.split_batch = split_batch or split
+        self.get_num_samples_in_batch = get_num_samples_in_batch or count_samples
+        self.get_num_tokens_in_batch = get_num_tokens_in_batch or _no_tokens
+        self.already_split = already_split
+
+    def microbatches(self, batch: Any, samples: int, size: int | None, pieces: int) -> list[Any]:
+        """The batch in microbatches.
+
+        Args:
+            samples: how many there are in it.
+            size: of a microbatch; None for `pieces` of them, as equal as can be.
+        """
+        if size is None:
+            size = -(-samples // min(pieces, samples)) if samples else 1
+        return [batch] if size >= samples else list(self.split_batch(batch, size))
+
+
+def ensure_data_spec(given: Any) -> DataSpec:
+    """A DataSpec as it is, or of a loader, or of a dictionary of its arguments."""
+    if isinstance(given, DataSpec):
+        return given
+    return DataSpec(**given) if isinstance(given, dict) else DataSpec(given)
+
+
+def count_samples(batch: Any) -> int:
+    """The length of the first axis of a batch's tensors.
+
+    Errors:
+        UsageError: they differ, or there are none.
+    """
+    sizes = set(_sizes(batch))
+    if len(sizes) != 1:
+        found = f"first axes of {', '.join(map(str, sorted(sizes)))}" if sizes else "no tensors"
+        raise UsageError(f"how many samples a batch has is not clear: it has {found}. {_OTHERWISE}")
+    return sizes.pop()
+
+
+def split(batch: Any, size: int) -> list[Any]:
+    """The batch in microbatches of that many samples, in order, the last with fewer.
+
+    Errors:
+        UsageError: what it consists of cannot be cut.
+    """
+    if isinstance(batch, torch.Tensor):
+        return list(batch.split(size))
+    if _is_list_of_samples(batch):
+        return [batch[begin : begin + size] for begin in range(0, len(batch), size)]
+    if isinstance(batch, Mapping):
+        rows = _rows(batch.values(), size)
+        return [_like(batch, dict(zip(batch, row, strict=True))) for row in rows]
+    if isinstance(batch, (list, tuple)):
+        rows = _rows(batch, size)
+        return [type(batch)(*row) if hasattr(batch, "_fields") else type(batch)(row) for row in rows]
+    raise UsageError(f"a batch of {type(batch).__name__} cannot be cut into microbatches. {_OTHERWISE}")
+
+
+def _rows(parts: Iterable[Any], size: int) -> list[tuple]:
+    """The parts of each microbatch."""
+    cut = [[part] if isinstance(part, _PLAIN) else split(part, size) for part in parts]
+    is_plain = [isinstance(part, _PLAIN) for part in parts]
+    counts = {len(pieces) for pieces, plain in zip(cut, is_plain, strict=True) if not plain} or {1}
+    if len(counts) > 1:
+        raise UsageError(f"parts of a batch have different numbers of samples. {_OTHERWISE}")
+    (count,) = counts
+    every = (pieces * count if plain else pieces for pieces, plain in zip(cut, is_plain, strict=True))
+    return list(zip(*every, strict=True))
+
+
+def _sizes(batch: Any) -> Iterable[int]:
+    if isinstance(batch, torch.Tensor):
+        if batch.dim():
+            yield len(batch)
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from _sizes(part)
+    elif _is_list_of_samples(batch):
+        yield len(batch)
+    elif isinstance(batch, (list, tuple)):
+        for part in batch:
+            yield from _sizes(part)
+
+
+def _is_list_of_samples(batch: Any) -> bool:
+    """Tells whether it is a list of plain values, one for each sample."""
+    return isinstance(batch, (list, tuple)) and bool(batch) and all(isinstance(part, _PLAIN) for part in batch)
+
+
+def _like(batch: Mapping, items: dict[str, Any]) -> Mapping:
+    """A mapping of the same type, where it takes a dictionary: BatchEncoding does."""
+    return items if type(batch) is dict else type(batch)(items)
+
+
+def _samples_of(dataloader: Any) -> int | None:
+    try:
+        return len(dataloader.dataset)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+def _no_tokens(batch: Any) -> int:
+    return 0

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data and metrics of evaluations, and the moments at which they happen."""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lamina.errors import ConfigError
+from lamina.trainer.data_spec import DataSpec, ensure_data_spec
+from lamina.trainer.events import Event
+from lamina.trainer.state import State
+from lamina.trainer.time import Time, TimeUnit, ensure_time
+
+When = Callable[[State, Event], bool]
+
+
+class Evaluator:
+    """A loader, and the metrics that are measured with it.
+
+    Args:
+        label: its name.
+        dataloader: a loader, a DataSpec or a dictionary of its arguments.
+        metric_names: which of the model's: patterns of regular expressions; else all.
+        subset_num_batches: how many batches are read; -1: all. Else the Trainer's eval_subset_num_batches.
+        eval_interval: how often, an int in epochs; 0: never. Else the Trainer's eval_interval.
+
+    Errors:
+        ConfigError: an interval in another unit than epochs, batches and parts of the training.
+    """
+
+    def __init__(
+        self,
+        *,
+        label: str,
+        dataloader: DataSpec | Iterable | dict[str, Any],
+        metric_names: list[str] | None = None,
+        subset_num_batches: int | None = None,
+        eval_interval: int | str | Time | When | None = None,
+    ):
+        if metric_names is not None and not isinstance(metric_names, list):
+            raise ConfigError(f"metric_names is a list of strings, not {metric_names!r}")
+        self.label = label
+        self.dataloader = ensure_data_spec(dataloader)
+        self.metric_names = metric_names or []
+        self.subset_num_batches = subset_num_batches
+        self.eval_interval = None if eval_interval is None else ensure_when(eval_interval)
+
+    def metrics_of(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The metrics that it measures, of these by name.
+
+        Errors:
+            ConfigError: none has such a name.
+        """
+        if not self.metric_names:
+            return metrics
+        found = {}
+        for pattern in self.metric_names:
+            named = {name: metric for name, metric in metrics.items() if re.match(f"(?:{pattern})$", name)}
+            if not named:
+                raise ConfigError(f"{self.label}: no metric is named {pattern!r}; there are {', '.join(metrics)}")
+            found |= named
+        return found
+
+
+def ensure_evaluators(given: Any) -> list[Evaluator]:
+    """Evaluators as they are; a loader is one with the label "eval"."""
+    if given is None:
+        return []
+    several = given if isinstance(given, (list, tuple)) else [given]
+    every = [each if isinstance(each, Evaluator) else Evaluator(label="eval", dataloader=each) for each in several]
+    labels = [each.label for each in every]
+    if double := {label for label in labels if labels.count(label) > 1}:
+        raise ConfigError(f"several evaluators are named {', '.join(sorted(double))}: Evaluator(label=...) names each")
+    return every
+
+
+def evaluate_periodically(eval_interval: int | str | Time, eval_at_fit_end: bool = True) -> When:
+    """Says when to evaluate: every so many epochs or batches, or after each such part of the training, and at its
+    end."""
+    interval = ensure_time(eval_interval)
+    if interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION):
+        raise ConfigError(f"eval_interval={eval_interval!r}: it is counted in ep, ba or dur")
+    last = None  # batch after which was evaluated
+
+    def due(state: State, event: Event) -> bool:
+        nonlocal last
+        if interval.value <= 0:
+            return False
+        now = state.timestamp
+        if event is Event.FIT_END:
+            return eval_at_fit_end and now.batch != last
+        if interval.unit is TimeUnit.EPOCH:
+            is_due = event is Event.EPOCH_END and now.epoch.value % interval.value == 0
+        else:
+            is_due = event is Event.BATCH_END and _passed(state, interval)
+        last = now.batch if is_due else last
+        return is_due
+
+    return due
+
+
+def ensure_when(given: int | str | Time | When) -> When:
+    """A function as it is, or that of an interval."""
+    return given if callable(given) else evaluate_periodically(given)
+
+
+def _passed(state: State, interval: Time) -> bool:
+    """Tells whether a multiple of the interval was passed by the last batch."""
+    if interval.unit is TimeUnit.BATCH:
+        return state.timestamp.batch.value % interval.value == 0
+    part = state.max_duration * interval
+    before, now = state.timestamp_before.get(part.unit), state.timestamp.get(part.unit)
+    if part.unit is TimeUnit.EPOCH:
+        if state.dataloader_len is None:
+            raise ConfigError("eval_interval in dur needs a loader with a length, where max_duration is in epochs")
+        batches = math.ceil(state.max_duration.value * interval.value * state.dataloader_len)
+        return state.timestamp.batch.value % batches == 0
+    return now.value // max(part.value, 1e-9) > before.value // max(part.value, 1e-9)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When others may do something in a training: events, and the callbacks and algorithms that hear of them."""
+
+import abc
+import enum
+from typing import Any
+
+
+class Event(str, enum.Enum):
+    """A moment of a training, in the order of the names. Those between BEFORE_FORWARD and AFTER_BACKWARD are of a
+    microbatch, and happen inside of a step, on the ranks that lead."""
+
+    INIT = "init"
+    AFTER_LOAD = "after_load"
+    FIT_START = "fit_start"
+    EPOCH_START = "epoch_start"
+    BEFORE_DATALOADER = "before_dataloader"
+    AFTER_DATALOADER = "after_dataloader"
+    BATCH_START = "batch_start"
+    BEFORE_TRAIN_BATCH = "before_train_batch"
+    BEFORE_FORWARD = "before_forward"
+    AFTER_FORWARD = "after_forward"
+    BEFORE_LOSS = "before_loss"
+    AFTER_LOSS = "after_loss"
+    BEFORE_BACKWARD = "before_backward"
+    AFTER_BACKWARD = "after_backward"
+    AFTER_TRAIN_BATCH = "after_train_batch"
+    BATCH_END = "batch_end"
+    BATCH_CHECKPOINT = "batch_checkpoint"
+    EPOCH_END = "epoch_end"
+    EPOCH_CHECKPOINT = "epoch_checkpoint"
+    FIT_END = "fit_end"
+    EVAL_START = "eval_start"
+    EVAL_BATCH_START = "eval_batch_start"
+    EVAL_BEFORE_FORWARD = "eval_before_forward"
+    EVAL_AFTER_FORWARD = "eval_after_forward"
+    EVAL_BATCH_END = "eval_batch_end"
+    EVAL_END = "eval_end"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Callback:
+    """Hears of events: each is a method of its name, `def batch_end(self, state, logger)`, that does nothing here."""
+
+    def run_event(self, event: Event, state: Any, logger: Any) -> None:
+        """Calls the event's method; may be overridden in place of them."""
+        getattr(self, event.value)(state, logger)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all of it that a checkpoint keeps."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+
+    def close(self, state: Any, logger: Any) -> None:
+        """The Trainer ends, well or not."""
+
+    def post_close(self) -> None:
+        """All callbacks have been closed."""
+
+
+def _nothing(self: Callback, state: Any, logger: Any) -> None:
+    pass
+
+
+for _event in Event:
+    setattr(Callback, _event.value, _nothing)
+
+
+class Algorithm(abc.ABC):
+    """Changes a training, before callbacks hear of an event."""
+
+    @abc.abstractmethod
+    def match(self, event: Event, state: Any) -> bool:
+        """Tells whether `apply` is to be called."""
+
+    @abc.abstractmethod
+    def apply(self, event: Event, state: Any, logger: Any) -> int | None:
+        """Changes something, of the state for example."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all of it that a checkpoint keeps."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Takes what `state_dict` gave."""
+
+
+class Engine:
+    """Tells algorithms and callbacks of events.
+
+    Args:
+        state: of the training; it has both.
+        logger: they get it.
+    """
+
+    def __init__(self, state: Any, logger: Any):
+        self._state, self._logger = state, logger
+        self._closed = False
+
+    def run_event(self, event: Event) -> None:
+        """Tells all of it, algorithms first."""
+        for algorithm in self._state.algorithms:
+            if algorithm.match(event, self._state):
+                algorithm.apply(event, self._state, self._logger)
+        for callback in self._state.callbacks:
+            callback.run_event(event, self._state, self._logger)
+
+    def close(self) -> None:
+        """Closes all callbacks, once. The first error is raised when all have been."""
+        if self._closed:
+            return
+        self._closed, errors = True, []
+        calls = [(callback.close, (self._state, self._logger)) for callback in self._state.callbacks]
+        for call, arguments in [*calls, *((callback.post_close, ()) for callback in self._state.callbacks)]:
+            try:
+                call(*arguments)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: batches, updates and evaluations, in any layout."""
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lamina.errors import UsageError
+from lamina.job.messages import allgather
+from lamina.job.ranks import DP_GROUP, dp_size
+from lamina.pipeline.step import step
+from lamina.trainer import metrics
+from lamina.trainer.data_spec import DataSpec
+from lamina.trainer.evaluator import Evaluator
+from lamina.trainer.events import Engine, Event
+from lamina.trainer.shares import Share, Shares
+from lamina.trainer.state import State
+from lamina.trainer.undisturbed import undisturbed
+
+
+class Loop:
+    """Trains a model, and evaluates it.
+
+    Args:
+        state: its model is a DistributedModel whose losses add up over microbatches.
+        engine: hears of all events.
+        logger: gets the metrics.
+    """
+
+    def __init__(self, state: State, engine: Engine, logger: Any):
+        self._state, self._engine, self._logger = state, engine, logger
+
+    def fit(self, spec: DataSpec, label: str, most: int) -> None:
+        """Trains until the state says that it is done; epochs have `most` batches at most, if that is not -1."""
+        state, shares = self._state, Shares(spec)
+        length = shares.length
+        state.set_dataloader(spec, label, length if length is None or most < 0 else min(length, most))
+        state.begin()
+        self._engine.run_event(Event.FIT_START)
+        while not state.is_done:
+            state.model.train()
+            self._engine.run_event(Event.EPOCH_START)
+            self._logger.log_metrics({"epoch": state.timestamp.epoch.value})
+            batches = shares.of_epoch(state.timestamp.epoch.value, most)
+            while not state.is_done:
+                self._engine.run_event(Event.BEFORE_DATALOADER)
+                if (share := next(batches, None)) is None:
+                    break
+                self._train(spec, share)
+            if state.is_done and state.timestamp.batch_in_epoch != state.dataloader_len:
+                break  # amid the epoch
+            if not state.timestamp.batch_in_epoch.value:
+                raise UsageError(f"the loader {label!r} gave no batch: with drop_last, none of all ranks was full")
+            state.timestamp = state.timestamp.to_next_epoch()
+            self._engine.run_event(Event.EPOCH_END)
+            self._evaluate(Event.EPOCH_END)
+            self._engine.run_event(Event.EPOCH_CHECKPOINT)
+        self._engine.run_event(Event.FIT_END)
+        self._evaluate(Event.FIT_END)
+
+    def _train(self, spec: DataSpec, share: Share) -> None:
+        """Trains with one batch of all copies."""
+        state = self._state
+        state.batch = spec.device_transforms(share.batch)
+        self._engine.run_event(Event.AFTER_DATALOADER)
+        self._engine.run_event(Event.BATCH_START)
+        microbatches = spec.microbatches(
+            state.batch, share.samples, state.device_train_microbatch_size, state.grad_accum or 1
+        )
+        # Gradients are averaged over the copies, and added up over microbatches.
+        if share.samples:
+            parts = [spec.get_num_samples_in_batch(microbatch) / share.all_samples for microbatch in microbatches]
+        else:
+            microbatches, parts = microbatches[:1], [0.0]
+        self._engine.run_event(Event.BEFORE_TRAIN_BATCH)
+        for optimizer in state.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        losses = {name: sum(values) for name, values in self._step(microbatches, parts).items()}
+        self._engine.run_event(Event.AFTER_TRAIN_BATCH)
+        for optimizer in state.optimizers:
+            optimizer.step()
+        state.total_loss_dict = _over_copies(losses)
+        self._logger.log_metrics({"trainer/global_step": state.timestamp.batch.value, **state.total_loss_dict})
+        state.timestamp_before = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(
+            share.all_samples, share.all_tokens, datetime.timedelta(seconds=share.seconds)
+        )
+        self._engine.run_event(Event.BATCH_END)
+        self._evaluate(Event.BATCH_END)
+        self._engine.run_event(Event.BATCH_CHECKPOINT)
+
+    @step(non_split_inputs=["microbatches", "parts"])
+    def _step(self, microbatches: list[Any], parts: list[float]) -> dict[str, float]:
+        """Runs the microbatches of one copy; `parts` are theirs of the batch of all copies. Returns the losses."""
+        state, run = self._state, self._engine.run_event
+        totals: dict[str, float] = {}
+        for state.batch, part in zip(microbatches, parts, strict=True):
+            run(Event.BEFORE_FORWARD)
+            state.outputs = state.model(state.batch)
+            run(Event.AFTER_FORWARD)
+            run(Event.BEFORE_LOSS)
+            state.loss = state.model.module.loss(state.outputs, state.batch)
+            run(Event.AFTER_LOSS)
+            run(Event.BEFORE_BACKWARD)
+            losses = _losses(state.loss)
+            state.model.backward(losses["total"] * (part * dp_size()))
+            run(Event.AFTER_BACKWARD)
+            for name, loss in losses.items():
+                totals[name] = totals.get(name, 0.0) + loss.item() * part
+        return totals
+
+    def _evaluate(self, event: Event) -> None:
+        """Evaluates what is due."""
+        for evaluator in self._state.evaluators:
+            if evaluator.eval_interval(self._state, event):
+                self.evaluate(evaluator)
+
+    def evaluate(self, evaluator: Evaluator) -> dict[str, Any]:
+        """The model's metrics over an evaluator's data, or where it has none its loss. The training goes on as if
+        nothing had been."""
+        state, spec = self._state, evaluator.dataloader
+        read = state.dataloader, state.dataloader_label, state.dataloader_len
+        measured = metrics.fresh(state.eval_metrics[evaluator.label])
+        losses = [0.0, 0]
+        with undisturbed(state.model):
+            state.model.eval()
+            shares = Shares(spec)
+            state.set_dataloader(spec, evaluator.label, shares.length)
+            self._engine.run_event(Event.EVAL_START)
+            for share in shares.of_epoch(0, evaluator.subset_num_batches):
+                state.batch = spec.device_transforms(share.batch)
+                self._engine.run_event(Event.EVAL_BATCH_START)
+                self._measure(state.batch, share.samples, measured, losses)
+                self._engine.run_event(Event.EVAL_BATCH_END)
+            values = metrics.computed(measured) if measured else {"loss": _mean(losses)}
+        state.eval_metrics[evaluator.label] = measured
+        state.eval_metric_values |= values
+        self._logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
+        self._engine.run_event(Event.EVAL_END)
+        state.dataloader, state.dataloader_label, state.dataloader_len = read
+        return values
+
+    @step(non_split_inputs=["batch", "samples", "measured", "losses"])
+    @torch.no_grad()
+    def _measure(self, batch: Any, samples: int, measured: dict[str, Any], losses: list) -> None:
+        """Adds a batch to metrics, or to the loss; nothing of one without samples."""
+        state, model = self._state, self._state.model.module
+        self._engine.run_event(Event.EVAL_BEFORE_FORWARD)
+        state.outputs = model.eval_forward(batch)
+        self._engine.run_event(Event.EVAL_AFTER_FORWARD)
+        if not samples:
+            return
+        for metric in measured.values():
+            model.update_metric(batch, state.outputs, metric)
+        if not measured:
+            losses[0] += _losses(model.loss(state.outputs, batch))["total"].item() * samples
+            losses[1] += samples
+
+
+def _losses(loss: Any) -> dict[str, torch.Tensor]:
+    """The parts of a loss, by name, and their sum "total"."""
+    if isinstance(loss, Mapping):
+        parts = {name: part.mean() for name, part in loss.items()}
+    elif isinstance(loss, (list, tuple)):
+        parts = {f"loss{number}": part.mean() for number, part in enumerate(loss)}
+    else:
+        return {"total": loss.mean()}
+    return parts if "total" in parts else parts | {"total": sum(parts.values())}
+
+
+def _over_copies(losses: dict[str, float]) -> dict[str, float]:
+    """The losses of all copies of the model together."""
+    everyone = allgather(losses, DP_GROUP)
+    return {f"loss/train/{name}": sum(of_copy[name] for of_copy in everyone) for name in losses}
+
+
+def _mean(own: list) -> float:
+    """The mean over the samples of all copies, of a sum and a number of them."""
+    everyone = allgather(own, DP_GROUP)
+    return sum(total for total, _ in everyone) / max(sum(samples for _, samples in everyone), 1)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of torchmetrics over all copies of the model."""
+
+import copy
+from typing import Any
+
+import torch
+
+from lamina.job.messages import allgather
+from lamina.job.ranks import DP_GROUP
+
+
+def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Copies that have seen nothing, and that no process of torch's synchronises."""
+    copies = {name: copy.deepcopy(metric) for name, metric in metrics.items()}
+    for metric in copies.values():
+        metric.reset()
+        metric.distributed_available_fn = _alone
+    return copies
+
+
+def computed(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The values over what all copies of the model have seen; each of them calls this, and the metrics become those of
+    all. A number is a plain one, several are a list."""
+    own = {name: (metric._update_count, _states(metric)) for name, metric in metrics.items()}
+    everyone = allgather(own, DP_GROUP) if metrics else []
+    values = {}
+    for name, metric in metrics.items():
+        seen = [of_copy[name] for of_copy in everyone if of_copy[name][0]]
+        if seen:
+            _join(metric, [states for _, states in seen])
+            metric._update_count = sum(count for count, _ in seen)
+        metric._computed = None
+        values[name] = _plain(metric.compute())
+    return values
+
+
+def _states(metric: Any) -> dict[str, Any]:
+    return {name: getattr(metric, name) for name in metric._defaults}
+
+
+def _join(metric: Any, copies: list[dict[str, Any]]) -> None:
+    """Has the metric become that of several."""
+    for name, reduce in metric._reductions.items():
+        of_copies = [states[name] for states in copies]
+        if isinstance(of_copies[0], list):
+            setattr(metric, name, [item for items in of_copies for item in items])
+        elif len(of_copies) > 1:
+            stacked = torch.stack(of_copies)
+            setattr(metric, name, stacked if reduce is None else reduce(stacked))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def _alone() -> bool:
+    """Says, in the place of torch, that there are no other processes: `computed` has asked them."""
+    return False

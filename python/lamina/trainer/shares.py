@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of the data that copies of the model read.
+
+[Note: batches of all copies] Batch t of all copies together is what one process with a batch as large would read as its
+batch t: see [Note: equivalence of space and time] in lamina/dist/sampler.py. Copies may have different numbers of
+samples in it, some none. So before each batch they tell each other what they have, and everybody knows how much each
+sample counts, when all are at their end, and what time it is.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from lamina.dist.batches import require_distributed_sampler, samplers
+from lamina.dist.sampler import ExactSampler
+from lamina.job.messages import allgather
+from lamina.job.ranks import DP_GROUP, dp_rank, dp_size
+from lamina.trainer.data_spec import DataSpec
+
+
+class Word(NamedTuple):
+    """The word of a copy before a batch."""
+
+    has_data: bool  # whether its loader gave a batch
+    had_data: bool  # whether one came before
+    samples: int
+    tokens: int
+    clock_ns: int
+
+
+class Share(NamedTuple):
+    """A copy's part of a batch. Without samples of its own the batch is an earlier one, of which nothing counts."""
+
+    batch: Any
+    samples: int
+    all_samples: int  # of all copies
+    all_tokens: int
+    seconds: float  # since the batch before, of rank 0
+
+
+class Shares:
+    """The shares of a loader's batches.
+
+    Args:
+        spec: the loader. Its DistributedSampler gets this copy's place, and repeats no samples.
+
+    Errors:
+        ConfigError: all copies would read the same, for there is no DistributedSampler.
+    """
+
+    def __init__(self, spec: DataSpec):
+        self._spec = spec
+        self._samplers = [each for each in samplers(spec.dataloader) if callable(getattr(each, "set_epoch", None))]
+        if not spec.already_split:
+            require_distributed_sampler(spec.dataloader)
+        self._batches = _settle(spec.dataloader)  # of an epoch, where that is known
+
+    @property
+    def length(self) -> int | None:
+        """How many batches an epoch has; None where that is not known."""
+        if self._batches is not None:
+            return self._batches
+        try:
+            own = len(self._spec.dataloader)
+        except (TypeError, NotImplementedError):
+            own = None
+        lengths = allgather(own, DP_GROUP)
+        return None if None in lengths else max(lengths)
+
+    def of_epoch(self, number: int, most: int = -1) -> Iterator[Share]:
+        """Goes through the loader, which is told the epoch's number; to batch number `most` at most, if it is not -1.
+        All copies get as many."""
+        for sampler in self._samplers:
+            sampler.set_epoch(number)
+        bounds = [bound for bound in (self._batches, most) if bound is not None and bound >= 0]
+        loader = itertools.islice(self._spec.dataloader, min(bounds, default=None))
+        batch, had_data, clock_ns = None, False, None
+        while True:
+            found = next(loader, _END)
+            has_data = found is not _END
+            if has_data:
+                batch = found
+            words = allgather(self._word(batch, has_data, had_data), DP_GROUP)
+            if not any(word.has_data for word in words):
+                return
+            if not all(word.has_data or word.had_data for word in words):
+                others = allgather(batch if has_data else None, DP_GROUP)
+                batch = next(other for other in others if other is not None) if batch is None else batch
+            had_data = True
+            seconds = 0.0 if clock_ns is None else (words[0].clock_ns - clock_ns) / 1e9
+            clock_ns = words[0].clock_ns
+            all_samples, all_tokens = sum(word.samples for word in words), sum(word.tokens for word in words)
+            yield Share(batch, words[dp_rank()].samples, all_samples, all_tokens, seconds)
+
+    def _word(self, batch: Any, has_data: bool, had_data: bool) -> Word:
+        count, count_tokens = self._spec.get_num_samples_in_batch, self._spec.get_num_tokens_in_batch
+        samples, tokens = (int(count(batch)), int(count_tokens(batch))) if has_data else (0, 0)
+        return Word(has_data, had_data, samples, tokens, time.monotonic_ns())
+
+
+_END = object()
+
+
+def _settle(loader: Any) -> int | None:
+    """Gives a DistributedSampler of torch's or of ours its place, and returns the number of batches of all copies."""
+    if not isinstance(loader, DataLoader):
+        return None
+    sampler = next((each for each in samplers(loader) if isinstance(each, DistributedSampler)), None)
+    if sampler is None or type(sampler).__iter__ not in (DistributedSampler.__iter__, ExactSampler.__iter__):
+        return None
+    copies, copy, samples = dp_size(), dp_rank(), len(sampler.dataset)
+    sampler.num_replicas, sampler.rank = copies, copy
+    sampler.total_size, sampler.num_samples = samples, len(range(copy, samples, copies))
+    if (size := getattr(loader.batch_sampler, "batch_size", None)) is None:
+        return None
+    of_all = size * copies
+    return samples // of_all if loader.batch_sampler.drop_last else -(-samples // of_all)

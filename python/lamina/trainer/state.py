@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a training is."""
+
+import contextvars
+from typing import Any
+
+from lamina.errors import ConfigError
+from lamina.trainer.data_spec import DataSpec
+from lamina.trainer.time import Time, Timestamp, TimeUnit, ensure_time
+
+
+class _OfMicrobatch:
+    """An attribute that is a microbatch's inside of the body that runs it, for those of several overlap."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._variable = contextvars.ContextVar(name, default=None)
+
+    def __get__(self, state: Any, owner: type | None = None) -> Any:
+        return self._variable.get()
+
+    def __set__(self, state: Any, value: Any) -> None:
+        self._variable.set(value)
+
+
+class State:
+    """A training as callbacks and algorithms see it, and may change it.
+
+    Attributes:
+        model: the model; its names are those of the user's.
+        batch, outputs, loss: the current ones, in a step those of the microbatch.
+        timestamp: how far the training is.
+        max_duration: how far it goes.
+        dataloader, dataloader_label, dataloader_len: what is being read, and its number of batches.
+        train_metrics, eval_metrics: metrics, the latter by the evaluator's label.
+        train_metric_values, eval_metric_values: their values, as plain numbers.
+        total_loss_dict: the losses of the last batch of all ranks.
+    """
+
+    batch, outputs, loss = _OfMicrobatch(), _OfMicrobatch(), _OfMicrobatch()
+
+    def __init__(self, model: Any, run_name: str, seed: int | None):
+        self.model = model
+        self.run_name = run_name
+        self.rank_zero_seed = self.seed = seed  # drawn by rank 0, if None
+        self.optimizers: list[Any] = []
+        self.schedulers: list[Any] = []
+        self.algorithms: list[Any] = []
+        self.callbacks: list[Any] = []
+        self.evaluators: list[Any] = []
+        self.timestamp = self.timestamp_before = Timestamp()  # now, and a batch ago
+        self.dataloader: Any = None
+        self.train_dataloader: Any = None
+        self.dataloader_label: str | None = None
+        self.dataloader_len: int | None = None
+        self.device_train_microbatch_size: int | None = None
+        self.grad_accum: int | None = None
+        self.precision = "fp32"
+        self.train_metrics: dict[str, Any] = {}
+        self.eval_metrics: dict[str, dict[str, Any]] = {}
+        self.train_metric_values: dict[str, Any] = {}
+        self.eval_metric_values: dict[str, Any] = {}
+        self.total_loss_dict: dict[str, float] = {}
+        self._max_duration: Time | None = None
+        self._stops = False
+
+    @property
+    def max_duration(self) -> Time | None:
+        """How far the training goes; an int is epochs, a string is `Time.from_timestring`'s."""
+        return self._max_duration
+
+    @max_duration.setter
+    def max_duration(self, value: Any) -> None:
+        duration = None if value is None else ensure_time(value)
+        if duration is not None and (duration.unit is TimeUnit.DURATION or duration.value <= 0):
+            raise ConfigError(f"max_duration={value!r}: it is some epochs, batches, samples, tokens or seconds")
+        self._max_duration = duration
+
+    @property
+    def is_done(self) -> bool:
+        """Tells whether the training has reached its end."""
+        return self._stops or self.timestamp >= self._max_duration
+
+    def stop_training(self) -> None:
+        """Ends the training with this batch; on every rank alike."""
+        self._stops = True
+
+    def begin(self) -> None:
+        """A training begins."""
+        self._stops = False
+
+    def get_elapsed_duration(self) -> Time | None:
+        """Which part of the training is done, from 0 to 1."""
+        if self._max_duration is None:
+            return None
+        return self.timestamp.get(self._max_duration.unit) / self._max_duration
+
+    def set_dataloader(self, spec: DataSpec | None, label: str | None, length: int | None) -> None:
+        """Another loader is being read."""
+        self.dataloader = None if spec is None else spec.dataloader
+        self.dataloader_label, self.dataloader_len = label, length

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of the Trainer for three ranks, beside those of tests/equivalence/trainer_cases.py."""
+
+import pytest
+import torch
+from equivalence.trainer_cases import Model, data_of
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+
+import lamina
+from lamina.errors import ConfigError, UsageError
+from lamina.trainer import Callback, ComposerModel, DataSpec, Evaluator, Trainer
+
+RANKS = 3
+
+
+class Measured(Model):
+    """With a metric of numbers, and one that keeps all outputs."""
+
+    def __init__(self):
+        super().__init__("mean")
+
+    def get_metrics(self, is_train):
+        return {"accuracy": MulticlassAccuracy(3, average="micro"), "auroc": MulticlassAUROC(3)}
+
+    def update_metric(self, batch, outputs, metric):
+        metric.update(outputs.softmax(1), batch[1])  # else torchmetrics looks whether a batch seems to be logits
+
+
+def trainer_of(model, loader, **options):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    defaults = {"max_duration": "1ep", "optimizers": optimizer, "lamina_config": {"timeout_s": 60}, "seed": 1}
+    return Trainer(model=model, train_dataloader=loader, **(defaults | options))
+
+
+def shared(dataset, batch_size, **options):
+    return DataLoader(dataset, batch_size, sampler=lamina.dist.get_sampler(dataset, **options))
+
+
+class Seen(Callback):
+    def __init__(self):
+        self.batches, self.events = [], []
+
+    def run_event(self, event, state, logger):
+        self.events.append(event.value)
+        if event.value == "before_train_batch":
+            self.batches.append(state.batch)
+
+
+def case_metrics_are_those_of_one_process_whatever_each_rank_has():
+    for samples in (2, 5, 17, 30):  # in the first rank 2 has none
+        model, evaluated = Measured(), data_of(samples, 2)
+        loader = shared(evaluated, 4)
+        trainer = trainer_of(model, shared(data_of(6, 1), 2), eval_dataloader=loader)
+        trainer.eval()
+        expected = model.get_metrics(is_train=False)
+        for metric in expected.values():
+            metric.distributed_available_fn = lambda: False
+            model.update_metric(evaluated.tensors, model(evaluated.tensors), metric)
+            metric.compute()
+        values = trainer.state.eval_metric_values
+        assert values == pytest.approx({name: metric.compute().item() for name, metric in expected.items()})
+        assert all(type(value) is float for value in values.values())
+        trainer.close()
+
+
+def case_evaluators_have_their_metrics_intervals_and_numbers_of_batches():
+    data = data_of(12, 2)
+    every = [
+        Evaluator(label="often", dataloader=shared(data, 2), metric_names=["acc.*"], eval_interval="2ba"),
+        Evaluator(label="never", dataloader=shared(data, 2), eval_interval=0),
+        Evaluator(label="first", dataloader=shared(data, 2), subset_num_batches=1, eval_interval="0.5dur"),
+    ]
+    seen = Seen()
+    trainer = trainer_of(Measured(), shared(data_of(24, 1), 2), eval_dataloader=every, callbacks=seen)
+    trainer.fit()  # of four batches
+    assert seen.events.count("eval_start") == 4
+    assert seen.events.count("eval_batch_end") == 2 * 2 + 2 * 1
+    assert set(trainer.state.eval_metric_values) == {"accuracy", "auroc"}
+    assert trainer.state.eval_metrics["often"].keys() == {"accuracy"}
+    with pytest.raises(ConfigError, match="no metric is named 'f1'"):
+        Evaluator(label="x", dataloader=[], metric_names=["f1"]).metrics_of({"accuracy": None})
+
+
+class Uneven(IterableDataset):
+    """Rank 0 has no sample, rank 1 two, rank 2 seven."""
+
+    def __iter__(self):
+        own = data_of(9, 1).tensors
+        begin, end = [(0, 0), (0, 2), (2, 9)][lamina.dist.get_global_rank()]
+        return zip(own[0][begin:end], own[1][begin:end], strict=True)
+
+
+def case_ranks_with_any_number_of_batches_train_like_one_that_has_all():
+    model, alone = Model("mean"), Model("mean")
+    trainer = trainer_of(model, DataLoader(Uneven(), 3), max_duration="2ep")
+    trainer.fit()
+    x, y = data_of(9, 1).tensors
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for rows in [[0, 1, 2, 3, 4], [5, 6, 7], [8]] * 2:  # batch t of all ranks
+        optimizer.zero_grad()
+        alone.loss(alone((x[rows],)), (None, y[rows])).mean().backward()
+        optimizer.step()
+    for name, value in trainer.state.model.state_dict().items():
+        torch.testing.assert_close(value, alone.state_dict()[name])
+    assert trainer.state.timestamp.batch == 6 and trainer.state.timestamp.sample == 18
+
+
+def case_a_sampler_gets_its_place_and_repeats_nothing():
+    data = data_of(10, 1)
+    wrong = DistributedSampler(data, num_replicas=7, rank=5, shuffle=False)  # made for something else
+    seen = Seen()
+    trainer = trainer_of(Model("mean"), DataLoader(data, 2, sampler=wrong), callbacks=seen)
+    trainer.fit()
+    own = torch.cat([batch[0] for batch in seen.batches])
+    rows = [row for row in range(10) if row % RANKS == lamina.rank()]
+    assert torch.equal(own[: len(rows)], data.tensors[0][rows])
+    assert trainer.state.timestamp.sample == 10 and trainer.state.dataloader_len == 2
+
+
+def case_ranks_that_would_read_the_same_are_refused():
+    data = data_of(12, 1)
+    for loader in DataLoader(data, 2), DataLoader(data, 2, sampler=RandomSampler(data)):
+        with pytest.raises(ConfigError, match=r"world_size\(3\) > 1 but dataloader does not use DistributedSampler"):
+            trainer_of(Model("mean"), loader).fit()
+        trainer = trainer_of(Model("mean"), DataSpec(loader, already_split=True))
+        trainer.fit()
+        assert trainer.state.timestamp.sample == 36
+
+
+def case_the_next_trainer_goes_on_with_the_model_and_ends_the_one_before():
+    model, data = Model("mean"), data_of(12, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    first = trainer_of(model, shared(data, 2), optimizers=optimizer)
+    first.fit()
+    second = trainer_of(model, shared(data, 2), optimizers=torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(UsageError, match="another one was made after it"):
+        first.fit(duration="1ep")
+    second.fit()
+    second.close()
+    second.close()
+    alone = Model("mean")
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for _ in range(2):
+        for begin in (0, 6):
+            optimizer.zero_grad()
+            batch = [part[begin : begin + 6] for part in data.tensors]
+            alone.loss(alone(batch), batch).mean().backward()
+            optimizer.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, alone.state_dict()[name])
+
+
+def case_a_training_goes_on_for_a_duration_or_begins_anew():
+    trainer = trainer_of(Model("mean"), shared(data_of(12, 1), 2), max_duration=None)
+    with pytest.raises(ConfigError, match="no max_duration"):
+        trainer.fit()
+    trainer.fit(duration="1ba")
+    trainer.fit(duration=1)
+    assert trainer.state.timestamp.batch == 3 and trainer.state.timestamp.epoch == 1
+    with pytest.raises(ConfigError, match="has passed"):
+        trainer.fit()
+    trainer.fit(duration="3sp", reset_time=True)
+    assert trainer.state.timestamp.batch == 1
+    trainer.fit(train_dataloader=shared(data_of(6, 1), 1), train_subset_num_batches=1, duration="1ep", grad_accum=1)
+    assert trainer.state.timestamp.batch == 2 and trainer.state.dataloader_len == 1
+
+
+def case_what_a_loader_gave_no_batch_of_is_told():
+    trainer = trainer_of(Model("mean"), DataLoader(data_of(2, 1), 1, drop_last=True, sampler=sampler_of(2)))
+    with pytest.raises(UsageError, match="gave no batch"):
+        trainer.fit()
+
+
+def sampler_of(samples):
+    return lamina.dist.get_sampler(TensorDataset(torch.zeros(samples)))
+
+
+def case_wrong_arguments_are_named_before_anything_is_started():
+    model, loader = Model("mean"), shared(data_of(6, 1), 2)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    plain = nn.Linear(2, 2)
+    for said, options in {
+        r"forward\(batch\) and loss\(outputs, batch\), and not a Linear": {"model": plain},
+        "one optimizer": {"optimizers": [sgd, sgd]},
+        "not the model's": {"optimizers": torch.optim.SGD(plain.parameters(), 0.1)},
+        "10 eps": {"max_duration": "10 eps"},
+        "max_duration=0": {"max_duration": 0},
+        "say the same": {"grad_accum": 2, "device_train_microbatch_size": 2},
+        "grad_accum=0": {"grad_accum": 0},
+        "device_train_microbatch_size='many'": {"device_train_microbatch_size": "many"},
+        "seed=-1": {"seed": -1},
+        "eval_interval and": {"eval_interval": "1ba"},
+        "counted in ep, ba or dur": {"eval_interval": "1tok", "eval_dataloader": loader},
+        "several evaluators are named eval": {"eval_dataloader": [loader, loader]},
+        "how many microbatches": {"lamina_config": {"microbatches": 4}},
+        "gives no batches": {"train_dataloader": 7},
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            Trainer(**({"model": model, "train_dataloader": loader, "max_duration": 1, "optimizers": sgd} | options))
+        assert not lamina.is_initialized()
+    with pytest.warns(UserWarning, match=r"SGD\(lr=0.1\)"):
+        trainer = Trainer(model=model, max_duration=1)
+    with pytest.raises(ConfigError, match="no train_dataloader"):
+        trainer.fit()
+    with pytest.raises(ConfigError, match="no eval_dataloader"):
+        trainer.eval()
+
+
+def case_microbatches_have_their_own_batch_outputs_and_loss():
+    found = []
+
+    class Looks(Callback):
+        def after_loss(self, state, logger):
+            found.append((len(state.batch[0]), len(state.outputs), state.loss.shape))
+
+        def after_train_batch(self, state, logger):
+            found.append(len(state.batch[0]))
+
+    trainer_of(Model("mean"), shared(data_of(15, 1), 5), callbacks=Looks(), device_train_microbatch_size=2).fit()
+    assert found == [(2, 2, (2,)), (2, 2, (2,)), (1, 1, (1,)), 5]
+
+
+def case_a_model_without_a_loss_is_no_model():
+    with pytest.raises(TypeError, match="abstract"):
+        type("Half", (ComposerModel,), {"forward": None})()

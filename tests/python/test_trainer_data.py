@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections import namedtuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from lamina.errors import ConfigError, UsageError
+from lamina.trainer.data_spec import DataSpec, count_samples, ensure_data_spec, split
+
+Pair = namedtuple("Pair", "x y")
+X = torch.arange(10).reshape(5, 2)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        X,
+        (X, X[:, 0]),
+        [X, [1, 2, 3, 4, 5]],
+        {"x": X, "name": "same", "ids": list("abcde")},
+        Pair(X, X[:, 0]),
+        [{"x": X}, (X, 3.5)],
+        list("abcde"),
+    ],
+    ids=["tensor", "tuple", "list", "dictionary", "named", "nested", "plain"],
+)
+def test_a_batch_is_cut_in_order_the_last_with_fewer(batch):
+    assert count_samples(batch) == 5
+    pieces = split(batch, 2)
+    assert [count_samples(piece) for piece in pieces] == [2, 2, 1]
+    assert all(type(piece) is type(batch) for piece in pieces)
+    first = lambda tree: tree if isinstance(tree, torch.Tensor) else None  # noqa: E731
+    tensors = [[first(part) for part in (piece.values() if isinstance(piece, dict) else piece)] for piece in pieces]
+    if isinstance(batch, (tuple, list)) and isinstance(batch[0], torch.Tensor):
+        assert torch.equal(torch.cat([each[0] for each in tensors]), X)
+
+
+def test_plain_values_beside_tensors_are_of_every_sample():
+    assert [piece["name"] for piece in split({"x": X, "name": "same"}, 2)] == ["same"] * 3
+    assert [piece[1] for piece in split([X, 3], 4)] == [3, 3]
+
+
+def test_what_cannot_be_cut_or_counted_says_what_to_do():
+    for wrong in (lambda: split({1, 2}, 1), lambda: split([X, X[:3]], 2), lambda: count_samples([X, X[:3]])):
+        with pytest.raises(UsageError, match="DataSpec"):
+            wrong()
+    with pytest.raises(UsageError, match="no tensors"):
+        count_samples({})
+
+
+def test_microbatches_are_of_a_size_or_so_many():
+    spec = DataSpec([X])
+    sizes = lambda size, pieces: [len(each) for each in spec.microbatches(X, 5, size, pieces)]  # noqa: E731
+    assert sizes(2, 1) == [2, 2, 1]
+    assert sizes(9, 1) == [5]
+    assert sizes(None, 1) == [5]
+    assert sizes(None, 2) == [3, 2]
+    assert sizes(None, 3) == [2, 2, 1]
+    assert sizes(None, 9) == [1] * 5
+
+
+def test_a_specification_is_of_a_loader_a_dictionary_or_itself():
+    loader = DataLoader(TensorDataset(X), 2)
+    spec = ensure_data_spec(loader)
+    assert ensure_data_spec(spec) is spec and spec.num_samples == 5
+    assert ensure_data_spec({"dataloader": loader, "num_samples": 3}).num_samples == 3
+    assert DataSpec([X]).num_samples is None
+    with pytest.raises(ConfigError, match="no batches"):
+        DataSpec(3)
+    persistent = DataLoader(TensorDataset(X), 2, num_workers=1, persistent_workers=True)
+    next(iter(persistent))
+    with pytest.raises(ConfigError, match="iterated over already"):
+        DataSpec(persistent)
