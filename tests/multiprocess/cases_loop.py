@@ -65,6 +65,26 @@ def case_metrics_are_those_of_one_process_whatever_each_rank_has():
         trainer.close()
 
 
+def case_metrics_of_the_training_are_those_of_the_whole_batch():
+    data, seen = data_of(20, 1), []
+
+    class Looks(Callback):
+        def batch_end(self, state, logger):
+            seen.append(state.train_metric_values["accuracy"])
+
+    model = Measured()
+    trainer_of(model, shared(data, 4), callbacks=Looks(), grad_accum=3).fit()
+    alone = Measured()
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for begin, found in zip((0, 12), seen, strict=True):
+        batch = [part[begin : begin + 12] for part in data.tensors]
+        outputs = alone(batch)
+        assert found == pytest.approx((outputs.argmax(1) == batch[1]).double().mean().item())
+        optimizer.zero_grad()
+        alone.loss(outputs, batch).mean().backward()
+        optimizer.step()
+
+
 def case_evaluators_have_their_metrics_intervals_and_numbers_of_batches():
     data = data_of(12, 2)
     every = [
@@ -131,23 +151,28 @@ def case_ranks_that_would_read_the_same_are_refused():
 
 def case_the_next_trainer_goes_on_with_the_model_and_ends_the_one_before():
     model, data = Model("mean"), data_of(12, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    first = trainer_of(model, shared(data, 2), optimizers=optimizer)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    ended = Seen()
+    ended.close = lambda state, logger: ended.events.append("close")
+    sharded = {"timeout_s": 60, "sharded_data_parallel_degree": RANKS, "sdp_param_persistence_threshold": 0}
+    first = trainer_of(model, shared(data, 2), optimizers=optimizer, lamina_config=sharded, callbacks=ended)
     first.fit()
-    second = trainer_of(model, shared(data, 2), optimizers=torch.optim.SGD(model.parameters(), 0.1))
+    assert ended.events[-1] == "fit_end"
+    second = trainer_of(model, shared(data, 2), optimizers=optimizer)
+    assert ended.events[-1] == "close"
     with pytest.raises(UsageError, match="another one was made after it"):
         first.fit(duration="1ep")
     second.fit()
     second.close()
     second.close()
     alone = Model("mean")
-    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
-    for _ in range(2):
-        for begin in (0, 6):
-            optimizer.zero_grad()
-            batch = [part[begin : begin + 6] for part in data.tensors]
-            alone.loss(alone(batch), batch).mean().backward()
-            optimizer.step()
+    optimizer_alone = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
+    of_both = [(alone, optimizer_alone)] * 4 + [(alone, optimizer_alone), (model, optimizer)]  # by hand after the end
+    for number, (each, steps) in enumerate(of_both):
+        steps.zero_grad()
+        batch = [part[number % 2 * 6 : number % 2 * 6 + 6] for part in data.tensors] if number < 4 else data.tensors
+        each.loss(each(batch), batch).mean().backward()
+        steps.step()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, alone.state_dict()[name])
 
@@ -184,14 +209,20 @@ def case_wrong_arguments_are_named_before_anything_is_started():
     for said, options in {
         r"forward\(batch\) and loss\(outputs, batch\), and not a Linear": {"model": plain},
         "one optimizer": {"optimizers": [sgd, sgd]},
+        "max_durations: there is no such argument; the nearest is max_duration": {"max_durations": 1},
+        "profiler: there is none here: lamina.timeline": {"profiler": object()},
+        "save_folder: is not there yet": {"save_folder": "x"},
+        "objects of Callback, and not of int": {"callbacks": [3]},
+        "'gpu' is not there yet": {"device": "gpu"},
+        "a number of batches, or -1": {"train_subset_num_batches": 0},
         "not the model's": {"optimizers": torch.optim.SGD(plain.parameters(), 0.1)},
         "10 eps": {"max_duration": "10 eps"},
-        "max_duration=0": {"max_duration": 0},
+        "0: it is some epochs": {"max_duration": 0},
         "say the same": {"grad_accum": 2, "device_train_microbatch_size": 2},
         "grad_accum=0": {"grad_accum": 0},
         "device_train_microbatch_size='many'": {"device_train_microbatch_size": "many"},
-        "seed=-1": {"seed": -1},
-        "eval_interval and": {"eval_interval": "1ba"},
+        "-1: it is a number, 0 or more": {"seed": -1},
+        "eval_interval and eval_subset": {"eval_interval": "1ba"},
         "counted in ep, ba or dur": {"eval_interval": "1tok", "eval_dataloader": loader},
         "several evaluators are named eval": {"eval_dataloader": [loader, loader]},
         "how many microbatches": {"lamina_config": {"microbatches": 4}},
@@ -200,6 +231,9 @@ def case_wrong_arguments_are_named_before_anything_is_started():
         with pytest.raises(ConfigError, match=said):
             Trainer(**({"model": model, "train_dataloader": loader, "max_duration": 1, "optimizers": sgd} | options))
         assert not lamina.is_initialized()
+    with pytest.raises(ConfigError) as several:
+        Trainer(model=plain, max_duration="x", sede=1, autoresume=True)
+    assert all(name in str(several.value) for name in ("seed", "autoresume", "a Linear", "'x' is no time"))
     with pytest.warns(UserWarning, match=r"SGD\(lr=0.1\)"):
         trainer = Trainer(model=model, max_duration=1)
     with pytest.raises(ConfigError, match="no train_dataloader"):

@@ -74,6 +74,8 @@ class Loop:
             parts = [spec.get_num_samples_in_batch(microbatch) / share.all_samples for microbatch in microbatches]
         else:
             microbatches, parts = microbatches[:1], [0.0]
+        for metric in state.train_metrics.values():
+            metric.reset()
         self._engine.run_event(Event.BEFORE_TRAIN_BATCH)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -82,7 +84,16 @@ class Loop:
         for optimizer in state.optimizers:
             optimizer.step()
         state.total_loss_dict = _over_copies(losses)
-        self._logger.log_metrics({"trainer/global_step": state.timestamp.batch.value, **state.total_loss_dict})
+        if state.train_metrics:
+            state.train_metric_values |= metrics.computed(state.train_metrics)
+        self._logger.log_metrics(
+            {
+                "trainer/global_step": state.timestamp.batch.value,
+                "trainer/batch_idx": state.timestamp.batch_in_epoch.value,
+                **state.total_loss_dict,
+                **{f"metrics/train/{name}": value for name, value in state.train_metric_values.items()},
+            }
+        )
         state.timestamp_before = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(
             share.all_samples, share.all_tokens, datetime.timedelta(seconds=share.seconds)
@@ -109,7 +120,16 @@ class Loop:
             run(Event.AFTER_BACKWARD)
             for name, loss in losses.items():
                 totals[name] = totals.get(name, 0.0) + loss.item() * part
+            if part:
+                self._update_train_metrics()
         return totals
+
+    @torch.no_grad()
+    def _update_train_metrics(self) -> None:
+        state, model = self._state, self._state.model.module
+        outputs = model.eval_forward(state.batch, state.outputs) if state.train_metrics else None
+        for metric in state.train_metrics.values():
+            model.update_metric(state.batch, outputs, metric)
 
     def _evaluate(self, event: Event) -> None:
         """Evaluates what is due."""

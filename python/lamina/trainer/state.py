@@ -4,9 +4,8 @@
 import contextvars
 from typing import Any
 
-from lamina.errors import ConfigError
 from lamina.trainer.data_spec import DataSpec
-from lamina.trainer.time import Time, Timestamp, TimeUnit, ensure_time
+from lamina.trainer.time import Time, Timestamp, ensure_time
 
 
 class _OfMicrobatch:
@@ -70,10 +69,7 @@ class State:
 
     @max_duration.setter
     def max_duration(self, value: Any) -> None:
-        duration = None if value is None else ensure_time(value)
-        if duration is not None and (duration.unit is TimeUnit.DURATION or duration.value <= 0):
-            raise ConfigError(f"max_duration={value!r}: it is some epochs, batches, samples, tokens or seconds")
-        self._max_duration = duration
+        self._max_duration = None if value is None else ensure_time(value)
 
     @property
     def is_done(self) -> bool:

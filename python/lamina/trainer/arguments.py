@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the Trainer: their names, defaults and errors."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lamina.errors import ConfigError
+from lamina.trainer.data_spec import DataSpec, ensure_data_spec
+from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
+from lamina.trainer.events import Algorithm, Callback
+from lamina.trainer.model import require_model
+from lamina.trainer.time import Time, ensure_time
+
+# Composer's that have no sense here, with what is there in their place.
+_NEVER = {
+    "algorithm_passes": "algorithms hear of an event in the order of the list",
+    "scale_schedule_ratio": "say the shorter max_duration",
+    "load_object_store": "load_path is a folder that all ranks see",
+    "profiler": "lamina.timeline shows what each rank does",
+    "ddp_sync_strategy": "gradients are averaged once for each batch",
+    "log_traces": "lamina.timeline shows what each rank does",
+}
+_NOT_YET = (
+    *(f"load_{name}" for name in ("path", "weights_only", "strict_model_weights", "progress_bar", "ignore_keys")),
+    *(f"save_{name}" for name in ("folder", "filename", "latest_filename", "overwrite", "interval", "weights_only")),
+    *("load_exclude_algorithms", "save_num_checkpoints_to_keep", "autoresume", "deepspeed_config", "fsdp_config"),
+    "accumulate_train_batch_on_tokens",
+)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Arguments:
+    """All arguments of a Trainer; see there."""
+
+    model: Any
+    train_dataloader: Iterable | DataSpec | dict[str, Any] | None = None
+    train_dataloader_label: str = "train"
+    train_subset_num_batches: int = -1
+    max_duration: int | str | Time | None = None
+    algorithms: Algorithm | Sequence[Algorithm] | None = None
+    algorithm_passes: Any = None
+    optimizers: torch.optim.Optimizer | None = None
+    schedulers: Any = None
+    scale_schedule_ratio: float = 1.0
+    step_schedulers_every_batch: bool | None = None
+    eval_dataloader: Iterable | DataSpec | Evaluator | Sequence[Evaluator] | None = None
+    eval_interval: int | str | Time | When = 1
+    eval_subset_num_batches: int = -1
+    callbacks: Callback | Sequence[Callback] | None = None
+    loggers: Any = None
+    run_name: str | None = None
+    progress_bar: bool = True
+    log_to_console: bool = False
+    console_stream: Any = "stderr"
+    console_log_interval: int | str | Time = "1ba"
+    log_traces: bool = False
+    auto_log_hparams: bool = False
+    load_path: str | None = None
+    load_object_store: Any = None
+    load_weights_only: bool = False
+    load_strict_model_weights: bool = False
+    load_progress_bar: bool = True
+    load_ignore_keys: list[str] | Callable | None = None
+    load_exclude_algorithms: list[str] | None = None
+    save_folder: str | None = None
+    save_filename: str = "ep{epoch}-ba{batch}-rank{rank}.pt"
+    save_latest_filename: str | None = "latest-rank{rank}.pt"
+    save_overwrite: bool = False
+    save_interval: int | str | Time | When = "1ep"
+    save_weights_only: bool = False
+    save_num_checkpoints_to_keep: int = -1
+    autoresume: bool = False
+    deepspeed_config: dict[str, Any] | None = None
+    fsdp_config: dict[str, Any] | None = None
+    device: str | None = None
+    precision: str | None = None
+    grad_accum: int | str | None = 1
+    device_train_microbatch_size: int | str | None = None
+    seed: int | None = None
+    deterministic_mode: bool = False
+    dist_timeout: float = 1800.0
+    ddp_sync_strategy: Any = None
+    profiler: Any = None
+    python_log_level: str | None = None
+    accumulate_train_batch_on_tokens: bool = False
+    lamina_config: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Arguments":
+        """The arguments of a call, with those that are made of others: DataSpecs, Evaluators, lists and times.
+
+        Errors:
+            ConfigError: all that is wrong with them.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = [name for name in given if name not in known]
+        problems = [f"{name}: there is no such argument{_nearest(name, known)}" for name in unknown]
+        arguments = cls(model=given.get("model"), **{n: v for n, v in given.items() if n in known and n != "model"})
+        problems += arguments._problems()
+        if problems:
+            raise ConfigError("\n  ".join(["Trainer: " + problems[0], *problems[1:]]))
+        return arguments
+
+    def _problems(self) -> Iterator[str]:
+        """Says what is wrong, and puts in the place of each argument what it stands for."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in (*_NEVER, *_NOT_YET):
+            if (value := getattr(self, name)) is not defaults[name] and value != defaults[name]:
+                yield f"{name}: " + (f"there is none here: {_NEVER[name]}" if name in _NEVER else "is not there yet")
+        for name, made in self._made().items():
+            try:
+                setattr(self, name, made(getattr(self, name)))
+            except (ConfigError, TypeError) as error:
+                yield f"{name}: {error}"
+        if self.device_train_microbatch_size is not None and self.grad_accum not in (None, 1):
+            yield "grad_accum and device_train_microbatch_size say the same: give one of them"
+        if not self.eval_dataloader and (callable(self.eval_interval) or self.eval_subset_num_batches != -1):
+            yield "eval_interval and eval_subset_num_batches say nothing without an eval_dataloader"
+        if dict(self.lamina_config or {}).get("microbatches", 1) != 1:
+            yield "lamina_config: grad_accum and device_train_microbatch_size say how many microbatches"
+
+    def _made(self) -> dict[str, Callable[[Any], Any]]:
+        return {
+            "model": require_model,
+            "train_dataloader": lambda given: None if given is None else ensure_data_spec(given),
+            "train_subset_num_batches": _count_or_all,
+            "max_duration": duration,
+            "algorithms": lambda given: _all_of(Algorithm, given),
+            "callbacks": lambda given: _all_of(Callback, given),
+            "optimizers": lambda given: _one_optimizer(given, self.model),
+            "schedulers": listed,
+            "loggers": listed,
+            "eval_dataloader": ensure_evaluators,
+            "eval_interval": lambda given: given if given == 1 else ensure_when(given),
+            "eval_subset_num_batches": _count_or_all,
+            "device": _device,
+            "grad_accum": lambda given: pieces("grad_accum", given),
+            "device_train_microbatch_size": lambda given: pieces("device_train_microbatch_size", given),
+            "seed": _seed,
+            "dist_timeout": _seconds,
+        }
+
+
+def signature() -> inspect.Signature:
+    """The signature of a Trainer."""
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = inspect.signature(Arguments).parameters.values()
+    return inspect.Signature([own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in named)])
+
+
+def listed(given: Any) -> list[Any]:
+    """One, several or None as a list."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def duration(given: Any) -> Time | None:
+    """How far a training goes.
+
+    Errors:
+        ConfigError: no time, or nothing of one.
+    """
+    if given is None:
+        return None
+    if (time := ensure_time(given)).value <= 0 or time.unit.name == "DURATION":
+        raise ConfigError(f"{given!r}: it is some epochs, batches, samples, tokens or seconds")
+    return time
+
+
+def pieces(name: str, given: Any) -> int | None:
+    """A number of microbatches or of samples in one.
+
+    Errors:
+        ConfigError: it is none.
+    """
+    if given == "auto":
+        raise ConfigError(f"{name}='auto' is not there yet: give a number")
+    if given is not None and (type(given) is not int or given < 1):
+        raise ConfigError(f"{name}={given!r}: it is a number, 1 or more")
+    return given
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, known, 1)
+    return f"; the nearest is {found[0]}" if found else ""
+
+
+def _all_of(kind: type, given: Any) -> list[Any]:
+    several = listed(given)
+    if wrong := [type(each).__name__ for each in several if not isinstance(each, kind)]:
+        raise ConfigError(f"they are objects of {kind.__name__}, and not of {', '.join(wrong)}")
+    return several
+
+
+def _one_optimizer(given: Any, model: Any) -> Any:
+    several = listed(given)
+    if len(several) > 1 or not all(isinstance(each, torch.optim.Optimizer) for each in several):
+        kinds = ", ".join(type(each).__name__ for each in several)
+        raise ConfigError(f"it is one optimizer of torch's or of lamina's, not {kinds}")
+    if not several or not isinstance(model, torch.nn.Module) or hasattr(several[0], "optimizer"):
+        return several[0] if several else None  # one of the Trainer before gets its parameters back when that one ends
+    own = set(map(id, model.parameters()))
+    if any(id(parameter) not in own for group in several[0].param_groups for parameter in group["params"]):
+        raise ConfigError("its parameters are not the model's: make it of model.parameters()")
+    return several[0]
+
+
+def _count_or_all(given: Any) -> int:
+    if type(given) is not int or given < -1 or given == 0:
+        raise ConfigError(f"{given!r}: it is a number of batches, or -1 for all")
+    return given
+
+
+def _device(given: Any) -> Any:
+    if given not in (None, "cpu", "gpu", "cuda"):
+        raise ConfigError(f"{given!r}: it is 'cpu' or 'gpu'")
+    if given in ("gpu", "cuda"):
+        raise ConfigError(f"{given!r} is not there yet: trainings run on CPUs")
+    return given
+
+
+def _seed(given: Any) -> int | None:
+    if given is not None and (type(given) is not int or given < 0):
+        raise ConfigError(f"{given!r}: it is a number, 0 or more")
+    return given
+
+
+def _seconds(given: Any) -> float:
+    if type(given) not in (int, float) or not given > 0:
+        raise ConfigError(f"{given!r}: it is a number of seconds")
+    return float(given)
