@@ -105,6 +105,7 @@ from lamina.modules.placement import partition, set_partition
 from lamina.observe.metrics import JsonLines, Logger, Metrics, TensorBoard
 from lamina.observe.timeline import timeline
 from lamina.optim.optimizer import DistributedOptimizer
+from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.distributed_model import DistributedModel, distribute
 from lamina.pipeline.output import StepOutput
 from lamina.pipeline.step import step
@@ -148,6 +149,7 @@ __all__ = [
     "JsonLines",
     "Logger",
     "Metrics",
+    "Microbatches",
     "PeerError",
     "RankType",
     "RemoteError",

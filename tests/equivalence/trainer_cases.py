@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass, field
 
 import torch
+from equivalence.random_sides import world_of_one
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -15,8 +16,8 @@ from lamina.trainer import ComposerModel, Evaluator, Time, Trainer
 
 @dataclass
 class TrainerCase:
-    """A case. `batch` is that of all ranks; samplers are "exact", torch's ("torch"), or torch's with
-    drop_last ("torch dropping"), which counts as without."""
+    """A case. `batch` is that of all copies; samplers are "exact", the same in rows ("rows"), torch's ("torch"), or
+    torch's with drop_last ("torch dropping"), which counts as without."""
 
     number: int
     world: int
@@ -25,7 +26,9 @@ class TrainerCase:
     def __post_init__(self):
         draw = random.Random(self.number)
         self.per_rank = draw.randint(1, 5)
-        self.batch = self.per_rank * self.world
+        self.layout = draw.choice(["copies", "sharded", "partitions"]) if self.world % 2 == 0 else "copies"
+        self.copies = self.world // 2 if self.layout == "partitions" else self.world
+        self.batch = self.per_rank * self.copies
         self.samples = draw.randint(self.world, 40)
         self.microbatch = draw.choice([{}, {"grad_accum": draw.randint(2, 4)}, {"size": draw.randint(1, 5)}])
         self.sampler = draw.choice(["exact", "torch", "torch dropping"])
@@ -36,10 +39,21 @@ class TrainerCase:
         self.duration = draw.choice(["1ep", "2ep", f"{draw.randint(1, 2 * batches)}ba", f"{2 * self.samples - 1}sp"])
         self.optimizer = draw.choice(["sgd", "adamw"])
         self.evaluated = draw.choice([None, draw.randint(1, 9)])
+        self.dropout = 0.3 if draw.random() < 0.4 else 0.0
+        if self.dropout:  # then microbatches are to be the same
+            size = draw.choice([size for size in range(1, 6) if self.per_rank % size == 0])
+            self.sampler, self.microbatch = "rows", {"size": size}
         self.name = "-".join(
-            [f"{self.number}", f"{self.samples}of{self.batch}", self.sampler.replace(" ", "_"), self.duration]
+            [
+                f"{self.number}",
+                self.layout,
+                f"{self.samples}of{self.batch}",
+                self.sampler.replace(" ", "_"),
+                self.duration,
+            ]
             + [f"{key}{value}" for key, value in self.microbatch.items()]
             + ["drop_last"] * self.drop_last
+            + ["dropout"] * bool(self.dropout)
         )
 
 
@@ -49,11 +63,11 @@ def cases(world: int, count: int) -> list[TrainerCase]:
 
 
 class Model(ComposerModel):
-    def __init__(self, loss: str):
+    def __init__(self, loss: str, dropout: float = 0.0):
         super().__init__()
         torch.manual_seed(3)
         self.kind = loss
-        self.module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        self.module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)).double()
 
     def forward(self, batch):
         return self.module(batch[0])
@@ -115,12 +129,22 @@ def by_hand(case: TrainerCase) -> dict[str, object]:
     return {"state": model.state_dict(), "batches": batches, "samples": seen, "losses": losses, "eval": evaluated}
 
 
-def by_trainer(case: TrainerCase) -> dict[str, object]:
+LAYOUTS = {
+    "copies": {},
+    "sharded": {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 0},
+    "partitions": {"partitions": 2},
+}
+
+
+def by_trainer(case: TrainerCase, alone: bool = False) -> dict[str, object]:
     """This rank of several."""
-    model, dataset = Model(case.loss), data_of(case.samples, 1)
+    model, dataset = Model(case.loss, case.dropout), data_of(case.samples, 1)
     drops = case.sampler == "torch dropping"
-    sampler = lamina.dist.get_sampler(dataset, shuffle=case.shuffle, drop_last=drops, exact=case.sampler == "exact")
-    loader = DataLoader(dataset, case.per_rank, sampler=sampler, drop_last=case.drop_last)
+    per_copy = case.batch if alone else case.per_rank
+    rows = {"batch_size": per_copy} if case.sampler == "rows" else {}
+    exact = case.sampler in ("exact", "rows")
+    sampler = lamina.dist.get_sampler(dataset, shuffle=case.shuffle, drop_last=drops, exact=exact, **rows)
+    loader = DataLoader(dataset, per_copy, sampler=sampler, drop_last=case.drop_last)
     losses = Losses()
     microbatch = dict(case.microbatch)
     size = microbatch.pop("size", None)
@@ -131,14 +155,16 @@ def by_trainer(case: TrainerCase) -> dict[str, object]:
         optimizers=optimizer_of(case, model),
         callbacks=losses,
         device_train_microbatch_size=size,
-        lamina_config={"timeout_s": 60},
+        lamina_config={"timeout_s": 60} | ({} if alone else LAYOUTS[case.layout]),
+        seed=7,
         **evaluation(case),
         **microbatch,
     )
     trainer.fit()
-    state, time = trainer.state.model.state_dict(), trainer.state.timestamp
-    found = {"state": state, "batches": time.batch.value, "samples": time.sample.value, "losses": losses.seen}
+    time = trainer.state.timestamp
+    found = {"batches": time.batch.value, "samples": time.sample.value, "losses": losses.seen}
     trainer.close()
+    found["state"] = model.state_dict()
     return found | {"eval": trainer.state.eval_metric_values.get("loss")}
 
 
@@ -165,7 +191,12 @@ class Losses(lamina.trainer.Callback):
 
 def check(case: TrainerCase) -> list[str]:
     """Lists all that differs on this rank."""
-    expected, found = by_hand(case), by_trainer(case)
+    if case.dropout:
+        with world_of_one():
+            expected = by_trainer(case, alone=True)
+    else:
+        expected = by_hand(case)
+    found = by_trainer(case)
     wrong = [
         f"{name}: {found[name]}, and not {expected[name]}"
         for name in ("batches", "samples")
@@ -174,9 +205,10 @@ def check(case: TrainerCase) -> list[str]:
     pairs = {"losses": (torch.tensor(found["losses"]), torch.tensor(expected["losses"]))}
     pairs |= {name: (found["state"][name], value) for name, value in expected["state"].items()}
     if case.evaluated:
-        pairs["eval"] = torch.tensor(found["eval"], dtype=torch.float64), expected["eval"]
+        pairs["eval"] = torch.tensor(found["eval"]), torch.as_tensor(expected["eval"], dtype=torch.float32)
     for name, (one, other) in pairs.items():
         # Sums over ranks and microbatches are in another order.
-        if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-6 if name == "losses" else 1e-9):
+        rtol = 1e-6 if one.dtype == torch.float32 else 1e-9
+        if one.shape != other.shape or not torch.allclose(one, other, rtol=rtol):
             wrong.append(f"{name}: {one.flatten()[:4].tolist()}, and not {other.flatten()[:4].tolist()}")
     return wrong

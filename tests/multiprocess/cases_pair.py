@@ -100,6 +100,47 @@ def case_it_trains_like_the_plain_loop():
     trains_like_the_plain_loop(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
 
 
+def ready_made(samples):
+    start()
+    torch.manual_seed(0)
+    net = Net()
+    plain = copy.deepcopy(net)
+    model = lamina.DistributedModel(net, average_grads_across_microbatches=samples is not None)
+
+    @lamina.step
+    def train(x, factor):
+        loss = model(x).square().mean() * factor
+        model.backward(loss)
+        return loss
+
+    pieces = lamina.Microbatches(BATCH.split([4, 1, 3]), samples)
+    parts = 1.0 if samples else lamina.Microbatches([4 / 8, 1 / 8, 3 / 8])
+    losses = train(pieces, parts)
+    loss = plain(BATCH).square().mean()
+    loss.backward()
+    torch.testing.assert_close(losses.reduce_mean() if samples else losses.reduce_sum(), loss.detach())
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for name, parameter in model.local_named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+    for wrong, said in (
+        (lamina.Microbatches(BATCH.split(1)), "8 Microbatches, where"),
+        (BATCH, "different numbers"),
+    ):
+        second = lamina.Microbatches([1.0] * 3) if wrong is BATCH else 1.0
+        first = lamina.Microbatches(BATCH.split(2)) if wrong is BATCH else wrong
+        with pytest.raises(lamina.UsageError, match=said):
+            train(first, second)
+    lamina.shutdown()
+
+
+def case_microbatches_may_come_ready_made_in_any_sizes():
+    ready_made([4, 1, 3])
+    ready_made(None)
+    for items, counts in (([], None), ([1, 2], [1])):
+        with pytest.raises(lamina.UsageError, match="Microbatches of"):
+            lamina.Microbatches(items, counts)
+
+
 def case_with_lamina_s_optimizers_it_trains_like_the_plain_loop():
     """Also where an optimizer divides by the norm of all gradients, of which a rank has a part."""
     trains_like_the_plain_loop(lambda parameters: lamina.optim.AdamW(parameters, lr=0.01))

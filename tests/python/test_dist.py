@@ -224,6 +224,7 @@ def test_the_arguments_are_those_that_scripts_pass():
     sampler = inspect.signature(dist.get_sampler).parameters
     assert {name: each.default for name, each in sampler.items() if name != "dataset"} == {
         "drop_last": False, "shuffle": False, "num_replicas": None, "rank": None, "seed": 0, "exact": False,
+        "batch_size": None,
     }  # fmt: skip
 
 

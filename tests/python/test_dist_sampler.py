@@ -26,6 +26,27 @@ def batches(*arguments, **sampling):
     return [(batch[0].tolist(), weight) for batch, weight in dist.exact_batches(loader(*arguments, **sampling))]
 
 
+def rows(count, ranks, rank, size, **sampling):
+    return batches(count, ranks, rank, size, batch_size=size, **sampling)
+
+
+@pytest.mark.parametrize("count, ranks, size", [(33, 2, 4), (33, 2, 16), (13, 3, 4), (32, 2, 4), (3, 3, 1), (10, 4, 3)])
+def test_samples_in_a_row_are_those_of_one_rank_in_order(count, ranks, size):
+    alone = [samples for samples, _ in batches(count, 1, 0, ranks * size, shuffle=True)]
+    each = [rows(count, ranks, rank, size, shuffle=True) for rank in range(ranks)]
+    steps = list(zip(*each, strict=True))
+    assert [[s for samples, weight in step if weight for s in samples] for step in steps] == alone
+    for step, samples in zip(steps, alone, strict=True):
+        share = [weight / ranks / len(mine) for mine, weight in step if weight for _ in mine]
+        assert share == pytest.approx([1 / len(samples)] * len(samples))
+
+
+def test_rows_without_the_last_batch_of_all_ranks():
+    sampler = dist.get_sampler(data(11), num_replicas=2, rank=0, exact=True, batch_size=4)
+    dropping = DataLoader(data(11), 4, sampler=sampler, drop_last=True)
+    assert [batch[0].tolist() for batch, _ in dist.exact_batches(dropping)] == [[0, 1, 2, 3]]
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("count, ranks, _", COUNTS)
 def test_each_sample_is_read_once(count, ranks, _, shuffle):
@@ -98,7 +119,15 @@ class Stream(IterableDataset):
 
 def test_data_that_cannot_be_split_is_refused():
     with pytest.raises(lamina.ConfigError, match="2 samples cannot be split over 3 ranks"):
-        dist.get_sampler(data(2), num_replicas=3, rank=0, exact=True)
+        batches(2, 3, 0, 1)
+    with pytest.raises(lamina.ConfigError, match="4 samples cannot be split over 3 ranks"):
+        rows(4, 3, 2, 2)
+    with pytest.raises(lamina.ConfigError, match="exact=True"):
+        dist.get_sampler(data(5), batch_size=2)
+    with pytest.raises(lamina.ConfigError, match="without drop_last"):
+        dist.get_sampler(data(5), exact=True, batch_size=2, drop_last=True)
+    with pytest.raises(lamina.ConfigError, match="batch_size is 3, the sampler's 2"):
+        batches(9, 2, 0, 3, batch_size=2)
     with pytest.raises(lamina.ConfigError, match="Stream has no length"):
         dist.get_sampler(Stream())
 

@@ -38,23 +38,41 @@ def exact_batches(dataloader: DataLoader) -> Iterator[tuple[Any, float]]:
     the batch before once more with the weight 0.0, so that it takes part in what is collective. No communication.
 
     Errors:
-        ConfigError: another sampler, or no batch size.
+        ConfigError: another sampler, no batch size, or another than the sampler's; a rank that would get no sample.
     """
     sampler = next((each for each in samplers(dataloader) if isinstance(each, ExactSampler)), None)
     if sampler is None:
         raise ConfigError("exact_batches: the loader's sampler is no ExactSampler: use get_sampler(..., exact=True)")
     if (size := getattr(dataloader.batch_sampler, "batch_size", None)) is None:
         raise ConfigError("exact_batches: the loader has no batch_size: give it one")
+    if sampler.batch_size not in (None, size):
+        raise ConfigError(f"exact_batches: the loader's batch_size is {size}, the sampler's {sampler.batch_size}")
+    if sampler.total_size <= (sampler.num_replicas - 1) * (sampler.batch_size or 1):
+        count, ranks = sampler.total_size, sampler.num_replicas
+        raise ConfigError(f"{count} samples cannot be split over {ranks} ranks: use fewer ranks, or a smaller batch_size")
     return _weighted(dataloader, sampler, size)
 
 
 def _weighted(dataloader: DataLoader, sampler: ExactSampler, size: int) -> Iterator[tuple[Any, float]]:
     batches, batch = iter(dataloader), None
     drop_last = dataloader.batch_sampler.drop_last
-    for weight in _lamina.batch_weights(sampler.total_size, sampler.num_replicas, sampler.rank, size, drop_last):
+    if sampler.batch_size is None:
+        weights = _lamina.batch_weights(sampler.total_size, sampler.num_replicas, sampler.rank, size, drop_last)
+    else:
+        weights = _weights_of_rows(sampler, drop_last)
+    for weight in weights:
         if weight:
             batch = next(batches)
         yield batch, weight
+
+
+def _weights_of_rows(sampler: ExactSampler, drop_last: bool) -> Iterator[float]:
+    """The weights where ranks get samples in a row."""
+    of_all = sampler.num_replicas * sampler.batch_size
+    for begin in range(0, sampler.total_size - (of_all - 1 if drop_last else 0), of_all):
+        together = min(of_all, sampler.total_size - begin)
+        own = min(max(together - sampler.rank * sampler.batch_size, 0), sampler.batch_size)
+        yield own * sampler.num_replicas / together
 
 
 def samplers(dataloader: Any) -> list[Any]:

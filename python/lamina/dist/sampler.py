@@ -9,7 +9,7 @@ numbers of samples, some none, so `exact_batches` gives each batch the weight th
 over samples.
 """
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 
 import torch
 from torch.utils.data import Dataset
@@ -26,8 +26,12 @@ class ExactSampler(DistributedSampler):
     The order depends on seed and epoch (`set_epoch`) alone, not on the number of ranks. With `drop_last` the last
     samples, less than one per rank, are left out. See [Note: equivalence of space and time].
 
+    Args:
+        batch_size: of a rank's loader. A rank then gets so many samples in a row, so that its microbatches are those of
+            one process that has all ranks' batches. In the last batch of all ranks the later ones may have none.
+
     Errors:
-        ConfigError: there are fewer samples than ranks.
+        ConfigError: a batch size that is none, or goes with drop_last.
     """
 
     def __init__(
@@ -38,13 +42,20 @@ class ExactSampler(DistributedSampler):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        batch_size: int | None = None,
     ):
         num_replicas, rank = _place(num_replicas, rank)
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
         count = len(dataset)
-        if count < num_replicas:
-            raise ConfigError(f"{count} samples cannot be split over {num_replicas} ranks: use at most {count} ranks")
+        if batch_size is not None and (type(batch_size) is not int or batch_size < 1 or drop_last):
+            raise ConfigError(f"batch_size={batch_size!r} is a number of samples, and goes without drop_last")
+        self.batch_size = batch_size
         self.total_size = count - count % num_replicas if drop_last else count
+        self.num_samples = len(self._mine())
+
+    def move(self, num_replicas: int, rank: int) -> None:
+        """Takes this place among the ranks. All samples are dealt out, with `drop_last`, too."""
+        self.num_replicas, self.rank, self.total_size = num_replicas, rank, len(self.dataset)
         self.num_samples = len(self._mine())
 
     def __iter__(self) -> Iterator[int]:
@@ -54,8 +65,11 @@ class ExactSampler(DistributedSampler):
         order = torch.randperm(len(self.dataset), generator=generator).tolist()
         return iter([order[position] for position in self._mine()])
 
-    def _mine(self) -> range:
-        return range(self.rank, self.total_size, self.num_replicas)
+    def _mine(self) -> Sequence[int]:
+        if self.batch_size is None:
+            return range(self.rank, self.total_size, self.num_replicas)
+        begins = range(self.rank * self.batch_size, self.total_size, self.num_replicas * self.batch_size)
+        return [position for begin in begins for position in range(begin, min(begin + self.batch_size, self.total_size))]
 
 
 def get_sampler(
@@ -67,6 +81,7 @@ def get_sampler(
     rank: int | None = None,
     seed: int = 0,
     exact: bool = False,
+    batch_size: int | None = None,
 ) -> DistributedSampler:
     """The sampler with which each rank reads its part of the data; call its `set_epoch` before each epoch.
 
@@ -75,17 +90,21 @@ def get_sampler(
         num_replicas, rank: how many read different data, and which of them this is; by default all ranks of the world,
             or after `lamina.init` the ranks that differ in dp_rank.
         exact: no sample is repeated; see ExactSampler and `exact_batches`. Otherwise it is torch's DistributedSampler.
+        batch_size: if exact: see ExactSampler.
 
     Errors:
-        ConfigError: a dataset without a length, or, if exact, with fewer samples than ranks.
+        ConfigError: a dataset without a length; `batch_size` without exact, or with drop_last.
     """
     if not isinstance(dataset, Sized):
         raise ConfigError(
             f"get_sampler: a {type(dataset).__name__} has no length to split: an IterableDataset splits itself"
         )
     num_replicas, rank = _place(num_replicas, rank)
-    kind = ExactSampler if exact else DistributedSampler
-    return kind(dataset, num_replicas, rank, shuffle, seed, drop_last)
+    if exact:
+        return ExactSampler(dataset, num_replicas, rank, shuffle, seed, drop_last, batch_size)
+    if batch_size is not None:
+        raise ConfigError("get_sampler: batch_size says how an exact sampler deals: say exact=True, too")
+    return DistributedSampler(dataset, num_replicas, rank, shuffle, seed, drop_last)
 
 
 def readers() -> int:

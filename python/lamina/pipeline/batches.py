@@ -3,15 +3,34 @@
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lamina.errors import said
+from lamina.errors import UsageError, said
 from lamina.job import current
 from lamina.pipeline.split import Splitter
 from lamina.util.told import tell
 
 _OTHERWISE = 'To keep an argument whole: non_split_inputs=["name"]; another axis: input_split_axes={"name": 1}'
+
+
+class Microbatches:
+    """An argument of a step function that is cut already: `train(lamina.Microbatches(pieces))`. Microbatches may have
+    any sizes; there are at most as many as `init` was told, with one partition any number. All arguments of a call that
+    are no Microbatches go whole to each.
+
+    Args:
+        items: one for each microbatch, of any type.
+        samples: how many samples each has, by which its gradients count; else all count alike.
+
+    Errors:
+        UsageError: no items, or not as many samples as items.
+    """
+
+    def __init__(self, items: Sequence[Any], samples: Sequence[int] | None = None):
+        self.items, self.samples = list(items), list(samples or ())
+        if not self.items or len(self.samples) not in (0, len(self.items)):
+            raise UsageError(f"Microbatches of {len(self.items)} items and {len(self.samples)} numbers of samples")
 
 
 class Batches:
@@ -40,10 +59,12 @@ class Batches:
             job: the current one.
 
         Errors:
-            UsageError: see `Splitter.look` and `Splitter.cut`.
+            UsageError: see `Splitter.look` and `Splitter.cut`; of Microbatches, numbers that do not fit.
         """
-        splitter = Splitter(job.microbatches, job.session.needs_all_microbatches)
         batch = self._batch(bound, owners)
+        if ready := {key: value for key, value in batch.items() if isinstance(value, Microbatches)}:
+            return self._ready(bound, ready, job)
+        splitter = Splitter(job.microbatches, job.session.needs_all_microbatches)
         for (_, name), value in batch.items():
             splitter.look(value, self._axes.get(name, 0), name, name in self._axes)
         splitter.cut()
@@ -58,6 +79,25 @@ class Batches:
             for microbatch in range(splitter.count)
         ]
         return each, splitter.samples
+
+    def _ready(
+        self, bound: inspect.BoundArguments, ready: dict[tuple[bool, str], Microbatches], job: current.Job
+    ) -> tuple[list[inspect.BoundArguments], list[int]]:
+        """`split` where the caller has done it."""
+        counts = {name: len(value.items) for (_, name), value in ready.items()}
+        count, most = next(iter(counts.values())), job.microbatches
+        if len(set(counts.values())) > 1:
+            raise UsageError(f"Microbatches of different numbers: {', '.join(f'{c} {n}' for n, c in counts.items())}")
+        if count > most if job.pipelined else job.session.needs_all_microbatches and count != most:
+            word = "at most" if job.pipelined else "exactly"
+            raise UsageError(
+                f"{count} Microbatches, where a step of this job has {word} {most}: see `microbatches` of init"
+            )
+        each = [
+            self._part(bound, {key: value.items[microbatch] for key, value in ready.items()})
+            for microbatch in range(count)
+        ]
+        return each, next((value.samples for value in ready.values() if value.samples), [])
 
     def _batch(self, bound: inspect.BoundArguments, owners: int) -> dict[tuple[bool, str], Any]:
         """Returns the arguments that are split, by name, and whether they are of `**kwargs`."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job of a Trainer: a model and its optimizer are spread at its beginning, and whole again at its end."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,11 @@ from lamina.job.lifetime import init, shutdown
 from lamina.job.messages import barrier
 from lamina.optim.optimizer import DistributedOptimizer
 from lamina.pipeline.distributed_model import DistributedModel
+
+
+class Method(str):
+    """The name of a method of the model: a call of the DistributedModel with it is a call of the method, in any
+    layout."""
 
 
 class TrainerJob:
@@ -37,6 +43,7 @@ class TrainerJob:
         self._before_end = before_end
         self._plain = dict(vars(optimizer))
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
+        module.forward = functools.partial(_forward, module, module.forward)
         self.model = DistributedModel(module, average_grads_across_microbatches=False)
         self.optimizer = DistributedOptimizer(optimizer)
         self._added = vars(optimizer).keys() - self._plain.keys()
@@ -59,24 +66,49 @@ class TrainerJob:
 
     def _make_whole(self) -> None:
         values, states = self.model.state_dict(), self.optimizer.state_dict()
+        local = self.model.local_named_parameters(), self.model.local_named_buffers()
+        self._here = {name for named in local for name, _ in named} if self.model.partitioned else values.keys()
         barrier()
         shutdown()
-        for name, parameter in self.model.module.named_parameters(remove_duplicate=False):
-            parameter.grad = None
-            parameter.data = values[name]
+        vars(self.model.module).pop("forward")
+        new = self._give_back(values)
         for name in self._added:
             vars(self.optimizer).pop(name, None)
         vars(self.optimizer).update({name: value for name, value in self._plain.items() if callable(value)})
         for group, parameters in zip(self.optimizer.param_groups, self._parameters, strict=True):
-            group["params"] = parameters
+            group["params"] = [new.get(id(parameter), parameter) for parameter in parameters]
         self.optimizer.state.clear()
         self.optimizer.load_state_dict({name: states[name] for name in ("state", "param_groups")})
+
+    def _give_back(self, values: dict[str, torch.Tensor]) -> dict[int, nn.Parameter]:
+        """Puts all values into the model. Returns the parameters that are others now, by the ids of the old ones: those
+        that were on other ranks alone."""
+        module, new = self.model.module, {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            place, _, own = name.rpartition(".")
+            if name in self._here:
+                parameter.grad = None
+                parameter.data = values[name]
+            else:
+                made = new.setdefault(id(parameter), nn.Parameter(values[name], parameter.requires_grad))
+                module.get_submodule(place)._parameters[own] = made
+        for name in dict(module.named_buffers(remove_duplicate=False)).keys() & values.keys():
+            place, _, own = name.rpartition(".")
+            if name not in self._here:
+                module.get_submodule(place)._buffers[own] = values[name]
+        return new
 
 
 class _Trainers:
     """The Trainer's job that a job of lamina's is, if it is one."""
 
     latest: TrainerJob | None = None
+
+
+def _forward(module: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    if args and type(args[0]) is Method:
+        return getattr(module, args[0])(*args[1:], **kwargs)
+    return forward(*args, **kwargs)
 
 
 def _end_current() -> None:

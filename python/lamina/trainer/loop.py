@@ -8,14 +8,18 @@ from typing import Any
 import torch
 
 from lamina.errors import UsageError
+from lamina.job import current
 from lamina.job.messages import allgather
-from lamina.job.ranks import DP_GROUP, dp_size
+from lamina.job.ranks import DP_GROUP, dp_size, num_microbatches
+from lamina.job.seeds import set_rng_step
+from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
 from lamina.trainer import metrics
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Engine, Event
-from lamina.trainer.shares import Share, Shares
+from lamina.trainer.job import Method
+from lamina.trainer.shares import Share, Shares, leads
 from lamina.trainer.state import State
 from lamina.trainer.undisturbed import undisturbed
 
@@ -63,23 +67,19 @@ class Loop:
     def _train(self, spec: DataSpec, share: Share) -> None:
         """Trains with one batch of all copies."""
         state = self._state
-        state.batch = spec.device_transforms(share.batch)
+        state.batch = spec.device_transforms(share.batch) if leads() else None
         self._engine.run_event(Event.AFTER_DATALOADER)
         self._engine.run_event(Event.BATCH_START)
-        microbatches = spec.microbatches(
-            state.batch, share.samples, state.device_train_microbatch_size, state.grad_accum or 1
-        )
-        # Gradients are averaged over the copies, and added up over microbatches.
-        if share.samples:
-            parts = [spec.get_num_samples_in_batch(microbatch) / share.all_samples for microbatch in microbatches]
-        else:
-            microbatches, parts = microbatches[:1], [0.0]
+        microbatches, parts = self._cut(spec, share) if leads() else ([None], [0.0])
         for metric in state.train_metrics.values():
             metric.reset()
         self._engine.run_event(Event.BEFORE_TRAIN_BATCH)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        losses = {name: sum(values) for name, values in self._step(microbatches, parts).items()}
+        if current.session().seeded_steps is not None:
+            set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
+        losses = self._step(Microbatches(microbatches), Microbatches(parts))
+        losses = {name: sum(values) for name, values in losses.items()}
         self._engine.run_event(Event.AFTER_TRAIN_BATCH)
         for optimizer in state.optimizers:
             optimizer.step()
@@ -102,27 +102,35 @@ class Loop:
         self._evaluate(Event.BATCH_END)
         self._engine.run_event(Event.BATCH_CHECKPOINT)
 
-    @step(non_split_inputs=["microbatches", "parts"])
-    def _step(self, microbatches: list[Any], parts: list[float]) -> dict[str, float]:
-        """Runs the microbatches of one copy; `parts` are theirs of the batch of all copies. Returns the losses."""
-        state, run = self._state, self._engine.run_event
-        totals: dict[str, float] = {}
-        for state.batch, part in zip(microbatches, parts, strict=True):
-            run(Event.BEFORE_FORWARD)
-            state.outputs = state.model(state.batch)
-            run(Event.AFTER_FORWARD)
-            run(Event.BEFORE_LOSS)
-            state.loss = state.model.module.loss(state.outputs, state.batch)
-            run(Event.AFTER_LOSS)
-            run(Event.BEFORE_BACKWARD)
-            losses = _losses(state.loss)
-            state.model.backward(losses["total"] * (part * dp_size()))
-            run(Event.AFTER_BACKWARD)
-            for name, loss in losses.items():
-                totals[name] = totals.get(name, 0.0) + loss.item() * part
-            if part:
-                self._update_train_metrics()
-        return totals
+    def _cut(self, spec: DataSpec, share: Share) -> tuple[list[Any], list[float]]:
+        """The microbatches of this copy, and which part each is of the batch of all copies."""
+        state = self._state
+        size, pieces = state.device_train_microbatch_size, state.grad_accum or 1
+        microbatches = spec.microbatches(state.batch, share.samples, size, pieces)
+        if share.samples:
+            parts = [spec.get_num_samples_in_batch(microbatch) / share.all_samples for microbatch in microbatches]
+        else:
+            microbatches, parts = microbatches[:1], [0.0]
+        return _filled(microbatches, parts)
+
+    @step
+    def _step(self, batch: Any, part: float) -> dict[str, float]:
+        """Runs a microbatch, which is such a part of the batch of all copies. Returns its part of the losses. Gradients
+        are averaged over the copies, and added up over microbatches."""
+        state, run, state.batch = self._state, self._engine.run_event, batch
+        run(Event.BEFORE_FORWARD)
+        state.outputs = state.model(state.batch)
+        run(Event.AFTER_FORWARD)
+        run(Event.BEFORE_LOSS)
+        state.loss = state.model.module.loss(state.outputs, state.batch)
+        run(Event.AFTER_LOSS)
+        run(Event.BEFORE_BACKWARD)
+        losses = _losses(state.loss)
+        state.model.backward(losses["total"] * (part * dp_size()))
+        run(Event.AFTER_BACKWARD)
+        if part:
+            self._update_train_metrics()
+        return {name: loss.item() * part for name, loss in losses.items()}
 
     @torch.no_grad()
     def _update_train_metrics(self) -> None:
@@ -142,19 +150,20 @@ class Loop:
         nothing had been."""
         state, spec = self._state, evaluator.dataloader
         read = state.dataloader, state.dataloader_label, state.dataloader_len
-        measured = metrics.fresh(state.eval_metrics[evaluator.label])
-        losses = [0.0, 0]
+        measured = self._measured = metrics.fresh(state.eval_metrics[evaluator.label])
+        total = samples = 0.0
         with undisturbed(state.model):
             state.model.eval()
             shares = Shares(spec)
             state.set_dataloader(spec, evaluator.label, shares.length)
             self._engine.run_event(Event.EVAL_START)
             for share in shares.of_epoch(0, evaluator.subset_num_batches):
-                state.batch = spec.device_transforms(share.batch)
+                state.batch = spec.device_transforms(share.batch) if leads() else None
                 self._engine.run_event(Event.EVAL_BATCH_START)
-                self._measure(state.batch, share.samples, measured, losses)
+                total += sum(self._measure(*map(Microbatches, _filled([state.batch], [share.samples]))))
+                samples += share.all_samples
                 self._engine.run_event(Event.EVAL_BATCH_END)
-            values = metrics.computed(measured) if measured else {"loss": _mean(losses)}
+            values = metrics.computed(measured) if measured else {"loss": _sum(total) / max(samples, 1)}
         state.eval_metrics[evaluator.label] = measured
         state.eval_metric_values |= values
         self._logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
@@ -162,21 +171,28 @@ class Loop:
         state.dataloader, state.dataloader_label, state.dataloader_len = read
         return values
 
-    @step(non_split_inputs=["batch", "samples", "measured", "losses"])
+    @step
     @torch.no_grad()
-    def _measure(self, batch: Any, samples: int, measured: dict[str, Any], losses: list) -> None:
-        """Adds a batch to metrics, or to the loss; nothing of one without samples."""
-        state, model = self._state, self._state.model.module
+    def _measure(self, batch: Any, samples: int) -> float:
+        """Adds a batch to the metrics; without any it returns the sum of its loss over samples."""
+        state, model, measured = self._state, self._state.model.module, self._measured
+        state.batch = batch
         self._engine.run_event(Event.EVAL_BEFORE_FORWARD)
-        state.outputs = model.eval_forward(batch)
+        state.outputs = state.model(Method("eval_forward"), batch)
         self._engine.run_event(Event.EVAL_AFTER_FORWARD)
         if not samples:
-            return
+            return 0.0
         for metric in measured.values():
             model.update_metric(batch, state.outputs, metric)
-        if not measured:
-            losses[0] += _losses(model.loss(state.outputs, batch))["total"].item() * samples
-            losses[1] += samples
+        return 0.0 if measured else _losses(model.loss(state.outputs, batch))["total"].item() * samples
+
+
+def _filled(microbatches: list[Any], parts: list[float]) -> tuple[list[Any], list[float]]:
+    """As many microbatches as all copies have, where shards need that: of those that are added nothing counts."""
+    if current.session().config.sharded_data_parallel_degree == 1:
+        return microbatches, parts
+    missing = num_microbatches() - len(parts)
+    return [*microbatches, *microbatches[-1:] * missing], [*parts, *[0] * missing]
 
 
 def _losses(loss: Any) -> dict[str, torch.Tensor]:
@@ -196,7 +212,5 @@ def _over_copies(losses: dict[str, float]) -> dict[str, float]:
     return {f"loss/train/{name}": sum(of_copy[name] for of_copy in everyone) for name in losses}
 
 
-def _mean(own: list) -> float:
-    """The mean over the samples of all copies, of a sum and a number of them."""
-    everyone = allgather(own, DP_GROUP)
-    return sum(total for total, _ in everyone) / max(sum(samples for _, samples in everyone), 1)
+def _sum(of_copy: float) -> float:
+    return sum(allgather(of_copy, DP_GROUP))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lamina.job.messages import allgather
-from lamina.job.ranks import DP_GROUP
+from lamina.job.ranks import WORLD, dp_rank
 
 
 def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def computed(metrics: dict[str, Any]) -> dict[str, Any]:
     """The values over what all copies of the model have seen; each of them calls this, and the metrics become those of
     all. A number is a plain one, several are a list."""
     own = {name: (metric._update_count, _states(metric)) for name, metric in metrics.items()}
-    everyone = allgather(own, DP_GROUP) if metrics else []
+    everyone = list(dict(allgather((dp_rank(), own), WORLD)[::-1]).values())[::-1]  # of each copy its first rank
     values = {}
     for name, metric in metrics.items():
         seen = [of_copy[name] for of_copy in everyone if of_copy[name][0]]

@@ -17,14 +17,16 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lamina.dist.batches import require_distributed_sampler, samplers
 from lamina.dist.sampler import ExactSampler
+from lamina.errors import ConfigError
 from lamina.job.messages import allgather
-from lamina.job.ranks import DP_GROUP, dp_rank, dp_size
+from lamina.job.ranks import WORLD, dp_rank, dp_size, pp_rank
 from lamina.trainer.data_spec import DataSpec
 
 
 class Word(NamedTuple):
-    """The word of a copy before a batch."""
+    """The word of a rank before a batch."""
 
+    copy: int | None  # that it speaks for; None where it does not read
     has_data: bool  # whether its loader gave a batch
     had_data: bool  # whether one came before
     samples: int
@@ -33,7 +35,8 @@ class Word(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A copy's part of a batch. Without samples of its own the batch is an earlier one, of which nothing counts."""
+    """A copy's part of a batch. Without samples of its own the batch is an earlier one, of which nothing counts. Ranks
+    that do not lead have none."""
 
     batch: Any
     samples: int
@@ -54,6 +57,7 @@ class Shares:
 
     def __init__(self, spec: DataSpec):
         self._spec = spec
+        self._copy = dp_rank() if leads() else None
         self._samplers = [each for each in samplers(spec.dataloader) if callable(getattr(each, "set_epoch", None))]
         if not spec.already_split:
             require_distributed_sampler(spec.dataloader)
@@ -68,7 +72,7 @@ class Shares:
             own = len(self._spec.dataloader)
         except (TypeError, NotImplementedError):
             own = None
-        lengths = allgather(own, DP_GROUP)
+        lengths = [length for copy, length in allgather((self._copy, own), WORLD) if copy is not None]
         return None if None in lengths else max(lengths)
 
     def of_epoch(self, number: int, most: int = -1) -> Iterator[Share]:
@@ -77,32 +81,40 @@ class Shares:
         for sampler in self._samplers:
             sampler.set_epoch(number)
         bounds = [bound for bound in (self._batches, most) if bound is not None and bound >= 0]
-        loader = itertools.islice(self._spec.dataloader, min(bounds, default=None))
+        loader = itertools.islice(self._spec.dataloader if leads() else (), min(bounds, default=None))
         batch, had_data, clock_ns = None, False, None
         while True:
             found = next(loader, _END)
             has_data = found is not _END
             if has_data:
                 batch = found
-            words = allgather(self._word(batch, has_data, had_data), DP_GROUP)
-            if not any(word.has_data for word in words):
+            word = self._word(batch, has_data, had_data)
+            everyone = allgather(word, WORLD)
+            words = list({each.copy: each for each in everyone if each.copy is not None}.values())
+            if not any(each.has_data for each in words):
                 return
-            if not all(word.has_data or word.had_data for word in words):
-                others = allgather(batch if has_data else None, DP_GROUP)
-                batch = next(other for other in others if other is not None) if batch is None else batch
+            if not all(each.has_data or each.had_data for each in words):
+                others = allgather(batch if has_data else None, WORLD)
+                if leads() and batch is None:
+                    batch = next(other for other in others if other is not None)
             had_data = True
-            seconds = 0.0 if clock_ns is None else (words[0].clock_ns - clock_ns) / 1e9
-            clock_ns = words[0].clock_ns
-            all_samples, all_tokens = sum(word.samples for word in words), sum(word.tokens for word in words)
-            yield Share(batch, words[dp_rank()].samples, all_samples, all_tokens, seconds)
+            seconds = 0.0 if clock_ns is None else (everyone[0].clock_ns - clock_ns) / 1e9
+            clock_ns = everyone[0].clock_ns
+            all_samples, all_tokens = sum(each.samples for each in words), sum(each.tokens for each in words)
+            yield Share(batch, word.samples, all_samples, all_tokens, seconds)
 
     def _word(self, batch: Any, has_data: bool, had_data: bool) -> Word:
         count, count_tokens = self._spec.get_num_samples_in_batch, self._spec.get_num_tokens_in_batch
         samples, tokens = (int(count(batch)), int(count_tokens(batch))) if has_data else (0, 0)
-        return Word(has_data, had_data, samples, tokens, time.monotonic_ns())
+        return Word(self._copy, has_data, had_data, samples, tokens, time.monotonic_ns())
 
 
 _END = object()
+
+
+def leads() -> bool:
+    """Tells whether this rank runs the bodies of its copy's steps, for which it reads the data."""
+    return pp_rank() == 0
 
 
 def _settle(loader: Any) -> int | None:
@@ -113,9 +125,15 @@ def _settle(loader: Any) -> int | None:
     if sampler is None or type(sampler).__iter__ not in (DistributedSampler.__iter__, ExactSampler.__iter__):
         return None
     copies, copy, samples = dp_size(), dp_rank(), len(sampler.dataset)
-    sampler.num_replicas, sampler.rank = copies, copy
-    sampler.total_size, sampler.num_samples = samples, len(range(copy, samples, copies))
-    if (size := getattr(loader.batch_sampler, "batch_size", None)) is None:
+    size = getattr(loader.batch_sampler, "batch_size", None)
+    if isinstance(sampler, ExactSampler):
+        if sampler.batch_size not in (None, size):
+            raise ConfigError(f"the loader's batch_size is {size}, its sampler's {sampler.batch_size}")
+        sampler.move(copies, copy)
+    else:
+        sampler.num_replicas, sampler.rank = copies, copy
+        sampler.total_size, sampler.num_samples = samples, len(range(copy, samples, copies))
+    if size is None:
         return None
     of_all = size * copies
     return samples // of_all if loader.batch_sampler.drop_last else -(-samples // of_all)

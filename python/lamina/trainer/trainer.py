@@ -171,6 +171,14 @@ class Trainer:
         self.state.device_train_microbatch_size = size
         self.state.grad_accum = None if size is not None else count or 1
 
+    def _microbatches(self) -> int:
+        """How many microbatches a full batch of a copy has."""
+        size = self.state.device_train_microbatch_size
+        if size is None:
+            return self.state.grad_accum
+        batch = getattr(self._spec and self._spec.dataloader, "batch_size", None)
+        return 1 if batch is None else -(-batch // size)
+
     def _set_evaluators(self, evaluators: list[Evaluator], interval: Any, most: int) -> None:
         found = self._model.get_metrics(is_train=False) if evaluators else {}
         self.state.eval_metrics = {evaluator.label: evaluator.metrics_of(found) for evaluator in evaluators}
@@ -183,7 +191,8 @@ class Trainer:
 
     def _begin(self, given: Arguments) -> None:
         """Begins the job, and has all ranks agree on seed and name."""
-        config = {"ddp": True, "timeout_s": given.dist_timeout} | dict(given.lamina_config or {})
+        config = {"ddp": True, "timeout_s": given.dist_timeout, "microbatches": self._microbatches()}
+        config |= {"sdp_gradient_clipping": 1e38} | dict(given.lamina_config or {})  # else shards clip to 1
         if given.seed is not None:
             config.setdefault("seed", given.seed)
         state = self.state
