@@ -9,7 +9,6 @@ import torch
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.job.messages import allgather
 from lamina.job.ranks import DP_GROUP, dp_size, num_microbatches
 from lamina.job.seeds import set_rng_step
 from lamina.pipeline.batches import Microbatches
@@ -19,7 +18,7 @@ from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import Method
-from lamina.trainer.shares import Share, Shares, leads
+from lamina.trainer.shares import Share, Shares, gathered, leads
 from lamina.trainer.state import State
 from lamina.trainer.undisturbed import undisturbed
 
@@ -35,6 +34,8 @@ class Loop:
 
     def __init__(self, state: State, engine: Engine, logger: Any):
         self._state, self._engine, self._logger = state, engine, logger
+        self._fills = current.session().config.sharded_data_parallel_degree > 1
+        self._seeded = current.session().seeded_steps is not None
 
     def fit(self, spec: DataSpec, label: str, most: int) -> None:
         """Trains until the state says that it is done; epochs have `most` batches at most, if that is not -1."""
@@ -76,7 +77,7 @@ class Loop:
         self._engine.run_event(Event.BEFORE_TRAIN_BATCH)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        if current.session().seeded_steps is not None:
+        if self._seeded:
             set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
         losses = self._step(Microbatches(microbatches), Microbatches(parts))
         losses = {name: sum(values) for name, values in losses.items()}
@@ -111,7 +112,12 @@ class Loop:
             parts = [spec.get_num_samples_in_batch(microbatch) / share.all_samples for microbatch in microbatches]
         else:
             microbatches, parts = microbatches[:1], [0.0]
-        return _filled(microbatches, parts)
+        return self._filled(microbatches, parts)
+
+    def _filled(self, microbatches: list[Any], parts: list[float]) -> tuple[list[Any], list[float]]:
+        """As many microbatches as all copies have, where shards need that: of those that are added nothing counts."""
+        missing = num_microbatches() - len(parts) if self._fills else 0
+        return [*microbatches, *microbatches[-1:] * missing], [*parts, *[0] * missing]
 
     @step
     def _step(self, batch: Any, part: float) -> dict[str, float]:
@@ -160,7 +166,7 @@ class Loop:
             for share in shares.of_epoch(0, evaluator.subset_num_batches):
                 state.batch = spec.device_transforms(share.batch) if leads() else None
                 self._engine.run_event(Event.EVAL_BATCH_START)
-                total += sum(self._measure(*map(Microbatches, _filled([state.batch], [share.samples]))))
+                total += sum(self._measure(*map(Microbatches, self._filled([state.batch], [share.samples]))))
                 samples += share.all_samples
                 self._engine.run_event(Event.EVAL_BATCH_END)
             values = metrics.computed(measured) if measured else {"loss": _sum(total) / max(samples, 1)}
@@ -187,14 +193,6 @@ class Loop:
         return 0.0 if measured else _losses(model.loss(state.outputs, batch))["total"].item() * samples
 
 
-def _filled(microbatches: list[Any], parts: list[float]) -> tuple[list[Any], list[float]]:
-    """As many microbatches as all copies have, where shards need that: of those that are added nothing counts."""
-    if current.session().config.sharded_data_parallel_degree == 1:
-        return microbatches, parts
-    missing = num_microbatches() - len(parts)
-    return [*microbatches, *microbatches[-1:] * missing], [*parts, *[0] * missing]
-
-
 def _losses(loss: Any) -> dict[str, torch.Tensor]:
     """The parts of a loss, by name, and their sum "total"."""
     if isinstance(loss, Mapping):
@@ -208,9 +206,9 @@ def _losses(loss: Any) -> dict[str, torch.Tensor]:
 
 def _over_copies(losses: dict[str, float]) -> dict[str, float]:
     """The losses of all copies of the model together."""
-    everyone = allgather(losses, DP_GROUP)
+    everyone = gathered(losses, DP_GROUP)
     return {f"loss/train/{name}": sum(of_copy[name] for of_copy in everyone) for name in losses}
 
 
 def _sum(of_copy: float) -> float:
-    return sum(allgather(of_copy, DP_GROUP))
+    return sum(gathered(of_copy, DP_GROUP))

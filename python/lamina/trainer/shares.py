@@ -19,7 +19,7 @@ from lamina.dist.batches import require_distributed_sampler, samplers
 from lamina.dist.sampler import ExactSampler
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, dp_rank, dp_size, pp_rank
+from lamina.job.ranks import WORLD, CommGroup, dp_rank, dp_size, pp_rank, size
 from lamina.trainer.data_spec import DataSpec
 
 
@@ -89,7 +89,7 @@ class Shares:
             if has_data:
                 batch = found
             word = self._word(batch, has_data, had_data)
-            everyone = allgather(word, WORLD)
+            everyone = gathered(word, WORLD)
             words = list({each.copy: each for each in everyone if each.copy is not None}.values())
             if not any(each.has_data for each in words):
                 return
@@ -112,6 +112,11 @@ class Shares:
 _END = object()
 
 
+def gathered(own: Any, group: CommGroup) -> list[Any]:
+    """What each rank of the group has; in a job of one rank nothing is sent."""
+    return [own] if size() == 1 else allgather(own, group)
+
+
 def leads() -> bool:
     """Tells whether this rank runs the bodies of its copy's steps, for which it reads the data."""
     return pp_rank() == 0
@@ -125,15 +130,15 @@ def _settle(loader: Any) -> int | None:
     if sampler is None or type(sampler).__iter__ not in (DistributedSampler.__iter__, ExactSampler.__iter__):
         return None
     copies, copy, samples = dp_size(), dp_rank(), len(sampler.dataset)
-    size = getattr(loader.batch_sampler, "batch_size", None)
+    rows = getattr(loader.batch_sampler, "batch_size", None)
     if isinstance(sampler, ExactSampler):
-        if sampler.batch_size not in (None, size):
-            raise ConfigError(f"the loader's batch_size is {size}, its sampler's {sampler.batch_size}")
+        if sampler.batch_size not in (None, rows):
+            raise ConfigError(f"the loader's batch_size is {rows}, its sampler's {sampler.batch_size}")
         sampler.move(copies, copy)
     else:
         sampler.num_replicas, sampler.rank = copies, copy
         sampler.total_size, sampler.num_samples = samples, len(range(copy, samples, copies))
-    if size is None:
+    if rows is None:
         return None
-    of_all = size * copies
+    of_all = rows * copies
     return samples // of_all if loader.batch_sampler.drop_last else -(-samples // of_all)
