@@ -21,12 +21,13 @@ class TrainerCase:
 
     number: int
     world: int
+    layouts: tuple[str, ...] = ("copies", "sharded", "partitions")
     name: str = field(init=False)
 
     def __post_init__(self):
         draw = random.Random(self.number)
         self.per_rank = draw.randint(1, 5)
-        self.layout = draw.choice(["copies", "sharded", "partitions"]) if self.world % 2 == 0 else "copies"
+        self.layout = draw.choice(self.layouts) if self.world % 2 == 0 else "copies"
         self.copies = self.world // 2 if self.layout == "partitions" else self.world
         self.batch = self.per_rank * self.copies
         self.samples = draw.randint(self.world, 40)
@@ -136,8 +137,8 @@ LAYOUTS = {
 }
 
 
-def by_trainer(case: TrainerCase, alone: bool = False) -> dict[str, object]:
-    """This rank of several."""
+def by_trainer(case: TrainerCase, alone: bool = False, **arguments: object) -> dict[str, object]:
+    """This rank of several, by a Trainer with these arguments, too."""
     model, dataset = Model(case.loss, case.dropout), data_of(case.samples, 1)
     drops = case.sampler == "torch dropping"
     per_copy = case.batch if alone else case.per_rank
@@ -155,8 +156,7 @@ def by_trainer(case: TrainerCase, alone: bool = False) -> dict[str, object]:
         optimizers=optimizer_of(case, model),
         callbacks=losses,
         device_train_microbatch_size=size,
-        lamina_config={"timeout_s": 60} | ({} if alone else LAYOUTS[case.layout]),
-        seed=7,
+        **{"lamina_config": {"timeout_s": 60} | ({} if alone else LAYOUTS[case.layout]), "seed": 7} | arguments,
         **evaluation(case),
         **microbatch,
     )
@@ -189,14 +189,14 @@ class Losses(lamina.trainer.Callback):
         self.seen.append(state.total_loss_dict["loss/train/total"])
 
 
-def check(case: TrainerCase) -> list[str]:
+def check(case: TrainerCase, **arguments: object) -> list[str]:
     """Lists all that differs on this rank."""
     if case.dropout:
         with world_of_one():
             expected = by_trainer(case, alone=True)
     else:
         expected = by_hand(case)
-    found = by_trainer(case)
+    found = by_trainer(case, **arguments)
     wrong = [
         f"{name}: {found[name]}, and not {expected[name]}"
         for name in ("batches", "samples")

@@ -6,6 +6,7 @@ from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Algorithm, Callback, Engine, Event
 from lamina.trainer.logger import Logger
 from lamina.trainer.model import ComposerClassifier, ComposerModel
+from lamina.trainer.precision import Precision, get_precision_context
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp, TimeUnit, ensure_time
 from lamina.trainer.trainer import Trainer
@@ -20,6 +21,7 @@ __all__ = [
     "Evaluator",
     "Event",
     "Logger",
+    "Precision",
     "State",
     "Time",
     "TimeUnit",
@@ -27,4 +29,5 @@ __all__ = [
     "Trainer",
     "ensure_data_spec",
     "ensure_time",
+    "get_precision_context",
 ]

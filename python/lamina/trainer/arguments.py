@@ -28,7 +28,7 @@ _NEVER = {
 _NOT_YET = (
     *(f"load_{name}" for name in ("path", "weights_only", "strict_model_weights", "progress_bar", "ignore_keys")),
     *(f"save_{name}" for name in ("folder", "filename", "latest_filename", "overwrite", "interval", "weights_only")),
-    *("load_exclude_algorithms", "save_num_checkpoints_to_keep", "autoresume", "deepspeed_config", "fsdp_config"),
+    *("load_exclude_algorithms", "save_num_checkpoints_to_keep", "autoresume"),
     "accumulate_train_batch_on_tokens",
 )
 

@@ -28,6 +28,7 @@ class TrainerJob:
         config: as `lamina.init` takes it.
         module: the model; values are those of world rank 0.
         optimizer: of its parameters.
+        scaling: of losses, by DistributedOptimizer's arguments.
         before_end: is called when the job is about to end.
     """
 
@@ -36,6 +37,7 @@ class TrainerJob:
         config: dict[str, Any],
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
+        scaling: dict[str, Any],
         before_end: Callable[[], None],
     ):
         _end_current()
@@ -45,7 +47,7 @@ class TrainerJob:
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         module.forward = functools.partial(_forward, module, module.forward)
         self.model = DistributedModel(module, average_grads_across_microbatches=False)
-        self.optimizer = DistributedOptimizer(optimizer)
+        self.optimizer = DistributedOptimizer(optimizer, **scaling)
         self._added = vars(optimizer).keys() - self._plain.keys()
         current.job().own(_Trainers).latest = self
 

@@ -3,6 +3,7 @@
 
 import datetime
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import Method
+from lamina.trainer.precision import get_precision_context
+from lamina.trainer.settings import Settings
 from lamina.trainer.shares import Share, Shares, gathered, leads
 from lamina.trainer.state import State
 from lamina.trainer.undisturbed import undisturbed
@@ -30,9 +33,11 @@ class Loop:
         state: its model is a DistributedModel whose losses add up over microbatches.
         engine: hears of all events.
         logger: gets the metrics.
+        settings: of numbers and layouts.
     """
 
-    def __init__(self, state: State, engine: Engine, logger: Any):
+    def __init__(self, state: State, engine: Engine, logger: Any, settings: Settings):
+        self._settings = settings
         self._state, self._engine, self._logger = state, engine, logger
         self._fills = current.session().config.sharded_data_parallel_degree > 1
         self._seeded = current.session().seeded_steps is not None
@@ -81,9 +86,13 @@ class Loop:
             set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
         losses = self._step(Microbatches(microbatches), Microbatches(parts))
         losses = {name: sum(values) for name, values in losses.items()}
+        (optimizer,) = state.optimizers
+        state.scaler.unscale_(optimizer)
         self._engine.run_event(Event.AFTER_TRAIN_BATCH)
-        for optimizer in state.optimizers:
-            optimizer.step()
+        if self._settings.clipping_norm is not None:
+            torch.nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.clipping_norm)
+        state.scaler.step(optimizer)
+        state.scaler.update()
         state.total_loss_dict = _over_copies(losses)
         if state.train_metrics:
             state.train_metric_values |= metrics.computed(state.train_metrics)
@@ -125,14 +134,16 @@ class Loop:
         are averaged over the copies, and added up over microbatches."""
         state, run, state.batch = self._state, self._engine.run_event, batch
         run(Event.BEFORE_FORWARD)
-        state.outputs = state.model(state.batch)
+        with self._precision():
+            state.outputs = state.model(state.batch)
         run(Event.AFTER_FORWARD)
         run(Event.BEFORE_LOSS)
-        state.loss = state.model.module.loss(state.outputs, state.batch)
+        with self._precision():
+            state.loss = state.model.module.loss(state.outputs, state.batch)
         run(Event.AFTER_LOSS)
         run(Event.BEFORE_BACKWARD)
         losses = _losses(state.loss)
-        state.model.backward(losses["total"] * (part * dp_size()))
+        state.model.backward(state.scaler.scale(losses["total"] * (part * dp_size())))
         run(Event.AFTER_BACKWARD)
         if part:
             self._update_train_metrics()
@@ -184,13 +195,18 @@ class Loop:
         state, model, measured = self._state, self._state.model.module, self._measured
         state.batch = batch
         self._engine.run_event(Event.EVAL_BEFORE_FORWARD)
-        state.outputs = state.model(Method("eval_forward"), batch)
+        with self._precision():
+            state.outputs = state.model(Method("eval_forward"), batch)
         self._engine.run_event(Event.EVAL_AFTER_FORWARD)
         if not samples:
             return 0.0
         for metric in measured.values():
             model.update_metric(batch, state.outputs, metric)
-        return 0.0 if measured else _losses(model.loss(state.outputs, batch))["total"].item() * samples
+        with self._precision():
+            return 0.0 if measured else _losses(model.loss(state.outputs, batch))["total"].item() * samples
+
+    def _precision(self) -> AbstractContextManager:
+        return get_precision_context(self._settings.autocast, "cpu")
 
 
 def _losses(loss: Any) -> dict[str, torch.Tensor]:

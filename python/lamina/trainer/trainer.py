@@ -10,20 +10,26 @@ from typing import Any
 
 import torch
 
+from lamina.amp import GradScaler
+from lamina.dist.ranks import get_global_rank, get_world_size
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
 from lamina.trainer import metrics
 from lamina.trainer.arguments import Arguments, pieces, signature
 from lamina.trainer.arguments import duration as length
+from lamina.trainer.checkpointed import checkpoint_chosen
+from lamina.trainer.configurations import settings
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.logger import Logger
 from lamina.trainer.loop import Loop
+from lamina.trainer.settings import Given, Settings
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp
+from lamina.trainer.wrap_policy import table, units
 
 
 class Trainer:
@@ -85,8 +91,9 @@ class Trainer:
         self.state.callbacks = [*given.loggers, *given.callbacks]
         self.logger = given.model.logger = Logger(given.loggers)
         self.engine = Engine(self.state, self.logger)
-        self._begin(given)
-        self._loop = Loop(self.state, self.engine, self.logger)
+        found = self._settings(given)
+        self._begin(given, found)
+        self._loop = Loop(self.state, self.engine, self.logger, found)
         self.engine.run_event(Event.INIT)
 
     __init__.__signature__ = signature()
@@ -189,14 +196,33 @@ class Trainer:
                 evaluator.subset_num_batches = most
         self.state.evaluators = evaluators
 
-    def _begin(self, given: Arguments) -> None:
+    def _settings(self, given: Arguments) -> Settings:
+        """The settings that the configurations stand for. The modules that they choose are checkpointed."""
+        facts = Given(
+            ranks=get_world_size(),
+            batch_size=getattr(given.train_dataloader and given.train_dataloader.dataloader, "batch_size", None),
+            device_train_microbatch_size=given.device_train_microbatch_size,
+            grad_accum=self.state.grad_accum,
+            has_buffers=any(buffer.is_floating_point() for buffer in given.model.buffers()),
+        )
+        found = settings(given.fsdp_config, given.deepspeed_config, given.precision, given.lamina_config, facts)
+        chosen = checkpoint_chosen(given.model) if found.activation_checkpointing else []
+        if found.verbose and get_global_rank() == 0:
+            print(
+                table(units(given.model, found.min_params), chosen, found.keys.get("sharded_data_parallel_degree", 1))
+            )
+        self.state.precision = found.precision
+        return found
+
+    def _begin(self, given: Arguments, found: Settings) -> None:
         """Begins the job, and has all ranks agree on seed and name."""
         config = {"ddp": True, "timeout_s": given.dist_timeout, "microbatches": self._microbatches()}
-        config |= {"sdp_gradient_clipping": 1e38} | dict(given.lamina_config or {})  # else shards clip to 1
+        config |= {"sdp_gradient_clipping": 1e38} | found.keys  # else shards clip to 1
         if given.seed is not None:
             config.setdefault("seed", given.seed)
         state = self.state
-        self._job = TrainerJob(config, given.model, given.optimizers, self.engine.close)
+        self._job = TrainerJob(config, given.model, given.optimizers, found.optimizer_arguments, self.engine.close)
+        self.state.scaler = GradScaler(enabled=found.grad_scaler)
         state.model, state.optimizers = self._job.model, [self._job.optimizer]
         drawn = (
             random.SystemRandom().randrange(2**31),

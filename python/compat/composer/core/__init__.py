@@ -6,12 +6,14 @@ from lamina.trainer import (
     Engine,
     Evaluator,
     Event,
+    Precision,
     State,
     Time,
     Timestamp,
     TimeUnit,
     ensure_data_spec,
     ensure_time,
+    get_precision_context,
 )
 
 __all__ = [
@@ -21,10 +23,12 @@ __all__ = [
     "Engine",
     "Evaluator",
     "Event",
+    "Precision",
     "State",
     "Time",
     "TimeUnit",
     "Timestamp",
     "ensure_data_spec",
     "ensure_time",
+    "get_precision_context",
 ]

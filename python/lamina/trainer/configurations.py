@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations of the Trainer become keys of `lamina.init`.
+
+[Note: layouts of the Trainer] `fsdp_config` and `deepspeed_config` choose a layout, and the loop knows nothing of it:
+
+| | keys | value after forward | after backward | gradients | states |
+|---|---|---|---|---|---|
+| FULL_SHARD, stage 3 | `sharded_data_parallel_degree` | freed | freed | shard | shard |
+| SHARD_GRAD_OP | the same | kept | freed | shard | shard |
+| stage 2 | the same | kept | kept until the update | shard | shard |
+| stage 1 | `shard_optimizer_state` | kept | kept | whole | shard |
+| NO_SHARD, stage 0 | `ddp` | kept | kept | whole | whole |
+
+The engine has no key yet for how long whole values are kept, nor for when the next ones are expected
+(`backward_prefetch`). So the first three rows have the same keys, and it frees values as FULL_SHARD does. Results are
+the same; memory and time are not. Keys for it belong into `_LAYOUTS`.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lamina.errors import ConfigError
+from lamina.trainer.configuration_keys import raise_problems
+from lamina.trainer.deepspeed_config import read_deepspeed
+from lamina.trainer.fsdp_config import read_fsdp
+from lamina.trainer.precision import Precision, ensure_precision
+from lamina.trainer.settings import HALF, Given, Settings
+
+# Keys of a layout that shards. `lamina_config` may have others: a smaller degree, parameters that stay whole.
+_SHARDED = {
+    "sdp_param_persistence_threshold": 0,
+    "sdp_gradient_clipping": sys.float_info.max,  # none
+}
+_WHOLE = {"sharded_data_parallel_degree": 1, "shard_optimizer_state": False}
+_LAYOUTS = {
+    "FULL_SHARD": _SHARDED,
+    "stage 3": _SHARDED,
+    "SHARD_GRAD_OP": _SHARDED,
+    "stage 2": _SHARDED,
+    "stage 1": _WHOLE | {"shard_optimizer_state": True},
+    "NO_SHARD": _WHOLE,
+    "stage 0": _WHOLE,
+}
+
+
+def settings(
+    fsdp_config: Mapping[str, Any] | None = None,
+    deepspeed_config: Mapping[str, Any] | None = None,
+    precision: str | Precision | None = None,
+    lamina_config: Mapping[str, Any] | None = None,
+    given: Given | None = None,
+) -> Settings:
+    """The settings that arguments of a Trainer ask for; starts nothing.
+
+    Args:
+        given: what else the Trainer was given.
+
+    Errors:
+        ConfigError: all that is wrong, at once, with nearest names and both numbers of a contradiction.
+    """
+    given, problems = given or Given(), []
+    own = dict(lamina_config) if isinstance(lamina_config, Mapping) else {}
+    if not isinstance(lamina_config, Mapping | None):
+        problems.append(f"lamina_config: {lamina_config!r} is not allowed; expected a dictionary")
+    holders, readers = _copies(given.ranks, own)
+    argument = found = None
+    try:
+        found = ensure_precision(precision, given.device_type)
+        argument = None if precision is None else found
+    except ConfigError as error:
+        problems.append(str(error))
+    found = found or Precision.FP32
+    wanted = Settings(found, found)
+    if fsdp_config is not None:
+        wanted = read_fsdp(fsdp_config, found, problems)
+    if deepspeed_config is not None:
+        wanted = read_deepspeed(deepspeed_config, argument, given, readers, problems)
+        if fsdp_config is not None:
+            problems.append("fsdp_config and deepspeed_config are both given; expected one of them")
+    _check_dtypes(wanted, readers, given.has_buffers, problems)
+    wanted.keys = own if wanted.layout is None else _keys(wanted, own, holders, problems)
+    raise_problems(problems)
+    return wanted
+
+
+def _copies(ranks: int, own: Mapping[str, Any]) -> tuple[int, int]:
+    """Among how many ranks a parameter may be sharded, and how many loaders read different data."""
+
+    def degree(*names: str) -> int:
+        return next((own[name] for name in names if type(own.get(name)) is int and 1 <= own[name] <= ranks), 1)
+
+    copies = ranks // degree("partitions", "pipeline_parallel_degree")
+    slices = degree("tensor_parallel_degree")
+    return copies // slices, copies // slices if own.get("prescaled_batch") is True else copies
+
+
+def _check_dtypes(wanted: Settings, readers: int, has_buffers: bool, problems: list[str]) -> None:
+    """Gradients travel in the dtype of their parameters, and buffers are half where these are."""
+    words = f"{wanted.source} with precision {wanted.precision.value}"
+    of_parameters = wanted.param or torch.float32
+    if readers > 1 and wanted.reduce not in (None, of_parameters):
+        remedy = "mixed_precision='FULL' keeps theirs" if wanted.source.startswith("fsdp") else "leave it out"
+        problems.append(
+            f"{words}: gradients in {of_parameters} that travel in {wanted.reduce} are not there yet; {remedy}"
+        )
+    if has_buffers and HALF.get(wanted.buffer) != HALF.get(wanted.param):
+        problems.append(
+            f"{words}: buffers in {wanted.buffer or 'their own dtype'} beside parameters in "
+            f"{wanted.param or 'theirs'} are not there yet; expected one dtype of both"
+        )
+
+
+def _keys(wanted: Settings, own: Mapping[str, Any], holders: int, problems: list[str]) -> dict[str, Any]:
+    """The keys of `init`: what the configuration says, and lamina_config where that does not contradict it."""
+    half = {key: dtype == wanted.param for dtype, key in HALF.items()}
+    is_sharded = _LAYOUTS[wanted.layout] is _SHARDED
+    layout = {"sharded_data_parallel_degree": holders, **_LAYOUTS[wanted.layout]} if is_sharded else {}
+    needed = {"ddp": True, **half, **({} if is_sharded else _LAYOUTS[wanted.layout]), **wanted.keys}
+    if wanted.clipping_norm is not None:
+        needed["sdp_gradient_clipping"] = sys.float_info.max
+    for key, value in needed.items():
+        if own.get(key, value) != value:
+            problems.append(
+                f"lamina_config[{key!r}]: {own[key]!r}, but {wanted.layout} with precision {wanted.precision.value} "
+                f"makes it {value!r}"
+            )
+    if is_sharded and holders > 1 and own.get("sharded_data_parallel_degree") == 1:
+        problems.append(
+            f"lamina_config['sharded_data_parallel_degree']: 1, but {wanted.layout} shards over more of the {holders} "
+            "copies of the model"
+        )
+    return layout | dict(own) | needed

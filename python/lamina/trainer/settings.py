@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a training, and the arguments that they depend on."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from lamina.trainer.precision import Precision
+
+HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # keys of `init`
+# As torch's GradScaler begins.
+_LOSS_SCALE = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 65536.0, "scale_window": 2000}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Arguments of a Trainer beside its configurations.
+
+    Attributes:
+        ranks: of the job.
+        device_type: "cpu", or an accelerator's.
+        batch_size: of a rank's loader, where it says that.
+        has_buffers: whether the model has buffers of floating-point numbers.
+    """
+
+    ranks: int = 1
+    device_type: str = "cpu"
+    batch_size: int | None = None
+    device_train_microbatch_size: int | str | None = None
+    grad_accum: int | None = 1
+    has_buffers: bool = False
+
+
+@dataclasses.dataclass
+class Settings:
+    """Settings of a training, as a configuration asks for them.
+
+    Attributes:
+        keys: of `lamina.init`.
+        layout: its name for readers, a sharding strategy or a stage of DeepSpeed's; None: lamina_config alone says it.
+        precision: that of the Trainer.
+        autocast: that of forwards and losses; under `deepspeed_config` the model alone is half.
+        param, reduce, buffer: dtypes of parameters, of gradients that travel and of buffers; None: those they have.
+        source: the words of the configuration about these dtypes.
+        loss_scale: arguments of DistributedOptimizer for models that are half.
+        clipping_norm: what the norm of all gradients is clipped to; None: nothing.
+        activation_checkpointing: whether the modules that the model chooses are checkpointed.
+        backward_prefetch: when the next unit's values are expected.
+        min_params: see `units`.
+        verbose: whether the table of units is printed.
+    """
+
+    precision: Precision
+    autocast: Precision
+    layout: str | None = None
+    keys: dict[str, Any] = dataclasses.field(default_factory=dict)
+    param: torch.dtype | None = None
+    reduce: torch.dtype | None = None
+    buffer: torch.dtype | None = None
+    source: str = ""
+    loss_scale: dict[str, Any] = dataclasses.field(default_factory=lambda: dict(_LOSS_SCALE))
+    clipping_norm: float | None = None
+    activation_checkpointing: bool = False
+    backward_prefetch: str = "BACKWARD_POST"
+    min_params: float = 1e8
+    verbose: bool = False
+
+    @property
+    def grad_scaler(self) -> bool:
+        """Tells whether losses are scaled by `lamina.amp.GradScaler`."""
+        return self.precision is Precision.AMP_FP16 and not self._is_half
+
+    @property
+    def optimizer_arguments(self) -> dict[str, Any]:
+        """Arguments of `lamina.DistributedOptimizer`: its loss scale, where the model is half."""
+        return self.loss_scale if self.precision is Precision.AMP_FP16 and self._is_half else {}
+
+    @property
+    def _is_half(self) -> bool:
+        return any(self.keys.get(key) is True for key in HALF.values())

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for two ranks: the Trainer with each layout that a configuration chooses has the weights of one process."""
+
+import torch
+from equivalence.trainer_cases import Model, TrainerCase, check, data_of
+from soak import some
+from torch.utils.data import DataLoader
+
+import lamina
+
+NUMBERS = range(3000, 3020)
+
+
+def require_as_one(seed, **configuration):
+    """Random trainings, each beside a loop by hand on one process."""
+    for number in some(NUMBERS, 2, seed):
+        case = TrainerCase(number, 2, ("copies",))
+        wrong = check(case, lamina_config={"timeout_s": 60}, **configuration)
+        assert not wrong, f"{case.name}: {wrong}"
+
+
+def case_full_shard_trains_as_one():
+    require_as_one(0, fsdp_config={})
+
+
+def case_shard_grad_op_trains_as_one():
+    require_as_one(1, fsdp_config={"sharding_strategy": "shard_grad_op"})
+
+
+def case_no_shard_trains_as_one():
+    require_as_one(2, fsdp_config={"sharding_strategy": "no_shard"})
+
+
+def case_stage_0_trains_as_one():
+    require_as_one(3, deepspeed_config={})
+
+
+def case_stage_1_trains_as_one():
+    require_as_one(4, deepspeed_config={"zero_optimization": {"stage": 1}})
+
+
+def case_stage_2_trains_as_one():
+    require_as_one(5, deepspeed_config={"zero_optimization": {"stage": 2, "reduce_bucket_size": 7}})
+
+
+def case_stage_3_trains_as_one():
+    require_as_one(6, deepspeed_config={"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 9}})
+
+
+class Steep(Model):
+    """One whose gradients are far above a norm of 1."""
+
+    def loss(self, outputs, batch):
+        return 1000 * super().loss(outputs, batch)
+
+
+def trained(model, **configuration):
+    """The weights after a short training over both ranks."""
+    dataset = data_of(16, 1)
+    loader = DataLoader(dataset, 4, sampler=lamina.dist.get_sampler(dataset))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    trainer = lamina.Trainer(
+        model=model,
+        train_dataloader=loader,
+        max_duration="2ep",
+        optimizers=optimizer,
+        lamina_config={"timeout_s": 60},
+        **configuration,
+    )
+    trainer.fit()
+    trainer.close()
+    return model.state_dict()
+
+
+def require_same(state, expected):
+    for name, value in expected.items():
+        assert torch.allclose(state[name], value, rtol=1e-9), name
+
+
+def case_a_layout_that_shards_clips_nothing_by_itself():
+    whole = trained(Steep("mean"))
+    require_same(trained(Steep("mean"), fsdp_config={}), whole)
+    moved = max((whole[name] - value).norm() for name, value in Model("mean").state_dict().items())
+    assert moved > 1e-3, "norms above 1 would have been clipped to steps of 1e-4"
+
+
+class Counted(torch.nn.Linear):
+    """Counts the runs of its forward."""
+
+    runs = 0
+
+    def forward(self, x):
+        Counted.runs += 1
+        return super().forward(x)
+
+
+def case_chosen_modules_are_checkpointed_in_a_layout_that_shards():
+    model = Model("mean")
+    model.module[0].__class__ = Counted
+    model.module.activation_checkpointing_fn = lambda module: isinstance(module, Counted)
+    configuration = {"activation_checkpointing": True, "activation_cpu_offload": True}
+    require_same(trained(model, fsdp_config=configuration), trained(Model("mean")))
+    assert Counted.runs == 2 * 4, Counted.runs  # of four batches, each forward again in the backward
