@@ -30,6 +30,7 @@ LAUNCHES = {
     "multiprocess.cases_failures": 3,
     "multiprocess.cases_loop": 3,
     "multiprocess.cases_remote": 3,
+    "multiprocess.cases_resumed": 2,
     "multiprocess.cases_rrefs": 2,
     "multiprocess.cases_four": 4,
     "multiprocess.cases_backend": 4,

@@ -25,12 +25,7 @@ _NEVER = {
     "ddp_sync_strategy": "gradients are averaged once for each batch",
     "log_traces": "lamina.timeline shows what each rank does",
 }
-_NOT_YET = (
-    *(f"load_{name}" for name in ("path", "weights_only", "strict_model_weights", "progress_bar", "ignore_keys")),
-    *(f"save_{name}" for name in ("folder", "filename", "latest_filename", "overwrite", "interval", "weights_only")),
-    *("load_exclude_algorithms", "save_num_checkpoints_to_keep", "autoresume"),
-    "accumulate_train_batch_on_tokens",
-)
+_NOT_YET = ("load_ignore_keys", "load_exclude_algorithms", "accumulate_train_batch_on_tokens")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -121,6 +116,8 @@ class Arguments:
             yield "grad_accum and device_train_microbatch_size say the same: give one of them"
         if not self.eval_dataloader and (callable(self.eval_interval) or self.eval_subset_num_batches != -1):
             yield "eval_interval and eval_subset_num_batches say nothing without an eval_dataloader"
+        if self.autoresume and not (self.save_folder and self.run_name):
+            yield "autoresume goes on from the newest checkpoint of save_folder, in a run with a run_name: give both"
         if dict(self.lamina_config or {}).get("microbatches", 1) != 1:
             yield "lamina_config: grad_accum and device_train_microbatch_size say how many microbatches"
 

@@ -42,23 +42,26 @@ class Loop:
         self._fills = current.session().config.sharded_data_parallel_degree > 1
         self._seeded = current.session().seeded_steps is not None
 
-    def fit(self, spec: DataSpec, label: str, most: int) -> None:
-        """Trains until the state says that it is done; epochs have `most` batches at most, if that is not -1."""
-        state, shares = self._state, Shares(spec)
-        length = shares.length
+    def fit(self, spec: DataSpec, shares: Shares, label: str, most: int) -> bool:
+        """Trains until the state says that it is done; epochs have `most` batches at most, if that is not -1. Returns
+        whether a rank wants it to end before."""
+        state, length = self._state, shares.length
         state.set_dataloader(spec, label, length if length is None or most < 0 else min(length, most))
         state.begin()
         self._engine.run_event(Event.FIT_START)
         while not state.is_done:
             state.model.train()
-            self._engine.run_event(Event.EPOCH_START)
-            self._logger.log_metrics({"epoch": state.timestamp.epoch.value})
+            if not state.timestamp.batch_in_epoch.value:
+                self._engine.run_event(Event.EPOCH_START)
+                self._logger.log_metrics({"epoch": state.timestamp.epoch.value})
             batches = shares.of_epoch(state.timestamp.epoch.value, most)
             while not state.is_done:
                 self._engine.run_event(Event.BEFORE_DATALOADER)
                 if (share := next(batches, None)) is None:
                     break
                 self._train(spec, share)
+                if share.stops:
+                    return True
             if state.is_done and state.timestamp.batch_in_epoch != state.dataloader_len:
                 break  # amid the epoch
             if not state.timestamp.batch_in_epoch.value:
@@ -69,6 +72,7 @@ class Loop:
             self._engine.run_event(Event.EPOCH_CHECKPOINT)
         self._engine.run_event(Event.FIT_END)
         self._evaluate(Event.FIT_END)
+        return False
 
     def _train(self, spec: DataSpec, share: Share) -> None:
         """Trains with one batch of all copies."""

@@ -19,8 +19,10 @@ from lamina.dist.batches import require_distributed_sampler, samplers
 from lamina.dist.sampler import ExactSampler
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, CommGroup, dp_rank, dp_size, pp_rank, size
+from lamina.job.ranks import WORLD, CommGroup, dp_rank, dp_size, pp_rank, rank, size
 from lamina.trainer.data_spec import DataSpec
+from lamina.trainer.generators import generators, set_generators
+from lamina.util.told import tell
 
 
 class Word(NamedTuple):
@@ -29,6 +31,7 @@ class Word(NamedTuple):
     copy: int | None  # that it speaks for; None where it does not read
     has_data: bool  # whether its loader gave a batch
     had_data: bool  # whether one came before
+    stops: bool  # whether the training is to end
     samples: int
     tokens: int
     clock_ns: int
@@ -43,6 +46,7 @@ class Share(NamedTuple):
     all_samples: int  # of all copies
     all_tokens: int
     seconds: float  # since the batch before, of rank 0
+    stops: bool  # whether a rank wants the training to end
 
 
 class Shares:
@@ -50,6 +54,9 @@ class Shares:
 
     Args:
         spec: the loader. Its DistributedSampler gets this copy's place, and repeats no samples.
+
+    Attributes:
+        stops: whether this rank wants the training to end with the next batch.
 
     Errors:
         ConfigError: all copies would read the same, for there is no DistributedSampler.
@@ -62,6 +69,10 @@ class Shares:
         if not spec.already_split:
             require_distributed_sampler(spec.dataloader)
         self._batches = _settle(spec.dataloader)  # of an epoch, where that is known
+        self.stops = False
+        self._began: dict[str, Any] = {}  # the generators when the epoch began
+        self._saved: dict[str, Any] | None = None
+        self._read = 0
 
     @property
     def length(self) -> int | None:
@@ -75,13 +86,24 @@ class Shares:
         lengths = [length for copy, length in allgather((self._copy, own), WORLD) if copy is not None]
         return None if None in lengths else max(lengths)
 
+    def state_dict(self) -> dict[str, Any]:
+        """How far this rank has read, and its random generators."""
+        loader = getattr(self._spec.dataloader, "state_dict", None)
+        read = {} if loader is None or not leads() else {"loader": loader()}
+        return {"began": self._began, "now": generators(), **read}
+
+    def go_on(self, saved: dict[str, Any], read: int) -> None:
+        """Has the next epoch go on after so many batches: `saved` is the state then."""
+        self._saved, self._read = saved, read
+
     def of_epoch(self, number: int, most: int = -1) -> Iterator[Share]:
         """Goes through the loader, which is told the epoch's number; to batch number `most` at most, if it is not -1.
         All copies get as many."""
         for sampler in self._samplers:
             sampler.set_epoch(number)
         bounds = [bound for bound in (self._batches, most) if bound is not None and bound >= 0]
-        loader = itertools.islice(self._spec.dataloader if leads() else (), min(bounds, default=None))
+        loader = itertools.islice(self._begin(), max(min(bounds) - self._read, 0) if bounds else None)
+        self._read = 0
         batch, had_data, clock_ns = None, False, None
         while True:
             found = next(loader, _END)
@@ -101,25 +123,56 @@ class Shares:
             seconds = 0.0 if clock_ns is None else (everyone[0].clock_ns - clock_ns) / 1e9
             clock_ns = everyone[0].clock_ns
             all_samples, all_tokens = sum(each.samples for each in words), sum(each.tokens for each in words)
-            yield Share(batch, word.samples, all_samples, all_tokens, seconds)
+            stops = any(each.stops for each in everyone)
+            yield Share(batch, word.samples, all_samples, all_tokens, seconds, stops)
+
+    def _begin(self) -> Iterator[Any]:
+        """An iterator over the loader, after what is read already. What it draws when it is made is what it drew when
+        the epoch began."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            set_generators(saved["began"] if self._read else saved["now"])
+        self._began = generators()
+        loader = self._spec.dataloader if leads() else ()
+        if self._read and "loader" in (saved or {}):
+            loader.load_state_dict(saved["loader"])
+            batches = iter(loader)
+        else:
+            batches = iter(loader)
+            _skip(batches, self._read, loader)
+        if saved is not None:
+            set_generators(saved["now"])
+        return batches
 
     def _word(self, batch: Any, has_data: bool, had_data: bool) -> Word:
         count, count_tokens = self._spec.get_num_samples_in_batch, self._spec.get_num_tokens_in_batch
         samples, tokens = (int(count(batch)), int(count_tokens(batch))) if has_data else (0, 0)
-        return Word(self._copy, has_data, had_data, samples, tokens, time.monotonic_ns())
+        return Word(self._copy, has_data, had_data, self.stops, samples, tokens, time.monotonic_ns())
 
 
 _END = object()
 
 
 def gathered(own: Any, group: CommGroup) -> list[Any]:
-    """What each rank of the group has; in a job of one rank nothing is sent."""
+    """Lists what each rank of the group has; in a job of one rank nothing is sent."""
     return [own] if size() == 1 else allgather(own, group)
 
 
 def leads() -> bool:
     """Tells whether this rank runs the bodies of its copy's steps, for which it reads the data."""
     return pp_rank() == 0
+
+
+def _skip(batches: Iterator[Any], count: int, loader: Any) -> None:
+    """Goes past so many batches: past their indices alone, where torch's loader reads them in this process."""
+    if count and isinstance(loader, DataLoader) and not loader.num_workers and hasattr(batches, "_sampler_iter"):
+        for _ in itertools.islice(batches._sampler_iter, count):
+            pass
+    elif count and leads():
+        if rank() == 0:
+            tell(f"{count} batches of the epoch are read again, to go on after them")
+        for _ in itertools.islice(batches, count):
+            pass
 
 
 def _settle(loader: Any) -> int | None:

@@ -251,9 +251,9 @@ class Timestamp:
         )
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Timestamp):
-            return vars(self) == vars(other)
-        return self._of(other) == other
+        if isinstance(other, (Time, str)):
+            return self._of(other) == other
+        return isinstance(other, Timestamp) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash(tuple(vars(self).values()))

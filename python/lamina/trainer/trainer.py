@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Trainer: what is asked of it, and the job that it begins."""
 
+import contextlib
 import logging
 import random
+import signal
+import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +23,7 @@ from lamina.trainer import metrics
 from lamina.trainer.arguments import Arguments, pieces, signature
 from lamina.trainer.arguments import duration as length
 from lamina.trainer.checkpointed import checkpoint_chosen
+from lamina.trainer.checkpoints import Saver, load
 from lamina.trainer.configurations import settings
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
@@ -27,9 +32,12 @@ from lamina.trainer.job import TrainerJob
 from lamina.trainer.logger import Logger
 from lamina.trainer.loop import Loop
 from lamina.trainer.settings import Given, Settings
+from lamina.trainer.shares import Shares
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp
 from lamina.trainer.wrap_policy import table, units
+
+_TERMINATED = 128 + signal.SIGTERM
 
 
 class Trainer:
@@ -94,7 +102,12 @@ class Trainer:
         found = self._settings(given)
         self._begin(given, found)
         self._loop = Loop(self.state, self.engine, self.logger, found)
+        self._shares: Shares | None = None
+        self._saved: dict[str, Any] | None = None  # what a checkpoint says of the loader
+        self._set_saver(given)
         self.engine.run_event(Event.INIT)
+        self._load(given)
+        self.engine.run_event(Event.AFTER_LOAD)
 
     __init__.__signature__ = signature()
 
@@ -146,7 +159,16 @@ class Trainer:
                 f"fit: max_duration={state.max_duration} has passed: fit(duration=...) goes on for as long, "
                 "fit(reset_time=True) begins anew"
             )
-        self._loop.fit(self._spec, self._label, self._most)
+        self._shares = Shares(self._spec)
+        if self._saved is not None:
+            self._shares.go_on(self._saved, state.timestamp.batch_in_epoch.value)
+            self._saved = None
+        with _asked_to_end(self._shares, self._saver is not None):
+            stops = self._loop.fit(self._spec, self._shares, self._label, self._most)
+        if stops:
+            self._saver.save(state, asynchronous=False)
+            self.close()
+            sys.exit(_TERMINATED)
 
     def eval(
         self,
@@ -177,6 +199,22 @@ class Trainer:
     def _set_microbatches(self, size: int | None, count: int | None) -> None:
         self.state.device_train_microbatch_size = size
         self.state.grad_accum = None if size is not None else count or 1
+
+    def _set_saver(self, given: Arguments) -> None:
+        self._saver = None
+        if given.save_folder is None:
+            return
+        options = given.save_interval, given.save_weights_only, given.save_num_checkpoints_to_keep
+        self._saver = Saver(given.save_folder, given.save_filename, *options, lambda: self._shares)
+        self.state.callbacks.append(self._saver)
+
+    def _load(self, given: Arguments) -> None:
+        """Goes on from the checkpoint that is asked for, if any."""
+        weights_only, strict = given.load_weights_only, given.load_strict_model_weights
+        if given.autoresume:
+            self._saved = load(given.save_folder, self.state, False, True, missing_ok=True)
+        if given.load_path is not None and not self.state.timestamp.batch.value:
+            self._saved = load(given.load_path, self.state, weights_only, strict)
 
     def _microbatches(self) -> int:
         """How many microbatches a full batch of a copy has."""
@@ -233,3 +271,20 @@ class Trainer:
         state.rank_zero_seed = state.seed
         torch.manual_seed(state.seed)
         random.seed(state.seed)
+
+
+@contextlib.contextmanager
+def _asked_to_end(shares: Shares, saves: bool) -> Iterator[None]:
+    """Inside, SIGTERM has the training end with its batch, where it can be saved."""
+    if not saves or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(*_: Any) -> None:
+        shares.stops = True
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -2,14 +2,13 @@
 """Work beside a training that leaves no trace in it."""
 
 import contextlib
-import random
-import sys
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from lamina.job import current
+from lamina.trainer.generators import generators, set_generators
 
 
 @contextlib.contextmanager
@@ -17,17 +16,15 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Puts back afterwards what a training with the same bits needs: all generators, the mode of every module, and the
     buffers."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in model.buffers()]
+    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in _buffers(model)]
     session = current.session()
-    steps, python, generators = session.seeded_steps, random.getstate(), _numpy_state()
+    steps, states = session.seeded_steps, generators()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
-        random.setstate(python)
-        if generators is not None:
-            sys.modules["numpy"].random.set_state(generators)
+        set_generators(states)
         if steps is not None:
             session.seeded_steps = steps
         for module, mode in modes:
@@ -38,6 +35,6 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-def _numpy_state() -> tuple | None:
-    numpy = sys.modules.get("numpy")
-    return None if numpy is None else numpy.random.get_state()
+def _buffers(model: nn.Module) -> list[torch.Tensor]:
+    """Lists those that are on this rank."""
+    return list(model.local_buffers() if model.partitioned else model.buffers())

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a training: when they are saved, and how it goes on from one."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lamina.checkpoints.loading import resume_from_checkpoint
+from lamina.checkpoints.saving import save_checkpoint
+from lamina.errors import ConfigError
+from lamina.job.messages import allgather
+from lamina.job.ranks import WORLD, rank, size
+from lamina.trainer.events import Callback, Event
+from lamina.trainer.shares import Shares
+from lamina.trainer.state import State
+from lamina.trainer.time import Time, Timestamp, TimeUnit, ensure_time
+from lamina.util.told import tell
+
+_RANK = re.compile(r"[-_.]?rank\{rank\}|\.pt$")  # parts of a name: a checkpoint is one of all ranks
+_PARTIAL = "_partial"  # the end of the name of a folder that has more than the model
+
+
+class Saver(Callback):
+    """Saves the training now and again, while it goes on.
+
+    Args:
+        folder: of the checkpoints, which all ranks see.
+        filename: their names: with {epoch}, {batch}, {sample}, {token}, {run_name}.
+        interval: epochs or batches between them, and at the end of the training; or a function of State and event.
+        weights_only: whether the model alone is saved.
+        keeps: how many stay, the latest ones; -1: all.
+        shares: what the training reads.
+
+    Errors:
+        ConfigError: an interval, a name or a number that is none.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        filename: str,
+        interval: int | str | Time | Callable[[State, Event], bool],
+        weights_only: bool,
+        keeps: int,
+        shares: Callable[[], Shares | None],
+    ):
+        self.folder = os.fspath(folder)
+        self._name = _RANK.sub("", filename)
+        self._is_due = interval if callable(interval) else _periodically(interval)
+        self._saves_end = not callable(interval)
+        if keeps == 0 or keeps < -1:
+            raise ConfigError(f"save_num_checkpoints_to_keep={keeps}: it is a number, or -1 for all")
+        self._keeps = None if keeps == -1 else keeps
+        self._weights_only, self._shares = weights_only, shares
+        self._saved: Timestamp | None = None
+        self.tag_of(State(None, "run", 0))
+
+    def tag_of(self, state: State) -> str:
+        """The name of a checkpoint of now."""
+        counts = {name: int(getattr(state.timestamp, name)) for name in ("epoch", "batch", "sample", "token")}
+        try:
+            return self._name.format(run_name=state.run_name, **counts)
+        except (KeyError, IndexError, ValueError) as error:
+            names = ", ".join(f"{{{name}}}" for name in ("run_name", *counts))
+            raise ConfigError(f"save_filename={self._name!r}: {error} is none of {names}") from None
+
+    def run_event(self, event: Event, state: State, logger: Any) -> None:
+        """Saves, where it is time."""
+        if event not in (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) or self._saved == state.timestamp:
+            return
+        if self._is_due(state, event) or (self._saves_end and state.is_done):
+            self.save(state)
+
+    def save(self, state: State, asynchronous: bool = True) -> None:
+        """Saves now."""
+        self._saved = state.timestamp
+        arguments = {"model": state.model, "asynchronous": asynchronous}
+        if self._weights_only:
+            save_checkpoint(self.folder, self.tag_of(state), partial=False, **arguments)
+            return
+        shares = self._shares()
+        content = {
+            "timestamp": state.timestamp.state_dict(),
+            "seed": state.seed,
+            "run_name": state.run_name,
+            "schedulers": [schedule.state_dict() for schedule in state.schedulers],
+            "callbacks": _states(state.callbacks),
+            "algorithms": _states(state.algorithms),
+            "readers": allgather(None if shares is None else shares.state_dict(), WORLD),
+        }
+        kept = {"user_content": content, "num_kept_partial_checkpoints": self._keeps}
+        save_checkpoint(self.folder, self.tag_of(state), optimizer=state.optimizers[0], **arguments, **kept)
+
+
+def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: bool = False) -> dict[str, Any] | None:
+    """Loads the checkpoint `path`, or the newest of that folder, into the state.
+
+    Returns:
+        What the ranks have read of the epoch, for Shares: this rank's; None where it begins anew.
+    """
+    place = Path(path)
+    name = place.name.removesuffix(_PARTIAL)
+    is_one = any(place.glob("*.safetensors")) or place.name.endswith(_PARTIAL)
+    folder, tag = (place.parent, name) if is_one else (place, None)
+    if is_one and not place.name.endswith(_PARTIAL):
+        resume_from_checkpoint(folder, tag, partial=False, strict=strict, missing_ok=missing_ok)
+        return None
+    content = resume_from_checkpoint(folder, tag, strict=strict, load_optimizer=not weights_only, missing_ok=missing_ok)
+    if content is None or weights_only:
+        return None
+    state.timestamp = state.timestamp_before = Timestamp.of_state(content["timestamp"])
+    state.seed = state.rank_zero_seed = content["seed"]
+    for schedule, saved in zip(state.schedulers, content["schedulers"], strict=False):
+        schedule.load_state_dict(saved)
+    for kind, objects in (("callbacks", state.callbacks), ("algorithms", state.algorithms)):
+        for each, saved in zip(objects, (content[kind].get(key) for key in _keys(objects)), strict=True):
+            if saved:
+                each.load_state_dict(saved)
+    readers = content["readers"]
+    if rank() == 0 and len(readers) != size() and state.timestamp.batch_in_epoch.value:
+        tell(f"{path} was saved by {len(readers)} ranks, amid an epoch: {size()} ranks go on with the same batches")
+    return readers[rank()] if len(readers) == size() else readers[0]
+
+
+def _keys(objects: list[Any]) -> list[str]:
+    """Names of callbacks or algorithms: their classes', numbered."""
+    names = [type(each).__name__ for each in objects]
+    return [f"{name}.{names[:place].count(name)}" for place, name in enumerate(names)]
+
+
+def _states(objects: list[Any]) -> dict[str, Any]:
+    return {key: state for key, each in zip(_keys(objects), objects, strict=True) if (state := each.state_dict())}
+
+
+def _periodically(interval: int | str | Time) -> Callable[[State, Event], bool]:
+    every = ensure_time(interval)
+    if every.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or every.value <= 0:
+        raise ConfigError(f"save_interval={interval!r}: it is counted in ep or ba")
+    event = Event.EPOCH_CHECKPOINT if every.unit is TimeUnit.EPOCH else Event.BATCH_CHECKPOINT
+    return lambda state, now: now is event and state.timestamp.get(every.unit).value % every.value == 0
