@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+from lamina.trainer.schedulers import (
+    ComposerScheduler,
+    ConstantScheduler,
+    ConstantWithWarmupScheduler,
+    CosineAnnealingScheduler,
+    CosineAnnealingWarmRestartsScheduler,
+    CosineAnnealingWithWarmupScheduler,
+    ExponentialScheduler,
+    LinearScheduler,
+    LinearWithWarmupScheduler,
+    MultiStepScheduler,
+    MultiStepWithWarmupScheduler,
+    PolynomialScheduler,
+    PolynomialWithWarmupScheduler,
+    StepScheduler,
+    compile_composer_scheduler,
+)
+
+__all__ = [
+    "ComposerScheduler",
+    "ConstantScheduler",
+    "ConstantWithWarmupScheduler",
+    "CosineAnnealingScheduler",
+    "CosineAnnealingWarmRestartsScheduler",
+    "CosineAnnealingWithWarmupScheduler",
+    "ExponentialScheduler",
+    "LinearScheduler",
+    "LinearWithWarmupScheduler",
+    "MultiStepScheduler",
+    "MultiStepWithWarmupScheduler",
+    "PolynomialScheduler",
+    "PolynomialWithWarmupScheduler",
+    "StepScheduler",
+    "compile_composer_scheduler",
+]
