@@ -30,6 +30,7 @@ from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.logger import Logger
+from lamina.trainer.loggers import as_destinations
 from lamina.trainer.loop import Loop
 from lamina.trainer.settings import Given, Settings
 from lamina.trainer.shares import Shares
@@ -96,8 +97,9 @@ class Trainer:
         self.state.train_metrics = metrics.fresh(given.model.get_metrics(is_train=True))
         self._set_evaluators(given.eval_dataloader, given.eval_interval, given.eval_subset_num_batches)
         self.state.algorithms = given.algorithms
-        self.state.callbacks = [*given.loggers, *given.callbacks]
-        self.logger = given.model.logger = Logger(given.loggers)
+        destinations = as_destinations(given.loggers)
+        self.state.callbacks = [*destinations, *given.callbacks]
+        self.logger = given.model.logger = Logger(self.state, destinations)
         self.engine = Engine(self.state, self.logger)
         found = self._settings(given)
         self._begin(given, found)

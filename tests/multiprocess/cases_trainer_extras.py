@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for two ranks: what hears of a training by the Trainer, and optimizers made for it."""
+
+import copy
+import math
+import pathlib
+import tempfile
+
+import pytest
+import torch
+from equivalence.trainer_cases import Model, data_of
+from multiprocess.replicas import close, share, whole
+from multiprocess.steps import train_step
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.utils.data import DataLoader
+
+import lamina
+from lamina.errors import ConfigError
+from lamina.job.messages import allgather
+from lamina.job.ranks import WORLD
+from lamina.trainer import Callback, Trainer, loggers, monitors
+from lamina.trainer.gradient_clipping import GradientClipping
+from lamina.trainer.optimizers import DecoupledAdamW, DecoupledSGDW
+
+SHARDED = {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 0, "sdp_gradient_clipping": 1e9}
+LAYOUTS = ({}, {"shard_optimizer_state": True}, SHARDED)
+
+
+def folder():
+    return pathlib.Path(allgather(tempfile.mkdtemp() if lamina.rank() == 0 else None, WORLD)[0])
+
+
+def trainer_of(keys, loggers=None, **options):
+    model, data = Model("mean"), data_of(12, 1)
+    loader = DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
+    options = {"max_duration": "1ep", "optimizers": torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)} | options
+    return Trainer(
+        model=model, train_dataloader=loader, loggers=loggers, seed=1, lamina_config={"timeout_s": 60} | keys, **options
+    )
+
+
+def by_hand(clip=None):
+    """One process that trains with the batches of both ranks. Returns the norms of gradients of each batch, and the
+    model."""
+    model, data, norms = Model("mean"), data_of(12, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for batch in DataLoader(data, 4):
+        optimizer.zero_grad()
+        model.loss(model(batch), batch).mean().backward()
+        if clip is not None:
+            clip(model.parameters())
+        norms.append({name: parameter.grad.norm().item() for name, parameter in model.named_parameters()})
+        optimizer.step()
+    return norms, model
+
+
+def case_norms_of_gradients_are_those_of_one_process():
+    expected, _ = by_hand()
+    for keys in LAYOUTS:
+        memory = loggers.InMemoryLogger()
+        trainer = trainer_of(keys, memory, callbacks=[monitors.OptimizerMonitor(), monitors.LRMonitor()])
+        trainer.fit()
+        for name in expected[0]:
+            found = [value for _, value in memory.data[f"l2_norm/grad/{name}"]]
+            assert found == pytest.approx([norms[name] for norms in expected], rel=1e-12)
+        total = [math.hypot(*norms.values()) for norms in expected]
+        assert [value for _, value in memory.data["l2_norm/grad/global"]] == pytest.approx(total, rel=1e-12)
+        assert [(time.batch, rate) for time, rate in memory.data["lr-SGD/group0"]] == [(1, 0.1), (2, 0.1), (3, 0.1)]
+        trainer.close()
+
+
+def case_clipping_is_that_of_one_process():
+    clips = {
+        GradientClipping("norm", 0.05): lambda parameters: clip_grad_norm_(parameters, 0.05),
+        GradientClipping("value", 0.01): lambda parameters: clip_grad_value_(parameters, 0.01),
+    }
+    for algorithm, clip in clips.items():
+        _, expected = by_hand(clip)
+        for keys in LAYOUTS:
+            trainer = trainer_of(keys, algorithms=algorithm)
+            trainer.fit()
+            state = trainer.state.model.state_dict()
+            for name, value in expected.state_dict().items():
+                torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
+            trainer.close()
+
+
+def decoupled(kind, parameters):
+    return kind(parameters, lr=0.1, weight_decay=9e-4, **({"momentum": 0.9} if kind is DecoupledSGDW else {}))
+
+
+def case_decoupled_decays_are_those_of_one_process():
+    for keys in LAYOUTS:
+        for kind in (DecoupledSGDW, DecoupledAdamW):
+            torch.manual_seed(0)
+            plain = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+            theirs = decoupled(kind, plain.parameters())
+            lamina.init(ddp=True, microbatches=1, timeout_s=60, **keys)
+            model = lamina.DistributedModel(copy.deepcopy(plain))
+            ours = lamina.DistributedOptimizer(decoupled(kind, model.parameters()))
+            step = train_step(model)
+            for rate in (0.1, 0.05, 0.1):
+                for optimizer in (theirs, ours):
+                    optimizer.zero_grad()
+                    optimizer.param_groups[0]["lr"] = rate
+                plain(whole()).square().mean().backward()
+                step(share())
+                theirs.step()
+                ours.step()
+            for name, value in model.state_dict().items():
+                close(value, plain.state_dict()[name])
+            lamina.shutdown()
+
+
+def case_masters_decay_in_full_precision():
+    for keys in ({}, {"shard_optimizer_state": True}):
+        torch.manual_seed(0)
+        lamina.init(ddp=True, microbatches=1, timeout_s=60, bf16=True, **keys)
+        model = lamina.DistributedModel(nn.Linear(6, 5, bias=False))
+        before = model.module.weight.detach().float().clone()
+        optimizer = DecoupledSGDW(model.parameters(), lr=0.1, weight_decay=5e-4)
+        optimizer = lamina.DistributedOptimizer(optimizer)
+        step = train_step(model)
+        for _ in range(20):  # each changes half values by less than they are rounded by
+            optimizer.zero_grad()
+            step(torch.zeros(2, 6))
+            optimizer.step()
+        (master,) = optimizer.state_dict()["masters"].values()
+        torch.testing.assert_close(master, before * (1 - 5e-4) ** 20, rtol=1e-6, atol=0)
+        torch.testing.assert_close(model.module.weight.detach(), master.bfloat16(), rtol=0, atol=0)
+        lamina.shutdown()
+
+
+class Stops(Callback):
+    def __init__(self):
+        self.values = iter((0.5, 0.6, 0.55, 0.58, 0.59, 0.9))
+
+    def batch_end(self, state, logger):
+        state.train_metric_values = {"accuracy": next(self.values)}
+
+
+def case_a_training_ends_when_it_has_not_become_better():
+    stopper = monitors.EarlyStopper("accuracy", "train", patience="2ba")
+    trainer = trainer_of({}, callbacks=[Stops(), stopper], max_duration="6ba")
+    trainer.fit()
+    assert trainer.state.timestamp.batch == 5 and stopper.best.item() == pytest.approx(0.6)
+    again = monitors.EarlyStopper("accuracy", "train")
+    again.load_state_dict(stopper.state_dict())
+    assert again.best == stopper.best and again.best_occurred == stopper.best_occurred
+    threshold = monitors.ThresholdStopper("accuracy", "train", 0.57, stop_on_batch=True)
+    trainer = trainer_of({}, callbacks=[Stops(), threshold], max_duration="6ba")
+    trainer.fit()
+    assert trainer.state.timestamp.batch == 2
+    trainer = trainer_of({}, callbacks=monitors.EarlyStopper("other", "train", patience="2ba"))
+    with pytest.raises(ConfigError, match="'train' has no metric 'other'; it has loss/train/total"):
+        trainer.fit()
+    trainer.close()
+
+
+def case_an_evaluation_ends_a_training():
+    data = data_of(6, 2)
+    options = {"eval_dataloader": DataLoader(data, 2, sampler=lamina.dist.get_sampler(data)), "max_duration": "4ep"}
+    stopper = monitors.EarlyStopper("loss", "eval", comp=lambda value, best: value > best + 100, patience="1ep")
+    memory = loggers.InMemoryLogger()
+    trainer = trainer_of({}, memory, callbacks=[stopper, monitors.SpeedMonitor(2), monitors.MemoryMonitor()], **options)
+    trainer.fit()
+    assert trainer.state.timestamp.epoch == 3  # two after the first
+    samples = allgather({name: values for name, values in memory.data.items() if name.startswith("memory/")}, WORLD)
+    assert samples[0] == samples[1] and samples[0]["memory/peak_process_mem"][0][1] > 2**20
+    names = [f"wall_clock/{name}" for name in ("train", "val", "total")]
+    train, val, total = (memory.get_timeseries(name)[name] for name in names)
+    assert (train + val == total).all() and val[-1] > 0 and (val[:3] == 0).all()
+    for ranks in zip(*allgather([train.tolist(), val.tolist()], WORLD), strict=True):
+        assert ranks[0] == ranks[1]
+    (_, speed), *_ = memory.data["throughput/samples_per_sec"]
+    assert speed > 0
+    trainer.close()
+
+
+def case_every_rank_has_a_file_of_its_own():
+    lamina.init(timeout_s=60)
+    path = folder()
+    logger = loggers.FileLogger(f"{path}/{{run_name}}-{{rank}}.txt")
+    print(f"rank {lamina.rank()} begins")
+    trainer = trainer_of({}, logger, run_name="named")
+    trainer.fit()
+    trainer.close()
+    lines = (path / f"named-{lamina.dist.get_global_rank()}.txt").read_text().splitlines()
+    assert lines[0] == f"[stdout]: rank {lamina.dist.get_global_rank()} begins"
+    assert [line for line in lines if "global_step" in line] == [
+        f"[metric][batch={batch}]: trainer/global_step: {batch} " for batch in range(3)
+    ]
