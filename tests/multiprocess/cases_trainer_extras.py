@@ -19,7 +19,7 @@ import lamina
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
-from lamina.trainer import Callback, Trainer, loggers, monitors
+from lamina.trainer import Callback, Trainer, loggers, monitors, schedulers
 from lamina.trainer.gradient_clipping import GradientClipping
 from lamina.trainer.optimizers import DecoupledAdamW, DecoupledSGDW
 
@@ -40,12 +40,13 @@ def trainer_of(keys, loggers=None, **options):
     )
 
 
-def by_hand(clip=None):
+def by_hand(clip=None, rates=(0.1, 0.1, 0.1)):
     """One process that trains with the batches of both ranks. Returns the norms of gradients of each batch, and the
     model."""
     model, data, norms = Model("mean"), data_of(12, 1), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for batch in DataLoader(data, 4):
+    for batch, rate in zip(DataLoader(data, 4), rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
         model.loss(model(batch), batch).mean().backward()
         if clip is not None:
@@ -53,6 +54,15 @@ def by_hand(clip=None):
         norms.append({name: parameter.grad.norm().item() for name, parameter in model.named_parameters()})
         optimizer.step()
     return norms, model
+
+
+def require_trains_like(expected, keys, **options):
+    trainer = trainer_of(keys, **options)
+    trainer.fit()
+    state = trainer.state.model.state_dict()
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
+    trainer.close()
 
 
 def case_norms_of_gradients_are_those_of_one_process():
@@ -78,12 +88,28 @@ def case_clipping_is_that_of_one_process():
     for algorithm, clip in clips.items():
         _, expected = by_hand(clip)
         for keys in LAYOUTS:
-            trainer = trainer_of(keys, algorithms=algorithm)
-            trainer.fit()
-            state = trainer.state.model.state_dict()
-            for name, value in expected.state_dict().items():
-                torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
-            trainer.close()
+            require_trains_like(expected, keys, algorithms=algorithm)
+
+
+class Follows(Callback):
+    """Steps a schedule as a loop does."""
+
+    def __init__(self, *given):
+        self.given = given
+
+    def fit_start(self, state, logger):
+        state.schedulers = schedulers.bound_schedulers(self.given, state)
+
+    def batch_end(self, state, logger):
+        for scheduler in state.schedulers:
+            scheduler.step()
+
+
+def case_a_schedule_is_that_of_one_process():
+    _, expected = by_hand(rates=[0.1 * part * 0.5 for part in (1, 2 / 3, 1 / 3)])
+    for keys in LAYOUTS:
+        follows = Follows(schedulers.LinearScheduler(), lambda state: 0.5)
+        require_trains_like(expected, keys, callbacks=follows)
 
 
 def decoupled(kind, parameters):

@@ -125,3 +125,21 @@ def test_states_are_those_of_torchs_own():
     for own, loaded in zip(optimizer.state.values(), other.state.values(), strict=True):
         assert own.keys() == loaded.keys() == {"step", "exp_avg", "exp_avg_sq"}
         assert all(torch.equal(own[name], loaded[name]) for name in own)
+
+
+def test_composers_paths_have_lamina_s_own():
+    import composer.algorithms
+    import composer.callbacks
+    import composer.loggers
+    import composer.optim
+    from lamina import trainer
+    from lamina.trainer import gradient_clipping, loggers, monitors, optimizers, schedulers
+
+    for module, sources in (
+        (composer.optim, (optimizers, schedulers)),
+        (composer.callbacks, (monitors,)),
+        (composer.loggers, (loggers, trainer)),
+        (composer.algorithms, (gradient_clipping,)),
+    ):
+        for name in module.__all__:
+            assert any(getattr(module, name) is getattr(source, name, None) for source in sources), name
