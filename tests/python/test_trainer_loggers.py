@@ -328,11 +328,15 @@ def test_without_a_terminal_progress_is_a_line_each_ten_seconds(state, monkeypat
     logger.eval_start(state, None)
     state.dataloader_label, state.dataloader_len, now = "other", None, 140.0
     logger.eval_batch_end(state, None)
+    logger.log_metrics({"metrics/other/accuracy": 0.25})
+    for now in (141.0, 150.0):  # noqa: B007
+        logger.eval_end(state, None)
     logger.close(state, None)
     assert stream.getvalue() == (
         "epoch 1 of 2, batch 2 of 3, loss/train/total 1.0000\n"
         "epoch 1 of 2, batch 4 of 3, loss/train/total 2.0000\n"
         "evaluation of other, batch 1\n"
+        "evaluation of other, batch 1 of 1, metrics/other/accuracy 0.2500\n"
     )
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -340,7 +344,7 @@ def test_without_a_terminal_progress_is_a_line_each_ten_seconds(state, monkeypat
     logger.fit_start(state, None)
     now = 300.0
     logger.batch_end(state, None)
-    assert stream.getvalue().count("\n") == 3
+    assert stream.getvalue().count("\n") == 4
 
 
 BAR = """

@@ -47,16 +47,21 @@ class ProgressBarLogger(LoggerDestination):
 
     def eval_batch_end(self, state: Any, logger: Any) -> None:
         self._evaluated += 1
-        self._show(f"evaluation of {state.dataloader_label}", self._evaluated, state.dataloader_len, "metrics/")
+        self._show(f"evaluation of {state.dataloader_label}", self._evaluated, state.dataloader_len)
+
+    def eval_end(self, state: Any, logger: Any) -> None:
+        what, count = f"evaluation of {state.dataloader_label}", self._evaluated
+        self._show(what, count, count, f"metrics/{state.dataloader_label}/")
 
     def close(self, state: Any, logger: Any) -> None:
         if self._view is not None:
             self._view.close()
             self._view = None
 
-    def _show(self, what: str, done: int, total: int | None, kind: str) -> None:
+    def _show(self, what: str, done: int, total: int | None, kind: str | None = None) -> None:
         if self._view is not None and self._view.is_due(is_last=done == total):
-            values = (f"{name} {format_log_data_value(value)}" for name, value in self._metrics.items() if kind in name)
+            known = self._metrics.items() if kind is not None else ()
+            values = [f"{name} {format_log_data_value(value)}" for name, value in known if name.startswith(kind)]
             self._view.show(what, done, total, ", ".join(values))
 
 
