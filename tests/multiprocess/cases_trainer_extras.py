@@ -112,6 +112,55 @@ def case_a_schedule_is_that_of_one_process():
         require_trains_like(expected, keys, callbacks=follows)
 
 
+def measured_by_hand():
+    """The measures of DecoupledAdamW in one process, of each update; from values before and after it."""
+    model, data, seen = Model("mean"), data_of(12, 1), []
+    optimizer = DecoupledAdamW(model.parameters(), lr=0.1, weight_decay=9e-4)
+    for batch, rate in zip(DataLoader(data, 4), (0.1, 0.05, 0.025), strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        model.loss(model(batch), batch).mean().backward()
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        optimizer.step()
+        measures = {}
+        for name, parameter in model.named_parameters():
+            gradient, value, moments = parameter.grad, parameter.detach(), optimizer.state[parameter]
+            moment, update = moments["exp_avg"], before[name] - value
+            cosine = nn.functional.cosine_similarity
+            measures |= {
+                f"l2_norm/moment/{name}": moment.norm(),
+                f"l2_norm_ratio/moment_grad/{name}": gradient.norm() / moment.norm(),
+                f"cosine/moment_grad/{name}": cosine(gradient.flatten(), moment.flatten(), dim=0),
+                f"l2_norm/param/{name}": value.norm(),
+                f"l2_norm/second_moment_sqrt/{name}": moments["exp_avg_sq"].norm().sqrt(),
+                f"l2_norm/update/{name}": update.norm(),
+                f"cosine/update_grad/{name}": cosine(gradient.flatten(), update.flatten(), dim=0),
+                f"l2_norm_ratio/update_param/{name}": update.norm() / value.norm(),
+            }
+        seen.append({name: value.item() for name, value in measures.items()})
+    return seen
+
+
+class Halves(Callback):
+    def batch_end(self, state, logger):
+        state.optimizers[0].param_groups[0]["lr"] /= 2
+
+
+def case_moments_and_updates_are_those_of_one_process():
+    expected = measured_by_hand()
+    for keys in (*LAYOUTS, SHARDED | {"sdp_param_persistence_threshold": 20}):
+        model, memory, data = Model("mean"), loggers.InMemoryLogger(), data_of(12, 1)
+        options = {"optimizers": DecoupledAdamW(model.parameters(), lr=0.1, weight_decay=9e-4)}
+        options |= {"lamina_config": {"timeout_s": 60} | keys, "callbacks": [Halves(), monitors.OptimizerMonitor()]}
+        loader = DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
+        trainer = Trainer(model=model, train_dataloader=loader, loggers=memory, max_duration="1ep", seed=1, **options)
+        trainer.fit()
+        for name in expected[0]:
+            found = [value for _, value in memory.data[name]]
+            assert found == pytest.approx([measures[name] for measures in expected], rel=1e-9), name
+        trainer.close()
+
+
 def decoupled(kind, parameters):
     return kind(parameters, lr=0.1, weight_decay=9e-4, **({"momentum": 0.9} if kind is DecoupledSGDW else {}))
 

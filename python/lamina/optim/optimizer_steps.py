@@ -36,7 +36,7 @@ class OptimizerSteps:
         self._scale = scale
         self._engine = _lamina.Optimizer(job.session, scale, len(job.optimizers), job.clips_by_default)
         self.parameters = self._engine.parameters
-        self._lent = LentOptimizer(optimizer, self.parameter_of, self._part_of_state)
+        self._lent = LentOptimizer(optimizer, self.parameter_of, self.part_of_state)
         self._torchs = type(optimizer)
         self._watched = False  # `.grad` of what stands for parameters in the groups
 
@@ -172,7 +172,7 @@ class OptimizerSteps:
             [(name, given or None, local is not None) for name, given, _, local in group] for group in self._members()
         ]
 
-    def _part_of_state(self, local: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> Any:
+    def part_of_state(self, local: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> Any:
         """Makes the state of a tensor that stands for a parameter out of the parameter's state."""
         return self._engine.part_of_state(self._lent, local, parameter, dict(state)) or {}
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from lamina.errors import ConfigError
-from lamina.job import current
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
 from lamina.torch_patches import clipping
+from lamina.trainer.adam_metrics import AdamMetrics
 from lamina.trainer.events import Callback
+from lamina.trainer.optimizers import DecoupledAdamW
 from lamina.trainer.time import Time, Timestamp, TimeUnit, ensure_time
 
 
@@ -104,13 +105,18 @@ class OptimizerMonitor(Callback):
     parameter, and `l2_norm/grad/global`. Over shards and partitions each takes an exchange.
 
     Args:
-        log_optimizer_metrics: whether the optimizer's `report_per_parameter_metrics(parameter, name, metrics)`, where
-            it has one, adds metrics of its own. It is called where this rank has all of its states.
+        log_optimizer_metrics: whether the moments and updates of DecoupledAdamW are measured, too.
     """
 
     def __init__(self, log_optimizer_metrics: bool = True):
         self.log_optimizer_metrics = log_optimizer_metrics
         self._norms: dict[str, float] = {}
+        self._of_updates: AdamMetrics | None = None
+
+    def fit_start(self, state: Any, logger: Any) -> None:
+        (optimizer,) = state.optimizers
+        if self.log_optimizer_metrics and isinstance(optimizer, DecoupledAdamW) and self._of_updates is None:
+            self._of_updates = AdamMetrics(optimizer)
 
     def after_train_batch(self, state: Any, logger: Any) -> None:
         self._norms = {name: float(clipping.grad_norm([each], 2.0, False, None)) for name, each in _trained(state)}
@@ -118,13 +124,14 @@ class OptimizerMonitor(Callback):
     def batch_end(self, state: Any, logger: Any) -> None:
         metrics = {f"l2_norm/grad/{name}": norm for name, norm in self._norms.items()}
         metrics["l2_norm/grad/global"] = math.hypot(*self._norms.values())
-        optimizer = state.optimizers[0]
-        report = getattr(optimizer, "report_per_parameter_metrics", None)
-        is_whole = all(known.is_whole() for known in current.job().optimizers if known.optimizer is optimizer)
-        if self.log_optimizer_metrics and callable(report) and is_whole:
-            for name, parameter in _trained(state):
-                metrics = metrics if parameter.grad is None else report(parameter, name, metrics)
+        if self._of_updates is not None:
+            metrics |= self._of_updates.measured({name: each.numel() for name, each in _trained(state)})
         logger.log_metrics(metrics)
+
+    def close(self, state: Any, logger: Any) -> None:
+        if self._of_updates is not None:
+            self._of_updates.close()
+            self._of_updates = None
 
 
 def _trained(state: Any) -> list[tuple[str, torch.nn.Parameter]]:
