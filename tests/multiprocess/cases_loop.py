@@ -211,7 +211,7 @@ def case_wrong_arguments_are_named_before_anything_is_started():
         "one optimizer": {"optimizers": [sgd, sgd]},
         "max_durations: there is no such argument; the nearest is max_duration": {"max_durations": 1},
         "profiler: there is none here: lamina.timeline": {"profiler": object()},
-        "save_folder: is not there yet": {"save_folder": "x"},
+        "load_ignore_keys: is not there yet": {"load_ignore_keys": ["x"]},
         "objects of Callback, and not of int": {"callbacks": [3]},
         "'gpu' is not there yet": {"device": "gpu"},
         "a number of batches, or -1": {"train_subset_num_batches": 0},

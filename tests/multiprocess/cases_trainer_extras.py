@@ -258,6 +258,7 @@ def case_every_rank_has_a_file_of_its_own():
     path = folder()
     logger = loggers.FileLogger(f"{path}/{{run_name}}-{{rank}}.txt")
     print(f"rank {lamina.rank()} begins")
+    lamina.shutdown()
     trainer = trainer_of({}, logger, run_name="named")
     trainer.fit()
     trainer.close()

@@ -2,6 +2,7 @@
 """The loop: batches, updates and evaluations, in any layout."""
 
 import datetime
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.job.ranks import DP_GROUP, dp_size, num_microbatches
+from lamina.job.ranks import DP_GROUP, WORLD, dp_rank, dp_size, num_microbatches
 from lamina.job.seeds import set_rng_step
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
@@ -42,11 +43,19 @@ class Loop:
         self._fills = current.session().config.sharded_data_parallel_degree > 1
         self._seeded = current.session().seeded_steps is not None
 
-    def fit(self, spec: DataSpec, shares: Shares, label: str, most: int) -> bool:
-        """Trains until the state says that it is done; epochs have `most` batches at most, if that is not -1. Returns
-        whether a rank wants it to end before."""
-        state, length = self._state, shares.length
-        state.set_dataloader(spec, label, length if length is None or most < 0 else min(length, most))
+    def fit(self, spec: DataSpec, shares: Shares, most: int, steps_every_batch: bool) -> bool:
+        """Trains until the state says that it is done.
+
+        Args:
+            shares: of the loader that `spec` describes.
+            most: so many batches an epoch has at most, if it is not -1.
+            steps_every_batch: whether schedulers make a step after each batch; else after each epoch.
+
+        Returns:
+            Whether a rank wants the training to end before.
+        """
+        state = self._state
+        self._steps_every_batch, self._clock = steps_every_batch, time.monotonic()
         state.begin()
         self._engine.run_event(Event.FIT_START)
         while not state.is_done:
@@ -65,8 +74,12 @@ class Loop:
             if state.is_done and state.timestamp.batch_in_epoch != state.dataloader_len:
                 break  # amid the epoch
             if not state.timestamp.batch_in_epoch.value:
-                raise UsageError(f"the loader {label!r} gave no batch: with drop_last, none of all ranks was full")
+                raise UsageError(
+                    f"the loader {state.dataloader_label!r} gave no batch: with drop_last, none of all ranks was full"
+                )
             state.timestamp = state.timestamp.to_next_epoch()
+            for scheduler in [] if steps_every_batch else state.schedulers:
+                scheduler.step()
             self._engine.run_event(Event.EPOCH_END)
             self._evaluate(Event.EPOCH_END)
             self._engine.run_event(Event.EPOCH_CHECKPOINT)
@@ -97,7 +110,9 @@ class Loop:
             torch.nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.clipping_norm)
         state.scaler.step(optimizer)
         state.scaler.update()
-        state.total_loss_dict = _over_copies(losses)
+        now = time.monotonic()
+        state.total_loss_dict, seconds = _agreed(losses, now - self._clock)
+        self._clock = now
         if state.train_metrics:
             state.train_metric_values |= metrics.computed(state.train_metrics)
         self._logger.log_metrics(
@@ -110,8 +125,10 @@ class Loop:
         )
         state.timestamp_before = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(
-            share.all_samples, share.all_tokens, datetime.timedelta(seconds=share.seconds)
+            share.all_samples, share.all_tokens, datetime.timedelta(seconds=seconds)
         )
+        for scheduler in state.schedulers if self._steps_every_batch else []:
+            scheduler.step()
         self._engine.run_event(Event.BATCH_END)
         self._evaluate(Event.BATCH_END)
         self._engine.run_event(Event.BATCH_CHECKPOINT)
@@ -224,10 +241,12 @@ def _losses(loss: Any) -> dict[str, torch.Tensor]:
     return parts if "total" in parts else parts | {"total": sum(parts.values())}
 
 
-def _over_copies(losses: dict[str, float]) -> dict[str, float]:
-    """The losses of all copies of the model together."""
-    everyone = gathered(losses, DP_GROUP)
-    return {f"loss/train/{name}": sum(of_copy[name] for of_copy in everyone) for name in losses}
+def _agreed(losses: dict[str, float], seconds: float) -> tuple[dict[str, float], float]:
+    """The losses of all copies of the model together, and rank 0's time."""
+    everyone = gathered((dp_rank(), losses, seconds), WORLD)
+    copies = {copy: of_copy for copy, of_copy, _ in everyone}
+    totals = {f"loss/train/{name}": sum(copies[copy][name] for copy in sorted(copies)) for name in losses}
+    return totals, everyone[0][2]
 
 
 def _sum(of_copy: float) -> float:

@@ -4,11 +4,10 @@
 [Note: batches of all copies] Batch t of all copies together is what one process with a batch as large would read as its
 batch t: see [Note: equivalence of space and time] in lamina/dist/sampler.py. Copies may have different numbers of
 samples in it, some none. So before each batch they tell each other what they have, and everybody knows how much each
-sample counts, when all are at their end, and what time it is.
+sample counts, and when all are at their end.
 """
 
 import itertools
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -34,7 +33,6 @@ class Word(NamedTuple):
     stops: bool  # whether the training is to end
     samples: int
     tokens: int
-    clock_ns: int
 
 
 class Share(NamedTuple):
@@ -45,7 +43,6 @@ class Share(NamedTuple):
     samples: int
     all_samples: int  # of all copies
     all_tokens: int
-    seconds: float  # since the batch before, of rank 0
     stops: bool  # whether a rank wants the training to end
 
 
@@ -104,7 +101,7 @@ class Shares:
         bounds = [bound for bound in (self._batches, most) if bound is not None and bound >= 0]
         loader = itertools.islice(self._begin(), max(min(bounds) - self._read, 0) if bounds else None)
         self._read = 0
-        batch, had_data, clock_ns = None, False, None
+        batch, had_data = None, False
         while True:
             found = next(loader, _END)
             has_data = found is not _END
@@ -120,11 +117,9 @@ class Shares:
                 if leads() and batch is None:
                     batch = next(other for other in others if other is not None)
             had_data = True
-            seconds = 0.0 if clock_ns is None else (everyone[0].clock_ns - clock_ns) / 1e9
-            clock_ns = everyone[0].clock_ns
             all_samples, all_tokens = sum(each.samples for each in words), sum(each.tokens for each in words)
             stops = any(each.stops for each in everyone)
-            yield Share(batch, word.samples, all_samples, all_tokens, seconds, stops)
+            yield Share(batch, word.samples, all_samples, all_tokens, stops)
 
     def _begin(self) -> Iterator[Any]:
         """An iterator over the loader, after what is read already. What it draws when it is made is what it drew when
@@ -147,7 +142,7 @@ class Shares:
     def _word(self, batch: Any, has_data: bool, had_data: bool) -> Word:
         count, count_tokens = self._spec.get_num_samples_in_batch, self._spec.get_num_tokens_in_batch
         samples, tokens = (int(count(batch)), int(count_tokens(batch))) if has_data else (0, 0)
-        return Word(self._copy, has_data, had_data, self.stops, samples, tokens, time.monotonic_ns())
+        return Word(self._copy, has_data, had_data, self.stops, samples, tokens)
 
 
 _END = object()

@@ -30,8 +30,9 @@ from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.logger import Logger
-from lamina.trainer.loggers import as_destinations
+from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger, as_destinations
 from lamina.trainer.loop import Loop
+from lamina.trainer.schedulers import bound_schedulers, steps_every_batch
 from lamina.trainer.settings import Given, Settings
 from lamina.trainer.shares import Shares
 from lamina.trainer.state import State
@@ -97,7 +98,9 @@ class Trainer:
         self.state.train_metrics = metrics.fresh(given.model.get_metrics(is_train=True))
         self._set_evaluators(given.eval_dataloader, given.eval_interval, given.eval_subset_num_batches)
         self.state.algorithms = given.algorithms
-        destinations = as_destinations(given.loggers)
+        self._schedulers = given.schedulers
+        self._steps_every_batch = steps_every_batch(given.schedulers, given.step_schedulers_every_batch)
+        destinations = _destinations(given)
         self.state.callbacks = [*destinations, *given.callbacks]
         self.logger = given.model.logger = Logger(self.state, destinations)
         self.engine = Engine(self.state, self.logger)
@@ -108,8 +111,12 @@ class Trainer:
         self._saved: dict[str, Any] | None = None  # what a checkpoint says of the loader
         self._set_saver(given)
         self.engine.run_event(Event.INIT)
+        if all(isinstance(each, torch.optim.lr_scheduler.LRScheduler) for each in self._schedulers):
+            self._bind_schedulers()  # those have states
         self._load(given)
         self.engine.run_event(Event.AFTER_LOAD)
+        if given.auto_log_hparams:
+            self.logger.log_hyperparameters({name: repr(value) for name, value in arguments.items()})
 
     __init__.__signature__ = signature()
 
@@ -162,11 +169,18 @@ class Trainer:
                 "fit(reset_time=True) begins anew"
             )
         self._shares = Shares(self._spec)
+        batches, most = self._shares.length, self._most
+        state.set_dataloader(self._spec, self._label, batches if batches is None or most < 0 else min(batches, most))
+        self._bind_schedulers()
         if self._saved is not None:
             self._shares.go_on(self._saved, state.timestamp.batch_in_epoch.value)
             self._saved = None
         with _asked_to_end(self._shares, self._saver is not None):
-            stops = self._loop.fit(self._spec, self._shares, self._label, self._most)
+            try:
+                stops = self._loop.fit(self._spec, self._shares, self._most, self._steps_every_batch)
+            except BaseException:
+                self.engine.close()  # for loggers to write the traceback
+                raise
         if stops:
             self._saver.save(state, asynchronous=False)
             self.close()
@@ -201,6 +215,10 @@ class Trainer:
     def _set_microbatches(self, size: int | None, count: int | None) -> None:
         self.state.device_train_microbatch_size = size
         self.state.grad_accum = None if size is not None else count or 1
+
+    def _bind_schedulers(self) -> None:
+        if self._schedulers:
+            self.state.schedulers, self._schedulers = bound_schedulers(self._schedulers, self.state), []
 
     def _set_saver(self, given: Arguments) -> None:
         self._saver = None
@@ -273,6 +291,16 @@ class Trainer:
         state.rank_zero_seed = state.seed
         torch.manual_seed(state.seed)
         random.seed(state.seed)
+
+
+def _destinations(given: Arguments) -> list[LoggerDestination]:
+    """The loggers that are asked for, one way or the other."""
+    found = as_destinations(given.loggers)
+    if given.progress_bar and not any(isinstance(each, ProgressBarLogger) for each in found):
+        found.append(ProgressBarLogger(given.console_stream))
+    if given.log_to_console and not any(isinstance(each, ConsoleLogger) for each in found):
+        found.append(ConsoleLogger(given.console_log_interval, given.console_stream))
+    return found
 
 
 @contextlib.contextmanager
