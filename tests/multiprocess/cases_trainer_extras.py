@@ -3,12 +3,11 @@
 
 import copy
 import math
-import pathlib
-import tempfile
 
 import pytest
 import torch
 from equivalence.trainer_cases import Model, data_of
+from multiprocess.cases_checkpoints import folder
 from multiprocess.replicas import close, share, whole
 from multiprocess.steps import train_step
 from torch import nn
@@ -25,10 +24,6 @@ from lamina.trainer.optimizers import DecoupledAdamW, DecoupledSGDW
 
 SHARDED = {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 0, "sdp_gradient_clipping": 1e9}
 LAYOUTS = ({}, {"shard_optimizer_state": True}, SHARDED)
-
-
-def folder():
-    return pathlib.Path(allgather(tempfile.mkdtemp() if lamina.rank() == 0 else None, WORLD)[0])
 
 
 def trainer_of(keys, loggers=None, **options):
@@ -254,15 +249,13 @@ def case_an_evaluation_ends_a_training():
 
 
 def case_every_rank_has_a_file_of_its_own():
-    lamina.init(timeout_s=60)
-    path = folder()
-    logger = loggers.FileLogger(f"{path}/{{run_name}}-{{rank}}.txt")
-    print(f"rank {lamina.rank()} begins")
-    lamina.shutdown()
-    trainer = trainer_of({}, logger, run_name="named")
-    trainer.fit()
-    trainer.close()
-    lines = (path / f"named-{lamina.dist.get_global_rank()}.txt").read_text().splitlines()
+    with folder() as path:
+        logger = loggers.FileLogger(f"{path}/{{run_name}}-{{rank}}.txt")
+        print(f"rank {lamina.dist.get_global_rank()} begins")
+        trainer = trainer_of({}, logger, run_name="named")
+        trainer.fit()
+        trainer.close()
+        lines = (path / f"named-{lamina.dist.get_global_rank()}.txt").read_text().splitlines()
     assert lines[0] == f"[stdout]: rank {lamina.dist.get_global_rank()} begins"
     assert [line for line in lines if "global_step" in line] == [
         f"[metric][batch={batch}]: trainer/global_step: {batch} " for batch in range(3)
