@@ -256,6 +256,8 @@ def case_every_rank_has_a_file_of_its_own():
         trainer.fit()
         trainer.close()
         lines = (path / f"named-{lamina.dist.get_global_rank()}.txt").read_text().splitlines()
+        lamina.init(timeout_s=60)
+        lamina.barrier()  # the first that leaves takes the folder away
     assert lines[0] == f"[stdout]: rank {lamina.dist.get_global_rank()} begins"
     assert [line for line in lines if "global_step" in line] == [
         f"[metric][batch={batch}]: trainer/global_step: {batch} " for batch in range(3)
