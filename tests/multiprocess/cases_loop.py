@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+import transformers
 from equivalence.trainer_cases import Model, data_of
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
@@ -10,7 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 import lamina
 from lamina.errors import ConfigError, UsageError
-from lamina.trainer import Callback, ComposerModel, DataSpec, Evaluator, Trainer
+from lamina.trainer import Callback, ComposerModel, DataSpec, Evaluator, HuggingFaceModel, Trainer
 
 RANKS = 3
 
@@ -240,6 +241,50 @@ def case_wrong_arguments_are_named_before_anything_is_started():
         trainer.fit()
     with pytest.raises(ConfigError, match="no eval_dataloader"):
         trainer.eval()
+
+
+def of_words(lengths):
+    """Texts of different lengths, without padding in their labels."""
+    generator = torch.Generator().manual_seed(4)
+    words = torch.randint(5, 40, (len(lengths), max(lengths)), generator=generator)
+    labels = words.clone()
+    for row, length in zip(labels, lengths, strict=True):
+        row[length:] = -100
+    return [{"input_ids": row, "labels": label} for row, label in zip(words, labels, strict=True)]
+
+
+def case_models_of_transformers_count_by_tokens():
+    def small():
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(
+            vocab_size=40,
+            n_positions=16,
+            n_embd=8,
+            n_layer=1,
+            n_head=2,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
+        return transformers.GPT2LMHeadModel(config).double()
+
+    texts = of_words([9, 2, 5, 7, 3, 9, 2, 2, 4, 8])
+    counts = lambda batch: (batch["labels"][:, 1:] != -100).sum().item()  # noqa: E731
+    model, alone = HuggingFaceModel(small()), small()
+    spec = DataSpec(shared(texts, 2), get_num_tokens_in_batch=counts)
+    seen = {"callbacks": Seen(), "device_train_microbatch_size": 1, "accumulate_train_batch_on_tokens": True}
+    trainer = trainer_of(model, spec, **seen)
+    trainer.fit()
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for begin in (0, 6):
+        batch = torch.utils.data.default_collate(texts[begin : begin + 6])
+        optimizer.zero_grad()
+        alone(**batch).loss.backward()
+        optimizer.step()
+    state = trainer.state.model.state_dict()
+    for name, value in alone.state_dict().items():
+        torch.testing.assert_close(state[f"model.{name}"], value)
+    assert trainer.state.timestamp.token == sum(map(counts, (torch.utils.data.default_collate(texts),)))
 
 
 def case_microbatches_have_their_own_batch_outputs_and_loss():

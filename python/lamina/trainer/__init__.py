@@ -4,6 +4,7 @@
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Algorithm, Callback, Engine, Event
+from lamina.trainer.huggingface import HuggingFaceModel
 from lamina.trainer.logger import Logger
 from lamina.trainer.model import ComposerClassifier, ComposerModel
 from lamina.trainer.precision import Precision, get_precision_context
@@ -20,6 +21,7 @@ __all__ = [
     "Engine",
     "Evaluator",
     "Event",
+    "HuggingFaceModel",
     "Logger",
     "Precision",
     "State",

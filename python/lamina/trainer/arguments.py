@@ -25,7 +25,7 @@ _NEVER = {
     "ddp_sync_strategy": "gradients are averaged once for each batch",
     "log_traces": "lamina.timeline shows what each rank does",
 }
-_NOT_YET = ("load_ignore_keys", "load_exclude_algorithms", "accumulate_train_batch_on_tokens")
+_NOT_YET = ("load_ignore_keys", "load_exclude_algorithms")
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -35,9 +35,11 @@ class Loop:
         engine: hears of all events.
         logger: gets the metrics.
         settings: of numbers and layouts.
+        by_tokens: whether microbatches count by their tokens; else by their samples.
     """
 
-    def __init__(self, state: State, engine: Engine, logger: Any, settings: Settings):
+    def __init__(self, state: State, engine: Engine, logger: Any, settings: Settings, by_tokens: bool):
+        self._by_tokens = by_tokens
         self._settings = settings
         self._state, self._engine, self._logger = state, engine, logger
         self._fills = current.session().config.sharded_data_parallel_degree > 1
@@ -139,7 +141,11 @@ class Loop:
         size, pieces = state.device_train_microbatch_size, state.grad_accum or 1
         microbatches = spec.microbatches(state.batch, share.samples, size, pieces)
         if share.samples:
-            parts = [spec.get_num_samples_in_batch(microbatch) / share.all_samples for microbatch in microbatches]
+            count = spec.get_num_tokens_in_batch if self._by_tokens else spec.get_num_samples_in_batch
+            whole = share.all_tokens if self._by_tokens else share.all_samples
+            if not whole:
+                raise UsageError("a batch without tokens: DataSpec(loader, get_num_tokens_in_batch=...) counts them")
+            parts = [count(microbatch) / whole for microbatch in microbatches]
         else:
             microbatches, parts = microbatches[:1], [0.0]
         return self._filled(microbatches, parts)

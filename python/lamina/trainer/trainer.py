@@ -66,6 +66,7 @@ class Trainer:
         run_name: of this run, on all ranks; else one is made up.
         grad_accum: in how many microbatches a batch of a rank is run.
         device_train_microbatch_size: of how many samples its microbatches are; the last has fewer.
+        accumulate_train_batch_on_tokens: whether microbatches count by their tokens, and not by their samples.
         seed: of all random numbers; else rank 0 draws one.
         deterministic_mode: whether torch takes algorithms alone that give the same bits again.
         dist_timeout: seconds after which a rank that does not answer is given up.
@@ -106,7 +107,7 @@ class Trainer:
         self.engine = Engine(self.state, self.logger)
         found = self._settings(given)
         self._begin(given, found)
-        self._loop = Loop(self.state, self.engine, self.logger, found)
+        self._loop = Loop(self.state, self.engine, self.logger, found, given.accumulate_train_batch_on_tokens)
         self._shares: Shares | None = None
         self._saved: dict[str, Any] | None = None  # what a checkpoint says of the loader
         self._set_saver(given)
