@@ -17,6 +17,7 @@ PARTS = {
     "tests/multiprocess/test_examples.py": 0.5,
     "tests/multiprocess/test_own_groups.py": 0.5,
     "tests/multiprocess/test_sharded_memory.py": 0.5,
+    "tests/trainer": 0.6,
     "tests/verify": 0.3,
     "multiprocess.cases_checkpoints": 0.4,
     "multiprocess.cases_gathered_pipeline": 0.4,
@@ -25,12 +26,15 @@ PARTS = {
     "multiprocess.cases_precision": 0.4,
     "multiprocess.cases_replaced": 0.5,
     "multiprocess.cases_replicas": 0.5,
+    "multiprocess.cases_resumed": 0.5,
     "multiprocess.cases_sharded": 0.4,
     "multiprocess.cases_sliced_batches": 0.4,
     "multiprocess.cases_sliced_models": 0.4,
     "multiprocess.cases_sliced_pipeline": 0.4,
     "multiprocess.cases_sliced_shards": 0.4,
     "multiprocess.cases_smp_checkpoints": 0.4,
+    "multiprocess.cases_trainer_extras": 0.5,
+    "multiprocess.cases_trainer_layouts": 0.5,
     "multiprocess.cases_transformers": 0.3,
 }
 

@@ -87,7 +87,8 @@ def trainer(layout, workers=0, ends_at=None, **options):
 
 def ended(made, model):
     made.fit()
-    batches, counted = made.state.timestamp.batch.value, made.state.callbacks[0].batches
+    (counting,) = (each for each in made.state.callbacks if isinstance(each, Counting))
+    batches, counted = made.state.timestamp.batch.value, counting.batches
     made.close()
     return model.state_dict(), (batches, counted)
 
@@ -163,6 +164,8 @@ def case_checkpoints_have_their_names_and_as_many_stay():
         assert names == ["mine-1-6_partial", "mine-2-6_partial"], names
         one, _ = trainer("copies", load_path=path / "mine-1-6_partial")
         assert (one.state.timestamp.batch, one.state.timestamp.epoch) == (BATCHES, 1)
+        with pytest.raises(ConfigError, match="has checkpoints"):
+            trainer("copies", save_folder=path)
         weights, _ = trainer("copies", load_path=path / "mine-1-6_partial", load_weights_only=True)
         assert weights.state.timestamp.batch == 0
         weights.close()
@@ -174,4 +177,4 @@ def case_checkpoints_have_their_names_and_as_many_stay():
     ):
         with pytest.raises(ConfigError, match=said):
             trainer("copies", **wrong)
-        lamina.shutdown()
+        assert not lamina.is_initialized()

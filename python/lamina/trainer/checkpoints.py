@@ -57,6 +57,14 @@ class Saver(Callback):
         self._saved: Timestamp | None = None
         self.tag_of(State(None, "run", 0))
 
+    def require_empty(self) -> None:
+        """ConfigError where the folder has checkpoints: those of the same name would go."""
+        if found := sorted(Path(self.folder).glob(f"*{_PARTIAL}")):
+            raise ConfigError(
+                f"save_folder={self.folder!r} has checkpoints, {found[-1].name} for example: autoresume=True or "
+                "load_path goes on from one, save_overwrite=True replaces those of the same name"
+            )
+
     def tag_of(self, state: State) -> str:
         """The name of a checkpoint of now."""
         counts = {name: int(getattr(state.timestamp, name)) for name in ("epoch", "batch", "sample", "token")}

@@ -18,7 +18,7 @@ from lamina.amp import GradScaler
 from lamina.dist.ranks import get_global_rank, get_world_size
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD
+from lamina.job.ranks import WORLD, dp_size
 from lamina.trainer import metrics
 from lamina.trainer.arguments import Arguments, pieces, signature
 from lamina.trainer.arguments import duration as length
@@ -38,7 +38,9 @@ from lamina.trainer.shares import Shares
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp
 from lamina.trainer.wrap_policy import table, units
+from lamina.util.told import tell
 
+_DIVIDE = ("partitions", "pipeline_parallel_degree", "sharded_data_parallel_degree", "tensor_parallel_degree")
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -105,12 +107,13 @@ class Trainer:
         self.state.callbacks = [*destinations, *given.callbacks]
         self.logger = given.model.logger = Logger(self.state, destinations)
         self.engine = Engine(self.state, self.logger)
+        self._shares: Shares | None = None
+        self._saved: dict[str, Any] | None = None  # what a checkpoint says of the loader
+        self._saver = self._saver_of(given)
+        self.state.callbacks += [] if self._saver is None else [self._saver]
         found = self._settings(given)
         self._begin(given, found)
         self._loop = Loop(self.state, self.engine, self.logger, found, given.accumulate_train_batch_on_tokens)
-        self._shares: Shares | None = None
-        self._saved: dict[str, Any] | None = None  # what a checkpoint says of the loader
-        self._set_saver(given)
         self.engine.run_event(Event.INIT)
         if all(isinstance(each, torch.optim.lr_scheduler.LRScheduler) for each in self._schedulers):
             self._bind_schedulers()  # those have states
@@ -173,6 +176,8 @@ class Trainer:
         batches, most = self._shares.length, self._most
         state.set_dataloader(self._spec, self._label, batches if batches is None or most < 0 else min(batches, most))
         self._bind_schedulers()
+        if not state.timestamp.batch.value:
+            self._tell_layout()
         if self._saved is not None:
             self._shares.go_on(self._saved, state.timestamp.batch_in_epoch.value)
             self._saved = None
@@ -217,17 +222,31 @@ class Trainer:
         self.state.device_train_microbatch_size = size
         self.state.grad_accum = None if size is not None else count or 1
 
+    def _tell_layout(self) -> None:
+        """Says once, on world rank 0, how the training is spread."""
+        if get_global_rank() != 0:
+            return
+        state, copies, own = self.state, dp_size(), getattr(self._spec.dataloader, "batch_size", None)
+        cut = (
+            f"microbatches of {state.device_train_microbatch_size}"
+            if state.device_train_microbatch_size
+            else f"{state.grad_accum} microbatch{'es' if state.grad_accum > 1 else ''}"
+        )
+        batch = "batches of any size" if own is None else f"batch {own * copies} = {copies} x {own}"
+        tell(f"{get_world_size()} ranks on cpu, {state.precision.value}, {batch} in {cut}, {self._layout}")
+
     def _bind_schedulers(self) -> None:
         if self._schedulers:
             self.state.schedulers, self._schedulers = bound_schedulers(self._schedulers, self.state), []
 
-    def _set_saver(self, given: Arguments) -> None:
-        self._saver = None
+    def _saver_of(self, given: Arguments) -> Saver | None:
         if given.save_folder is None:
-            return
+            return None
         options = given.save_interval, given.save_weights_only, given.save_num_checkpoints_to_keep
-        self._saver = Saver(given.save_folder, given.save_filename, *options, lambda: self._shares)
-        self.state.callbacks.append(self._saver)
+        saver = Saver(given.save_folder, given.save_filename, *options, lambda: self._shares)
+        if not (given.save_overwrite or given.autoresume or given.load_path is not None):
+            saver.require_empty()
+        return saver
 
     def _load(self, given: Arguments) -> None:
         """Goes on from the checkpoint that is asked for, if any."""
@@ -271,6 +290,10 @@ class Trainer:
                 table(units(given.model, found.min_params), chosen, found.keys.get("sharded_data_parallel_degree", 1))
             )
         self.state.precision = found.precision
+        whole = sum(parameter.numel() for parameter in given.model.parameters()) / 1e6
+        parts = {name: found.keys[name] for name in _DIVIDE if found.keys.get(name, 1) > 1}
+        each = f" in parts ({', '.join(f'{name} {degree}' for name, degree in parts.items())})" if parts else ""
+        self._layout = f"{found.layout + ': ' if found.layout else ''}{whole:.3g} M parameters{each}"
         return found
 
     def _begin(self, given: Arguments, found: Settings) -> None:
