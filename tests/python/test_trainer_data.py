@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections import namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 
 import pytest
 import torch
@@ -39,6 +39,19 @@ def test_a_batch_is_cut_in_order_the_last_with_fewer(batch):
 def test_plain_values_beside_tensors_are_of_every_sample():
     assert [piece["name"] for piece in split({"x": X, "name": "same"}, 2)] == ["same"] * 3
     assert [piece[1] for piece in split([X, 3], 4)] == [3, 3]
+
+
+def test_a_tensor_without_axes_is_of_every_sample():
+    found = split({"x": X, "scale": torch.tensor(3.0)}, 2)
+    assert [len(each["x"]) for each in found] == [2, 2, 1] and all(each["scale"] == 3 for each in found)
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, UserDict, lambda items: defaultdict(list, items)])
+def test_microbatches_of_a_mapping_are_of_its_type(kind):
+    batch = kind({"x": X})
+    found = split(batch, 2)
+    assert [len(each["x"]) for each in found] == [2, 2, 1] and all(type(each) is type(batch) for each in found)
+    assert len(batch["x"]) == 5
 
 
 def test_what_cannot_be_cut_or_counted_says_what_to_do():

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of a data loader: how many samples they have, and how they are cut."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -106,8 +107,9 @@ def split(batch: Any, size: int) -> list[Any]:
 
 def _rows(parts: Iterable[Any], size: int) -> list[tuple]:
     """The parts of each microbatch."""
-    cut = [[part] if isinstance(part, _PLAIN) else split(part, size) for part in parts]
-    is_plain = [isinstance(part, _PLAIN) for part in parts]
+    parts = list(parts)
+    is_plain = [isinstance(part, _PLAIN) or (isinstance(part, torch.Tensor) and not part.dim()) for part in parts]
+    cut = [[part] if plain else split(part, size) for part, plain in zip(parts, is_plain, strict=True)]
     counts = {len(pieces) for pieces, plain in zip(cut, is_plain, strict=True) if not plain} or {1}
     if len(counts) > 1:
         raise UsageError(f"parts of a batch have different numbers of samples. {_OTHERWISE}")
@@ -136,8 +138,12 @@ def _is_list_of_samples(batch: Any) -> bool:
 
 
 def _like(batch: Mapping, items: dict[str, Any]) -> Mapping:
-    """A mapping of the same type, where it takes a dictionary: BatchEncoding does."""
-    return items if type(batch) is dict else type(batch)(items)
+    """A mapping of the same type: a copy with other items, or made of them where it cannot be changed."""
+    if not isinstance(batch, MutableMapping):
+        return type(batch)(items)
+    other = copy.copy(batch)
+    other.update(items)
+    return other
 
 
 def _samples_of(dataloader: Any) -> int | None:
