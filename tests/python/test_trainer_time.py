@@ -69,3 +69,7 @@ def test_a_timestamp_goes_on_and_keeps_its_state():
     assert time.copy(batch=7).batch == "7ba"
     with pytest.raises(ConfigError):
         time.get("dur")
+
+
+def test_parts_of_a_training_are_not_cut_by_rounding():
+    assert Time(100, "ba") * "0.29dur" == "29ba" and Time(30, "ba") * Time(0.1, "dur") == "3ba"

@@ -114,6 +114,6 @@ def _passed(state: State, interval: Time) -> bool:
     if part.unit is TimeUnit.EPOCH:
         if state.dataloader_len is None:
             raise ConfigError("eval_interval in dur needs a loader with a length, where max_duration is in epochs")
-        batches = math.ceil(state.max_duration.value * interval.value * state.dataloader_len)
+        batches = math.ceil(round(state.max_duration.value * interval.value * state.dataloader_len, 6))
         return state.timestamp.batch.value % batches == 0
     return now.value // max(part.value, 1e-9) > before.value // max(part.value, 1e-9)

@@ -164,7 +164,7 @@ def ensure_time(value: Time | str | int, unit: TimeUnit | str = TimeUnit.EPOCH) 
 
 
 def _rounded(value: float, unit: TimeUnit) -> float:
-    return int(value) if unit.is_whole else value
+    return int(round(value, 6)) if unit.is_whole else value  # 0.29 of 100 is not quite 29
 
 
 def _plural(unit: TimeUnit) -> str:
