@@ -4,6 +4,7 @@
 import torch
 from equivalence.trainer_cases import Model, TrainerCase, check, data_of
 from soak import some
+from torch import nn
 from torch.utils.data import DataLoader
 
 import lamina
@@ -64,8 +65,7 @@ def trained(model, **configuration):
         train_dataloader=loader,
         max_duration="2ep",
         optimizers=optimizer,
-        lamina_config={"timeout_s": 60},
-        **configuration,
+        **{"lamina_config": {"timeout_s": 60}} | configuration,
     )
     trainer.fit()
     trainer.close()
@@ -101,3 +101,43 @@ def case_chosen_modules_are_checkpointed_in_a_layout_that_shards():
     configuration = {"activation_checkpointing": True, "activation_cpu_offload": True}
     require_same(trained(model, fsdp_config=configuration), trained(Model("mean")))
     assert Counted.runs == 2 * 4, Counted.runs  # of four batches, each forward again in the backward
+
+
+class Calls(nn.Module):
+    """Counts its calls: in a buffer that it changes, and in one that it replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("changed", torch.zeros(1))
+        self.register_buffer("replaced", torch.zeros(1))
+
+    def forward(self, x):
+        self.changed += 1
+        self.replaced = self.replaced + 1
+        return x
+
+
+def case_an_evaluation_leaves_buffers_that_a_forward_replaces():
+    model, dataset = Model("mean"), data_of(4, 1)
+    model.module.append(Calls())
+    loader = DataLoader(dataset, 4, sampler=lamina.dist.get_sampler(dataset))
+    trained(model, eval_dataloader=loader)
+    assert model.module[-1].changed == model.module[-1].replaced == 4
+
+
+def case_tied_parameters_are_tied_when_the_job_has_ended():
+    for keys in ({}, {"partitions": 2}):
+        model = Model("mean")
+        model.module = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3)).double()
+        model.module[2].weight = model.module[0].weight
+        trained(model, lamina_config=keys)
+        assert model.module[2].weight is model.module[0].weight
+
+
+def case_a_job_of_partitions_ends_before_its_first_step():
+    model = Model("mean")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    lamina.Trainer(
+        model=model, optimizers=torch.optim.SGD(model.parameters(), 1), lamina_config={"partitions": 2}
+    ).close()
+    require_same(model.state_dict(), before)

@@ -68,8 +68,7 @@ class TrainerJob:
 
     def _make_whole(self) -> None:
         values, states = self.model.state_dict(), self.optimizer.state_dict()
-        local = self.model.local_named_parameters(), self.model.local_named_buffers()
-        self._here = {name for named in local for name, _ in named} if self.model.partitioned else values.keys()
+        self._here = self._names_here() if self.model.partitioned else values.keys()
         barrier()
         shutdown()
         vars(self.model.module).pop("forward")
@@ -81,6 +80,13 @@ class TrainerJob:
             group["params"] = [new.get(id(parameter), parameter) for parameter in parameters]
         self.optimizer.state.clear()
         self.optimizer.load_state_dict({name: states[name] for name in ("state", "param_groups")})
+
+    def _names_here(self) -> set[str]:
+        """The names of what is on this rank, all those of tied parameters."""
+        module = self.model.module
+        here = set(map(id, (*self.model.local_parameters(), *self.model.local_buffers())))
+        every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        return {name for name, tensor in every if id(tensor) in here}
 
     def _give_back(self, values: dict[str, torch.Tensor]) -> dict[int, nn.Parameter]:
         """Puts all values into the model. Returns the parameters that are others now, by the ids of the old ones: those

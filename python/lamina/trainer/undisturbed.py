@@ -16,7 +16,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Puts back afterwards what a training with the same bits needs: all generators, the mode of every module, and the
     buffers."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in _buffers(model)]
+    here = set(map(id, _buffers(model)))
+    places = [(module._buffers, *item) for module in model.modules() for item in module._buffers.items()]
+    buffers = [(*place, place[-1].clone(), place[-1]._version) for place in places if id(place[-1]) in here]
     session = current.session()
     steps, states = session.seeded_steps, generators()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
@@ -30,7 +32,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for module, mode in modes:
             module.training = mode
         with torch.no_grad():
-            for buffer, before, version in buffers:
+            for of_module, name, buffer, before, version in buffers:
+                of_module[name] = buffer  # a forward may have put another one there
                 if buffer._version != version:
                     buffer.copy_(before)
 
