@@ -184,7 +184,7 @@ def case_a_training_goes_on_for_a_duration_or_begins_anew():
         trainer.fit()
     trainer.fit(duration="1ba")
     trainer.fit(duration=1)
-    assert trainer.state.timestamp.batch == 3 and trainer.state.timestamp.epoch == 1
+    assert trainer.state.timestamp.batch == 2 and trainer.state.timestamp.epoch == 1
     with pytest.raises(ConfigError, match="has passed"):
         trainer.fit()
     trainer.fit(duration="3sp", reset_time=True)

@@ -11,13 +11,14 @@ from multiprocess.cases_checkpoints import folder
 from soak import some
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lamina
 from lamina.errors import ConfigError
-from lamina.trainer import Callback, ComposerModel, Trainer
+from lamina.trainer import Callback, ComposerModel, DataSpec, Evaluator, Trainer
 
 BATCHES = 6  # of two epochs
+KEYS = {"progress_bar": False, "lamina_config": {"timeout_s": 60}}
 LAYOUTS = {"copies": {}, "partitions": {"partitions": 2}, "shards": {"sharded_data_parallel_degree": 2}}
 
 
@@ -79,14 +80,16 @@ def trainer(layout, workers=0, ends_at=None, **options):
         grad_accum=2,
         seed=1,
         callbacks=Counting(ends_at),
+        progress_bar=False,
         lamina_config={"timeout_s": 60, "sdp_param_persistence_threshold": 0} | LAYOUTS[layout],
         **options,
     )
     return made, model
 
 
-def ended(made, model):
-    made.fit()
+def ended(made, model, fits=True):
+    if fits:
+        made.fit()
     (counting,) = (each for each in made.state.callbacks if isinstance(each, Counting))
     batches, counted = made.state.timestamp.batch.value, counting.batches
     made.close()
@@ -134,6 +137,61 @@ def case_another_layout_goes_on_with_the_same_batches():
         assert made.state.timestamp.batch == 3 and made.state.timestamp.epoch == 1
         made.fit()
         assert made.state.timestamp.batch == BATCHES
+
+
+def case_a_second_fit_goes_on_amid_the_epoch():
+    for layout in ("copies", "partitions"):
+        expected = ended(*trainer(layout))
+        made, model = trainer(layout)
+        for _ in range(3):
+            made.fit(duration="2ba")  # two of them end amid an epoch
+        require_same_bits(ended(made, model, fits=False), expected)
+
+
+def case_generators_of_a_loader_go_on():
+    def made_of(**options):
+        model = Model()
+        x = torch.randn(12, 6, generator=torch.Generator().manual_seed(2))
+        generator = torch.Generator().manual_seed(5 + lamina.dist.get_global_rank())
+        data = TensorDataset(x, torch.arange(12) % 3)
+        loader = DataSpec(DataLoader(data, 2, shuffle=True, generator=generator), already_split=True)
+        return model, Trainer(model=model, train_dataloader=loader, max_duration="2ep", seed=1, **KEYS, **options)
+
+    expected, made = made_of()
+    made.fit()
+    made.close()
+    for stop in ("5ba", "6ba", "8ba"):
+        with folder() as path:
+            _, first = made_of(save_folder=path, save_interval="1ba")
+            first.fit(duration=stop)
+            first.close()
+            model, other = made_of(load_path=path)
+            other.fit()
+            other.close()
+            for name, value in expected.state_dict().items():
+                assert torch.equal(model.state_dict()[name], value), (stop, name)
+
+
+def case_the_loss_scale_goes_on():
+    with folder() as path:
+        first, _ = trainer("copies", precision="amp_fp16", save_folder=path)
+        first.state.scaler.update(512.0)
+        first.fit(duration="1ep")
+        scale = first.state.scaler.get_scale()
+        first.close()
+        made, _ = trainer("copies", precision="amp_fp16", load_path=path)
+        assert made.state.scaler.get_scale() == scale <= 512
+        made.close()
+
+
+def case_an_evaluation_of_other_data_leaves_the_trainers_own():
+    made, _ = trainer("copies")
+    data = Rough()
+    other = DataLoader(data, 8, sampler=lamina.dist.get_sampler(data))
+    made.eval(Evaluator(label="other", dataloader=other))
+    assert [each.label for each in made.state.evaluators] == ["eval"]
+    made.fit(duration="1ep")
+    made.close()
 
 
 def case_sigterm_on_one_rank_ends_the_batch_and_saves_on_all():

@@ -18,7 +18,7 @@ from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp, TimeUnit, ensure_time
 from lamina.util.told import tell
 
-_RANK = re.compile(r"[-_.]?rank\{rank\}|\.pt$")  # parts of a name: a checkpoint is one of all ranks
+_RANK = re.compile(r"[-_.]?rank(\{rank\}|\d+)|\.pt$")  # parts of a name: a checkpoint is one of all ranks
 _PARTIAL = "_partial"  # the end of the name of a folder that has more than the model
 
 
@@ -26,7 +26,7 @@ class Saver(Callback):
     """Saves the training now and again, while it goes on.
 
     Args:
-        folder: of the checkpoints, which all ranks see.
+        folder: of the checkpoints, which all ranks see, with {run_name}.
         filename: their names: with {epoch}, {batch}, {sample}, {token}, {run_name}.
         interval: epochs or batches between them, and at the end of the training; or a function of State and event.
         weights_only: whether the model alone is saved.
@@ -57,9 +57,18 @@ class Saver(Callback):
         self._saved: Timestamp | None = None
         self.tag_of(State(None, "run", 0))
 
-    def require_empty(self) -> None:
-        """ConfigError where the folder has checkpoints: those of the same name would go."""
-        if found := sorted(Path(self.folder).glob(f"*{_PARTIAL}")):
+    def take_folder(self, run_name: str, goes_on: bool) -> None:
+        """Makes the folder, with the name of the run in the place of {run_name}.
+
+        Errors:
+            ConfigError: it cannot be made; or, without `goes_on`, it has checkpoints: those of the same name would go.
+        """
+        self.folder = self.folder.replace("{run_name}", run_name)
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"save_folder={self.folder!r}: {error.strerror}") from None
+        if not goes_on and (found := sorted(Path(self.folder).glob(f"*{_PARTIAL}"))):
             raise ConfigError(
                 f"save_folder={self.folder!r} has checkpoints, {found[-1].name} for example: autoresume=True or "
                 "load_path goes on from one, save_overwrite=True replaces those of the same name"
@@ -92,6 +101,7 @@ class Saver(Callback):
         content = {
             "timestamp": state.timestamp.state_dict(),
             "seed": state.seed,
+            "scaler": state.scaler.state_dict(),
             "run_name": state.run_name,
             "schedulers": [schedule.state_dict() for schedule in state.schedulers],
             "callbacks": _states(state.callbacks),
@@ -108,7 +118,7 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
     Returns:
         What the ranks have read of the epoch, for Shares: this rank's; None where it begins anew.
     """
-    place = Path(path)
+    place = _found(Path(path))
     name = place.name.removesuffix(_PARTIAL)
     is_one = any(place.glob("*.safetensors")) or place.name.endswith(_PARTIAL)
     folder, tag = (place.parent, name) if is_one else (place, None)
@@ -120,6 +130,8 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
         return None
     state.timestamp = state.timestamp_before = Timestamp.of_state(content["timestamp"])
     state.seed = state.rank_zero_seed = content["seed"]
+    if scale := content.get("scaler"):
+        state.scaler.load_state_dict(scale)
     for schedule, saved in zip(state.schedulers, content["schedulers"], strict=False):
         schedule.load_state_dict(saved)
     for kind, objects in (("callbacks", state.callbacks), ("algorithms", state.algorithms)):
@@ -130,6 +142,13 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
     if rank() == 0 and len(readers) != size() and state.timestamp.batch_in_epoch.value:
         tell(f"{path} was saved by {len(readers)} ranks, amid an epoch: {size()} ranks go on with the same batches")
     return readers[rank()] if len(readers) == size() else readers[0]
+
+
+def _found(path: Path) -> Path:
+    """The folder of a checkpoint that has this path, or the name that it was saved by."""
+    name = _RANK.sub("", path.name)
+    named = (path, *(path.with_name(name + end) for end in (_PARTIAL, "") if name))
+    return next((place for place in named if place.is_dir()), path)
 
 
 def _keys(objects: list[Any]) -> list[str]:

@@ -75,6 +75,7 @@ class Loop:
                     return True
             if state.is_done and state.timestamp.batch_in_epoch != state.dataloader_len:
                 break  # amid the epoch
+            next(batches, None)  # the loader draws as much as where the training goes on
             if not state.timestamp.batch_in_epoch.value:
                 raise UsageError(
                     f"the loader {state.dataloader_label!r} gave no batch: with drop_last, none of all ranks was full"

@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from lamina.dist.batches import require_distributed_sampler, samplers
@@ -63,13 +64,19 @@ class Shares:
         self._spec = spec
         self._copy = dp_rank() if leads() else None
         self._samplers = [each for each in samplers(spec.dataloader) if callable(getattr(each, "set_epoch", None))]
-        if not spec.already_split:
-            require_distributed_sampler(spec.dataloader)
+        require_split(spec)
         self._batches = _settle(spec.dataloader)  # of an epoch, where that is known
+        every = (getattr(each, "generator", None) for each in (spec.dataloader, *samplers(spec.dataloader)))
+        self._generators = list({id(each): each for each in every if isinstance(each, torch.Generator)}.values())
         self.stops = False
         self._began: dict[str, Any] = {}  # the generators when the epoch began
         self._saved: dict[str, Any] | None = None
         self._read = 0
+
+    @property
+    def loader(self) -> Any:
+        """The loader that is read."""
+        return self._spec.dataloader
 
     @property
     def length(self) -> int | None:
@@ -85,9 +92,11 @@ class Shares:
 
     def state_dict(self) -> dict[str, Any]:
         """How far this rank has read, and its random generators."""
+        if self._saved is not None:
+            return self._saved
         loader = getattr(self._spec.dataloader, "state_dict", None)
         read = {} if loader is None or not leads() else {"loader": loader()}
-        return {"began": self._began, "now": generators(), **read}
+        return {"began": self._began, "now": self._random(), **read}
 
     def go_on(self, saved: dict[str, Any], read: int) -> None:
         """Has the next epoch go on after so many batches: `saved` is the state then."""
@@ -126,8 +135,8 @@ class Shares:
         the epoch began."""
         saved, self._saved = self._saved, None
         if saved is not None:
-            set_generators(saved["began"] if self._read else saved["now"])
-        self._began = generators()
+            self._set_random(saved["began"] if self._read else saved["now"])
+        self._began = self._random()
         loader = self._spec.dataloader if leads() else ()
         if self._read and "loader" in (saved or {}):
             loader.load_state_dict(saved["loader"])
@@ -135,9 +144,18 @@ class Shares:
         else:
             batches = iter(loader)
             _skip(batches, self._read, loader)
-        if saved is not None:
-            set_generators(saved["now"])
+        if saved is not None and self._read:
+            self._set_random(saved["now"])
         return batches
+
+    def _random(self) -> dict[str, Any]:
+        """The states of this process's generators, and of the loader's own."""
+        return generators() | {"loader": [each.get_state() for each in self._generators]}
+
+    def _set_random(self, states: dict[str, Any]) -> None:
+        set_generators(states)
+        for generator, state in zip(self._generators, states.get("loader", []), strict=False):
+            generator.set_state(state)
 
     def _word(self, batch: Any, has_data: bool, had_data: bool) -> Word:
         count, count_tokens = self._spec.get_num_samples_in_batch, self._spec.get_num_tokens_in_batch
@@ -146,6 +164,12 @@ class Shares:
 
 
 _END = object()
+
+
+def require_split(spec: DataSpec) -> None:
+    """Raises where all copies would read the same."""
+    if not spec.already_split:
+        require_distributed_sampler(spec.dataloader)
 
 
 def gathered(own: Any, group: CommGroup) -> list[Any]:
@@ -186,7 +210,7 @@ def _settle(loader: Any) -> int | None:
     else:
         sampler.num_replicas, sampler.rank = copies, copy
         sampler.total_size, sampler.num_samples = samples, len(range(copy, samples, copies))
-    if rows is None:
+    if rows is None or type(loader.batch_sampler).__iter__ is not BatchSampler.__iter__:
         return None
     of_all = rows * copies
     return samples // of_all if loader.batch_sampler.drop_last else -(-samples // of_all)

@@ -34,7 +34,7 @@ from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBar
 from lamina.trainer.loop import Loop
 from lamina.trainer.schedulers import bound_schedulers, steps_every_batch
 from lamina.trainer.settings import Given, Settings
-from lamina.trainer.shares import Shares
+from lamina.trainer.shares import Shares, require_split
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp
 from lamina.trainer.wrap_policy import table, units
@@ -113,6 +113,8 @@ class Trainer:
         self.state.callbacks += [] if self._saver is None else [self._saver]
         found = self._settings(given)
         self._begin(given, found)
+        if self._saver is not None:
+            self._saver.take_folder(self.state.run_name, True)
         self._loop = Loop(self.state, self.engine, self.logger, found, given.accumulate_train_batch_on_tokens)
         self.engine.run_event(Event.INIT)
         if all(isinstance(each, torch.optim.lr_scheduler.LRScheduler) for each in self._schedulers):
@@ -172,7 +174,9 @@ class Trainer:
                 f"fit: max_duration={state.max_duration} has passed: fit(duration=...) goes on for as long, "
                 "fit(reset_time=True) begins anew"
             )
-        self._shares = Shares(self._spec)
+        for evaluator in state.evaluators:
+            require_split(evaluator.dataloader)
+        self._read_on()
         batches, most = self._shares.length, self._most
         state.set_dataloader(self._spec, self._label, batches if batches is None or most < 0 else min(batches, most))
         self._bind_schedulers()
@@ -206,17 +210,26 @@ class Trainer:
         self._job.require("Trainer.eval")
         if eval_dataloader is None and not self.state.evaluators:
             raise ConfigError("eval: there is no eval_dataloader: give it to the Trainer, or to eval()")
-        kept = self.state.evaluators
+        evaluators, measured = self.state.evaluators, self.state.eval_metrics
         if eval_dataloader is not None:
             self._set_evaluators(ensure_evaluators(eval_dataloader), 1, subset_num_batches)
-        for evaluator in self.state.evaluators:
-            self._loop.evaluate(evaluator)
-        self.state.evaluators = kept or self.state.evaluators
+        try:
+            for evaluator in self.state.evaluators:
+                self._loop.evaluate(evaluator)
+        finally:
+            self.state.evaluators, self.state.eval_metrics = evaluators, measured | self.state.eval_metrics
 
     def close(self) -> None:
         """Ends the job; every rank calls it. The model and its optimizer are plain ones again, whole on every rank."""
         self.engine.close()
         self._job.end()
+
+    def _read_on(self) -> None:
+        """The loader is read, amid an epoch from where the last fit() ended."""
+        before, self._shares = self._shares, Shares(self._spec)
+        is_amid = self._saved is None and before is not None and bool(self.state.timestamp.batch_in_epoch.value)
+        if is_amid and before.loader is self._spec.dataloader:
+            self._saved = before.state_dict()
 
     def _set_microbatches(self, size: int | None, count: int | None) -> None:
         self.state.device_train_microbatch_size = size
@@ -244,15 +257,16 @@ class Trainer:
             return None
         options = given.save_interval, given.save_weights_only, given.save_num_checkpoints_to_keep
         saver = Saver(given.save_folder, given.save_filename, *options, lambda: self._shares)
-        if not (given.save_overwrite or given.autoresume or given.load_path is not None):
-            saver.require_empty()
+        if given.run_name or "{run_name}" not in saver.folder:
+            goes_on = given.save_overwrite or given.autoresume or given.load_path is not None
+            saver.take_folder(given.run_name or "", goes_on)
         return saver
 
     def _load(self, given: Arguments) -> None:
         """Goes on from the checkpoint that is asked for, if any."""
         weights_only, strict = given.load_weights_only, given.load_strict_model_weights
         if given.autoresume:
-            self._saved = load(given.save_folder, self.state, False, True, missing_ok=True)
+            self._saved = load(self._saver.folder, self.state, False, True, missing_ok=True)
         if given.load_path is not None and not self.state.timestamp.batch.value:
             self._saved = load(given.load_path, self.state, weights_only, strict)
 
