@@ -178,6 +178,17 @@ def case_the_next_trainer_goes_on_with_the_model_and_ends_the_one_before():
         torch.testing.assert_close(value, alone.state_dict()[name])
 
 
+def case_a_trainer_that_cannot_be_made_leaves_no_job():
+    model = Model("mean")
+    sharded = {"timeout_s": 60, "sharded_data_parallel_degree": RANKS, "sdp_param_persistence_threshold": 0}
+    with pytest.raises(UsageError, match="LBFGS"):
+        trainer_of(
+            model, shared(data_of(6, 1), 2), optimizers=torch.optim.LBFGS(model.parameters()), lamina_config=sharded
+        )
+    assert not lamina.is_initialized()
+    trainer_of(Model("mean"), shared(data_of(6, 1), 2)).fit()
+
+
 def case_a_training_goes_on_for_a_duration_or_begins_anew():
     trainer = trainer_of(Model("mean"), shared(data_of(12, 1), 2), max_duration=None)
     with pytest.raises(ConfigError, match="no max_duration"):

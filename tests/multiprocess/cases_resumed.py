@@ -206,6 +206,14 @@ def case_sigterm_on_one_rank_ends_the_batch_and_saves_on_all():
         require_same_bits(ended(*trainer("copies", **options)), expected)
 
 
+def case_sigterm_in_the_last_batch_is_not_lost():
+    with folder() as path:
+        made, _ = trainer("copies", ends_at=BATCHES, save_folder=path)
+        with pytest.raises(SystemExit) as end:
+            made.fit()
+        assert end.value.code == 143 and made.state.timestamp.batch == BATCHES
+
+
 def case_checkpoints_have_their_names_and_as_many_stay():
     with folder() as path:
         made, _ = trainer(

@@ -148,6 +148,8 @@ def _found(path: Path) -> Path:
     """The folder of a checkpoint that has this path, or the name that it was saved by."""
     name = _RANK.sub("", path.name)
     named = (path, *(path.with_name(name + end) for end in (_PARTIAL, "") if name))
+    if name == "latest":  # by whatever name it was saved
+        named = (*named, path.parent)
     return next((place for place in named if place.is_dir()), path)
 
 

@@ -46,8 +46,13 @@ class TrainerJob:
         self._plain = dict(vars(optimizer))
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         module.forward = functools.partial(_forward, module, module.forward)
-        self.model = DistributedModel(module, average_grads_across_microbatches=False)
-        self.optimizer = DistributedOptimizer(optimizer, **scaling)
+        try:
+            self.model = DistributedModel(module, average_grads_across_microbatches=False)
+            self.optimizer = DistributedOptimizer(optimizer, **scaling)
+        except BaseException:
+            shutdown()  # for a next Trainer to begin anew
+            del module.forward
+            raise
         self._added = vars(optimizer).keys() - self._plain.keys()
         current.job().own(_Trainers).latest = self
 

@@ -88,7 +88,7 @@ class Loop:
             self._engine.run_event(Event.EPOCH_CHECKPOINT)
         self._engine.run_event(Event.FIT_END)
         self._evaluate(Event.FIT_END)
-        return False
+        return any(gathered(shares.stops, WORLD))
 
     def _train(self, spec: DataSpec, share: Share) -> None:
         """Trains with one batch of all copies."""

@@ -246,7 +246,10 @@ class Trainer:
             else f"{state.grad_accum} microbatch{'es' if state.grad_accum > 1 else ''}"
         )
         batch = "batches of any size" if own is None else f"batch {own * copies} = {copies} x {own}"
-        tell(f"{get_world_size()} ranks on cpu, {state.precision.value}, {batch} in {cut}, {self._layout}")
+        ranks = get_world_size()
+        tell(
+            f"{ranks} rank{'s' if ranks > 1 else ''} on cpu, {state.precision.value}, {batch} in {cut}, {self._layout}"
+        )
 
     def _bind_schedulers(self) -> None:
         if self._schedulers:
