@@ -24,3 +24,22 @@ if(missing)
   list(JOIN missing ", " missing)
   message(FATAL_ERROR " lamina is compiled here, and this system lacks ${missing}.")
 endif()
+
+# The static library of this name where it can become a part of a shared one, so that machines need not have it; else the
+# shared one. Debian 13 compiles libdeflate.a without -fPIC.
+function(lamina_library variable name)
+  find_library(${variable}_STATIC lib${name}.a)
+  set(whole -Wl,--whole-archive ${${variable}_STATIC} -Wl,--no-whole-archive)
+  set(failed ON)
+  if(${variable}_STATIC)
+    execute_process(
+      COMMAND ${CMAKE_CXX_COMPILER} -shared -o ${PROJECT_BINARY_DIR}/CMakeFiles/${variable}.so ${whole}
+      RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+  endif()
+  if(failed)
+    find_library(${variable}_SHARED ${name} REQUIRED)
+    set(${variable} ${${variable}_SHARED} PARENT_SCOPE)
+  else()
+    set(${variable} ${${variable}_STATIC} PARENT_SCOPE)
+  endif()
+endfunction()
