@@ -16,7 +16,6 @@ The engine has no key yet for how long whole values are kept, nor for when the n
 the same; memory and time are not. Keys for it belong into `_LAYOUTS`.
 """
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,12 +26,12 @@ from lamina.trainer.configuration_keys import raise_problems
 from lamina.trainer.deepspeed_config import read_deepspeed
 from lamina.trainer.fsdp_config import read_fsdp
 from lamina.trainer.precision import Precision, ensure_precision
-from lamina.trainer.settings import HALF, Given, Settings
+from lamina.trainer.settings import HALF, NO_CLIPPING, Given, Settings
 
 # Keys of a layout that shards. `lamina_config` may have others: a smaller degree, parameters that stay whole.
 _SHARDED = {
     "sdp_param_persistence_threshold": 0,
-    "sdp_gradient_clipping": sys.float_info.max,  # none
+    "sdp_gradient_clipping": NO_CLIPPING,
 }
 _WHOLE = {"sharded_data_parallel_degree": 1, "shard_optimizer_state": False}
 _LAYOUTS = {
@@ -120,7 +119,7 @@ def _keys(wanted: Settings, own: Mapping[str, Any], holders: int, problems: list
     layout = {"sharded_data_parallel_degree": holders, **_LAYOUTS[wanted.layout]} if is_sharded else {}
     needed = {"ddp": True, **half, **({} if is_sharded else _LAYOUTS[wanted.layout]), **wanted.keys}
     if wanted.clipping_norm is not None:
-        needed["sdp_gradient_clipping"] = sys.float_info.max
+        needed["sdp_gradient_clipping"] = NO_CLIPPING
     for key, value in needed.items():
         if own.get(key, value) != value:
             problems.append(

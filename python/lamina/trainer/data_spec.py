@@ -54,6 +54,11 @@ class DataSpec:
         self.get_num_tokens_in_batch = get_num_tokens_in_batch or _no_tokens
         self.already_split = already_split
 
+    @property
+    def batch_size(self) -> int | None:
+        """The samples of a full batch, where the loader says that."""
+        return getattr(self.dataloader, "batch_size", None)
+
     def microbatches(self, batch: Any, samples: int, size: int | None, pieces: int) -> list[Any]:
         """The batch in microbatches.
 

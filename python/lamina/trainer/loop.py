@@ -100,13 +100,12 @@ class Loop:
         for metric in state.train_metrics.values():
             metric.reset()
         self._engine.run_event(Event.BEFORE_TRAIN_BATCH)
-        for optimizer in state.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        (optimizer,) = state.optimizers
+        optimizer.zero_grad(set_to_none=True)
         if self._seeded:
             set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
         losses = self._step(Microbatches(microbatches), Microbatches(parts))
         losses = {name: sum(values) for name, values in losses.items()}
-        (optimizer,) = state.optimizers
         state.scaler.unscale_(optimizer)
         self._engine.run_event(Event.AFTER_TRAIN_BATCH)
         if self._settings.clipping_norm is not None:
@@ -148,7 +147,7 @@ class Loop:
                 raise UsageError("a batch without tokens: DataSpec(loader, get_num_tokens_in_batch=...) counts them")
             parts = [count(microbatch) / whole for microbatch in microbatches]
         else:
-            microbatches, parts = microbatches[:1], [0.0]
+            parts = [0.0]  # of one that nothing counts of
         return self._filled(microbatches, parts)
 
     def _filled(self, microbatches: list[Any], parts: list[float]) -> tuple[list[Any], list[float]]:

@@ -2,6 +2,7 @@
 """Settings of a training, and the arguments that they depend on."""
 
 import dataclasses
+import sys
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from lamina.trainer.precision import Precision
 
 HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # keys of `init`
+NO_CLIPPING = sys.float_info.max  # the value of `sdp_gradient_clipping` with which the engine measures no norm
 # As torch's GradScaler begins.
 _LOSS_SCALE = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 65536.0, "scale_window": 2000}}
 

@@ -33,7 +33,7 @@ from lamina.trainer.logger import Logger
 from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger, as_destinations
 from lamina.trainer.loop import Loop
 from lamina.trainer.schedulers import bound_schedulers, steps_every_batch
-from lamina.trainer.settings import Given, Settings
+from lamina.trainer.settings import NO_CLIPPING, Given, Settings
 from lamina.trainer.shares import Shares, require_split
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp
@@ -239,7 +239,7 @@ class Trainer:
         """Says once, on world rank 0, how the training is spread."""
         if get_global_rank() != 0:
             return
-        state, copies, own = self.state, dp_size(), getattr(self._spec.dataloader, "batch_size", None)
+        state, copies, own = self.state, dp_size(), self._spec.batch_size
         cut = (
             f"microbatches of {state.device_train_microbatch_size}"
             if state.device_train_microbatch_size
@@ -278,7 +278,7 @@ class Trainer:
         size = self.state.device_train_microbatch_size
         if size is None:
             return self.state.grad_accum
-        batch = getattr(self._spec and self._spec.dataloader, "batch_size", None)
+        batch = self._spec and self._spec.batch_size
         return 1 if batch is None else -(-batch // size)
 
     def _set_evaluators(self, evaluators: list[Evaluator], interval: Any, most: int) -> None:
@@ -295,7 +295,7 @@ class Trainer:
         """The settings that the configurations stand for. The modules that they choose are checkpointed."""
         facts = Given(
             ranks=get_world_size(),
-            batch_size=getattr(given.train_dataloader and given.train_dataloader.dataloader, "batch_size", None),
+            batch_size=given.train_dataloader and given.train_dataloader.batch_size,
             device_train_microbatch_size=given.device_train_microbatch_size,
             grad_accum=self.state.grad_accum,
             has_buffers=any(buffer.is_floating_point() for buffer in given.model.buffers()),
@@ -316,7 +316,7 @@ class Trainer:
     def _begin(self, given: Arguments, found: Settings) -> None:
         """Begins the job, and has all ranks agree on seed and name."""
         config = {"ddp": True, "timeout_s": given.dist_timeout, "microbatches": self._microbatches()}
-        config |= {"sdp_gradient_clipping": 1e38} | found.keys  # else shards clip to 1
+        config |= {"sdp_gradient_clipping": NO_CLIPPING} | found.keys  # else shards clip to 1
         if given.seed is not None:
             config.setdefault("seed", given.seed)
         state = self.state
