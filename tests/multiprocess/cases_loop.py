@@ -233,7 +233,7 @@ def case_wrong_arguments_are_named_before_anything_is_started():
         "say the same": {"grad_accum": 2, "device_train_microbatch_size": 2},
         "grad_accum=0": {"grad_accum": 0},
         "device_train_microbatch_size='many'": {"device_train_microbatch_size": "many"},
-        "-1: it is a number, 0 or more": {"seed": -1},
+        "seed: Seed -1 is invalid": {"seed": -1},
         "eval_interval and eval_subset": {"eval_interval": "1ba"},
         "counted in ep, ba or dur": {"eval_interval": "1tok", "eval_dataloader": loader},
         "several evaluators are named eval": {"eval_dataloader": [loader, loader]},

@@ -14,6 +14,7 @@ from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.trainer.events import Algorithm, Callback
 from lamina.trainer.model import require_model
+from lamina.trainer.reproducibility import require_seed
 from lamina.trainer.time import Time, ensure_time
 
 # Composer's that have no sense here, with what is there in their place.
@@ -138,7 +139,7 @@ class Arguments:
             "device": _device,
             "grad_accum": lambda given: pieces("grad_accum", given),
             "device_train_microbatch_size": lambda given: pieces("device_train_microbatch_size", given),
-            "seed": _seed,
+            "seed": lambda given: None if given is None else require_seed(given),
             "dist_timeout": _seconds,
         }
 
@@ -219,12 +220,6 @@ def _device(given: Any) -> Any:
         raise ConfigError(f"{given!r}: it is 'cpu' or 'gpu'")
     if given in ("gpu", "cuda"):
         raise ConfigError(f"{given!r} is not there yet: trainings run on CPUs")
-    return given
-
-
-def _seed(given: Any) -> int | None:
-    if given is not None and (type(given) is not int or given < 0):
-        raise ConfigError(f"{given!r}: it is a number, 0 or more")
     return given
 
 

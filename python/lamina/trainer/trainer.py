@@ -3,7 +3,6 @@
 
 import contextlib
 import logging
-import random
 import signal
 import sys
 import threading
@@ -32,6 +31,7 @@ from lamina.trainer.job import TrainerJob
 from lamina.trainer.logger import Logger
 from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger, as_destinations
 from lamina.trainer.loop import Loop
+from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.trainer.schedulers import bound_schedulers, steps_every_batch
 from lamina.trainer.settings import NO_CLIPPING, Given, Settings
 from lamina.trainer.shares import Shares, require_split
@@ -91,7 +91,7 @@ class Trainer:
             warnings.warn("no optimizer was given: it is SGD(lr=0.1)", stacklevel=2)
             given.optimizers = torch.optim.SGD(given.model.parameters(), lr=0.1)
         if given.deterministic_mode:
-            torch.use_deterministic_algorithms(True)
+            configure_deterministic_mode()
         self._spec, self._label = given.train_dataloader, given.train_dataloader_label
         self._most = given.train_subset_num_batches
         self._model = given.model
@@ -323,15 +323,11 @@ class Trainer:
         self._job = TrainerJob(config, given.model, given.optimizers, found.optimizer_arguments, self.engine.close)
         self.state.scaler = GradScaler(enabled=found.grad_scaler)
         state.model, state.optimizers = self._job.model, [self._job.optimizer]
-        drawn = (
-            random.SystemRandom().randrange(2**31),
-            f"{int(time.time())}-{random.SystemRandom().randrange(10**6):06}",
-        )
-        seed = drawn[0] if given.seed is None else given.seed
-        state.seed, state.run_name = allgather((seed, state.run_name or drawn[1]), WORLD)[0]
+        drawn = get_random_seed()
+        seed, name = drawn if given.seed is None else given.seed, f"{int(time.time())}-{drawn % 10**6:06}"
+        state.seed, state.run_name = allgather((seed, state.run_name or name), WORLD)[0]
         state.rank_zero_seed = state.seed
-        torch.manual_seed(state.seed)
-        random.seed(state.seed)
+        seed_all(state.seed)
 
 
 def _destinations(given: Arguments) -> list[LoggerDestination]:
