@@ -123,7 +123,6 @@ def test_ratios_stretch_a_schedule_and_on_demand_its_warmup():
     ("schedule", "options", "words"),
     [
         (ours.StepScheduler("0.01dur"), {"duration": "10ba"}, "0.01dur is less than one batch"),
-        (ours.ExponentialScheduler(0.5, "0ba"), {}, "0ba is less than one batch"),
         (ours.CosineAnnealingWarmRestartsScheduler("4ba", 0.5), {}, "4ba is less than one batch"),
         (ours.LinearScheduler(t_max="2ep"), {"length": None}, "2ep needs a loader with a length"),
         (ours.LinearScheduler(), {"length": None}, "1.0dur needs a loader with a length"),

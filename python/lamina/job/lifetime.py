@@ -59,6 +59,11 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
     _process = os.getpid()
 
 
+def require_config(config: Mapping[str, Any]) -> None:
+    """Errors: ConfigError: wrong keys, as `init` tells them; nothing is started."""
+    _lamina.parse_config(_to_json(config, {}))
+
+
 def shutdown() -> None:
     """Ends what `init` started; every rank calls it. Afterwards `init` may be called again. Does nothing when there is
     nothing to end.

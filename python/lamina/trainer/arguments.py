@@ -3,19 +3,27 @@
 
 import dataclasses
 import difflib
+import functools
 import inspect
+import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from lamina.errors import ConfigError
+from lamina.job import current
+from lamina.trainer import checks
+from lamina.trainer.checkpoints import found_checkpoint
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.trainer.events import Algorithm, Callback
+from lamina.trainer.loggers import as_destinations
 from lamina.trainer.model import require_model
 from lamina.trainer.reproducibility import require_seed
-from lamina.trainer.time import Time, ensure_time
+from lamina.trainer.schedulers import require_schedulers
+from lamina.trainer.time import Time, named_time
 
 # Composer's that have no sense here, with what is there in their place.
 _NEVER = {
@@ -112,35 +120,45 @@ class Arguments:
             try:
                 setattr(self, name, made(getattr(self, name)))
             except (ConfigError, TypeError) as error:
-                yield f"{name}: {error}"
+                yield str(error) if str(error).startswith((f"{name}=", f"{name}:")) else f"{name}: {error}"
         if self.device_train_microbatch_size is not None and self.grad_accum not in (None, 1):
             yield "grad_accum and device_train_microbatch_size say the same: give one of them"
         if not self.eval_dataloader and (callable(self.eval_interval) or self.eval_subset_num_batches != -1):
             yield "eval_interval and eval_subset_num_batches say nothing without an eval_dataloader"
         if self.autoresume and not (self.save_folder and self.run_name):
             yield "autoresume goes on from the newest checkpoint of save_folder, in a run with a run_name: give both"
-        if dict(self.lamina_config or {}).get("microbatches", 1) != 1:
+        if isinstance(self.lamina_config, Mapping) and self.lamina_config.get("microbatches", 1) != 1:
             yield "lamina_config: grad_accum and device_train_microbatch_size say how many microbatches"
 
     def _made(self) -> dict[str, Callable[[Any], Any]]:
+        flags = [field.name for field in dataclasses.fields(self) if field.type is bool]
         return {
+            **{name: functools.partial(checks.flag, name) for name in flags},
             "model": require_model,
             "train_dataloader": lambda given: None if given is None else ensure_data_spec(given),
-            "train_subset_num_batches": _count_or_all,
-            "max_duration": duration,
+            "train_dataloader_label": lambda given: checks.text("train_dataloader_label", given),
+            "train_subset_num_batches": lambda given: checks.count_or_all("train_subset_num_batches", given),
+            "max_duration": lambda given: duration("max_duration", given),
             "algorithms": lambda given: _all_of(Algorithm, given),
             "callbacks": lambda given: _all_of(Callback, given),
             "optimizers": lambda given: _one_optimizer(given, self.model),
-            "schedulers": listed,
-            "loggers": listed,
+            "schedulers": lambda given: require_schedulers(listed(given), [self.optimizers]),
+            "step_schedulers_every_batch": lambda given: _optional(checks.flag, "step_schedulers_every_batch", given),
+            "loggers": as_destinations,
             "eval_dataloader": ensure_evaluators,
-            "eval_interval": lambda given: given if given == 1 else ensure_when(given),
-            "eval_subset_num_batches": _count_or_all,
+            "eval_interval": lambda given: given if type(given) is int and given == 1 else ensure_when(given),
+            "eval_subset_num_batches": lambda given: checks.count_or_all("eval_subset_num_batches", given),
+            "run_name": lambda given: _optional(checks.text, "run_name", given or None),
+            "python_log_level": _log_level,
+            "load_path": _path,
+            "save_folder": lambda given: None if given is None else checks.text("save_folder", os.fspath(given)),
+            "save_latest_filename": lambda given: _optional(checks.text, "save_latest_filename", given),
             "device": _device,
             "grad_accum": lambda given: pieces("grad_accum", given),
             "device_train_microbatch_size": lambda given: pieces("device_train_microbatch_size", given),
             "seed": lambda given: None if given is None else require_seed(given),
             "dist_timeout": _seconds,
+            "lamina_config": _mapping,
         }
 
 
@@ -158,17 +176,15 @@ def listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def duration(given: Any) -> Time | None:
-    """How far a training goes.
+def duration(name: str, given: Any) -> Time | None:
+    """How far a training goes, by the argument of that name.
 
     Errors:
         ConfigError: no time, or nothing of one.
     """
-    if given is None:
-        return None
-    if (time := ensure_time(given)).value <= 0 or time.unit.name == "DURATION":
-        raise ConfigError(f"{given!r}: it is some epochs, batches, samples, tokens or seconds")
-    return time
+    if given is not None and (time := named_time(name, given, positive=True)).unit.name == "DURATION":
+        raise checks.wrong(name, given, "some epochs, batches, samples, tokens or seconds")
+    return None if given is None else time
 
 
 def pieces(name: str, given: Any) -> int | None:
@@ -209,9 +225,29 @@ def _one_optimizer(given: Any, model: Any) -> Any:
     return several[0]
 
 
-def _count_or_all(given: Any) -> int:
-    if type(given) is not int or given < -1 or given == 0:
-        raise ConfigError(f"{given!r}: it is a number of batches, or -1 for all")
+def _optional(check: Callable[[str, Any], Any], name: str, given: Any) -> Any:
+    return None if given is None else check(name, given)
+
+
+def _path(given: Any) -> str | None:
+    if given is None:
+        return None
+    path = checks.text("load_path", os.fspath(given))
+    is_saving = current.is_initialized()  # perhaps there, by the Trainer before
+    if not is_saving and not found_checkpoint(path).is_dir():
+        raise checks.wrong("load_path", path, "a checkpoint that a Trainer has saved, or their folder: it is not there")
+    return path
+
+
+def _log_level(given: Any) -> str | None:
+    if given is not None and not isinstance(logging.getLevelName(str(given).upper()), int):
+        raise checks.wrong("python_log_level", given, "a level of Python's logging, such as 'info'")
+    return given
+
+
+def _mapping(given: Any) -> Any:
+    if given is not None and not isinstance(given, Mapping):
+        raise checks.wrong("lamina_config", given, "a dictionary with keys of lamina.init")
     return given
 
 
@@ -224,6 +260,6 @@ def _device(given: Any) -> Any:
 
 
 def _seconds(given: Any) -> float:
-    if type(given) not in (int, float) or not given > 0:
-        raise ConfigError(f"{given!r}: it is a number of seconds")
+    if not checks.number("dist_timeout", given) > 0:
+        raise checks.wrong("dist_timeout", given, "a number of seconds")
     return float(given)

@@ -12,10 +12,11 @@ from lamina.checkpoints.saving import save_checkpoint
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, rank, size
+from lamina.trainer import checks
 from lamina.trainer.events import Callback, Event
 from lamina.trainer.shares import Shares
 from lamina.trainer.state import State
-from lamina.trainer.time import Time, Timestamp, TimeUnit, ensure_time
+from lamina.trainer.time import Time, Timestamp, TimeUnit, named_time
 from lamina.util.told import tell
 
 _RANK = re.compile(r"[-_.]?rank(\{rank\}|\d+)|\.pt$")  # parts of a name: a checkpoint is one of all ranks
@@ -47,23 +48,27 @@ class Saver(Callback):
         shares: Callable[[], Shares | None],
     ):
         self.folder = os.fspath(folder)
-        self._name = _RANK.sub("", filename)
+        self._name = _RANK.sub("", checks.text("save_filename", filename))
+        if not self._name:
+            raise checks.wrong("save_filename", filename, "a name, from which .pt and rank{rank} fall off")
         self._is_due = interval if callable(interval) else _periodically(interval)
         self._saves_end = not callable(interval)
-        if keeps == 0 or keeps < -1:
-            raise ConfigError(f"save_num_checkpoints_to_keep={keeps}: it is a number, or -1 for all")
+        keeps = checks.count_or_all("save_num_checkpoints_to_keep", keeps)
         self._keeps = None if keeps == -1 else keeps
         self._weights_only, self._shares = weights_only, shares
         self._saved: Timestamp | None = None
         self.tag_of(State(None, "run", 0))
 
-    def take_folder(self, run_name: str, goes_on: bool) -> None:
-        """Makes the folder, with the name of the run in the place of {run_name}.
+    def name_folder(self, run_name: str) -> None:
+        """Puts the name of the run in the place of {run_name}."""
+        self.folder = self.folder.replace("{run_name}", run_name)
+
+    def take_folder(self, goes_on: bool) -> None:
+        """Makes the folder.
 
         Errors:
             ConfigError: it cannot be made; or, without `goes_on`, it has checkpoints: those of the same name would go.
         """
-        self.folder = self.folder.replace("{run_name}", run_name)
         try:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
@@ -118,7 +123,7 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
     Returns:
         What the ranks have read of the epoch, for Shares: this rank's; None where it begins anew.
     """
-    place = _found(Path(path))
+    place = found_checkpoint(path)
     name = place.name.removesuffix(_PARTIAL)
     is_one = any(place.glob("*.safetensors")) or place.name.endswith(_PARTIAL)
     folder, tag = (place.parent, name) if is_one else (place, None)
@@ -144,8 +149,9 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
     return readers[rank()] if len(readers) == size() else readers[0]
 
 
-def _found(path: Path) -> Path:
-    """The folder of a checkpoint that has this path, or the name that it was saved by."""
+def found_checkpoint(given: str) -> Path:
+    """The folder of a checkpoint that has this path, or the name that it was saved by; else the path."""
+    path = Path(given)
     name = _RANK.sub("", path.name)
     named = (path, *(path.with_name(name + end) for end in (_PARTIAL, "") if name))
     if name == "latest":  # by whatever name it was saved
@@ -164,8 +170,8 @@ def _states(objects: list[Any]) -> dict[str, Any]:
 
 
 def _periodically(interval: int | str | Time) -> Callable[[State, Event], bool]:
-    every = ensure_time(interval)
-    if every.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or every.value <= 0:
-        raise ConfigError(f"save_interval={interval!r}: it is counted in ep or ba")
+    every = named_time("save_interval", interval, positive=True)
+    if every.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
+        raise checks.wrong("save_interval", interval, "counted in ep or ba")
     event = Event.EPOCH_CHECKPOINT if every.unit is TimeUnit.EPOCH else Event.BATCH_CHECKPOINT
     return lambda state, now: now is event and state.timestamp.get(every.unit).value % every.value == 0

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lamina.errors import ConfigError, UsageError
+from lamina.trainer import checks
 
 _PLAIN = (int, float, str, bool, type(None))
 _OTHERWISE = "DataSpec(dataloader, split_batch=..., get_num_samples_in_batch=...) says how to cut and to count them"
@@ -28,6 +29,9 @@ class DataSpec:
         get_num_samples_in_batch: counts a batch's samples; else what the tensors' first axes agree on.
         get_num_tokens_in_batch: counts its tokens; else 0.
         already_split: whether each rank's loader reads other samples, so that no DistributedSampler is needed.
+
+    Errors:
+        ConfigError: an argument that is not what it is said to be.
     """
 
     def __init__(
@@ -43,16 +47,22 @@ class DataSpec:
     ):
         if isinstance(dataloader, DataLoader) and dataloader._iterator is not None:
             raise ConfigError("the DataLoader is being iterated over already: give the Trainer one that is not")
-        if not isinstance(dataloader, Iterable):
-            raise ConfigError(f"a {type(dataloader).__name__} gives no batches: a DataLoader does, or any iterable")
+        if not isinstance(dataloader, Iterable) or isinstance(dataloader, (str, bytes, Mapping, type)):
+            raise ConfigError(f"dataloader={dataloader!r} gives no batches: a DataLoader does, or any iterable")
+        for name, count in (("num_samples", num_samples), ("num_tokens", num_tokens)):
+            if count is not None:
+                checks.number(f"DataSpec: {name}", count, 0, whole=True)
         self.dataloader = dataloader
         self.num_samples = _samples_of(dataloader) if num_samples is None else num_samples
         self.num_tokens = num_tokens
-        self.device_transforms = device_transforms or _same
-        self.split_batch = split_batch or split
-        self.get_num_samples_in_batch = get_num_samples_in_batch or count_samples
-        self.get_num_tokens_in_batch = get_num_tokens_in_batch or _no_tokens
-        self.already_split = already_split
+        function = checks.function
+        self.device_transforms = function("DataSpec: device_transforms", device_transforms) or _same
+        self.split_batch = function("DataSpec: split_batch", split_batch) or split
+        counts = function("DataSpec: get_num_samples_in_batch", get_num_samples_in_batch)
+        counts_tokens = function("DataSpec: get_num_tokens_in_batch", get_num_tokens_in_batch)
+        self.get_num_samples_in_batch = counts or count_samples
+        self.get_num_tokens_in_batch = counts_tokens or _no_tokens
+        self.already_split = checks.flag("DataSpec: already_split", already_split)
 
     @property
     def batch_size(self) -> int | None:

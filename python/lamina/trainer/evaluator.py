@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lamina.errors import ConfigError
+from lamina.trainer import checks
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.events import Event
 from lamina.trainer.state import State
-from lamina.trainer.time import Time, TimeUnit, ensure_time
+from lamina.trainer.time import Time, TimeUnit, named_time
 
 When = Callable[[State, Event], bool]
 
@@ -26,7 +27,8 @@ class Evaluator:
         eval_interval: how often, an int in epochs; 0: never. Else the Trainer's eval_interval.
 
     Errors:
-        ConfigError: an interval in another unit than epochs, batches and parts of the training.
+        ConfigError: an argument that is not what it is said to be; an interval in another unit than epochs, batches
+            and parts of the training.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class Evaluator:
         subset_num_batches: int | None = None,
         eval_interval: int | str | Time | When | None = None,
     ):
-        if metric_names is not None and not isinstance(metric_names, list):
-            raise ConfigError(f"metric_names is a list of strings, not {metric_names!r}")
-        self.label = label
+        self.label = checks.text("Evaluator: label", label)
+        if metric_names is not None and (not isinstance(metric_names, list) or not all(map(_is_pattern, metric_names))):
+            raise checks.wrong("Evaluator: metric_names", metric_names, "a list of strings, regular expressions")
         self.dataloader = ensure_data_spec(dataloader)
         self.metric_names = metric_names or []
+        if subset_num_batches is not None:
+            checks.count_or_all("Evaluator: subset_num_batches", subset_num_batches)
         self.subset_num_batches = subset_num_batches
         self.eval_interval = None if eval_interval is None else ensure_when(eval_interval)
 
@@ -78,7 +82,7 @@ def ensure_evaluators(given: Any) -> list[Evaluator]:
 def evaluate_periodically(eval_interval: int | str | Time, eval_at_fit_end: bool = True) -> When:
     """Says when to evaluate: every so many epochs or batches, or after each such part of the training, and at its
     end."""
-    interval = ensure_time(eval_interval)
+    interval = named_time("eval_interval", eval_interval)
     if interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION):
         raise ConfigError(f"eval_interval={eval_interval!r}: it is counted in ep, ba or dur")
     last = None  # batch after which was evaluated
@@ -103,6 +107,13 @@ def evaluate_periodically(eval_interval: int | str | Time, eval_at_fit_end: bool
 def ensure_when(given: int | str | Time | When) -> When:
     """A function as it is, or that of an interval."""
     return given if callable(given) else evaluate_periodically(given)
+
+
+def _is_pattern(given: Any) -> bool:
+    try:
+        return isinstance(given, str) and bool(re.compile(given))
+    except re.error:
+        return False
 
 
 def _passed(state: State, interval: Time) -> bool:

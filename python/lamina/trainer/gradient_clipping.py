@@ -6,6 +6,7 @@ from typing import Any
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from lamina.errors import ConfigError
+from lamina.trainer import checks
 from lamina.trainer.events import Algorithm, Event
 
 
@@ -25,9 +26,8 @@ class GradientClipping(Algorithm):
             raise ConfigError("GradientClipping: clipping_type='adaptive' is not there; 'norm' and 'value' are")
         if clipping_type not in ("norm", "value"):
             raise ConfigError(f"GradientClipping: clipping_type={clipping_type!r}: it is 'norm' or 'value'")
-        if isinstance(clipping_threshold, bool) or not clipping_threshold >= 0:
-            raise ConfigError(f"GradientClipping: clipping_threshold={clipping_threshold!r}: it is a number, 0 or more")
-        self.clipping_type, self.clipping_threshold = clipping_type, float(clipping_threshold)
+        self.clipping_type = clipping_type
+        self.clipping_threshold = float(checks.number("GradientClipping: clipping_threshold", clipping_threshold, 0))
 
     def match(self, event: Event, state: Any) -> bool:
         return event is Event.AFTER_TRAIN_BATCH

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lamina.trainer import checks
 from lamina.trainer.model import ComposerModel
 
 
@@ -22,6 +23,9 @@ class HuggingFaceModel(ComposerModel):
         metrics: of torchmetrics.
         shift_labels: whether the label of a position is the next one's, for metrics; else where the model is one for
             causal language modeling.
+
+    Errors:
+        ConfigError: `model` is none of transformers.
     """
 
     def __init__(
@@ -33,6 +37,8 @@ class HuggingFaceModel(ComposerModel):
         shift_labels: bool | None = None,
     ):
         super().__init__()
+        if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+            raise checks.wrong("HuggingFaceModel: model", model, "a model of transformers, which has a config")
         self.model, self.config, self.tokenizer, self.use_logits = model, model.config, tokenizer, use_logits
         if tokenizer is not None and len(tokenizer) != self.config.vocab_size:
             model.resize_token_embeddings(len(tokenizer))

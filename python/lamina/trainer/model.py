@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from lamina.errors import ConfigError
+from lamina.trainer import checks
 
 _EXAMPLE = """
     class MyModel(lamina.trainer.ComposerModel):
@@ -79,6 +80,9 @@ class ComposerClassifier(ComposerModel):
             number of classes is known.
         loss_fn: of scores and classes.
         num_classes: else the module's `num_classes`, where it has one.
+
+    Errors:
+        ConfigError: an argument that is not what it is said to be.
     """
 
     def __init__(
@@ -90,10 +94,15 @@ class ComposerClassifier(ComposerModel):
         num_classes: int | None = None,
     ):
         super().__init__()
+        if not isinstance(module, nn.Module):
+            raise checks.wrong("ComposerClassifier: module", module, "a module of torch's")
         self.module = module
-        self.train_metrics, self.val_metrics = train_metrics, val_metrics
+        self.train_metrics = _metrics("ComposerClassifier: train_metrics", train_metrics)
+        self.val_metrics = _metrics("ComposerClassifier: val_metrics", val_metrics)
+        if num_classes is not None:
+            checks.number("ComposerClassifier: num_classes", num_classes, 1, whole=True)
         self.num_classes = getattr(module, "num_classes", None) if num_classes is None else num_classes
-        self._loss_fn = loss_fn
+        self._loss_fn = checks.function("ComposerClassifier: loss_fn", loss_fn)
 
     def forward(self, batch: Any) -> torch.Tensor:
         return self.module(batch[0])
@@ -113,6 +122,12 @@ class ComposerClassifier(ComposerModel):
 
     def update_metric(self, batch: Any, outputs: torch.Tensor, metric: Any) -> None:
         metric.update(outputs, batch[1])
+
+
+def _metrics(name: str, given: Any) -> Any:
+    if given is not None and not hasattr(given, "items") and not hasattr(given, "compute"):
+        raise checks.wrong(name, given, "a metric of torchmetrics, or a MetricCollection")
+    return given
 
 
 def require_model(model: Any) -> ComposerModel:

@@ -14,10 +14,11 @@ from lamina.errors import ConfigError
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
 from lamina.torch_patches import clipping
+from lamina.trainer import checks
 from lamina.trainer.adam_metrics import AdamMetrics
 from lamina.trainer.events import Callback
 from lamina.trainer.optimizers import DecoupledAdamW
-from lamina.trainer.time import Time, Timestamp, TimeUnit, ensure_time
+from lamina.trainer.time import Time, Timestamp, TimeUnit, named_time
 
 
 class LRMonitor(Callback):
@@ -41,7 +42,7 @@ class SpeedMonitor(Callback):
     """
 
     def __init__(self, window_size: int = 100):
-        self.window_size = window_size
+        self.window_size = checks.number("SpeedMonitor: window_size", window_size, 1, whole=True)
         self.total_eval_wct = 0.0
         self._marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=window_size + 1)
         self._evaluates_since = 0.0
@@ -109,7 +110,7 @@ class OptimizerMonitor(Callback):
     """
 
     def __init__(self, log_optimizer_metrics: bool = True):
-        self.log_optimizer_metrics = log_optimizer_metrics
+        self.log_optimizer_metrics = checks.flag("OptimizerMonitor: log_optimizer_metrics", log_optimizer_metrics)
         self._norms: dict[str, float] = {}
         self._of_updates: AdamMetrics | None = None
 
@@ -145,12 +146,14 @@ class _Watcher(Callback):
     """Looks at a metric whenever there is a value of it."""
 
     def __init__(self, monitor: str, dataloader_label: str, comp: str | Comparison | None, each_batch: bool):
+        kind = type(self).__name__
         named = {"greater": torch.greater, "gt": torch.greater, "less": torch.less, "lt": torch.less}
+        self.monitor = checks.text(f"{kind}: monitor", monitor)
+        self.dataloader_label = checks.text(f"{kind}: dataloader_label", dataloader_label)
         if comp is None:
             comp = "less" if any(word in monitor.lower() for word in ("loss", "error", "perplexity")) else "greater"
-        if isinstance(comp, str) and comp.lower() not in named:
-            raise ConfigError(f"comp={comp!r}: it is 'greater' or 'gt', 'less' or 'lt', or a function of two values")
-        self.monitor, self.dataloader_label = monitor, dataloader_label
+        if not callable(comp) and (not isinstance(comp, str) or comp.lower() not in named):
+            raise checks.wrong(f"{kind}: comp", comp, "'greater' or 'gt', 'less' or 'lt', or a function of two values")
         self.comp_func = named[comp.lower()] if isinstance(comp, str) else comp
         self._each_batch = each_batch
 
@@ -200,9 +203,10 @@ class EarlyStopper(_Watcher):
         min_delta: float = 0.0,
         patience: int | str | Time = 1,
     ):
-        self.min_delta, self.patience = abs(min_delta), ensure_time(patience)
+        self.min_delta = abs(checks.number("EarlyStopper: min_delta", min_delta))
+        self.patience = named_time("EarlyStopper: patience", patience)
         if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
-            raise ConfigError(f"patience={patience!r}: it is some epochs (ep) or batches (ba)")
+            raise checks.wrong("EarlyStopper: patience", patience, "some epochs (ep) or batches (ba)")
         super().__init__(monitor, dataloader_label, comp, self.patience.unit is TimeUnit.BATCH)
         self.best: torch.Tensor | None = None
         self.best_occurred: Timestamp | None = None
@@ -241,8 +245,8 @@ class ThresholdStopper(_Watcher):
         comp: str | Comparison | None = None,
         stop_on_batch: bool = False,
     ):
-        super().__init__(monitor, dataloader_label, comp, stop_on_batch)
-        self.threshold = threshold
+        super().__init__(monitor, dataloader_label, comp, checks.flag("ThresholdStopper: stop_on_batch", stop_on_batch))
+        self.threshold = checks.number("ThresholdStopper: threshold", threshold)
 
     def see(self, state: Any, value: torch.Tensor) -> None:
         if self.comp_func(value, torch.as_tensor(self.threshold)):

@@ -5,20 +5,27 @@
 training that is counted in epochs, become batches: of all ranks together, so any number of ranks has the same.
 """
 
+import contextlib
 import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from lamina.errors import ConfigError
+from lamina.trainer import checks
 from lamina.trainer.state import State
-from lamina.trainer.time import Time, TimeUnit, ensure_time
+from lamina.trainer.time import Time, TimeUnit, named_time
 
 
 class ComposerScheduler:
-    """A schedule. Any function of a State is one, too, and any of a State and a ratio by which times are stretched."""
+    """A schedule. Any function of a State is one, too, and any of a State and a ratio by which times are stretched.
+
+    Errors:
+        ConfigError: an argument that is no time, or no number; with the argument's name.
+    """
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
         """The multiplier of the initial learning rate at the state's time."""
@@ -27,12 +34,18 @@ class ComposerScheduler:
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         return self.schedule(state, ssr)
 
+    def _time(self, name: str, given: str | Time, positive: bool = False) -> Time:
+        return named_time(f"{type(self).__name__}: {name}", given, positive)
+
+    def _number(self, name: str, given: float) -> float:
+        return checks.number(f"{type(self).__name__}: {name}", given)
+
 
 class StepScheduler(ComposerScheduler):
     """Multiplies it by `gamma` after each `step_size`."""
 
     def __init__(self, step_size: str | Time, gamma: float = 0.1):
-        self.step_size, self.gamma = ensure_time(step_size), gamma
+        self.step_size, self.gamma = self._time("step_size", step_size, positive=True), self._number("gamma", gamma)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
         now, (size,) = _numbers(state, ssr, self.step_size)
@@ -43,7 +56,10 @@ class MultiStepScheduler(ComposerScheduler):
     """Multiplies it by `gamma` at each milestone."""
 
     def __init__(self, milestones: Sequence[str | Time], gamma: float = 0.1):
-        self.milestones, self.gamma = list(map(ensure_time, milestones)), gamma
+        if not isinstance(milestones, (list, tuple)):
+            raise checks.wrong(f"{type(self).__name__}: milestones", milestones, "a list of times")
+        self.milestones = [self._time("milestones", milestone) for milestone in milestones]
+        self.gamma = self._number("gamma", gamma)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
         factor = 1.0
@@ -57,7 +73,7 @@ class ConstantScheduler(ComposerScheduler):
     """Is `alpha` until `t_max`, and then 1."""
 
     def __init__(self, alpha: float = 1.0, t_max: str | Time = "1dur"):
-        self.alpha, self.t_max = alpha, ensure_time(t_max)
+        self.alpha, self.t_max = self._number("alpha", alpha), self._time("t_max", t_max)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
         return self.alpha if state.timestamp < _converted(self.t_max, state, ssr) else 1.0
@@ -67,7 +83,8 @@ class ExponentialScheduler(ComposerScheduler):
     """Multiplies it by `gamma` in each `decay_period`, smoothly."""
 
     def __init__(self, gamma: float, decay_period: str | Time = "1ep"):
-        self.gamma, self.decay_period = gamma, ensure_time(decay_period)
+        self.gamma = self._number("gamma", gamma)
+        self.decay_period = self._time("decay_period", decay_period, positive=True)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
         now, (period,) = _numbers(state, ssr, self.decay_period)
@@ -92,7 +109,8 @@ class LinearScheduler(_Curve):
     """Goes from `alpha_i` to `alpha_f` on a line."""
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, t_max: str | Time = "1dur"):
-        self.alpha_i, self.alpha_f, self.t_max = alpha_i, alpha_f, ensure_time(t_max)
+        self.alpha_i, self.alpha_f = self._number("alpha_i", alpha_i), self._number("alpha_f", alpha_f)
+        self.t_max = self._time("t_max", t_max)
 
     def at(self, part: float) -> float:
         return self.alpha_i + part * (self.alpha_f - self.alpha_i)
@@ -102,7 +120,7 @@ class CosineAnnealingScheduler(_Curve):
     """Goes from 1 to `alpha_f` on half a wave of a cosine."""
 
     def __init__(self, t_max: str | Time = "1dur", alpha_f: float = 0.0):
-        self.t_max, self.alpha_f = ensure_time(t_max), alpha_f
+        self.t_max, self.alpha_f = self._time("t_max", t_max), self._number("alpha_f", alpha_f)
 
     def at(self, part: float) -> float:
         return self.alpha_f + (1.0 - self.alpha_f) * (1 + math.cos(part * math.pi)) / 2
@@ -112,7 +130,8 @@ class PolynomialScheduler(_Curve):
     """Goes from 1 to `alpha_f` as a power of the part that is left."""
 
     def __init__(self, power: float, t_max: str | Time = "1dur", alpha_f: float = 0.0):
-        self.power, self.t_max, self.alpha_f = power, ensure_time(t_max), alpha_f
+        self.power, self.alpha_f = self._number("power", power), self._number("alpha_f", alpha_f)
+        self.t_max = self._time("t_max", t_max)
 
     def at(self, part: float) -> float:
         return self.alpha_f + (1 - part) ** self.power * (1.0 - self.alpha_f)
@@ -122,7 +141,8 @@ class CosineAnnealingWarmRestartsScheduler(ComposerScheduler):
     """Goes from 1 to `alpha_f` on half a wave of a cosine in `t_0`, and again in `t_mult` of the time before."""
 
     def __init__(self, t_0: str | Time, t_mult: float = 1.0, alpha_f: float = 0.0):
-        self.t_0, self.t_mult, self.alpha_f = ensure_time(t_0), t_mult, alpha_f
+        self.t_0, self.alpha_f = self._time("t_0", t_0, positive=True), self._number("alpha_f", alpha_f)
+        self.t_mult = checks.number(f"{type(self).__name__}: t_mult", t_mult, 0)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
         now, (length,) = _numbers(state, ssr, self.t_0)
@@ -139,7 +159,8 @@ class _Warmed(ComposerScheduler):
     peak = 1.0
 
     def __init__(self, t_warmup: str | Time, scale_warmup: bool):
-        self.t_warmup, self.scale_warmup = ensure_time(t_warmup), scale_warmup
+        self.t_warmup = self._time("t_warmup", t_warmup)
+        self.scale_warmup = checks.flag(f"{type(self).__name__}: scale_warmup", scale_warmup)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
         warmup = _converted(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
@@ -234,6 +255,25 @@ class PolynomialWithWarmupScheduler(_WarmedCurve):
 Scheduler = LRScheduler | Callable[..., float]
 
 
+def require_schedulers(schedulers: Sequence[Scheduler], optimizers: Sequence[Any]) -> list[Scheduler]:
+    """Schedulers for these optimizers, as they are.
+
+    Errors:
+        ConfigError: what is none; torch's and others together, and torch's of another optimizer.
+    """
+    torchs = [each for each in schedulers if isinstance(each, LRScheduler)]
+    if torchs and len(torchs) < len(schedulers):
+        raise ConfigError("schedulers: torch's go on from the rate that is there, the others set it: give one kind")
+    for each in torchs:
+        if isinstance(each, ReduceLROnPlateau):
+            raise ConfigError("schedulers: ReduceLROnPlateau takes a number in its step, which the Trainer has not")
+        if not any(each.optimizer is optimizer for optimizer in optimizers):
+            raise ConfigError(f"schedulers: {type(each).__name__} is of another optimizer than the Trainer's")
+    for each in [] if torchs else schedulers:
+        _arguments_of(each, None, 1.0)
+    return list(schedulers)
+
+
 def compile_composer_scheduler(scheduler: Callable[..., float], state: State, ssr: float = 1.0) -> LRScheduler:
     """A scheduler of torch's that has the state's optimizer follow a schedule; its steps set what the state's time
     says."""
@@ -247,17 +287,10 @@ def bound_schedulers(schedulers: Sequence[Scheduler], state: State) -> list[LRSc
     Errors:
         ConfigError: torch's and others together, torch's of another optimizer, and times that cannot be converted.
     """
-    torchs = [each for each in schedulers if isinstance(each, LRScheduler)]
-    if not torchs:
-        return [_follow(schedulers, state, 1.0)] if schedulers else []
-    if len(torchs) < len(schedulers):
-        raise ConfigError("schedulers: torch's go on from the rate that is there, the others set it: give one kind")
-    for each in torchs:
-        if isinstance(each, ReduceLROnPlateau):
-            raise ConfigError("schedulers: ReduceLROnPlateau takes a number in its step, which the Trainer has not")
-        if not any(each.optimizer is optimizer for optimizer in state.optimizers):
-            raise ConfigError(f"schedulers: {type(each).__name__} is of another optimizer than the Trainer's")
-    return torchs
+    found = require_schedulers(schedulers, state.optimizers)
+    if not any(isinstance(each, LRScheduler) for each in found):
+        return [_follow(found, state, 1.0)] if found else []
+    return found
 
 
 def steps_every_batch(schedulers: Sequence[Scheduler], given: bool | None = None) -> bool:
@@ -267,19 +300,28 @@ def steps_every_batch(schedulers: Sequence[Scheduler], given: bool | None = None
 
 
 def _follow(schedules: Sequence[Callable[..., float]], state: State, ssr: float) -> LRScheduler:
-    for each in schedules:
-        if not callable(each):
-            raise ConfigError(f"schedulers: {each!r} is none: torch's are, those of lamina.trainer, and functions")
-    takes_ratio = [len(inspect.signature(each).parameters) > 1 for each in schedules]
-    if ssr != 1.0 and not all(takes_ratio):
-        raise ConfigError("scale_schedule_ratio needs schedules that take it: schedule(state, ssr)")
-    arguments = [(state, ssr) if each else (state,) for each in takes_ratio]
+    arguments = [_arguments_of(each, state, ssr) for each in schedules]
 
     def multiplier(_: int) -> float:
         return math.prod(each(*given) for each, given in zip(schedules, arguments, strict=True))
 
     (optimizer,) = state.optimizers
     return LambdaLR(optimizer, multiplier)
+
+
+def _arguments_of(schedule: Callable[..., float], state: State | None, ssr: float) -> tuple[Any, ...]:
+    """The arguments that a schedule takes: the state, and the ratio if it does."""
+    if not callable(schedule) or isinstance(schedule, type):
+        raise ConfigError(f"schedulers: {schedule!r} is none: torch's are, those of lamina.trainer, and functions")
+    for arguments in ((state, ssr), (state,)):
+        with contextlib.suppress(TypeError):
+            inspect.signature(schedule).bind(*arguments)
+            break
+    else:
+        raise ConfigError(f"schedulers: {schedule!r} is not a function of the State")
+    if ssr != 1.0 and len(arguments) == 1:
+        raise ConfigError("scale_schedule_ratio needs schedules that take it: schedule(state, ssr)")
+    return arguments
 
 
 def _converted(time: Time, state: State, ssr: float) -> Time:

@@ -4,10 +4,12 @@
 import dataclasses
 import datetime
 import enum
+import numbers
 import re
 from typing import Any
 
 from lamina.errors import ConfigError
+from lamina.trainer import checks
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?"
 _CLOCK = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE)
@@ -25,9 +27,11 @@ class TimeUnit(str, enum.Enum):
     DURATION = "dur"
 
     @classmethod
-    def _missing_(cls, value: object) -> "TimeUnit | None":
+    def _missing_(cls, value: object) -> "TimeUnit":
         names = {word: unit for unit in cls for word in (unit.value, unit.name.lower())}
-        return names.get(str(value).lower())
+        if str(value).lower() not in names:
+            raise ConfigError(f"{value!r} is no unit of times: {', '.join(unit.value for unit in cls)} are")
+        return names[str(value).lower()]
 
     @property
     def is_whole(self) -> bool:
@@ -45,11 +49,13 @@ class Time:
     units may be multiplied by one in `dur`, and two of a unit divided.
 
     Errors:
-        ConfigError: part of what is counted in whole numbers, or times of different units.
+        ConfigError: no number, part of what is counted in whole numbers, or times of different units.
     """
 
     def __init__(self, value: float, unit: TimeUnit | str):
         self.unit = TimeUnit(unit)
+        if type(value) is not int:
+            checks.number(f"the number of {_plural(self.unit)}", value)
         if self.unit.is_whole and value != int(value):
             raise ConfigError(f"{value}{self.unit.value} is not a whole number of {_plural(self.unit)}")
         self.value = int(value) if self.unit.is_whole else float(value)
@@ -57,6 +63,8 @@ class Time:
     @classmethod
     def from_timestring(cls, timestring: str) -> "Time":
         """The time of a string: "160ep", "1000ba", "5e4sp", "1e9tok", "0.1dur", "1h30m", "90s"."""
+        if not isinstance(timestring, str):
+            raise checks.wrong("timestring", timestring, "a string")
         text = timestring.replace(",", "").strip()
         if found := _WORD.fullmatch(text):
             return cls(float(found[1]), found[2])
@@ -132,8 +140,10 @@ class Time:
     def __mul__(self, other: Any) -> "Time":
         if isinstance(other, str):
             other = Time.from_timestring(other)
-        if not isinstance(other, Time):
+        if isinstance(other, numbers.Real):
             return Time(_rounded(self.value * other, self.unit), self.unit)
+        if not isinstance(other, Time):
+            return NotImplemented
         if TimeUnit.DURATION not in (self.unit, other.unit):
             raise ConfigError(f"{self} times {other}: one of both is to be a part of the training (dur)")
         unit = other.unit if self.unit is TimeUnit.DURATION else self.unit
@@ -158,9 +168,24 @@ def ensure_time(value: Time | str | int, unit: TimeUnit | str = TimeUnit.EPOCH) 
         return value
     if isinstance(value, str):
         return Time.from_timestring(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return Time(value, unit)
     raise ConfigError(f"{value!r} is no time: a string such as '10ep', or a number of {_plural(TimeUnit(unit))}")
+
+
+def named_time(name: str, value: Any, positive: bool = False) -> Time:
+    """The time that an argument gives, in epochs where it is a number.
+
+    Errors:
+        ConfigError: it is none, or below 0, or not `positive`; with the argument's name.
+    """
+    try:
+        time = ensure_time(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if time.value < 0 or (positive and not time.value):
+        raise checks.wrong(name, value, "a time above 0" if positive else "a time, 0 or more")
+    return time
 
 
 def _rounded(value: float, unit: TimeUnit) -> float:
@@ -168,7 +193,7 @@ def _rounded(value: float, unit: TimeUnit) -> float:
 
 
 def _plural(unit: TimeUnit) -> str:
-    return f"{unit.name.lower()}s"
+    return f"{unit.name.lower()}{'es' if unit is TimeUnit.BATCH else 's'}"
 
 
 _COUNTED = {
@@ -202,7 +227,16 @@ class Timestamp:
         for unit, name in _COUNTED.items():
             for field in (name, f"{name}_in_epoch"):
                 if field != "epoch_in_epoch":
-                    object.__setattr__(self, field, ensure_time(getattr(self, field), unit))
+                    object.__setattr__(self, field, self._counted(field, unit))
+        for name in ("total_wct", "epoch_wct", "batch_wct"):
+            if not isinstance(value := getattr(self, name), datetime.timedelta):
+                raise checks.wrong(f"Timestamp: {name}", value, "a datetime.timedelta")
+
+    def _counted(self, field: str, unit: TimeUnit) -> Time:
+        time = ensure_time(value := getattr(self, field), unit)
+        if time.unit is not unit or time.value < 0:
+            raise checks.wrong(f"Timestamp: {field}", value, f"a number of {_plural(unit)}, 0 or more")
+        return time
 
     def get(self, unit: TimeUnit | str) -> Time:
         """How much of this unit has passed."""

@@ -16,10 +16,11 @@ import torch
 from lamina.amp import GradScaler
 from lamina.dist.ranks import get_global_rank, get_world_size
 from lamina.errors import ConfigError
+from lamina.job.lifetime import require_config
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, dp_size
-from lamina.trainer import metrics
-from lamina.trainer.arguments import Arguments, pieces, signature
+from lamina.trainer import checks, metrics
+from lamina.trainer.arguments import Arguments, listed, pieces, signature
 from lamina.trainer.arguments import duration as length
 from lamina.trainer.checkpointed import checkpoint_chosen
 from lamina.trainer.checkpoints import Saver, load
@@ -29,10 +30,10 @@ from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.logger import Logger
-from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger, as_destinations
+from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger
 from lamina.trainer.loop import Loop
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
-from lamina.trainer.schedulers import bound_schedulers, steps_every_batch
+from lamina.trainer.schedulers import bound_schedulers, require_schedulers, steps_every_batch
 from lamina.trainer.settings import NO_CLIPPING, Given, Settings
 from lamina.trainer.shares import Shares, require_split
 from lamina.trainer.state import State
@@ -90,8 +91,6 @@ class Trainer:
         if given.optimizers is None:
             warnings.warn("no optimizer was given: it is SGD(lr=0.1)", stacklevel=2)
             given.optimizers = torch.optim.SGD(given.model.parameters(), lr=0.1)
-        if given.deterministic_mode:
-            configure_deterministic_mode()
         self._spec, self._label = given.train_dataloader, given.train_dataloader_label
         self._most = given.train_subset_num_batches
         self._model = given.model
@@ -109,12 +108,16 @@ class Trainer:
         self.engine = Engine(self.state, self.logger)
         self._shares: Shares | None = None
         self._saved: dict[str, Any] | None = None  # what a checkpoint says of the loader
+        found = self._settings(given)
+        config = self._config(given, found)
         self._saver = self._saver_of(given)
         self.state.callbacks += [] if self._saver is None else [self._saver]
-        found = self._settings(given)
-        self._begin(given, found)
+        if given.deterministic_mode:
+            configure_deterministic_mode()
+        self._begin(given, config, found)
         if self._saver is not None:
-            self._saver.take_folder(self.state.run_name, True)
+            self._saver.name_folder(self.state.run_name)
+            self._saver.take_folder(True)
         self._loop = Loop(self.state, self.engine, self.logger, found, given.accumulate_train_batch_on_tokens)
         self.engine.run_event(Event.INIT)
         if all(isinstance(each, torch.optim.lr_scheduler.LRScheduler) for each in self._schedulers):
@@ -134,6 +137,8 @@ class Trainer:
         train_subset_num_batches: int | None = None,
         duration: int | str | Time | None = None,
         reset_time: bool = False,
+        schedulers: Any = None,
+        step_schedulers_every_batch: bool | None = None,
         eval_dataloader: Iterable | DataSpec | Evaluator | Sequence[Evaluator] | None = None,
         eval_subset_num_batches: int = -1,
         eval_interval: int | str | Time | When = 1,
@@ -150,13 +155,20 @@ class Trainer:
             ConfigError: no loader, no duration, or one that has passed.
         """
         self._job.require("Trainer.fit")
-        state = self.state
+        state, more, evaluators = self.state, length("duration", duration), ensure_evaluators(eval_dataloader)
+        checks.text("train_dataloader_label", train_dataloader_label)
+        checks.flag("reset_time", reset_time)
+        checks.count_or_all("eval_subset_num_batches", eval_subset_num_batches)
+        ensure_when(eval_interval)
+        if train_subset_num_batches is not None:
+            self._most = checks.count_or_all("train_subset_num_batches", train_subset_num_batches)
         if train_dataloader is not None:
             self._spec, self._label = ensure_data_spec(train_dataloader), train_dataloader_label
-        if train_subset_num_batches is not None:
-            self._most = train_subset_num_batches
+        if schedulers is not None:
+            self._schedulers = require_schedulers(listed(schedulers), state.optimizers)
+            self._steps_every_batch = steps_every_batch(self._schedulers, step_schedulers_every_batch)
         if eval_dataloader is not None:
-            self._set_evaluators(ensure_evaluators(eval_dataloader), eval_interval, eval_subset_num_batches)
+            self._set_evaluators(evaluators, eval_interval, eval_subset_num_batches)
         if device_train_microbatch_size is not None and grad_accum is not None:
             raise ConfigError("fit: grad_accum and device_train_microbatch_size say the same: give one of them")
         if device_train_microbatch_size is not None or grad_accum is not None:
@@ -164,18 +176,9 @@ class Trainer:
             self._set_microbatches(size, pieces("grad_accum", grad_accum))
         if reset_time:
             state.timestamp = state.timestamp_before = Timestamp()
-        if (more := length(duration)) is not None:
+        if more is not None:
             state.max_duration = state.timestamp.get(more.unit) + more
-        if self._spec is None or state.max_duration is None:
-            missing = "train_dataloader" if self._spec is None else "max_duration"
-            raise ConfigError(f"fit: there is no {missing}: give it to the Trainer, or to fit()")
-        if state.timestamp >= state.max_duration:
-            raise ConfigError(
-                f"fit: max_duration={state.max_duration} has passed: fit(duration=...) goes on for as long, "
-                "fit(reset_time=True) begins anew"
-            )
-        for evaluator in state.evaluators:
-            require_split(evaluator.dataloader)
+        self._require_work()
         self._read_on()
         batches, most = self._shares.length, self._most
         state.set_dataloader(self._spec, self._label, batches if batches is None or most < 0 else min(batches, most))
@@ -196,6 +199,20 @@ class Trainer:
             self.close()
             sys.exit(_TERMINATED)
 
+    def _require_work(self) -> None:
+        """Raises where there is nothing to be trained with, or no time."""
+        state = self.state
+        if self._spec is None or state.max_duration is None:
+            missing = "train_dataloader" if self._spec is None else "max_duration"
+            raise ConfigError(f"fit: there is no {missing}: give it to the Trainer, or to fit()")
+        if state.timestamp >= state.max_duration:
+            raise ConfigError(
+                f"fit: max_duration={state.max_duration} has passed: fit(duration=...) goes on for as long, "
+                "fit(reset_time=True) begins anew"
+            )
+        for evaluator in state.evaluators:
+            require_split(evaluator.dataloader)
+
     def eval(
         self,
         eval_dataloader: Iterable | DataSpec | Evaluator | Sequence[Evaluator] | None = None,
@@ -210,6 +227,7 @@ class Trainer:
         self._job.require("Trainer.eval")
         if eval_dataloader is None and not self.state.evaluators:
             raise ConfigError("eval: there is no eval_dataloader: give it to the Trainer, or to eval()")
+        checks.count_or_all("subset_num_batches", subset_num_batches)
         evaluators, measured = self.state.evaluators, self.state.eval_metrics
         if eval_dataloader is not None:
             self._set_evaluators(ensure_evaluators(eval_dataloader), 1, subset_num_batches)
@@ -261,8 +279,8 @@ class Trainer:
         options = given.save_interval, given.save_weights_only, given.save_num_checkpoints_to_keep
         saver = Saver(given.save_folder, given.save_filename, *options, lambda: self._shares)
         if given.run_name or "{run_name}" not in saver.folder:
-            goes_on = given.save_overwrite or given.autoresume or given.load_path is not None
-            saver.take_folder(given.run_name or "", goes_on)
+            saver.name_folder(given.run_name or "")
+            saver.take_folder(given.save_overwrite or given.autoresume or given.load_path is not None)
         return saver
 
     def _load(self, given: Arguments) -> None:
@@ -308,17 +326,23 @@ class Trainer:
             )
         self.state.precision = found.precision
         whole = sum(parameter.numel() for parameter in given.model.parameters()) / 1e6
-        parts = {name: found.keys[name] for name in _DIVIDE if found.keys.get(name, 1) > 1}
+        degrees = {name: found.keys.get(name, 1) for name in _DIVIDE}
+        parts = {name: degree for name, degree in degrees.items() if degree != 1}
         each = f" in parts ({', '.join(f'{name} {degree}' for name, degree in parts.items())})" if parts else ""
         self._layout = f"{found.layout + ': ' if found.layout else ''}{whole:.3g} M parameters{each}"
         return found
 
-    def _begin(self, given: Arguments, found: Settings) -> None:
-        """Begins the job, and has all ranks agree on seed and name."""
+    def _config(self, given: Arguments, found: Settings) -> dict[str, Any]:
+        """The configuration of the job."""
         config = {"ddp": True, "timeout_s": given.dist_timeout, "microbatches": self._microbatches()}
         config |= {"sdp_gradient_clipping": NO_CLIPPING} | found.keys  # else shards clip to 1
         if given.seed is not None:
             config.setdefault("seed", given.seed)
+        require_config(config)
+        return config
+
+    def _begin(self, given: Arguments, config: dict[str, Any], found: Settings) -> None:
+        """Begins the job, and has all ranks agree on seed and name."""
         state = self.state
         self._job = TrainerJob(config, given.model, given.optimizers, found.optimizer_arguments, self.engine.close)
         self.state.scaler = GradScaler(enabled=found.grad_scaler)
@@ -332,7 +356,7 @@ class Trainer:
 
 def _destinations(given: Arguments) -> list[LoggerDestination]:
     """The loggers that are asked for, one way or the other."""
-    found = as_destinations(given.loggers)
+    found = list(given.loggers)
     if given.progress_bar and not any(isinstance(each, ProgressBarLogger) for each in found):
         found.append(ProgressBarLogger(given.console_stream))
     if given.log_to_console and not any(isinstance(each, ConsoleLogger) for each in found):

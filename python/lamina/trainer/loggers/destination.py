@@ -88,7 +88,7 @@ def text_stream(given: str | TextIO) -> TextIO:
     if hasattr(given, "write"):
         return given
     if given not in ("stdout", "stderr"):
-        raise ConfigError(f"{given!r} is no stream: 'stdout' and 'stderr' are, and files")
+        raise ConfigError(f"stream: {given!r} is none: 'stdout' and 'stderr' are, and files")
     return getattr(sys, given)
 
 

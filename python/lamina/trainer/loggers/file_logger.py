@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from lamina.dist import ranks
 from lamina.errors import ConfigError
+from lamina.trainer import checks
 from lamina.trainer.loggers.destination import LoggerDestination, format_log_data_value
 from lamina.trainer.loggers.tap import Tap
 
@@ -47,8 +48,10 @@ class FileLogger(LoggerDestination):
     ):
         if remote_file_name is not None:
             raise ConfigError("FileLogger: remote_file_name: files are not uploaded; filename says where they are")
-        self.filename_format, self.overwrite = filename, overwrite
-        self.buffer_size, self.flush_interval, self.should_log_traces = buffer_size, flush_interval, log_traces
+        self.filename_format = checks.text("FileLogger: filename", filename)
+        self.overwrite, self.should_log_traces = checks.flag("FileLogger: overwrite", overwrite), log_traces
+        self.buffer_size = checks.number("FileLogger: buffer_size", buffer_size, 1, whole=True)
+        self.flush_interval = checks.number("FileLogger: flush_interval", flush_interval, 1, whole=True)
         self.file: TextIO | None = None
         self._name: str | None = None
         self._waiting: list[str] = []  # until there is a file

@@ -7,6 +7,7 @@ from typing import Any
 
 from lamina.dist.ranks import get_global_rank
 from lamina.errors import ConfigError
+from lamina.trainer import checks
 from lamina.trainer.loggers.destination import LoggerDestination, format_log_data_value, numbers
 
 
@@ -27,7 +28,8 @@ class TensorboardLogger(LoggerDestination):
             from torch.utils import tensorboard
         except ImportError as error:
             raise ConfigError("TensorBoard is not installed: pip install lamina[tensorboard]") from error
-        self.log_dir, self.flush_interval = log_dir or "tensorboard_logs", flush_interval
+        self.log_dir = log_dir or "tensorboard_logs"
+        self.flush_interval = checks.number("TensorboardLogger: flush_interval", flush_interval, 1, whole=True)
         self.writer, self._new_writer, self._rank_zero_only = None, tensorboard.SummaryWriter, rank_zero_only
 
     def init(self, state: Any, logger: Any) -> None:

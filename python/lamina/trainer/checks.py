@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments: each gives back what was given, or names it and says what is expected."""
+
+import math
+import numbers
+from typing import Any
+
+from lamina.errors import ConfigError
+
+
+def number(name: str, given: Any, least: float = -math.inf, whole: bool = False) -> Any:
+    """A finite number of at least so much."""
+    kind = numbers.Integral if whole else numbers.Real
+    if isinstance(given, bool) or not isinstance(given, kind) or not (-math.inf < given < math.inf and given >= least):
+        limit = "" if least == -math.inf else f", {least:g} or more"
+        raise wrong(name, given, f"a {'whole ' * whole}number{limit}")
+    return given
+
+
+def count_or_all(name: str, given: Any) -> int:
+    """How many of them; -1: all."""
+    if type(given) is not int or given < -1 or given == 0:
+        raise wrong(name, given, "a whole number, 1 or more, or -1 for all")
+    return given
+
+
+def flag(name: str, given: Any) -> Any:
+    """True or False, or 1 or 0."""
+    if not isinstance(given, int) or given not in (0, 1):
+        raise wrong(name, given, "True or False")
+    return given
+
+
+def text(name: str, given: Any) -> str:
+    """A string that is not empty."""
+    if not isinstance(given, str) or not given:
+        raise wrong(name, given, "a string, and not empty")
+    return given
+
+
+def function(name: str, given: Any) -> Any:
+    """Something that can be called, or None."""
+    if given is not None and not callable(given):
+        raise wrong(name, given, "a function")
+    return given
+
+
+def wrong(name: str, given: Any, expected: str) -> ConfigError:
+    """The error of an argument that is not what is expected."""
+    return ConfigError(f"{name}={given!r}: it is {expected}")

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong arguments of the Trainer, and of all that is made for it: each error names the argument and says what is
+expected, before anything is started."""
+
+import math
+import os
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lamina
+from lamina.errors import ConfigError, UsageError
+from lamina.trainer import (
+    ComposerClassifier,
+    DataSpec,
+    Evaluator,
+    HuggingFaceModel,
+    Time,
+    Timestamp,
+    Trainer,
+    ensure_time,
+    get_precision_context,
+    loggers,
+    monitors,
+)
+from lamina.trainer import schedulers as schedules
+from lamina.trainer.gradient_clipping import GradientClipping
+from lamina.trainer.reproducibility import seed_all
+
+X = torch.randn(8, 4)
+
+
+def loader():
+    return DataLoader(TensorDataset(X, X[:, :2].argmax(1)), 2)
+
+
+def trainer(**given):
+    model = ComposerClassifier(nn.Linear(4, 2), num_classes=2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    defaults = {"model": model, "train_dataloader": loader(), "max_duration": 1, "optimizers": optimizer}
+    return Trainer(**(defaults | given))
+
+
+OTHER = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+COUNT = "a whole number, 1 or more, or -1 for all"
+FLAG = "True or False"
+TIME = "10ep"
+# Wrong values of each argument, and what is expected instead.
+ARGUMENTS = {
+    "model": ([None, 3, nn.Linear(4, 2), ComposerClassifier], "forward(batch) and loss(outputs, batch)"),
+    "train_dataloader": ([7, "text", DataLoader, {"dataloader": 3}], "a DataLoader does, or any iterable"),
+    "train_dataloader_label": ([3, None, ""], "a string"),
+    "train_subset_num_batches": ([0, -2, 1.5, "3", None, True], COUNT),
+    "max_duration": (["10", "10 eps", [1], True, ""], TIME),
+    "optimizers": ([3, "sgd", torch.optim.SGD], "one optimizer of torch's or of lamina's"),
+    "algorithms": ([3, [GradientClipping], monitors.LRMonitor()], "objects of Algorithm"),
+    "callbacks": ([3, "x", [monitors.LRMonitor], GradientClipping("norm", 1.0)], "objects of Callback"),
+    "loggers": ([3, "wandb", [loggers.InMemoryLogger]], "an object with log(step, values) and close()"),
+    "schedulers": ([3, "cosine", schedules.LinearScheduler, [None]], "torch's are, those of lamina.trainer"),
+    "step_schedulers_every_batch": ([3, "yes"], FLAG),
+    "eval_dataloader": ([3, [3], "text"], "a DataLoader does, or any iterable"),
+    "run_name": ([3, ["x"]], "a string"),
+    "load_path": (["nowhere"], "a checkpoint that a Trainer has saved"),
+    "device": (["tpu", 3], "'cpu' or 'gpu'"),
+    "precision": (["fp8", 3, ""], "one of fp32, amp_fp16, amp_bf16"),
+    "grad_accum": ([0, -1, 1.5, "2", True, [2]], "a number, 1 or more"),
+    "device_train_microbatch_size": ([0, -1, 1.5, "2", "many", True], "a number, 1 or more"),
+    "seed": ([-1, 1.5, "7", 2**32, True], "a whole number, 0 to 2^32 - 1"),
+    "dist_timeout": ([0, -1, "300", None, math.nan, math.inf], "a number"),
+    "python_log_level": (["loud", 3, ""], "a level of Python's logging"),
+    "lamina_config": ([3, []], "a dictionary"),
+    "fsdp_config": ([3, []], "a dictionary"),
+    "deepspeed_config": ([3, "stage 2"], "a dictionary"),
+    "max_durations": ([1], "no such argument; the nearest is max_duration"),
+    "scale_schedule_ratio": ([2.0], "say the shorter max_duration"),
+    "algorithm_passes": ([[print]], "in the order of the list"),
+    "load_object_store": ([3], "a folder that all ranks see"),
+    "profiler": ([3], "lamina.timeline"),
+    "ddp_sync_strategy": (["forced_sync"], "averaged once for each batch"),
+    **{name: (["yes", 3, None], FLAG) for name in ("progress_bar", "log_to_console", "deterministic_mode")},
+    **{name: (["no"], FLAG) for name in ("load_weights_only", "autoresume", "accumulate_train_batch_on_tokens")},
+}
+# Calls, and the words of the error: a name and what is expected.
+CALLS = [
+    (lambda: trainer(max_duration=-1), "max_duration=-1", "above 0"),
+    (lambda: trainer(max_duration="0ba"), "max_duration='0ba'", "above 0"),
+    (lambda: trainer(max_duration="0.5dur"), "max_duration='0.5dur'", "some epochs, batches, samples"),
+    (lambda: trainer(max_duration="1.5ep"), "max_duration", "a whole number of epochs"),
+    (lambda: trainer(max_duration=math.nan), "max_duration", "it is a number"),
+    (lambda: trainer(train_dataloader={}), "train_dataloader", "'dataloader'"),
+    (lambda: trainer(train_dataloader={"dataloder": []}), "train_dataloader", "'dataloder'"),
+    (lambda: trainer(optimizers=OTHER), "optimizers", "make it of model.parameters()"),
+    (lambda: trainer(schedulers=torch.optim.lr_scheduler.StepLR(OTHER, 1)), "schedulers", "the Trainer's"),
+    (lambda: trainer(schedulers=torch.optim.lr_scheduler.ReduceLROnPlateau(OTHER)), "schedulers", "takes a number"),
+    (lambda: trainer(schedulers=lambda: 1.0), "schedulers", "a function of the State"),
+    (
+        lambda: trainer(schedulers=[schedules.LinearScheduler(), torch.optim.lr_scheduler.StepLR(OTHER, 1)]),
+        "schedulers",
+        "give one kind",
+    ),
+    (lambda: trainer(console_stream="stdin"), "stream", "'stdout' and 'stderr'"),
+    (lambda: trainer(log_to_console=True, console_log_interval="1tok"), "console_log_interval", "epochs (ep)"),
+    (lambda: trainer(eval_interval="2ba"), "eval_interval", "an eval_dataloader"),
+    (lambda: trainer(eval_dataloader=loader(), eval_interval="1tok"), "eval_interval", "in ep, ba or dur"),
+    (lambda: trainer(eval_dataloader=loader(), eval_interval="often"), "eval_interval", TIME),
+    (lambda: trainer(eval_dataloader=loader(), eval_interval=True), "eval_interval", TIME),
+    (lambda: trainer(eval_dataloader=loader(), eval_interval=-1), "eval_interval=-1", "0 or more"),
+    (lambda: trainer(eval_dataloader=loader(), eval_subset_num_batches=0), "eval_subset_num_batches=0", COUNT),
+    (lambda: trainer(eval_dataloader=[loader(), loader()]), "eval_dataloader", "Evaluator(label=...)"),
+    (
+        lambda: trainer(eval_dataloader=Evaluator(label="a", dataloader=loader(), metric_names=["f1"])),
+        "no metric is named 'f1'",
+        "there are MulticlassAccuracy",
+    ),
+    (lambda: trainer(grad_accum=2, device_train_microbatch_size=2), "grad_accum", "give one of them"),
+    (lambda: trainer(autoresume=True, save_folder="saved"), "autoresume", "run_name"),
+    (lambda: trainer(load_path=3), "load_path", "expected str"),
+    (lambda: trainer(save_folder=3), "save_folder", "expected str"),
+    (lambda: trainer(save_folder=""), "save_folder", "a string, and not empty"),
+    (lambda: trainer(save_folder="/proc/none"), "save_folder='/proc/none'", "No such file"),
+    (lambda: trainer(save_folder="saved", save_filename="{epch}"), "save_filename", "{epoch}"),
+    (lambda: trainer(save_folder="saved", save_filename="rank{rank}.pt"), "save_filename", "a name, from which"),
+    (lambda: trainer(save_folder="saved", save_filename=3), "save_filename=3", "a string"),
+    (lambda: trainer(save_folder="saved", save_interval="1tok"), "save_interval", "in ep or ba"),
+    (lambda: trainer(save_folder="saved", save_interval=0), "save_interval=0", "above 0"),
+    (lambda: trainer(save_folder="saved", save_num_checkpoints_to_keep=0), "save_num_checkpoints_to_keep", COUNT),
+    (lambda: trainer(save_folder="saved", save_num_checkpoints_to_keep="3"), "save_num_checkpoints_to_keep", COUNT),
+    (lambda: trainer(save_folder="saved", lamina_config={"partition": 2}), "partition", "the nearest is partitions"),
+    (lambda: trainer(save_folder="saved", lamina_config={"partitions": "two"}), "partitions", "an integer"),
+    (lambda: trainer(lamina_config={"partitions": 0}), "partitions", "at least 1"),
+    (lambda: trainer(lamina_config={"microbatches": 4}), "lamina_config", "say how many microbatches"),
+    (lambda: trainer(fsdp_config={}, deepspeed_config={}), "deepspeed_config", "one of them"),
+    (lambda: trainer(fsdp_config={"min_param": 1}), "min_param", "the nearest is min_params"),
+    (lambda: trainer(fsdp_config={"sharding_strategy": "HALF"}), "sharding_strategy", "one of FULL_SHARD"),
+    (lambda: trainer(deepspeed_config={"zero_optimization": {"stage": 4}}), "stage", "0 to 3"),
+    (lambda: trainer(deepspeed_config={"train_batch_size": 3}), "train_batch_size", "1 x 2 samples"),
+    (lambda: DataSpec(3), "dataloader=3", "a DataLoader does, or any iterable"),
+    (lambda: DataSpec([], num_samples=-1), "num_samples=-1", "0 or more"),
+    (lambda: DataSpec([], num_tokens=1.5), "num_tokens=1.5", "a whole number"),
+    (lambda: DataSpec([], device_transforms=3), "device_transforms=3", "a function"),
+    (lambda: DataSpec([], split_batch="x"), "split_batch='x'", "a function"),
+    (lambda: DataSpec([], get_num_samples_in_batch=4), "get_num_samples_in_batch=4", "a function"),
+    (lambda: DataSpec([], get_num_tokens_in_batch=4), "get_num_tokens_in_batch=4", "a function"),
+    (lambda: DataSpec([], already_split="no"), "already_split='no'", FLAG),
+    (lambda: DataSpec([], batches=3), "batches", "unexpected keyword"),
+    (lambda: Evaluator(label=3, dataloader=[]), "label=3", "a string"),
+    (lambda: Evaluator(dataloader=[]), "label", "missing"),
+    (lambda: Evaluator(label="a", dataloader=3), "dataloader=3", "any iterable"),
+    (lambda: Evaluator(label="a", dataloader=[], metric_names="acc"), "metric_names='acc'", "a list of strings"),
+    (lambda: Evaluator(label="a", dataloader=[], metric_names=["("]), "metric_names=['(']", "regular expressions"),
+    (lambda: Evaluator(label="a", dataloader=[], subset_num_batches=0), "subset_num_batches=0", COUNT),
+    (lambda: Evaluator(label="a", dataloader=[], eval_interval=[3]), "eval_interval", TIME),
+    (lambda: Time(1, "eps"), "'eps'", "ep, ba, sp, tok, sec, dur"),
+    (lambda: Time("1", "ep"), "the number of epochs='1'", "a number"),
+    (lambda: Time(math.inf, "ba"), "the number of batches=inf", "a number"),
+    (lambda: Time.from_timestring("1x"), "'1x'", TIME),
+    (lambda: Time.from_timestring(3), "timestring=3", "a string"),
+    (lambda: Time(1, "ep") + "1ba", "1ep", "the same unit"),
+    (lambda: Time(1, "ep") * Time(1, "ba"), "1ep times 1ba", "dur"),
+    (lambda: ensure_time([1]), "[1]", TIME),
+    (lambda: Timestamp(epoch="1ba"), "epoch='1ba'", "a number of epochs"),
+    (lambda: Timestamp(batch=-1), "batch=-1", "0 or more"),
+    (lambda: Timestamp(total_wct=3), "total_wct=3", "a datetime.timedelta"),
+    (lambda: Timestamp() < 3, "3", "compared with a time"),
+    (lambda: schedules.StepScheduler("x"), "step_size", TIME),
+    (lambda: schedules.StepScheduler("1ep", gamma="x"), "gamma='x'", "a number"),
+    (lambda: schedules.StepScheduler(0), "step_size=0", "above 0"),
+    (lambda: schedules.MultiStepScheduler("1ep"), "milestones='1ep'", "a list of times"),
+    (lambda: schedules.MultiStepScheduler(["x"]), "milestones", TIME),
+    (lambda: schedules.ConstantScheduler("x"), "alpha='x'", "a number"),
+    (lambda: schedules.ExponentialScheduler(0.5, 0), "decay_period=0", "above 0"),
+    (lambda: schedules.LinearScheduler(alpha_f=None), "alpha_f=None", "a number"),
+    (lambda: schedules.CosineAnnealingScheduler("x"), "t_max", TIME),
+    (lambda: schedules.PolynomialScheduler("x"), "power='x'", "a number"),
+    (lambda: schedules.CosineAnnealingWarmRestartsScheduler("1ep", t_mult=-1), "t_mult=-1", "0 or more"),
+    (lambda: schedules.LinearWithWarmupScheduler("-1ba"), "t_warmup='-1ba'", "0 or more"),
+    (lambda: schedules.PolynomialWithWarmupScheduler("1ba", scale_warmup="x"), "scale_warmup='x'", FLAG),
+    (lambda: GradientClipping("nrm", 1.0), "clipping_type='nrm'", "'norm' or 'value'"),
+    (lambda: GradientClipping("adaptive", 1.0), "clipping_type='adaptive'", "'norm' and 'value'"),
+    (lambda: GradientClipping("norm", None), "clipping_threshold=None", "a number, 0 or more"),
+    (lambda: monitors.SpeedMonitor(0), "window_size=0", "1 or more"),
+    (lambda: monitors.OptimizerMonitor("x"), "log_optimizer_metrics='x'", FLAG),
+    (lambda: monitors.EarlyStopper("a", "b", comp="x"), "comp='x'", "'greater' or 'gt'"),
+    (lambda: monitors.EarlyStopper(3, "b"), "monitor=3", "a string"),
+    (lambda: monitors.EarlyStopper("a", "b", patience="1sp"), "patience='1sp'", "epochs (ep) or batches (ba)"),
+    (lambda: monitors.ThresholdStopper("a", "b", "x"), "threshold='x'", "a number"),
+    (lambda: loggers.FileLogger("{x}"), "filename='{x}'", "run_name"),
+    (lambda: loggers.FileLogger(3), "filename=3", "a string"),
+    (lambda: loggers.FileLogger("a", flush_interval=0), "flush_interval=0", "1 or more"),
+    (lambda: loggers.FileLogger("a", "remote"), "remote_file_name", "not uploaded"),
+    (lambda: loggers.ConsoleLogger(0), "console_log_interval=0", "epochs (ep) or batches (ba)"),
+    (lambda: loggers.ProgressBarLogger("x"), "stream", "'stdout' and 'stderr'"),
+    (lambda: loggers.WandBLogger(log_artifacts=True), "log_artifacts", "not uploaded"),
+    (lambda: ComposerClassifier(3), "module=3", "a module of torch's"),
+    (lambda: ComposerClassifier(nn.Linear(2, 2), num_classes="x"), "num_classes='x'", "1 or more"),
+    (lambda: ComposerClassifier(nn.Linear(2, 2), train_metrics=3), "train_metrics=3", "a metric of torchmetrics"),
+    (lambda: HuggingFaceModel(nn.Linear(2, 2)), "model=Linear", "a model of transformers"),
+    (lambda: get_precision_context("x"), "precision='x'", "one of fp32"),
+    (lambda: seed_all(-1), "-1", "0 to 2^32 - 1"),
+]
+CALLS += [
+    (lambda name=name, value=value: trainer(**{name: value}), name, expected)
+    for name, (values, expected) in ARGUMENTS.items()
+    for value in values
+]
+assert len(CALLS) > 100
+
+
+@pytest.mark.parametrize("call, name, expected", CALLS, ids=[f"{at} {each[1]}" for at, each in enumerate(CALLS)])
+def test_a_wrong_argument_is_named_before_anything_is_started(call, name, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(), pytest.raises((ConfigError, UsageError, TypeError)) as caught:
+        warnings.simplefilter("error")
+        call()
+    assert name in str(caught.value) and expected in str(caught.value)
+    assert not lamina.is_initialized() and not os.listdir(tmp_path)
+
+
+# Arguments of fit and eval, of a Trainer that could train.
+LATER = [
+    ({"train_dataloader": 7}, "dataloader=7", "any iterable"),
+    ({"train_dataloader_label": 3}, "train_dataloader_label=3", "a string"),
+    ({"train_subset_num_batches": "x"}, "train_subset_num_batches='x'", COUNT),
+    ({"duration": "x"}, "duration", TIME),
+    ({"duration": 0}, "duration=0", "above 0"),
+    ({"duration": "1dur"}, "duration='1dur'", "some epochs"),
+    ({"reset_time": "x"}, "reset_time='x'", FLAG),
+    ({"schedulers": "x"}, "schedulers", "functions"),
+    ({"eval_dataloader": 3}, "dataloader=3", "any iterable"),
+    ({"eval_interval": "1tok"}, "eval_interval='1tok'", "in ep, ba or dur"),
+    ({"eval_subset_num_batches": 0}, "eval_subset_num_batches=0", COUNT),
+    ({"grad_accum": 0}, "grad_accum=0", "1 or more"),
+    ({"device_train_microbatch_size": 1.5}, "device_train_microbatch_size=1.5", "1 or more"),
+    ({"grad_accum": 2, "device_train_microbatch_size": 2}, "grad_accum", "give one of them"),
+    ({"durations": 1}, "durations", "unexpected keyword"),
+]
+
+
+def test_a_wrong_argument_of_fit_or_eval_is_named_before_a_batch_is_read():
+    model = trainer()
+    for given, name, expected in LATER:
+        with pytest.raises((ConfigError, UsageError, TypeError)) as caught:
+            model.fit(**given)
+        assert name in str(caught.value) and expected in str(caught.value)
+    for given, name, expected in [
+        ({"eval_dataloader": 3}, "dataloader=3", "any iterable"),
+        ({"eval_dataloader": loader(), "subset_num_batches": 0}, "subset_num_batches=0", COUNT),
+        ({}, "eval_dataloader", "give it to the Trainer"),
+    ]:
+        with pytest.raises((ConfigError, UsageError)) as caught:
+            model.eval(**given)
+        assert name in str(caught.value) and expected in str(caught.value)
+    assert not model.state.timestamp.batch.value
+    model.fit()
+    assert model.state.timestamp.batch == 4
