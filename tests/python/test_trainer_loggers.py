@@ -300,7 +300,7 @@ def test_a_console_has_metrics_of_the_interval(state, monkeypatch):
     for wrong in ("1sp", 0, "1h"):
         with pytest.raises(ConfigError, match="some epochs"):
             loggers.ConsoleLogger(wrong)
-    with pytest.raises(ConfigError, match="stream: .standard. is none"):
+    with pytest.raises(ConfigError, match=r"stream: .standard. is none"):
         loggers.ConsoleLogger(stream="standard")
 
 

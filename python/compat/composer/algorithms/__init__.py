@@ -1,4 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+from composer.paths import offer
+from lamina.trainer import gradient_clipping
 from lamina.trainer.gradient_clipping import GradientClipping
+
+offer(__name__, gradient_clipping=gradient_clipping)
 
 __all__ = ["GradientClipping"]

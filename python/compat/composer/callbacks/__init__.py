@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from composer.paths import offer
+from lamina.trainer import monitors
 from lamina.trainer.monitors import (
     EarlyStopper,
     LRMonitor,
@@ -7,5 +9,8 @@ from lamina.trainer.monitors import (
     SpeedMonitor,
     ThresholdStopper,
 )
+
+offer(__name__, early_stopper=monitors, lr_monitor=monitors, memory_monitor=monitors, optimizer_monitor=monitors)
+offer(__name__, speed_monitor=monitors, threshold_stopper=monitors)
 
 __all__ = ["EarlyStopper", "LRMonitor", "MemoryMonitor", "OptimizerMonitor", "SpeedMonitor", "ThresholdStopper"]

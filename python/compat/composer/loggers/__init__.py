@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from composer.paths import offer
+from lamina.trainer import logger
 from lamina.trainer.logger import Logger
 from lamina.trainer.loggers import (
     ConsoleLogger,
@@ -8,8 +10,18 @@ from lamina.trainer.loggers import (
     ProgressBarLogger,
     TensorboardLogger,
     WandBLogger,
+    console_logger,
+    destination,
+    file_logger,
     format_log_data_value,
+    in_memory_logger,
+    progress_bar_logger,
+    services,
 )
+
+offer(__name__, logger=logger, logger_destination=destination, console_logger=console_logger, file_logger=file_logger)
+offer(__name__, in_memory_logger=in_memory_logger, progress_bar_logger=progress_bar_logger)
+offer(__name__, tensorboard_logger=services, wandb_logger=services)
 
 __all__ = [
     "ConsoleLogger",

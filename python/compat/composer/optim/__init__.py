@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from composer.optim.scheduler import *  # noqa: F403
 from composer.optim.scheduler import __all__ as _schedulers
+from composer.paths import offer
+from lamina.trainer import optimizers
 from lamina.trainer.optimizers import DecoupledAdamW, DecoupledSGDW
+
+offer(__name__, decoupled_weight_decay=optimizers)
 
 __all__ = ["DecoupledAdamW", "DecoupledSGDW", *_schedulers]
