@@ -19,6 +19,7 @@ _NAMES = {
     "Trainer",
 }
 __all__ = list(_NAMES)
+__version__ = "0.12.1"  # whose names they are
 
 
 def __getattr__(name: str) -> Any:

@@ -37,6 +37,10 @@ class Event(str, enum.Enum):
     EVAL_BATCH_END = "eval_batch_end"
     EVAL_END = "eval_end"
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Event | None":
+        return next((event for event in cls if event.value == str(value).lower()), None)
+
     def __str__(self) -> str:
         return self.value
 
@@ -89,6 +93,10 @@ class Algorithm(abc.ABC):
         """Takes what `state_dict` gave."""
 
 
+def _logs(callback: Callback) -> bool:
+    return hasattr(callback, "log_metrics")
+
+
 class Engine:
     """Tells algorithms and callbacks of events.
 
@@ -101,12 +109,15 @@ class Engine:
         self._state, self._logger = state, logger
         self._closed = False
 
-    def run_event(self, event: Event) -> None:
-        """Tells all of it, algorithms first."""
+    def run_event(self, event: Event | str) -> None:
+        """Tells all of it: algorithms first, then callbacks, then loggers, which get what those log. Loggers begin
+        before the others."""
+        event = Event(event)
         for algorithm in self._state.algorithms:
             if algorithm.match(event, self._state):
                 algorithm.apply(event, self._state, self._logger)
-        for callback in self._state.callbacks:
+        loggers_last = sorted(self._state.callbacks, key=_logs, reverse=event is Event.INIT)
+        for callback in loggers_last:
             callback.run_event(event, self._state, self._logger)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from lamina.trainer.precision import get_precision_context
 from lamina.trainer.settings import Settings
 from lamina.trainer.shares import Share, Shares, gathered, leads
 from lamina.trainer.state import State
+from lamina.trainer.time import Timestamp
 from lamina.trainer.undisturbed import undisturbed
 
 
@@ -200,12 +201,14 @@ class Loop:
             state.model.eval()
             shares = Shares(spec)
             state.set_dataloader(spec, evaluator.label, shares.length)
+            state.eval_timestamp = Timestamp()
             self._engine.run_event(Event.EVAL_START)
             for share in shares.of_epoch(0, evaluator.subset_num_batches):
                 state.batch = spec.device_transforms(share.batch) if leads() else None
                 self._engine.run_event(Event.EVAL_BATCH_START)
                 total += sum(self._measure(*map(Microbatches, self._filled([state.batch], [share.samples]))))
                 samples += share.all_samples
+                state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
             values = metrics.computed(measured) if measured else {"loss": _sum(total) / max(samples, 1)}
         state.eval_metrics[evaluator.label] = measured

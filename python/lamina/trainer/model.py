@@ -76,14 +76,19 @@ class ComposerClassifier(ComposerModel):
 
     Args:
         module: called with a batch's inputs.
-        train_metrics, val_metrics: a metric of torchmetrics, or a MetricCollection; else the accuracy, where the
-            number of classes is known.
+        train_metrics, val_metrics: a metric of torchmetrics, or a MetricCollection; else the accuracy:
+            "MulticlassAccuracy", or "Accuracy" where `num_classes` is not given.
         loss_fn: of scores and classes.
         num_classes: else the module's `num_classes`, where it has one.
+
+    Attributes:
+        num_classes: of a subclass, where it has set it itself.
 
     Errors:
         ConfigError: an argument that is not what it is said to be.
     """
+
+    num_classes: int | None = None
 
     def __init__(
         self,
@@ -101,10 +106,12 @@ class ComposerClassifier(ComposerModel):
         self.val_metrics = _metrics("ComposerClassifier: val_metrics", val_metrics)
         if num_classes is not None:
             checks.number("ComposerClassifier: num_classes", num_classes, 1, whole=True)
-        self.num_classes = getattr(module, "num_classes", None) if num_classes is None else num_classes
+        self._has_classes = num_classes is not None
+        if self._has_classes or hasattr(module, "num_classes"):
+            self.num_classes = module.num_classes if num_classes is None else num_classes
         self._loss_fn = checks.function("ComposerClassifier: loss_fn", loss_fn)
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: tuple[torch.Tensor, Any]) -> torch.Tensor:
         return self.module(batch[0])
 
     def loss(self, outputs: torch.Tensor, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -112,12 +119,11 @@ class ComposerClassifier(ComposerModel):
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
         metrics = self.train_metrics if is_train else self.val_metrics
-        if metrics is None and self.num_classes is None:
-            return {}
         if metrics is None:
             from torchmetrics.classification import MulticlassAccuracy  # takes four seconds
 
-            metrics = MulticlassAccuracy(num_classes=self.num_classes, average="micro")
+            name = "MulticlassAccuracy" if self._has_classes else "Accuracy"
+            return {name: MulticlassAccuracy(num_classes=self.num_classes, average="micro")}
         return dict(metrics.items()) if hasattr(metrics, "items") else {type(metrics).__name__: metrics}
 
     def update_metric(self, batch: Any, outputs: torch.Tensor, metric: Any) -> None:

@@ -28,6 +28,7 @@ class State:
         model: the model; its names are those of the user's.
         batch, outputs, loss: the current ones, in a step those of the microbatch.
         timestamp: how far the training is.
+        eval_timestamp: how far the evaluation is.
         max_duration: how far it goes.
         dataloader, dataloader_label, dataloader_len: what is being read, and its number of batches.
         train_metrics, eval_metrics: metrics, the latter by the evaluator's label.
@@ -47,6 +48,7 @@ class State:
         self.callbacks: list[Any] = []
         self.evaluators: list[Any] = []
         self.timestamp = self.timestamp_before = Timestamp()  # now, and a batch ago
+        self.eval_timestamp = Timestamp()
         self.dataloader: Any = None
         self.train_dataloader: Any = None
         self.dataloader_label: str | None = None

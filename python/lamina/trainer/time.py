@@ -6,6 +6,7 @@ import datetime
 import enum
 import numbers
 import re
+import types
 from typing import Any
 
 from lamina.errors import ConfigError
@@ -76,6 +77,7 @@ class Time:
             "part of the training), 1h30m and 90s are"
         )
 
+    __class_getitem__ = classmethod(types.GenericAlias)  # Time[int] in annotations
     from_input = classmethod(lambda cls, value, unit=TimeUnit.EPOCH: ensure_time(value, unit))
     from_epoch = classmethod(lambda cls, epoch: cls(epoch, TimeUnit.EPOCH))
     from_batch = classmethod(lambda cls, batch: cls(batch, TimeUnit.BATCH))
