@@ -63,6 +63,8 @@ BENCHMARKS = [
     Benchmark("collectives_4", "collectives.py", ranks=4, usual_s=40, full_s=90),
     Benchmark("hosts", "hosts.py", usual_s=150, full_s=300),
     Benchmark("data_parallel", "data_parallel.py", ranks=2, full_s=60),
+    Benchmark("trainer_1", "trainer.py", ranks=1),
+    Benchmark("trainer_2", "trainer.py", ranks=2),
     Benchmark("sharding", "sharding.py", ranks=2, usual_s=160, full_s=360),
     Benchmark("overlap", "overlap.py", ranks=2, usual_s=60, full_s=140),
     Benchmark("precision_2", "precision.py", ranks=2, usual_s=60, full_s=140),

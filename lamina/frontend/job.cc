@@ -75,7 +75,13 @@ int rank_in(Group group) {
   return session.topology().index(group, session.world().rank);
 }
 int size_of(Group group) { return frontend::current().session->topology().size(group); }
-int num_microbatches() { return frontend::current().session->config().microbatches; }
+int num_microbatches() { return frontend::current().session->job().microbatches(); }
+
+void set_num_microbatches(int microbatches) {
+  auto& session = *frontend::outside_step("set_num_microbatches()").session;
+  if (microbatches < 1) throw faces::refusal("not-a-count", "set_num_microbatches()", microbatches);
+  session.job().set_microbatches(microbatches);
+}
 
 std::uint64_t rng_step() {
   const auto steps = frontend::outside_step("rng_step()").session->job().seeds().steps();

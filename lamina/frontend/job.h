@@ -79,6 +79,10 @@ inline int dp_rank() { return rank_in(Group::kDp); }
 inline int dp_size() { return size_of(Group::kDp); }
 int num_microbatches();
 
+// Into how many microbatches a step splits its batch from now on, in the place of `microbatches` of init. Every rank
+// calls it alike, outside of steps. Throws UsageError inside of one, and for a number below 1.
+void set_num_microbatches(int microbatches);
+
 // In a job with the key `seed`: how many steps have drawn random numbers, which say what the next one draws. A training
 // that goes on keeps it with its checkpoint and gives it back on every rank, before its first step. Both throw
 // UsageError without `seed`, where the state of torch's generator says.

@@ -53,7 +53,7 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
     : job_(outside_step("DistributedModel()")),
       options_(options),
       tree_(std::move(root), !job_.session->config().auto_partition),
-      backwards_(job_.session->job(), job_.session->config().microbatches, options.average_grads_across_microbatches) {
+      backwards_(job_.session->job(), options.average_grads_across_microbatches) {
   if (job_.model != nullptr) {
     throw faces::refusal("model-twice");
   }

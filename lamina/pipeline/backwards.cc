@@ -64,9 +64,10 @@ StepResult Backwards::run_step(StepSpec spec, const Parameters& parameters, cons
       return output;
     };
   }
-  const auto before = seen_ ? Found() : look(job_, parameters);
+  const bool looks = !seen_ && job_.microbatches() > 1;
+  const auto before = looks ? look(job_, parameters) : Found();
   auto result = run(std::move(spec));
-  if (seen_) return result;
+  if (!looks) return result;
   seen_ = announced_ || had_backward(job_, before, parameters);
   if (seen_ && !announced_) tell();
   return result;
@@ -92,7 +93,7 @@ double Backwards::loss_scale() const {
 
 double Backwards::scale_in_step() {
   if (!averages_) return loss_scale();
-  if (!job_.leads()) return loss_scale() / microbatches_;  // of a module's own loss: its batch is known elsewhere
+  if (!job_.leads()) return loss_scale() / job_.microbatches();  // of a module's own loss: its batch is known elsewhere
   if (!step_.copies) {
     const auto own = std::reduce(step_.samples.begin(), step_.samples.end(), std::int64_t{0});
     const auto told = step_.samples.empty() ? -1 : own;
@@ -124,7 +125,7 @@ bool Backwards::had_backward(const Job& job, const Found& before, const Paramete
 
 void Backwards::tell() const {
   base::log_warning(
-      base::str("a step has called loss.backward(), which adds up the gradients of its ", microbatches_,
+      base::str("a step has called loss.backward(), which adds up the gradients of its ", job_.microbatches(),
                 " microbatches: model.backward(loss) divides them by their number, as the plain loop over the batch "
                 "has them. Call "
                 "that, or make the model with average_grads_across_microbatches=False if the sum is wanted"));

@@ -31,13 +31,8 @@ class Backwards {
   using Run = std::function<StepResult(StepSpec spec)>;
 
   // With `averages` the model's own backward in a step makes gradients a mean over the samples of all microbatches, and
-  // of all copies: see [Note: uneven batches]. `microbatches`: as configured.
-  Backwards(Job& job, int microbatches, bool averages)
-      : job_(job),
-        alone_(job.alone()),
-        microbatches_(microbatches),
-        averages_(averages),
-        seen_(!averages || microbatches == 1) {}
+  // of all copies: see [Note: uneven batches].
+  Backwards(Job& job, bool averages) : job_(job), alone_(job.alone()), averages_(averages), seen_(!averages) {}
 
   // Losses of the model's own backward are multiplied by that, while it lives.
   void scale_by(std::weak_ptr<const optim::LossScale> scale) { loss_scale_ = std::move(scale); }
@@ -80,7 +75,6 @@ class Backwards {
 
   Job& job_;
   const bool alone_;  // known when the job has ended, too
-  const int microbatches_;
   bool averages_;
   std::weak_ptr<const optim::LossScale> loss_scale_;
   std::atomic<std::int64_t> count_ = 0;

@@ -74,7 +74,8 @@ Job::Job(JobOptions options, messaging::Messenger& messenger, observe::Recorder&
     : options_(checked(std::move(options), messenger.rank())),
       messenger_(messenger),
       recorder_(recorder),
-      seeds_(options_.seed, options_.microbatches_before),
+      microbatches_(options_.microbatches),
+      seeds_(options_.seed, std::int64_t{options_.replica} * microbatches_),
       watched_(std::make_shared<runtime::ParameterFlags::Watched>()),
       steps_(this->rank()),
       calls_(messenger.transport(), messenger.handlers(), steps_, to_duration(options_.timeout), options_.thread_hooks,
@@ -137,6 +138,11 @@ void Job::set_statistics(std::vector<runtime::BatchNorm> modules) {
 
 bool Job::overlaps() const {
   return !forwards_change_the_model_ && (options_.schedule != "interleaved" || options_.active_microbatches > 1);
+}
+
+void Job::set_microbatches(int microbatches) {
+  microbatches_ = microbatches;
+  seeds_.begin_at(std::int64_t{options_.replica} * microbatches);
 }
 
 std::unique_ptr<schedule::Schedule> Job::schedule() const {

@@ -32,10 +32,11 @@ struct JobOptions {
   bool deterministic = false;                                          // see set_order()
   std::chrono::duration<double> timeout = std::chrono::seconds(1800);  // how long a live rank may take to answer
   std::optional<std::uint64_t> seed;                                   // see RootSeeds
-  std::int64_t microbatches_before = 0;                                // those of earlier replicas
-  std::shared_ptr<verification::RunRecorder> run_recorder;             // nullptr: the run is not recorded
-  std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
-  bool few_processors = true;        // this machine has less than two for each of its ranks
+  int microbatches = 1;                                                // see set_microbatches()
+  int replica = 0;
+  std::shared_ptr<verification::RunRecorder> run_recorder;  // nullptr: the run is not recorded
+  std::vector<base::Rank> pipeline;                         // the ranks of this rank's pipeline, by partition
+  bool few_processors = true;                               // this machine has less than two for each of its ranks
   runtime::WorkerPool::Hooks thread_hooks;
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
 };
@@ -136,6 +137,10 @@ class Job {
   // The position in the random numbers of a job with a seed: see RootSeeds. Not inside a step.
   runtime::RootSeeds& seeds() { return seeds_; }
 
+  // How many microbatches a step of each replica has, at most: on every rank alike, not inside a step.
+  void set_microbatches(int microbatches);
+  int microbatches() const { return microbatches_; }
+
   // How many backwards of other ranks' modules this one has asked for.
   std::int64_t backwards() const { return calls_.backwards(); }
 
@@ -205,6 +210,7 @@ class Job {
   model::CallHooks call_hooks_;
   std::shared_ptr<model::Modules> modules_;
   std::vector<base::Rank> owners_;
+  int microbatches_;
   runtime::RootSeeds seeds_;
   std::shared_ptr<const runtime::ParameterFlags::Watched> watched_;
   remote::Tensors parameters_;  // whose gradients are ordered

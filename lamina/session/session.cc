@@ -54,7 +54,8 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   options.deterministic = config.deterministic_server;
   options.timeout = std::chrono::duration<double>(config.timeout_s);
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
-  options.microbatches_before = std::int64_t{topology.index(topology::kReplicas, rank)} * config.microbatches;
+  options.microbatches = config.microbatches;
+  options.replica = topology.index(topology::kReplicas, rank);
   options.pipeline = topology.members(topology::kPartitions, rank);
   options.few_processors = environment::available_cores() < 2 * world.local_size;
   options.run_recorder = std::move(run_recorder);

@@ -357,10 +357,10 @@ void bind_batches(py::module_& module) {
 void bind_backwards(py::module_& module) {
   bind_batches(module);
   py::class_<pipeline::Backwards>(module, "Backwards")
-      .def(py::init([](Session& session, int microbatches, bool averages) {
-             return std::make_unique<pipeline::Backwards>(session.job(), microbatches, averages);
+      .def(py::init([](Session& session, bool averages) {
+             return std::make_unique<pipeline::Backwards>(session.job(), averages);
            }),
-           py::arg("session"), py::arg("microbatches"), py::arg("averages"), py::keep_alive<1, 2>())
+           py::arg("session"), py::arg("averages"), py::keep_alive<1, 2>())
       .def("add_up", &pipeline::Backwards::add_up)
       .def(
           "scale_by",
@@ -391,6 +391,15 @@ void bind_alone(py::module_& module) {
       "team_size", [](const std::string& team) { return tensor_parallel::find_team(team)->size(); }, py::arg("team"));
 }
 
+void bind_steps(py::class_<Session, std::shared_ptr<Session>>& kind) {
+  kind.def_property(
+          "seeded_steps", [](Session& session) { return session.job().seeds().steps(); },
+          [](Session& session, std::uint64_t steps) { session.job().seeds().go_on_after(steps); })
+      .def_property(
+          "microbatches", [](Session& session) { return session.job().microbatches(); },
+          [](Session& session, int microbatches) { session.job().set_microbatches(microbatches); });
+}
+
 }  // namespace
 
 void bind_session(py::module_& module) {
@@ -399,6 +408,7 @@ void bind_session(py::module_& module) {
   auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
   bind_model(module, kind);
   bind_backwards(module);
+  bind_steps(kind);
   kind.def(py::init(&open), py::arg("config"))
       .def_property_readonly("config", &Session::config)
       .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })
@@ -441,9 +451,6 @@ void bind_session(py::module_& module) {
       .def("cut_here", &cut_here, py::arg("cut"))
       .def("take_notes", &take_notes)
       .def("require_everywhere", &Session::require_everywhere, py::arg("what"))
-      .def_property(
-          "seeded_steps", [](Session& session) { return session.job().seeds().steps(); },
-          [](Session& session, std::uint64_t steps) { session.job().seeds().go_on_after(steps); })
       .def("call", &call)
       .def(
           "tell_leaving", [](Session& session, const std::string& how) { session.tell_leaving(how); },

@@ -415,6 +415,11 @@ class Session:
         """With the key `seed`, how many steps have drawn random numbers; to be set outside of steps."""
     @seeded_steps.setter
     def seeded_steps(self, steps: int) -> None: ...
+    @property
+    def microbatches(self) -> int:
+        """Into how many a step cuts its batch."""
+    @microbatches.setter
+    def microbatches(self, microbatches: int) -> None: ...
     def call(self, index: int, args: tuple, kwargs: dict) -> Any:
         """Calls module `index` on the rank that owns it. Inside a step only."""
     def tell_leaving(self, how: str) -> None:
@@ -523,7 +528,7 @@ class Backwards:
     """The backwards of a job's model, which with `averages` make gradients the mean over a step's samples; see
     lamina/pipeline/backwards.h."""
 
-    def __init__(self, session: Session, microbatches: int, averages: bool) -> None: ...
+    def __init__(self, session: Session, averages: bool) -> None: ...
     def add_up(self) -> None:
         """From now on they divide by nothing: somebody else averages the gradients."""
     def scale_by(self, scale: LossScale) -> None:

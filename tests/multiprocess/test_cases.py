@@ -28,6 +28,7 @@ LAUNCHES = {
     "multiprocess.cases_trainer": 2,
     "multiprocess.cases_trainer_layouts": 2,
     "multiprocess.cases_trainer_extras": 2,
+    "multiprocess.cases_trainer_memory": 2,
     "multiprocess.cases_failures": 3,
     "multiprocess.cases_loop": 3,
     "multiprocess.cases_remote": 3,

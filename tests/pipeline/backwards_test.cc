@@ -29,7 +29,7 @@ class OneWeight {
   double gradient() const { return weight.grad()[0].item<double>(); }
 
   Pipeline pipeline{1, "simple"};
-  Backwards backwards{pipeline.job(0), 2, /*averages=*/true};
+  Backwards backwards{pipeline.job(0), /*averages=*/true};
   at::Tensor weight = at::ones({3}, at::kDouble).set_requires_grad(true);
 };
 

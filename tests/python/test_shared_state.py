@@ -21,7 +21,7 @@ class Counting(nn.Module):
 def installed(module: nn.Module) -> Watch:
     watch = Watch()
     owned, elsewhere = [("", module, 0)], {}.get
-    watch.install(module, nn.Identity(), owned, 0, elsewhere, waited=(), homes=[(0, "count", 1)], in_turns=True)
+    watch.install(module, nn.Identity(), owned, 0, elsewhere, waited=(), homes=[(0, "count", 1)], in_turns=lambda: True)
     return watch
 
 

@@ -213,6 +213,16 @@ def test_rng_step_may_be_kept_by_hand():
         lamina.set_rng_step(-1)
 
 
+def test_the_number_of_microbatches_changes_between_steps():
+    lamina.init(microbatches=4)
+    assert dropped(1)[0].shape == (4, 2, 16)
+    lamina.set_num_microbatches(2)
+    assert lamina.num_microbatches() == 2 and dropped(1)[0].shape == (2, 4, 16)
+    for wrong in (0, 1.0, True, "2"):
+        with pytest.raises(lamina.UsageError, match=r"set_num_microbatches\(\) is an integer, at least 1"):
+            lamina.set_num_microbatches(wrong)
+
+
 def test_without_a_seed_torchs_generator_says(start):
     for call in (lamina.rng_step, lambda: lamina.set_rng_step(1)):
         with pytest.raises(lamina.UsageError, match="needs the key `seed`"):

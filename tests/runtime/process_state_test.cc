@@ -166,6 +166,8 @@ TEST_F(Streams, OfTwoReplicasAreThoseOfOneWithAllTheirMicrobatches) {
     for (int i = 0; i < 2; ++i) EXPECT_EQ(whole.of(Microbatch(2 + i)), second.of(Microbatch(i)));
     for (int i = 0; i < 4; ++i) different.insert(whole.of(Microbatch(i)));
   }
+  second.begin_at(3);  // as of a replica before it that has one more
+  EXPECT_EQ(whole.of(Microbatch(3)), second.of(Microbatch(0)));
   EXPECT_EQ(different.size(), 12);
   EXPECT_TRUE(undisturbed(0)) << "a configured seed draws nothing";
 }

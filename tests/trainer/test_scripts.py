@@ -2,9 +2,11 @@
 """Scripts as users write them, for one rank and for several."""
 
 import json
+import shutil
 import sys
 
 import pytest
+import torch
 
 # On the text of Python's licence, 33 windows of it: two ranks have 17 and 16.
 SCRIPT = """
@@ -142,3 +144,69 @@ def test_a_training_has_the_same_bits_with_evaluations_and_without(launcher, ran
     runs = [launcher.run("run", "-n", ranks, program, word, env=environment) for word in ("evaluating", "alone")]
     assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
     assert runs[0].stdout == runs[1].stdout
+
+
+# It saves after each batch. A rank may be killed in the fifth, where nothing tells of it before.
+KILLED = """
+import os
+import pathlib
+import signal
+import sys
+
+import torch
+from composer import Callback, Trainer
+from composer.models import ComposerClassifier
+from composer.utils import dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+layout, victim = sys.argv[1:]
+killed = pathlib.Path("killed")
+
+
+class Kill(Callback):
+    def before_train_batch(self, state, logger):
+        if state.timestamp.batch == 4 and dist.get_global_rank() == int(victim) and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+torch.manual_seed(0)
+model = ComposerClassifier(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3)), num_classes=3)
+data = TensorDataset(torch.randn(24, 6), torch.arange(24) % 3)
+copies = dist.get_world_size() if layout == "copies" else 1
+trainer = Trainer(
+    model=model,
+    train_dataloader=DataLoader(data, 8 // copies, sampler=dist.get_sampler(data, shuffle=True)),
+    max_duration="3ep",
+    optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+    callbacks=Kill(),
+    save_folder="saved",
+    save_interval="1ba",
+    run_name="one",
+    autoresume=True,
+    seed=5,
+    progress_bar=False,
+    lamina_config={"timeout_s": 60} | ({} if layout == "copies" else {"partitions": 2}),
+)
+trainer.fit()
+trainer.close()
+if dist.get_global_rank() == 0:
+    torch.save([model.state_dict(), int(trainer.state.timestamp.batch)], "trained.pt")
+"""
+
+
+@pytest.mark.parametrize(("layout", "victim"), [("copies", 1), ("partitions", 0), ("partitions", 1)])
+def test_goes_on_where_a_rank_was_killed_with_the_bits_of_an_uninterrupted_training(launcher, layout, victim):
+    program = launcher.folder / "program.py"
+    program.write_text(KILLED)
+    found = []
+    for killed in (-1, victim):
+        words = ("run", "-n", 2, "--restarts", 1, program, layout, killed)
+        run = launcher.run(*words)
+        assert run.returncode == 0, run.stderr
+        found.append(torch.load(launcher.folder / "trained.pt"))
+        shutil.rmtree(launcher.folder / "saved")
+    assert (launcher.folder / "killed").exists() and found[1][1] == found[0][1] == 9
+    for name, value in found[0][0].items():
+        assert torch.equal(found[1][0][name], value), name

@@ -33,7 +33,6 @@ class Job:
     """
 
     session: _lamina.Session
-    microbatches: int
     model: Any = None
     cut: Any = None
     optimizers: list[Any] = field(default_factory=list)
@@ -53,6 +52,11 @@ class Job:
     def partitioned_model(self) -> Any:
         """The PartitionedModel, who owns what of the model; None before it is cut."""
         return None if self.cut is None else self.cut.model
+
+    @property
+    def microbatches(self) -> int:
+        """Into how many a step cuts its batch."""
+        return self.session.microbatches
 
     @property
     def pipelined(self) -> bool:
@@ -89,10 +93,10 @@ def when_it_begins(call: Callable[[Job], None]) -> None:
     _beginnings.append(call)
 
 
-def begin(session: _lamina.Session, microbatches: int) -> Job:
+def begin(session: _lamina.Session) -> Job:
     """From now on there is a job."""
     global _job
-    _job = Job(session, microbatches)
+    _job = Job(session)
     for call in _beginnings:
         call(_job)
     return _job

@@ -50,7 +50,7 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
         warnings.warn(note, stacklevel=2)
     session = _lamina.Session(parsed)
     os.environ.pop("LAMINA_SECRET_FD", None)  # it is read: libraries that put the environment back are not to bring it
-    job = current.begin(session, parsed.microbatches)
+    job = current.begin(session)
     job.clips_by_default = "sdp_gradient_clipping" not in text + os.environ.get("SM_HP_MP_PARAMETERS", "")
     excepthook.install(session)
     job.on_end.callback(excepthook.remove)

@@ -4,6 +4,7 @@ names. A group of an axis is the ranks that differ in that axis alone."""
 
 import enum
 
+from lamina.errors import refusal
 from lamina.job import current
 
 
@@ -56,6 +57,19 @@ def local_size() -> int:
 def num_microbatches() -> int:
     """The number of microbatches that a step's batch is split into."""
     return current.job().microbatches
+
+
+def set_num_microbatches(microbatches: int) -> None:
+    """Says into how many microbatches a step splits its batch from now on, in the place of the key `microbatches`.
+    Every rank calls it alike.
+
+    Errors:
+        UsageError: no number, 1 or more; inside a step function.
+    """
+    job = current.outside_step("set_num_microbatches()")
+    if type(microbatches) is not int or microbatches < 1:
+        raise refusal("not-a-count", "set_num_microbatches()", repr(microbatches))
+    job.session.microbatches = microbatches
 
 
 def mp_rank() -> int:

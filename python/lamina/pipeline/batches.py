@@ -16,8 +16,8 @@ _OTHERWISE = 'To keep an argument whole: non_split_inputs=["name"]; another axis
 
 class Microbatches:
     """An argument of a step function that is cut already: `train(lamina.Microbatches(pieces))`. Microbatches may have
-    any sizes; there are at most as many as `init` was told, with one partition any number. All arguments of a call that
-    are no Microbatches go whole to each.
+    any sizes. There are at most `lamina.num_microbatches()` of them, with one partition any number. All arguments of a
+    call that are no Microbatches go whole to each.
 
     Args:
         items: one for each microbatch, of any type.

@@ -375,7 +375,7 @@ class Cut:
                 model.elsewhere,
                 waited=self._waited,
                 homes=model.homes,
-                in_turns=_in_turns(current.session()),
+                in_turns=functools.partial(_in_turns, current.session()),
             )
             self.calls = RemoteCalls(model, self.slots, self.shared_state)
 
@@ -401,7 +401,7 @@ class Cut:
 
 def _in_turns(session: _lamina.Session) -> bool:
     """True where several microbatches may be under way."""
-    return session.config.active_microbatches != 1 and session.config.microbatches > 1
+    return session.config.active_microbatches != 1 and session.microbatches > 1
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple | None:

@@ -123,7 +123,7 @@ class DistributedModel(SavedModel):
         }
         self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
         self._steps = 0  # that have ended well
-        self._backwards = _lamina.Backwards(job.session, job.microbatches, average_grads_across_microbatches)
+        self._backwards = _lamina.Backwards(job.session, average_grads_across_microbatches)
         if job.loss_scale is not None:
             self._backwards.scale_by(job.loss_scale)
         self._overlapping = overlapping_allreduce

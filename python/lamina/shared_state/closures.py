@@ -56,13 +56,13 @@ class WatchedNames:
     Args:
         modules: the model's with their names, and the partition of each.
         here: this rank's.
-        in_turns: whether several microbatches may be under way.
+        in_turns: tells whether several microbatches may be under way.
 
     Attributes:
         variables: the context variables among them.
     """
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module, int]], here: int, in_turns: bool):
+    def __init__(self, modules: Iterable[tuple[str, nn.Module, int]], here: int, in_turns: Callable[[], bool]):
         self.variables = ContextVariables()
         self._modules, self._here, self._in_turns = list(modules), here, in_turns
         self._places = Places(module for _, module, _ in self._modules)
@@ -93,7 +93,7 @@ class WatchedNames:
         self._watched = [
             _Watched(place)
             for place in found
-            if not travels(place) and (place.elsewhere(self._here) or (self._in_turns and place.keeps(self._here)))
+            if not travels(place) and (place.elsewhere(self._here) or (self._in_turns() and place.keeps(self._here)))
         ]
 
     def look_back(self) -> None:
@@ -137,7 +137,7 @@ class WatchedNames:
                     "result, or place both on one partition with set_partition",
                     code="step-name-shared",
                 )
-        turns = self._in_turns and place.keeps(here, change) and microbatch not in (-1, _lamina.microbatch())
+        turns = self._in_turns() and place.keeps(here, change) and microbatch not in (-1, _lamina.microbatch())
         turns = turns and not is_generator(place.read())  # whose numbers are anybody's
         if turns and changed_by_more_than_counting(change.before, change.after, place.counts):
             raise UsageError(
@@ -168,7 +168,7 @@ class WatchedNames:
         self._looked = RemovableHandle.next_id
         for name, module, partition in self._modules:
             hung = _hooks_of(module).keys() - self._hung[id(module)]
-            if hung and self._in_turns and partition == self._here:  # elsewhere `foreign` refuses it
+            if hung and self._in_turns() and partition == self._here:  # elsewhere `foreign` refuses it
                 raise UsageError(
                     f"a hook was hung in a step on {name or 'the model'}, where it is called for other microbatches, "
                     "too: hang it before the step, or set active_microbatches to 1",

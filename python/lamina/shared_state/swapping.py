@@ -7,6 +7,8 @@ So they are allowed where microbatches run one after the other, on what is here.
 parameters of another rank `calls.remote_call` sees at the call.
 """
 
+from collections.abc import Callable
+
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -22,15 +24,15 @@ class Swapping:
 
     Args:
         modules: the model's.
-        in_turns: whether several microbatches may be under way.
+        in_turns: tells whether several microbatches may be under way.
     """
 
-    def __init__(self, modules: Modules, in_turns: bool):
+    def __init__(self, modules: Modules, in_turns: Callable[[], bool]):
         self._modules, self._in_turns = modules, in_turns
 
     def refuse_swap(self, module: nn.Module) -> None:
         """Raises UsageError where parameters of `module` are swapped that another microbatch uses."""
-        if self._in_turns and _lamina.microbatch() >= 0 and any(part in self._modules for part in module.modules()):
+        if self._in_turns() and _lamina.microbatch() >= 0 and any(part in self._modules for part in module.modules()):
             raise UsageError(
                 "functional_call() of a part of the model, several microbatches of which run in turns: "
                 f"{_ONE_AT_A_TIME}",
@@ -40,7 +42,7 @@ class Swapping:
     def refuse_cached(self, name: str, modules: list[nn.Module]) -> None:
         """Raises UsageError where a call of module `name`, with all under it `modules`, would not see on its rank the
         weights that are cached here."""
-        if self._in_turns:
+        if self._in_turns():
             raise UsageError(
                 f"{name}, which lives on another rank, is called in parametrize.cached(): {_ONE_AT_A_TIME}",
                 code="step-swapped",

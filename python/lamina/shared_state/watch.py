@@ -50,7 +50,7 @@ class Watch:
         elsewhere: Callable[[nn.Module], int | None],
         waited: Sequence[str],
         homes: Sequence[News],
-        in_turns: bool,
+        in_turns: Callable[[], bool],
     ) -> None:
         """From now on the state around a model is watched, in a step that may be under way; once.
 
@@ -62,7 +62,7 @@ class Watch:
             elsewhere: the partition of a module that another rank owns, None for any other.
             waited: names of modules whose callers wait for them, so that what is called next finds what they set.
             homes: where a trace saw attributes set, alike on all ranks.
-            in_turns: whether several microbatches may be under way.
+            in_turns: tells whether several microbatches may be under way.
         """
         named = list(model.named_modules())
         self._modules = Modules(named)

@@ -187,16 +187,14 @@ def duration(name: str, given: Any) -> Time | None:
     return None if given is None else time
 
 
-def pieces(name: str, given: Any) -> int | None:
-    """A number of microbatches or of samples in one.
+def pieces(name: str, given: Any) -> int | str | None:
+    """A number of microbatches or of samples in one, or "auto".
 
     Errors:
         ConfigError: it is none.
     """
-    if given == "auto":
-        raise ConfigError(f"{name}='auto' is not there yet: give a number")
-    if given is not None and (type(given) is not int or given < 1):
-        raise ConfigError(f"{name}={given!r}: it is a number, 1 or more")
+    if given not in (None, "auto") and (type(given) is not int or given < 1):
+        raise ConfigError(f"{name}={given!r}: it is a number, 1 or more, or 'auto'")
     return given
 
 

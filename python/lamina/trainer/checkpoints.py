@@ -106,6 +106,7 @@ class Saver(Callback):
         content = {
             "timestamp": state.timestamp.state_dict(),
             "seed": state.seed,
+            "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
             "scaler": state.scaler.state_dict(),
             "run_name": state.run_name,
             "schedulers": [schedule.state_dict() for schedule in state.schedulers],
@@ -135,6 +136,8 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
         return None
     state.timestamp = state.timestamp_before = Timestamp.of_state(content["timestamp"])
     state.seed = state.rank_zero_seed = content["seed"]
+    if state.auto_microbatching:
+        state.device_train_microbatch_size = content.get("microbatch_size")
     if scale := content.get("scaler"):
         state.scaler.load_state_dict(scale)
     for schedule, saved in zip(state.schedulers, content["schedulers"], strict=False):

@@ -11,11 +11,11 @@ import torch
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.job.ranks import DP_GROUP, WORLD, dp_rank, dp_size, num_microbatches
+from lamina.job.ranks import DP_GROUP, WORLD, dp_rank, dp_size, num_microbatches, rank, set_num_microbatches
 from lamina.job.seeds import set_rng_step
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
-from lamina.trainer import metrics
+from lamina.trainer import metrics, microbatching
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Engine, Event
@@ -25,7 +25,7 @@ from lamina.trainer.settings import Settings
 from lamina.trainer.shares import Share, Shares, gathered, leads
 from lamina.trainer.state import State
 from lamina.trainer.time import Timestamp
-from lamina.trainer.undisturbed import undisturbed
+from lamina.trainer.undisturbed import Kept, undisturbed
 
 
 class Loop:
@@ -43,7 +43,7 @@ class Loop:
         self._by_tokens = by_tokens
         self._settings = settings
         self._state, self._engine, self._logger = state, engine, logger
-        self._fills = current.session().config.sharded_data_parallel_degree > 1
+        self._fills = current.session().needs_all_microbatches
         self._seeded = current.session().seeded_steps is not None
 
     def fit(self, spec: DataSpec, shares: Shares, most: int, steps_every_batch: bool) -> bool:
@@ -97,25 +97,15 @@ class Loop:
         state.batch = spec.device_transforms(share.batch) if leads() else None
         self._engine.run_event(Event.AFTER_DATALOADER)
         self._engine.run_event(Event.BATCH_START)
-        microbatches, parts = self._cut(spec, share) if leads() else ([None], [0.0])
-        for metric in state.train_metrics.values():
-            metric.reset()
         self._engine.run_event(Event.BEFORE_TRAIN_BATCH)
+        seconds = self._run(spec, share)
         (optimizer,) = state.optimizers
-        optimizer.zero_grad(set_to_none=True)
-        if self._seeded:
-            set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
-        losses = self._step(Microbatches(microbatches), Microbatches(parts))
-        losses = {name: sum(values) for name, values in losses.items()}
         state.scaler.unscale_(optimizer)
         self._engine.run_event(Event.AFTER_TRAIN_BATCH)
         if self._settings.clipping_norm is not None:
             torch.nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.clipping_norm)
         state.scaler.step(optimizer)
         state.scaler.update()
-        now = time.monotonic()
-        state.total_loss_dict, seconds = _agreed(losses, now - self._clock)
-        self._clock = now
         if state.train_metrics:
             state.train_metric_values |= metrics.computed(state.train_metrics)
         self._logger.log_metrics(
@@ -135,6 +125,38 @@ class Loop:
         self._engine.run_event(Event.BATCH_END)
         self._evaluate(Event.BATCH_END)
         self._engine.run_event(Event.BATCH_CHECKPOINT)
+
+    def _run(self, spec: DataSpec, share: Share) -> float:
+        """Runs the step of a batch. Where memory is lacking on a rank, all run it again with smaller microbatches, if
+        they may. Returns rank 0's seconds since the batch before."""
+        state = self._state
+        (optimizer,) = state.optimizers
+        while True:
+            kept = Kept(state.model) if state.auto_microbatching else None
+            microbatching.expect(state, share.most)
+            for metric in state.train_metrics.values():
+                metric.reset()
+            optimizer.zero_grad(set_to_none=True)
+            if self._seeded:
+                set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
+            microbatches, parts = self._cut(spec, share) if leads() else ([None], [0.0])
+            losses, lack = {}, None
+            try:
+                losses = self._step(Microbatches(microbatches), Microbatches(parts))
+            except Exception as error:
+                if kept is None or not microbatching.is_out_of_memory(error):
+                    raise
+                lack = getattr(error, "rank", rank()), str(error).partition("\n")[0] or type(error).__name__
+            losses = {name: sum(values) for name, values in losses.items()}
+            now = time.monotonic()
+            words = gathered((dp_rank(), losses, now - self._clock, lack), WORLD)
+            if not any(word[-1] for word in words):
+                break
+            kept.put_back()
+            microbatching.halve(state, sorted({word[-1] for word in words if word[-1]}))
+        self._clock = now
+        state.total_loss_dict = _totals({copy: of_copy for copy, of_copy, *_ in words})
+        return words[0][2]
 
     def _cut(self, spec: DataSpec, share: Share) -> tuple[list[Any], list[float]]:
         """The microbatches of this copy, and which part each is of the batch of all copies."""
@@ -200,13 +222,14 @@ class Loop:
         with undisturbed(state.model):
             state.model.eval()
             shares = Shares(spec)
+            set_num_microbatches(1)
             state.set_dataloader(spec, evaluator.label, shares.length)
             state.eval_timestamp = Timestamp()
             self._engine.run_event(Event.EVAL_START)
             for share in shares.of_epoch(0, evaluator.subset_num_batches):
                 state.batch = spec.device_transforms(share.batch) if leads() else None
                 self._engine.run_event(Event.EVAL_BATCH_START)
-                total += sum(self._measure(*map(Microbatches, self._filled([state.batch], [share.samples]))))
+                total += sum(self._measure(Microbatches([state.batch]), Microbatches([share.samples])))
                 samples += share.all_samples
                 state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
@@ -250,12 +273,10 @@ def _losses(loss: Any) -> dict[str, torch.Tensor]:
     return parts if "total" in parts else parts | {"total": sum(parts.values())}
 
 
-def _agreed(losses: dict[str, float], seconds: float) -> tuple[dict[str, float], float]:
-    """The losses of all copies of the model together, and rank 0's time."""
-    everyone = gathered((dp_rank(), losses, seconds), WORLD)
-    copies = {copy: of_copy for copy, of_copy, _ in everyone}
-    totals = {f"loss/train/{name}": sum(copies[copy][name] for copy in sorted(copies)) for name in losses}
-    return totals, everyone[0][2]
+def _totals(of_copies: dict[int, dict[str, float]]) -> dict[str, float]:
+    """The losses of all copies of the model together."""
+    ordered = [of_copies[copy] for copy in sorted(of_copies)]
+    return {f"loss/train/{name}": sum(losses[name] for losses in ordered) for name in ordered[0]}
 
 
 def _sum(of_copy: float) -> float:

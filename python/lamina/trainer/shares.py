@@ -44,6 +44,7 @@ class Share(NamedTuple):
     samples: int
     all_samples: int  # of all copies
     all_tokens: int
+    most: int  # samples that a copy has
     stops: bool  # whether a rank wants the training to end
 
 
@@ -128,7 +129,8 @@ class Shares:
             had_data = True
             all_samples, all_tokens = sum(each.samples for each in words), sum(each.tokens for each in words)
             stops = any(each.stops for each in everyone)
-            yield Share(batch, word.samples, all_samples, all_tokens, stops)
+            most = max(each.samples for each in words)
+            yield Share(batch, word.samples, all_samples, all_tokens, most, stops)
 
     def _begin(self) -> Iterator[Any]:
         """An iterator over the loader, after what is read already. What it draws when it is made is what it drew when

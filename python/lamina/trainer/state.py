@@ -30,6 +30,8 @@ class State:
         timestamp: how far the training is.
         eval_timestamp: how far the evaluation is.
         max_duration: how far it goes.
+        device_train_microbatch_size, grad_accum: how a batch is cut, the one or the other.
+        auto_microbatching: whether microbatches become smaller where memory is lacking.
         dataloader, dataloader_label, dataloader_len: what is being read, and its number of batches.
         train_metrics, eval_metrics: metrics, the latter by the evaluator's label.
         train_metric_values, eval_metric_values: their values, as plain numbers.
@@ -55,6 +57,7 @@ class State:
         self.dataloader_len: int | None = None
         self.device_train_microbatch_size: int | None = None
         self.grad_accum: int | None = None
+        self.auto_microbatching = False
         self.precision = "fp32"
         self.train_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, dict[str, Any]] = {}

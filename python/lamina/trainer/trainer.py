@@ -67,8 +67,9 @@ class Trainer:
         eval_subset_num_batches: how many batches are read for that; -1: all.
         loggers: get all metrics.
         run_name: of this run, on all ranks; else one is made up.
-        grad_accum: in how many microbatches a batch of a rank is run.
-        device_train_microbatch_size: of how many samples its microbatches are; the last has fewer.
+        grad_accum: in how many microbatches a batch of a rank is run; "auto": see the next one.
+        device_train_microbatch_size: of how many samples its microbatches are; the last has fewer. "auto": as large as
+            memory allows on every rank; they begin with the whole batch.
         accumulate_train_batch_on_tokens: whether microbatches count by their tokens, and not by their samples.
         seed: of all random numbers; else rank 0 draws one.
         deterministic_mode: whether torch takes algorithms alone that give the same bits again.
@@ -142,8 +143,8 @@ class Trainer:
         eval_dataloader: Iterable | DataSpec | Evaluator | Sequence[Evaluator] | None = None,
         eval_subset_num_batches: int = -1,
         eval_interval: int | str | Time | When = 1,
-        grad_accum: int | None = None,
-        device_train_microbatch_size: int | None = None,
+        grad_accum: int | str | None = None,
+        device_train_microbatch_size: int | str | None = None,
     ) -> None:
         """Trains. What is given counts instead of what the Trainer was made with.
 
@@ -249,20 +250,23 @@ class Trainer:
         if is_amid and before.loader is self._spec.dataloader:
             self._saved = before.state_dict()
 
-    def _set_microbatches(self, size: int | None, count: int | None) -> None:
-        self.state.device_train_microbatch_size = size
-        self.state.grad_accum = None if size is not None else count or 1
+    def _set_microbatches(self, size: int | str | None, count: int | str | None) -> None:
+        state = self.state
+        state.auto_microbatching = "auto" in (size, count)
+        state.device_train_microbatch_size = None if state.auto_microbatching else size
+        state.grad_accum = None if size is not None or state.auto_microbatching else count or 1
 
     def _tell_layout(self) -> None:
         """Says once, on world rank 0, how the training is spread."""
         if get_global_rank() != 0:
             return
         state, copies, own = self.state, dp_size(), self._spec.batch_size
-        cut = (
-            f"microbatches of {state.device_train_microbatch_size}"
-            if state.device_train_microbatch_size
-            else f"{state.grad_accum} microbatch{'es' if state.grad_accum > 1 else ''}"
-        )
+        if state.auto_microbatching:
+            cut = "microbatches as large as memory allows"
+        elif state.device_train_microbatch_size:
+            cut = f"microbatches of {state.device_train_microbatch_size}"
+        else:
+            cut = f"{state.grad_accum} microbatch{'es' if state.grad_accum > 1 else ''}"
         batch = "batches of any size" if own is None else f"batch {own * copies} = {copies} x {own}"
         ranks = get_world_size()
         tell(
@@ -295,7 +299,7 @@ class Trainer:
         """How many microbatches a full batch of a copy has."""
         size = self.state.device_train_microbatch_size
         if size is None:
-            return self.state.grad_accum
+            return self.state.grad_accum or 1
         batch = self._spec and self._spec.batch_size
         return 1 if batch is None else -(-batch // size)
 
@@ -311,10 +315,11 @@ class Trainer:
 
     def _settings(self, given: Arguments) -> Settings:
         """The settings that the configurations stand for. The modules that they choose are checkpointed."""
+        size = given.device_train_microbatch_size
         facts = Given(
             ranks=get_world_size(),
             batch_size=given.train_dataloader and given.train_dataloader.batch_size,
-            device_train_microbatch_size=given.device_train_microbatch_size,
+            device_train_microbatch_size="auto" if self.state.auto_microbatching else size,
             grad_accum=self.state.grad_accum,
             has_buffers=any(buffer.is_floating_point() for buffer in given.model.buffers()),
         )

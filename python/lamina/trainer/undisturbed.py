@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work beside a training that leaves no trace in it."""
+"""State that a training with the same bits needs, kept while something happens that is to leave no trace in it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,36 +8,64 @@ import torch
 from torch import nn
 
 from lamina.job import current
+from lamina.job.messages import allgather
+from lamina.job.ranks import WORLD, num_microbatches, rank, set_num_microbatches
 from lamina.trainer.generators import generators, set_generators
+
+
+class Kept:
+    """All generators, the mode of every module, the buffers and the number of microbatches, as they are now."""
+
+    def __init__(self, model: nn.Module):
+        self._model, self._was_cut = model, model.partitioned
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._buffers = {place: (buffer, buffer.clone()) for place, buffer in _buffers(model).items()}
+        self._microbatches, self._session = num_microbatches(), current.session()
+        self._steps, self._generators = self._session.seeded_steps, generators()
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+        self._of_devices = [(device, torch.cuda.get_rng_state(device)) for device in devices]
+
+    def put_back(self, alone: bool = False) -> None:
+        """Makes all of it what it was; every rank calls it. One that does so alone leaves buffers that were moved."""
+        set_generators(self._generators)
+        for device, state in self._of_devices:
+            torch.cuda.set_rng_state(state, device)
+        set_num_microbatches(self._microbatches)
+        if self._steps is not None:
+            self._session.seeded_steps = self._steps
+        for module, mode in self._modes:
+            module.training = mode
+        if not alone or self._was_cut == self._model.partitioned:
+            self._put_buffers_back()
+
+    @torch.no_grad()
+    def _put_buffers_back(self) -> None:
+        values = {place: before for place, (_, before) in self._buffers.items()}
+        if self._model.partitioned and not self._was_cut:  # with the values of rank 0
+            values = allgather(values if rank() == 0 else None, WORLD)[0]
+            self._buffers = {place: (now, now) for place, now in _buffers(self._model).items()}
+        modules = dict(self._model.named_modules())
+        for (module, name), (buffer, _) in self._buffers.items():
+            modules[module]._buffers[name] = buffer  # a forward may have put another one there
+            if not torch.equal(buffer, values[module, name]):  # batch_norm's kernel writes without a new version
+                buffer.copy_(values[module, name])
 
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Puts back afterwards what a training with the same bits needs: all generators, the mode of every module, and the
-    buffers."""
-    modes = [(module, module.training) for module in model.modules()]
-    here = set(map(id, _buffers(model)))
-    places = [(module._buffers, *item) for module in model.modules() for item in module._buffers.items()]
-    buffers = [(*place, place[-1].clone(), place[-1]._version) for place in places if id(place[-1]) in here]
-    session = current.session()
-    steps, states = session.seeded_steps, generators()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    """Puts all of it back afterwards."""
+    kept = Kept(model)
     try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        set_generators(states)
-        if steps is not None:
-            session.seeded_steps = steps
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for of_module, name, buffer, before, version in buffers:
-                of_module[name] = buffer  # a forward may have put another one there
-                if buffer._version != version:
-                    buffer.copy_(before)
+        yield
+    except BaseException:
+        kept.put_back(alone=True)
+        raise
+    kept.put_back()
 
 
-def _buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Lists those that are on this rank."""
-    return list(model.local_buffers() if model.partitioned else model.buffers())
+def _buffers(model: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
+    """The buffers that are on this rank, by the names of their module and their own."""
+    here = set(map(id, model.local_buffers() if model.partitioned else model.buffers()))
+    named = model.named_modules()
+    every = {(path, name): buffer for path, module in named for name, buffer in module._buffers.items()}
+    return {place: buffer for place, buffer in every.items() if id(buffer) in here}

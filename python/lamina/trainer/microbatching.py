@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Into which microbatches a batch is cut, and smaller ones where memory is lacking."""
+
+from collections.abc import Sequence
+
+import torch
+
+from lamina.errors import UsageError
+from lamina.job.ranks import num_microbatches, rank, set_num_microbatches
+from lamina.trainer.state import State
+from lamina.util.told import tell
+
+_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tells whether an error of this rank or another one says that memory is lacking, of a device or the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
+
+
+def expect(state: State, most: int) -> None:
+    """Makes steps have as many microbatches as that copy has whose batch has the most samples, `most`."""
+    if state.auto_microbatching and state.device_train_microbatch_size is None:
+        state.device_train_microbatch_size = most
+    size = state.device_train_microbatch_size
+    count = min(state.grad_accum, most) if size is None else -(-most // size)
+    if count != num_microbatches():
+        set_num_microbatches(max(count, 1))
+
+
+def halve(state: State, lacking: Sequence[tuple[int, str]]) -> None:
+    """Makes microbatches half as large.
+
+    Args:
+        lacking: ranks whose memory was lacking, and what they say of it; alike on all ranks.
+
+    Errors:
+        UsageError: they are of one sample.
+    """
+    size = state.device_train_microbatch_size
+    if size == 1:
+        words = "; ".join(f"rank {number}: {why}" for number, why in lacking)
+        raise UsageError(
+            f"out of memory with microbatches of one sample. {words}. Give each rank less of the model: activation "
+            "checkpointing, fsdp_config={}, or partitions in lamina_config",
+            code="trainer-memory",
+        )
+    state.device_train_microbatch_size = size // 2
+    if rank() == 0:
+        ranks = ", ".join(str(number) for number, _ in lacking)
+        tell(f"out of memory on rank {ranks}: microbatches of {size // 2} in the place of {size}")
