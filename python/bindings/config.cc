@@ -22,11 +22,12 @@ std::pair<Config, std::vector<std::string>> parse(const std::string& json) {
 }  // namespace
 
 void bind_config(py::module_& module) {
-  py::class_<Config>(module, "Config")
+  py::class_<Config>(module, "Config", py::dynamic_attr())  // with the keys as attributes, from the first use on
       .def("differences", [](const Config& a, const Config& b) { return config::differences(a, b); })
-      .def("__getattr__", [](const Config& config, const std::string& key) {
-        const py::dict keys = py::module_::import("json").attr("loads")(config::to_json(config));
+      .def("__getattr__", [](const py::object& self, const std::string& key) {
+        const py::dict keys = py::module_::import("json").attr("loads")(config::to_json(self.cast<const Config&>()));
         if (!keys.contains(key.c_str())) throw py::attribute_error("the configuration has no key " + key);
+        self.attr("__dict__").attr("update")(keys);
         return py::object(keys[key.c_str()]);
       });
   module.def("parse_config", &parse, py::arg("config_json"));

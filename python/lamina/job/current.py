@@ -48,6 +48,9 @@ class Job:
     closers: list[Callable[[bool], bool]] = field(default_factory=list)
     _own: dict[Callable, Any] = field(default_factory=dict)
 
+    def __post_init__(self):
+        self._config = self.session.config  # the object, which knows its keys once they are asked for
+
     @property
     def partitioned_model(self) -> Any:
         """The PartitionedModel, who owns what of the model; None before it is cut."""

@@ -71,4 +71,6 @@ def get_precision_context(
     if device_type is None:
         device_type = getattr(torch.accelerator.current_accelerator(check_available=True), "type", "cpu")
     found = ensure_precision(precision, device_type)
+    if found is Precision.FP32 and not torch.is_autocast_enabled(device_type):
+        return contextlib.nullcontext()  # to leave it off costs as much as a small layer
     return torch.autocast(device_type, found.dtype, enabled=found is not Precision.FP32)
