@@ -21,14 +21,14 @@ class TrainerCase:
 
     number: int
     world: int
-    layouts: tuple[str, ...] = ("copies", "sharded", "partitions")
+    layouts: tuple[str, ...] = ("copies", "sharded", "partitions", "slices", "slices_of_one_batch")
     name: str = field(init=False)
 
     def __post_init__(self):
         draw = random.Random(self.number)
         self.per_rank = draw.randint(1, 5)
         self.layout = draw.choice(self.layouts) if self.world % 2 == 0 else "copies"
-        self.copies = self.world // 2 if self.layout == "partitions" else self.world
+        self.copies = self.world // 2 if self.layout in ("partitions", "slices_of_one_batch") else self.world
         self.batch = self.per_rank * self.copies
         self.samples = draw.randint(self.world, 40)
         self.microbatch = draw.choice([{}, {"grad_accum": draw.randint(2, 4)}, {"size": draw.randint(1, 5)}])
@@ -134,12 +134,16 @@ LAYOUTS = {
     "copies": {},
     "sharded": {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 0},
     "partitions": {"partitions": 2},
+    "slices": {"tensor_parallel_degree": 2},
+    "slices_of_one_batch": {"tensor_parallel_degree": 2, "prescaled_batch": True},
 }
 
 
 def by_trainer(case: TrainerCase, alone: bool = False, **arguments: object) -> dict[str, object]:
     """This rank of several, by a Trainer with these arguments, too."""
     model, dataset = Model(case.loss, case.dropout), data_of(case.samples, 1)
+    if "slices" in case.layout and not alone:
+        lamina.set_tensor_parallelism(model.module, plan={"0": "colwise", "3": "rowwise"})
     drops = case.sampler == "torch dropping"
     per_copy = case.batch if alone else case.per_rank
     rows = {"batch_size": per_copy} if case.sampler == "rows" else {}

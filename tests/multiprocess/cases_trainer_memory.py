@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from multiprocess.cases_checkpoints import folder
 from soak import some
 from torch import nn
 from torch.nn import functional
@@ -16,6 +17,8 @@ LAYOUTS = {
     "copies": {},
     "shards": {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 0},
     "partitions": {"partitions": 2, "deterministic_server": True},
+    "slices": {"tensor_parallel_degree": 2},
+    "slices of one batch": {"tensor_parallel_degree": 2, "prescaled_batch": True},
 }
 BATCH, FITS = 8, 2  # samples of a copy's batch, and of the microbatches for which memory is enough
 ERRORS = {
@@ -64,8 +67,9 @@ class Model(ComposerModel):
         super().__init__()
         torch.manual_seed(0)
         self.lacking = Lacking(rank, backward, kind, first)
+        first, second, last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
         norm = nn.BatchNorm1d(8) if FITS else nn.LayerNorm(8)
-        self.net = nn.Sequential(nn.Linear(6, 8), norm, nn.Dropout(0.2), self.lacking, nn.Linear(8, 3))
+        self.net = nn.Sequential(first, nn.Dropout(0.2), second, norm, self.lacking, last)
 
     def forward(self, batch):
         return self.net(batch[0])
@@ -89,15 +93,17 @@ class Counting(Callback):
         self.sizes.append(state.device_train_microbatch_size)
 
 
-def trained(layout, rank=None, backward=False, kind="CUDA", first=0, size="auto", then=None, **options):
+def trained(layout, rank=None, backward=False, kind="CUDA", first=0, size="auto", then=None, until="2ep", **options):
     """The state after two epochs, and the sizes of microbatches in each batch."""
     model = Model(rank, backward, kind, first)
+    if "slices" in layout:
+        lamina.set_tensor_parallelism(model.net, plan={"0": "colwise", "2": "rowwise"})
     data = TensorDataset(torch.randn(32, 6, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 3)
     counting = Counting(model.lacking, then)
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(data, BATCH, sampler=lamina.dist.get_sampler(data, shuffle=True)),
-        max_duration="2ep",
+        max_duration=until,
         optimizers=torch.optim.AdamW(model.parameters(), 0.01),
         device_train_microbatch_size=size,
         seed=1,
@@ -139,6 +145,21 @@ def case_shards_halve_on_all_ranks():
 
 def case_partitions_halve_on_all_ranks():
     fits_everywhere("partitions")
+
+
+def case_slices_halve_on_all_ranks():
+    fits_everywhere("slices")
+    fits_everywhere("slices of one batch")
+
+
+def case_the_size_that_was_found_goes_on_after_a_resumption():
+    expected, sizes = trained("copies", 1, first=1)
+    for stop in some(range(2, len(sizes)), 2):
+        with folder() as path:
+            trained("copies", 1, first=1, until=f"{stop}ba", save_folder=path, save_interval="1ba")
+            found, after = trained("copies", size="auto", load_path=path)
+        assert after == sizes[stop:]
+        require_same_bits(found, expected)
 
 
 def case_a_later_batch_may_be_the_first_that_lacks_memory():

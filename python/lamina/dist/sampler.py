@@ -87,8 +87,8 @@ def get_sampler(
 
     Args:
         drop_last: leave samples out, rather than repeat some, so that all ranks have equally many.
-        num_replicas, rank: how many read different data, and which of them this is; by default all ranks of the world,
-            or after `lamina.init` the ranks that differ in dp_rank.
+        num_replicas, rank: how many read different data, and which of them this is. By default all ranks of the world;
+            after `lamina.init` the copies of the model that read batches of their own.
         exact: no sample is repeated; see ExactSampler and `exact_batches`. Otherwise it is torch's DistributedSampler.
         batch_size: if exact: see ExactSampler.
 

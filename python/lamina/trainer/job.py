@@ -14,6 +14,7 @@ from lamina.job.lifetime import init, shutdown
 from lamina.job.messages import barrier
 from lamina.optim.optimizer import DistributedOptimizer
 from lamina.pipeline.distributed_model import DistributedModel
+from lamina.tensor_parallel.unslicing import make_plain
 
 
 class Method(str):
@@ -77,6 +78,7 @@ class TrainerJob:
         barrier()
         shutdown()
         vars(self.model.module).pop("forward")
+        make_plain(self.model.module)  # where layers were sliced
         new = self._give_back(values)
         for name in self._added:
             vars(self.optimizer).pop(name, None)

@@ -11,7 +11,7 @@ import torch
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.job.ranks import DP_GROUP, WORLD, dp_rank, dp_size, num_microbatches, rank, set_num_microbatches
+from lamina.job.ranks import WORLD, num_microbatches, rank, set_num_microbatches
 from lamina.job.seeds import set_rng_step
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
@@ -22,7 +22,7 @@ from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import Method
 from lamina.trainer.precision import get_precision_context
 from lamina.trainer.settings import Settings
-from lamina.trainer.shares import Share, Shares, gathered, leads
+from lamina.trainer.shares import Share, Shares, copies, gathered, leads, own_copy, sum_over_copies
 from lamina.trainer.state import State
 from lamina.trainer.time import Timestamp
 from lamina.trainer.undisturbed import Kept, undisturbed
@@ -149,13 +149,13 @@ class Loop:
                 lack = getattr(error, "rank", rank()), str(error).partition("\n")[0] or type(error).__name__
             losses = {name: sum(values) for name, values in losses.items()}
             now = time.monotonic()
-            words = gathered((dp_rank(), losses, now - self._clock, lack), WORLD)
+            words = gathered((own_copy(), losses, now - self._clock, lack), WORLD)
             if not any(word[-1] for word in words):
                 break
             kept.put_back()
             microbatching.halve(state, sorted({word[-1] for word in words if word[-1]}))
         self._clock = now
-        state.total_loss_dict = _totals({copy: of_copy for copy, of_copy, *_ in words})
+        state.total_loss_dict = _totals({number: of_copy for number, of_copy, *_ in words})
         return words[0][2]
 
     def _cut(self, spec: DataSpec, share: Share) -> tuple[list[Any], list[float]]:
@@ -193,7 +193,7 @@ class Loop:
         run(Event.AFTER_LOSS)
         run(Event.BEFORE_BACKWARD)
         losses = _losses(state.loss)
-        state.model.backward(state.scaler.scale(losses["total"] * (part * dp_size())))
+        state.model.backward(state.scaler.scale(losses["total"] * (part * copies())))
         run(Event.AFTER_BACKWARD)
         if part:
             self._update_train_metrics()
@@ -233,7 +233,7 @@ class Loop:
                 samples += share.all_samples
                 state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
-            values = metrics.computed(measured) if measured else {"loss": _sum(total) / max(samples, 1)}
+            values = metrics.computed(measured) if measured else {"loss": sum_over_copies(total) / max(samples, 1)}
         state.eval_metrics[evaluator.label] = measured
         state.eval_metric_values |= values
         self._logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
@@ -277,7 +277,3 @@ def _totals(of_copies: dict[int, dict[str, float]]) -> dict[str, float]:
     """The losses of all copies of the model together."""
     ordered = [of_copies[copy] for copy in sorted(of_copies)]
     return {f"loss/train/{name}": sum(losses[name] for losses in ordered) for name in ordered[0]}
-
-
-def _sum(of_copy: float) -> float:
-    return sum(gathered(of_copy, DP_GROUP))

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from lamina.job.ranks import WORLD, dp_rank
-from lamina.trainer.shares import gathered
+from lamina.job.ranks import WORLD
+from lamina.trainer.shares import gathered, own_copy
 
 
 def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def computed(metrics: dict[str, Any]) -> dict[str, Any]:
     """The values over what all copies of the model have seen; each of them calls this, and the metrics become those of
     all. A number is a plain one, several are a list."""
     own = {name: (metric._update_count, _states(metric)) for name, metric in metrics.items()}
-    everyone = list(dict(gathered((dp_rank(), own), WORLD)[::-1]).values())[::-1]  # of each copy its first rank
+    everyone = list(dict(gathered((own_copy(), own), WORLD)[::-1]).values())[::-1]  # of each copy its first rank
     values = {}
     for name, metric in metrics.items():
         seen = [of_copy[name] for of_copy in everyone if of_copy[name][0]]

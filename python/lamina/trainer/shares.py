@@ -18,8 +18,9 @@ from torch.utils.data.distributed import DistributedSampler
 from lamina.dist.batches import require_distributed_sampler, samplers
 from lamina.dist.sampler import ExactSampler
 from lamina.errors import ConfigError
+from lamina.job import current
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, CommGroup, dp_rank, dp_size, pp_rank, rank, size
+from lamina.job.ranks import WORLD, CommGroup, rank, size
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.generators import generators, set_generators
 from lamina.util.told import tell
@@ -63,7 +64,7 @@ class Shares:
 
     def __init__(self, spec: DataSpec):
         self._spec = spec
-        self._copy = dp_rank() if leads() else None
+        self._copy = own_copy() if leads() else None
         self._samplers = [each for each in samplers(spec.dataloader) if callable(getattr(each, "set_epoch", None))]
         require_split(spec)
         self._batches = _settle(spec.dataloader)  # of an epoch, where that is known
@@ -181,7 +182,22 @@ def gathered(own: Any, group: CommGroup) -> list[Any]:
 
 def leads() -> bool:
     """Tells whether this rank runs the bodies of its copy's steps, for which it reads the data."""
-    return pp_rank() == 0
+    return current.session().leads
+
+
+def copies() -> int:
+    """How many copies of the model read batches of their own."""
+    return current.session().group_size("replicas")
+
+
+def own_copy() -> int:
+    """The number of this rank's."""
+    return current.session().group_rank("replicas")
+
+
+def sum_over_copies(of_copy: float) -> float:
+    """Adds up what each copy has."""
+    return sum(dict(gathered((own_copy(), of_copy), WORLD)).values())
 
 
 def _skip(batches: Iterator[Any], count: int, loader: Any) -> None:
@@ -203,16 +219,16 @@ def _settle(loader: Any) -> int | None:
     sampler = next((each for each in samplers(loader) if isinstance(each, DistributedSampler)), None)
     if sampler is None or type(sampler).__iter__ not in (DistributedSampler.__iter__, ExactSampler.__iter__):
         return None
-    copies, copy, samples = dp_size(), dp_rank(), len(sampler.dataset)
+    of, own, samples = copies(), own_copy(), len(sampler.dataset)
     rows = getattr(loader.batch_sampler, "batch_size", None)
     if isinstance(sampler, ExactSampler):
         if sampler.batch_size not in (None, rows):
             raise ConfigError(f"the loader's batch_size is {rows}, its sampler's {sampler.batch_size}")
-        sampler.move(copies, copy)
+        sampler.move(of, own)
     else:
-        sampler.num_replicas, sampler.rank = copies, copy
-        sampler.total_size, sampler.num_samples = samples, len(range(copy, samples, copies))
+        sampler.num_replicas, sampler.rank = of, own
+        sampler.total_size, sampler.num_samples = samples, len(range(own, samples, of))
     if rows is None or type(loader.batch_sampler).__iter__ is not BatchSampler.__iter__:
         return None
-    of_all = rows * copies
+    of_all = rows * of
     return samples // of_all if loader.batch_sampler.drop_last else -(-samples // of_all)

@@ -18,7 +18,7 @@ from lamina.dist.ranks import get_global_rank, get_world_size
 from lamina.errors import ConfigError
 from lamina.job.lifetime import require_config
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, dp_size
+from lamina.job.ranks import WORLD
 from lamina.trainer import checks, metrics
 from lamina.trainer.arguments import Arguments, listed, pieces, signature
 from lamina.trainer.arguments import duration as length
@@ -35,7 +35,7 @@ from lamina.trainer.loop import Loop
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.trainer.schedulers import bound_schedulers, require_schedulers, steps_every_batch
 from lamina.trainer.settings import NO_CLIPPING, Given, Settings
-from lamina.trainer.shares import Shares, require_split
+from lamina.trainer.shares import Shares, copies, require_split
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp
 from lamina.trainer.wrap_policy import table, units
@@ -260,14 +260,14 @@ class Trainer:
         """Says once, on world rank 0, how the training is spread."""
         if get_global_rank() != 0:
             return
-        state, copies, own = self.state, dp_size(), self._spec.batch_size
+        state, of, own = self.state, copies(), self._spec.batch_size
         if state.auto_microbatching:
             cut = "microbatches as large as memory allows"
         elif state.device_train_microbatch_size:
             cut = f"microbatches of {state.device_train_microbatch_size}"
         else:
             cut = f"{state.grad_accum} microbatch{'es' if state.grad_accum > 1 else ''}"
-        batch = "batches of any size" if own is None else f"batch {own * copies} = {copies} x {own}"
+        batch = "batches of any size" if own is None else f"batch {own * of} = {of} x {own}"
         ranks = get_world_size()
         tell(
             f"{ranks} rank{'s' if ranks > 1 else ''} on cpu, {state.precision.value}, {batch} in {cut}, {self._layout}"
