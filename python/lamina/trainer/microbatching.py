@@ -2,11 +2,15 @@
 """Into which microbatches a batch is cut, and smaller ones where memory is lacking."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from lamina.errors import UsageError
+from lamina.job import current
 from lamina.job.ranks import num_microbatches, rank, set_num_microbatches
+from lamina.trainer.data_spec import DataSpec
+from lamina.trainer.shares import Share
 from lamina.trainer.state import State
 from lamina.util.told import tell
 
@@ -28,6 +32,27 @@ def expect(state: State, most: int) -> None:
     count = min(state.grad_accum, most) if size is None else -(-most // size)
     if count != num_microbatches():
         set_num_microbatches(max(count, 1))
+
+
+def cut(state: State, spec: DataSpec, share: Share, by_tokens: bool) -> tuple[list[Any], list[float]]:
+    """The microbatches of this copy, and which part each is of the batch of all copies. Where shards need that, there
+    are as many as all copies have; of those that are added nothing counts.
+
+    Args:
+        by_tokens: whether they count by their tokens; else by their samples.
+    """
+    size, pieces = state.device_train_microbatch_size, state.grad_accum or 1
+    microbatches = spec.microbatches(state.batch, share.samples, size, pieces)
+    if share.samples:
+        count = spec.get_num_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
+        whole = share.all_tokens if by_tokens else share.all_samples
+        if not whole:
+            raise UsageError("a batch without tokens: DataSpec(loader, get_num_tokens_in_batch=...) counts them")
+        parts = [count(microbatch) / whole for microbatch in microbatches]
+    else:
+        parts = [0.0]  # of one that nothing counts of
+    missing = num_microbatches() - len(parts) if current.session().needs_all_microbatches else 0
+    return [*microbatches, *microbatches[-1:] * missing], [*parts, *[0.0] * missing]
 
 
 def halve(state: State, lacking: Sequence[tuple[int, str]]) -> None:

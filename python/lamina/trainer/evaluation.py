@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluations, beside a training or alone."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from lamina.job.ranks import set_num_microbatches
+from lamina.pipeline.batches import Microbatches
+from lamina.pipeline.step import step
+from lamina.trainer import metrics
+from lamina.trainer.evaluator import Evaluator
+from lamina.trainer.events import Engine, Event
+from lamina.trainer.job import Method
+from lamina.trainer.losses import parts_of
+from lamina.trainer.shares import Shares, leads, sum_over_copies
+from lamina.trainer.state import State
+from lamina.trainer.time import Timestamp
+from lamina.trainer.undisturbed import undisturbed
+
+
+class Evaluation:
+    """Evaluates the model of a state.
+
+    Args:
+        engine: hears of events.
+        logger: gets the metrics.
+        precision: the context of forwards and losses.
+    """
+
+    def __init__(self, state: State, engine: Engine, logger: Any, precision: Callable[[], AbstractContextManager]):
+        self._state, self._engine, self._logger, self._precision = state, engine, logger, precision
+
+    def run(self, evaluator: Evaluator) -> dict[str, Any]:
+        """The model's metrics over an evaluator's data, or where it has none its loss. The training goes on as if
+        nothing had been."""
+        state, spec = self._state, evaluator.dataloader
+        read = state.dataloader, state.dataloader_label, state.dataloader_len
+        measured = self._measured = metrics.fresh(state.eval_metrics[evaluator.label])
+        total = samples = 0.0
+        with undisturbed(state.model):
+            state.model.eval()
+            shares = Shares(spec)
+            set_num_microbatches(1)
+            state.set_dataloader(spec, evaluator.label, shares.length)
+            state.eval_timestamp = Timestamp()
+            self._engine.run_event(Event.EVAL_START)
+            for share in shares.of_epoch(0, evaluator.subset_num_batches):
+                state.batch = spec.device_transforms(share.batch) if leads() else None
+                self._engine.run_event(Event.EVAL_BATCH_START)
+                total += sum(self._measure(Microbatches([state.batch]), Microbatches([share.samples])))
+                samples += share.all_samples
+                state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
+                self._engine.run_event(Event.EVAL_BATCH_END)
+            values = metrics.computed(measured) if measured else {"loss": sum_over_copies(total) / max(samples, 1)}
+        state.eval_metrics[evaluator.label] = measured
+        state.eval_metric_values |= values
+        self._logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
+        self._engine.run_event(Event.EVAL_END)
+        state.dataloader, state.dataloader_label, state.dataloader_len = read
+        return values
+
+    @step
+    @torch.no_grad()
+    def _measure(self, batch: Any, samples: int) -> float:
+        """Adds a batch to the metrics; without any it returns the sum of its loss over samples."""
+        state, model, measured = self._state, self._state.model.module, self._measured
+        state.batch = batch
+        self._engine.run_event(Event.EVAL_BEFORE_FORWARD)
+        with self._precision():
+            state.outputs = state.model(Method("eval_forward"), batch)
+        self._engine.run_event(Event.EVAL_AFTER_FORWARD)
+        if not samples:
+            return 0.0
+        for metric in measured.values():
+            model.update_metric(batch, state.outputs, metric)
+        with self._precision():
+            return 0.0 if measured else parts_of(model.loss(state.outputs, batch))["total"].item() * samples

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses of a model, which may have parts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def parts_of(loss: Any) -> dict[str, torch.Tensor]:
+    """The parts of a loss, by name, and their sum "total"."""
+    if isinstance(loss, Mapping):
+        parts = {name: part.mean() for name, part in loss.items()}
+    elif isinstance(loss, (list, tuple)):
+        parts = {f"loss{number}": part.mean() for number, part in enumerate(loss)}
+    else:
+        return {"total": loss.mean()}
+    return parts if "total" in parts else parts | {"total": sum(parts.values())}
+
+
+def totals(of_copies: dict[int, dict[str, float]]) -> dict[str, float]:
+    """The losses of all copies of the model together."""
+    ordered = [of_copies[copy] for copy in sorted(of_copies)]
+    return {f"loss/train/{name}": sum(losses[name] for losses in ordered) for name in ordered[0]}

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step of a batch: forwards and backwards of its microbatches."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from lamina.job import current
+from lamina.job.ranks import WORLD, rank
+from lamina.job.seeds import set_rng_step
+from lamina.pipeline.batches import Microbatches
+from lamina.pipeline.step import step
+from lamina.trainer import microbatching
+from lamina.trainer.data_spec import DataSpec
+from lamina.trainer.events import Engine, Event
+from lamina.trainer.losses import parts_of, totals
+from lamina.trainer.shares import Share, copies, gathered, leads, own_copy
+from lamina.trainer.state import State
+from lamina.trainer.undisturbed import Kept
+
+
+class TrainingStep:
+    """Runs batches of a training, but for the updates.
+
+    Args:
+        state: its model is a DistributedModel whose losses add up over microbatches.
+        engine: hears of events.
+        precision: the context of forwards and losses.
+        by_tokens: whether microbatches count by their tokens; else by their samples.
+    """
+
+    def __init__(self, state: State, engine: Engine, precision: Callable[[], AbstractContextManager], by_tokens: bool):
+        self._state, self._engine, self._precision, self._by_tokens = state, engine, precision, by_tokens
+        self._seeded = current.session().seeded_steps is not None
+        self.begin()
+
+    def begin(self) -> None:
+        """A training begins: the time of its first batch counts from here on."""
+        self._clock = time.monotonic()
+
+    def run(self, spec: DataSpec, share: Share) -> float:
+        """Runs the step of a batch. Where memory is lacking on a rank, all run it again with smaller microbatches, if
+        they may. Returns rank 0's seconds since the batch before."""
+        state = self._state
+        (optimizer,) = state.optimizers
+        while True:
+            kept = Kept(state.model) if state.auto_microbatching else None
+            microbatching.expect(state, share.most)
+            for metric in state.train_metrics.values():
+                metric.reset()
+            optimizer.zero_grad(set_to_none=True)
+            if self._seeded:
+                set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
+            microbatches, parts = microbatching.cut(state, spec, share, self._by_tokens) if leads() else ([None], [0.0])
+            losses, lack = {}, None
+            try:
+                losses = self._step(Microbatches(microbatches), Microbatches(parts))
+            except Exception as error:
+                if kept is None or not microbatching.is_out_of_memory(error):
+                    raise
+                lack = getattr(error, "rank", rank()), str(error).partition("\n")[0] or type(error).__name__
+            losses = {name: sum(values) for name, values in losses.items()}
+            now = time.monotonic()
+            words = gathered((own_copy(), losses, now - self._clock, lack), WORLD)
+            if not any(word[-1] for word in words):
+                break
+            kept.put_back()
+            microbatching.halve(state, sorted({word[-1] for word in words if word[-1]}))
+        self._clock = now
+        state.total_loss_dict = totals({number: of_copy for number, of_copy, *_ in words})
+        return words[0][2]
+
+    @step
+    def _step(self, batch: Any, part: float) -> dict[str, float]:
+        """Runs a microbatch, which is such a part of the batch of all copies. Returns its part of the losses. Gradients
+        are averaged over the copies, and added up over microbatches."""
+        state, run, state.batch = self._state, self._engine.run_event, batch
+        run(Event.BEFORE_FORWARD)
+        with self._precision():
+            state.outputs = state.model(state.batch)
+        run(Event.AFTER_FORWARD)
+        run(Event.BEFORE_LOSS)
+        with self._precision():
+            state.loss = state.model.module.loss(state.outputs, state.batch)
+        run(Event.AFTER_LOSS)
+        run(Event.BEFORE_BACKWARD)
+        losses = parts_of(state.loss)
+        state.model.backward(state.scaler.scale(losses["total"] * (part * copies())))
+        run(Event.AFTER_BACKWARD)
+        if part:
+            self._update_train_metrics()
+        return {name: loss.item() * part for name, loss in losses.items()}
+
+    @torch.no_grad()
+    def _update_train_metrics(self) -> None:
+        state, model = self._state, self._state.model.module
+        outputs = model.eval_forward(state.batch, state.outputs) if state.train_metrics else None
+        for metric in state.train_metrics.values():
+            model.update_metric(state.batch, outputs, metric)
