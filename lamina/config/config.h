@@ -11,6 +11,7 @@ namespace lamina::config {
 enum class Schedule { kSimple, kInterleaved, kForwardOnly };
 enum class Optimize { kMemory, kSpeed };
 enum class DistBackend { kAuto, kNccl };
+enum class BackwardPrefetch { kPre, kPost, kNone };
 
 // Everything a job can be told, under the names that docs/configuration.md explains. A field that is optional<> was
 // not given, or has no default of its own; `with_defaults` fills those whose default depends on other fields.
@@ -54,8 +55,12 @@ struct Config {
   std::int64_t sdp_reduce_bucket_size = 500'000'000;
   std::int64_t sdp_param_persistence_threshold = 1'000'000;
   std::int64_t sdp_max_live_parameters = 1'000'000'000;
+  bool sdp_reshard_after_forward = true;
+  bool sdp_reshard_after_backward = true;
+  BackwardPrefetch sdp_backward_prefetch = BackwardPrefetch::kPre;
+  std::optional<std::vector<std::string>> sdp_units;  // names of modules; none: all that are called
   bool sdp_hierarchical_allgather = true;
-  double sdp_gradient_clipping = 1.0;
+  std::optional<double> sdp_gradient_clipping = 1.0;  // none: nothing is clipped
 
   // TensorFlow's compiler and fork server.
   bool xla = false;

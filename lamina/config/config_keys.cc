@@ -100,6 +100,12 @@ Key text(std::string name, std::optional<std::string> Config::* field) {
   return key_of<std::string>(std::move(name), "a string", field, same, [](const std::string& x) { return x; });
 }
 
+Key names(std::string name, std::optional<std::vector<std::string>> Config::* field) {
+  using List = std::vector<std::string>;
+  const auto same = [](const List& x) { return std::optional(x); };
+  return key_of<List>(std::move(name), "a list of strings, or null", field, same, [](const List& x) { return x; });
+}
+
 bool is_placement(std::string x) {
   if (x == "cluster" || x == "spread") return true;
   std::sort(x.begin(), x.end());
@@ -163,8 +169,13 @@ std::vector<Key> make_keys() {
       integer("sdp_reduce_bucket_size", &C::sdp_reduce_bucket_size, 1),
       integer("sdp_param_persistence_threshold", &C::sdp_param_persistence_threshold, 0),
       integer("sdp_max_live_parameters", &C::sdp_max_live_parameters, 1),
+      flag("sdp_reshard_after_forward", &C::sdp_reshard_after_forward),
+      flag("sdp_reshard_after_backward", &C::sdp_reshard_after_backward),
+      choice("sdp_backward_prefetch", &C::sdp_backward_prefetch, {"pre", "post", "none"}),
+      names("sdp_units", &C::sdp_units),
       flag("sdp_hierarchical_allgather", &C::sdp_hierarchical_allgather),
-      number("sdp_gradient_clipping", &C::sdp_gradient_clipping, "a number above 0", [](double x) { return x > 0; }),
+      number("sdp_gradient_clipping", &C::sdp_gradient_clipping, "a number above 0, or null",
+             [](double x) { return x > 0; }),
       flag("xla", &C::xla),
       flag("fork", &C::fork),
       number("timeout_s", &C::timeout_s, "a number of seconds, above 0 and at most 1e8",

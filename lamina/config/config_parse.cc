@@ -77,6 +77,11 @@ void check_between_keys(const Config& config, Problems& problems) {
                  "load_partition: true needs partition_file, which it reads; name it, or leave "
                  "load_partition out");
   }
+  if (config.sdp_reshard_after_forward && !config.sdp_reshard_after_backward) {
+    problems.add("sdp_reshard_after_backward",
+                 "sdp_reshard_after_backward: false needs sdp_reshard_after_forward: false, for what stays after "
+                 "backwards stays after forwards; set it, or leave sdp_reshard_after_backward out");
+  }
   check_exclusive(config, &Config::ddp, &Config::horovod, "ddp", "horovod", problems);
   check_exclusive(config, &Config::fp16, &Config::bf16, "fp16", "bf16", problems);
 }

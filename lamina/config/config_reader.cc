@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/config/config_reader.h"
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -22,6 +23,8 @@ Scalar scalar(const Json& json) {
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
   if (json.is_string()) return json.get<std::string>();
+  const auto is_text = [](const Json& item) { return item.is_string(); };
+  if (json.is_array() && std::ranges::all_of(json, is_text)) return json.get<std::vector<std::string>>();
   const bool fits = !json.is_number_unsigned() || json.get<std::uint64_t>() <= kLargest;
   if (json.is_number_integer() && fits) return json.get<std::int64_t>();
   return Unreadable{json.dump(-1, ' ', false, Json::error_handler_t::replace)};

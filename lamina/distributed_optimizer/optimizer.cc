@@ -141,7 +141,7 @@ void Optimizer::require_usable(const ModelInUse& model, const Closure& closure) 
 double Optimizer::limit(const UserOptimizer& user) const {
   if (clip_) return *clip_;
   const bool clips = parameters_.sharding() != nullptr || clips_as_shards_;
-  if (clips && config_.sdp_gradient_clipping < std::numeric_limits<double>::max()) return config_.sdp_gradient_clipping;
+  if (clips && config_.sdp_gradient_clipping) return *config_.sdp_gradient_clipping;
   return user.needs_norm() ? std::numeric_limits<double>::max() : kNoClipping;
 }
 
@@ -223,7 +223,7 @@ void Optimizer::tell_of_clipping() {
   if (!std::exchange(tells_of_clipping_, false) || ranks_.own != base::Rank(0)) return;
   base::log_warning(base::str("gradients of norm ", begun_.norm, " were clipped to ", begun_.clipped_norm,
                               ", the default of sdp_gradient_clipping, as larger ones are in every step; set that key "
-                              "to the norm that you mean (1e9 clips nothing)"));
+                              "to the norm that you mean (null clips nothing)"));
 }
 
 void Optimizer::update(UserOptimizer& user) {

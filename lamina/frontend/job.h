@@ -5,6 +5,7 @@
 
 #include <concepts>
 #include <initializer_list>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -29,6 +30,8 @@ class Setting {
   template <class T>
     requires(std::integral<T> || std::floating_point<T> || std::convertible_to<T, std::string>)
   Setting(const T& value) : value_(scalar(value)) {}
+  Setting(std::vector<std::string> names) : value_(std::move(names)) {}
+  Setting(std::nullopt_t) {}  // null
   std::string json() const { return config::show(value_); }
 
  private:

@@ -20,14 +20,16 @@ void begin_life(Session& session, ModelFace& face) {
                                                           face.arguments(), session.patience());
   if (!differences.empty()) throw faces::refusal("arguments-differ", differences);
   const auto proposal = face.propose();
-  face.take_cut(
-      model::agree_on_cut(face.tree(), proposal, session.partition(), world, session.mailbox(), session.patience()));
+  const auto agreed =
+      model::agree_on_cut(face.tree(), proposal, session.partition(), world, session.mailbox(), session.patience());
+  const auto units = units_of(session.config(), face.tree(), agreed.cut);
+  face.take_cut(agreed);
   std::vector<std::string> modules;
   for (const auto& node : face.tree().nodes()) modules.push_back(node.name);
   const auto& recorder = session.run_recorder();
   if (recorder && !recorder->is_over()) session.job().call_hooks().add(recorder, modules);
   try {
-    face.take_values(give_values(session, face.table(), modules, face.value_hooks(), face.portion_bytes()));
+    face.take_values(give_values(session, face.table(), units, face.value_hooks(), face.portion_bytes()));
     // One rank alone may have what cannot be trimmed; the others would wait for it in the step.
     messaging::act_together(session.mailbox(), world, [&] { face.trim_optimizers(); }, session.patience());
     face.watch();

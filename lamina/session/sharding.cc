@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <set>
 #include <utility>
 
+#include "lamina/base/edit_distance.h"
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
@@ -79,8 +81,18 @@ void require_memory(Session& session, const model::ParameterTable& table) {
       base::Code{"shard-memory"});
 }
 
+sharding::Keeping keeping(const config::Config& config) {
+  using Until = sharding::Keeping::Until;
+  // The choices of the key, in its order.
+  const auto expect = static_cast<sharding::Keeping::Expect>(config.sdp_backward_prefetch);
+  const auto until = config.sdp_reshard_after_forward    ? Until::kForward
+                     : config.sdp_reshard_after_backward ? Until::kBackward
+                                                         : Until::kUpdate;
+  return {config.sdp_max_live_parameters, until, expect};
+}
+
 std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model::ParameterTable& table,
-                                                  std::span<const std::string> modules) {
+                                                  std::span<const std::string> units) {
   tell_of_placement(session);
   require_memory(session, table);
   auto& group = sharding_group(session);
@@ -91,8 +103,8 @@ std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model:
   const bool in_order = session.topology().size(topology::kPartitions) == 1 ||
                         std::ranges::includes(session.job().team(), session.members(Group::kShard));
   auto sharding = std::make_shared<sharding::Sharding>(
-      sharding::sharded(table), modules,
-      sharding::Sharding::Limits{session.config().sdp_reduce_bucket_size, session.config().sdp_max_live_parameters},
+      sharding::sharded(table), units,
+      sharding::Sharding::Terms{session.config().sdp_reduce_bucket_size, keeping(session.config())},
       sharding::Context{group, copies, std::move(ranks), in_order, Session::turn_of_this_thread()});
   session.job().call_hooks().add(sharding->values(), sharding->values()->units());
   session.when_closed([weak = std::weak_ptr(sharding)] {
@@ -124,12 +136,41 @@ bool needs_all_microbatches(const Session& session) {
   return config.sharded_data_parallel_degree > 1 || (config.tensor_parallel_degree > 1 && !config.prescaled_batch);
 }
 
+std::vector<std::string> units_of(const config::Config& config, const model::ModuleTree& tree, const model::Cut& cut) {
+  const auto& nodes = tree.nodes();
+  const auto is_here = [&](int node) { return node >= 0 && cut.owners()[node] == cut.here().value; };
+  const auto caller_of = [&](int node) {  // itself, or the nearest one above that is called
+    while (node > 0 && !nodes[node].callable) node = nodes[node].parent;
+    return node;
+  };
+  std::set<std::string> units;
+  if (!config.sdp_units) {
+    for (const auto& node : nodes) units.insert(node.name);
+    return {units.begin(), units.end()};
+  }
+  const auto paths = tree.paths();
+  for (const auto& name : *config.sdp_units) {
+    const auto path = std::ranges::find(paths, name, &std::pair<std::string, int>::first);
+    if (path == paths.end()) {
+      const auto& nearest = base::nearest(paths, name, &std::pair<std::string, int>::first).first;
+      throw base::ConfigError(
+          base::str("sdp_units: the model has no module \"", name, "\"; the nearest is \"", nearest, "\""));
+    }
+    if (const int node = caller_of(path->second); is_here(node)) units.insert(nodes[node].name);
+  }
+  for (int node = 0; node < tree.size(); ++node) {
+    if (!nodes[node].callable || !is_here(node)) continue;
+    if (node == 0 || !is_here(caller_of(nodes[node].parent))) units.insert(nodes[node].name);
+  }
+  return {units.begin(), units.end()};
+}
+
 std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
-                                                std::span<const std::string> modules, model::ValueHooks hooks,
+                                                std::span<const std::string> units, model::ValueHooks hooks,
                                                 std::size_t portion_bytes) {
   std::shared_ptr<sharding::Sharding> sharding;
   if (session.config().sharded_data_parallel_degree > 1) {
-    sharding = make_sharding(session, table, modules);
+    sharding = make_sharding(session, table, units);
     hooks.given = [&](std::span<const model::Parameter> rows) { sharding->take(rows); };
     portion_bytes = 1;  // one parameter whole at a time
   }

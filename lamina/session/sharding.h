@@ -3,7 +3,11 @@
 
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
+#include "lamina/model/cut.h"
+#include "lamina/model/module_tree.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/model/values.h"
 #include "lamina/session/session.h"
@@ -19,11 +23,16 @@ void order_turns(Session& session, std::span<const at::Tensor> parameters);
 // True where ranks whose batches differ may have to call the same modules in a step: they have as many microbatches.
 bool needs_all_microbatches(const Session& session);
 
+// Names the modules here for whose calls values come and go. Of those that `sdp_units` lists, or that are called, the
+// innermost has a parameter. What is in none of these is had by the outermost one that other ranks call. Throws
+// base::ConfigError for a name that is no module's.
+std::vector<std::string> units_of(const config::Config& config, const model::ModuleTree& tree, const model::Cut& cut);
+
 // Gives the ranks of a model the values that world rank 0 has, or their shards of them; collective over the world. See
-// model::give_values(). `modules`: the names of those that are called with their values. Returns the sharding; nullptr
+// model::give_values(). `units`: as units_of() names them. Returns the sharding; nullptr
 // where nothing is to be sharded.
 std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
-                                                std::span<const std::string> modules, model::ValueHooks hooks,
+                                                std::span<const std::string> units, model::ValueHooks hooks,
                                                 std::size_t portion_bytes);
 
 }  // namespace lamina::session

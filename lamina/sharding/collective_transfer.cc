@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -37,24 +39,34 @@ class CollectiveTransfer : public Transfer {
 
   at::Tensor shard(std::size_t parameter) override { return own_.at(parameter).shard; }
 
-  void expect(std::size_t parameter) override {
+  void expect(std::span<const std::size_t> parameters) override {
     const std::lock_guard lock(mutex_);
-    if (!coming_.contains(parameter)) coming_.emplace(parameter, gather(parameter, "values"));
+    begin_values(parameters);
   }
 
-  c10::DataPtr value(std::size_t parameter) override {
+  void expect_nothing() override {
     const std::lock_guard lock(mutex_);
-    auto found = coming_.extract(parameter);
-    auto begun = found ? std::move(found.mapped()) : gather(parameter, "values");
-    await(begun, patience_);
-    return value::memory_that_keeps(std::move(begun.result));
+    end_coming(patience_);
+  }
+
+  std::vector<c10::DataPtr> values(std::span<const std::size_t> parameters) override {
+    const std::lock_guard lock(mutex_);
+    begin_values(parameters);
+    std::vector<c10::DataPtr> values;
+    for (const auto parameter : parameters) {
+      const auto gathering = std::move(coming_.extract(parameter).mapped());
+      await(*gathering, patience_);
+      values.push_back(value::memory_that_keeps(value_of(*gathering, parameter)));
+    }
+    return values;
   }
 
   at::Tensor copy(std::size_t parameter) override {
     const std::lock_guard lock(mutex_);
-    auto begun = gather(parameter, "copies");
-    await(begun, patience_);
-    return begun.result.narrow(0, 0, own_[parameter].spec.numel);
+    begin_lacking();
+    auto gathering = begin_gather({parameter}, kCopies);
+    await(gathering, patience_);
+    return gathering.result.narrow(0, 0, own_[parameter].spec.numel);
   }
 
   void give(std::size_t parameter, at::Tensor gradient, std::int64_t /*pass*/) override {
@@ -63,8 +75,7 @@ class CollectiveTransfer : public Transfer {
     const auto most =
         std::min(bucket_elements_, static_cast<std::int64_t>(kMostBytesUnderWay / c10::elementSize(spec.dtype)));
     const bool fits =
-        bucket_.empty() || (own_[bucket_.front().first].spec.dtype == spec.dtype &&
-                            own_[bucket_.front().first].spec.device == spec.device && in_bucket_ + spec.numel <= most);
+        bucket_.empty() || (are_alike(bucket_.front().first, parameter) && in_bucket_ + spec.numel <= most);
     if (!fits) send_bucket(patience_);
     in_bucket_ += spec.numel;
     bucket_.emplace_back(parameter, std::move(gradient));
@@ -75,7 +86,7 @@ class CollectiveTransfer : public Transfer {
     const std::lock_guard lock(mutex_);
     send_bucket(patience);
     while (!sent_.empty()) take_bucket(patience);
-    for (auto& [parameter, begun] : std::exchange(coming_, {})) await(begun, patience);
+    end_coming(patience);
   }
 
   at::Tensor take_sum(std::size_t parameter) override {
@@ -124,13 +135,13 @@ class CollectiveTransfer : public Transfer {
   struct Begun {
     at::Tensor result;
     collective::Started work;
-    std::int64_t number = 0;  // in the members' order
-  };
-  struct Bucket : Begun {
     std::vector<std::size_t> parameters;
+    std::int64_t number = 0;  // in the members' order
+    bool ended = false;
   };
   static constexpr std::size_t kBucketsAtOnce = 2;
-  static constexpr auto kGradients = "gradients";  // what a collective is about
+  // Words for what a collective is about.
+  static constexpr auto kGradients = "gradients", kValues = "values", kCopies = "copies";
 
   // Tells the others of a collective, and how this member waits for it.
   std::int64_t say(const char* what, std::span<const std::size_t> parameters) {
@@ -145,37 +156,78 @@ class CollectiveTransfer : public Transfer {
   }
 
   void await(Begun& begun, const base::Patience& patience) {
+    if (begun.ended) return;
     if (order_) order_->check(begun.number, patience);
     begun.work->wait();
     if (order_) order_->note_end(begun.number);
+    begun.ended = true;
   }
 
   // See [Note: collectives given up]. Nobody wants the results of these.
   void begin_lacking() {
     if (!order_) return;
     for (const auto& [what, numbers] : order_->lacking(patience_)) {
-      const std::vector<std::size_t> parameters(numbers.begin(), numbers.end());
+      std::vector<std::size_t> parameters(numbers.begin(), numbers.end());
       if (what == kGradients) {
-        begin_sum(parameters, zeros_for(parameters), patience_);
+        const auto zeros = zeros_for(parameters);
+        begin_sum(std::move(parameters), zeros, patience_);
       } else {
-        begin_gather(parameters.front(), what.c_str());
+        begin_gather(std::move(parameters), what.c_str());
       }
     }
   }
 
-  Begun gather(std::size_t parameter, const char* what) {
-    begin_lacking();
-    return begin_gather(parameter, what);
+  // Begins with those that do not come already, in one collective for each type and device.
+  void begin_values(std::span<const std::size_t> parameters) {
+    std::vector<std::vector<std::size_t>> alike;
+    for (const auto parameter : parameters) {
+      if (coming_.contains(parameter)) continue;
+      const auto has_type = [&](const auto& others) { return are_alike(others.front(), parameter); };
+      const auto found = std::ranges::find_if(alike, has_type);
+      (found == alike.end() ? alike.emplace_back() : *found).push_back(parameter);
+    }
+    if (!alike.empty()) begin_lacking();
+    for (auto& each : alike) {
+      const auto gathering = std::make_shared<Begun>(begin_gather(std::move(each), kValues));
+      for (const auto parameter : gathering->parameters) coming_.emplace(parameter, gathering);
+    }
   }
 
-  Begun begin_gather(std::size_t parameter, const char* what) {
+  void end_coming(const base::Patience& patience) {
+    for (auto& [parameter, gathering] : std::exchange(coming_, {})) await(*gathering, patience);
+  }
+
+  bool are_alike(std::size_t one, std::size_t other) const {
+    const auto &first = own_.at(one).spec, &second = own_.at(other).spec;
+    return first.dtype == second.dtype && first.device == second.device;
+  }
+
+  // The shards of several parameters lie behind each other; each member's follow those of the one before.
+  Begun begin_gather(std::vector<std::size_t> parameters, const char* what) {
     const at::NoGradGuard no_grad;
-    const auto& own = own_.at(parameter);
-    auto all = at::empty({own.shard.numel() * group_.size()}, own.shard.options().requires_grad(false));
-    const auto number = say(what, {&parameter, 1});
-    auto work =
-        group_.all_gather(all, own.shard.detach(), terms("gathering parameters", patience_, number, {&parameter, 1}));
-    return {std::move(all), std::move(work), number};
+    std::vector<at::Tensor> shards;
+    for (const auto parameter : parameters) shards.push_back(own_.at(parameter).shard.detach());
+    const auto own = shards.size() == 1 ? shards.front() : at::cat(shards);
+    Begun begun;
+    begun.result = at::empty({own.numel() * group_.size()}, own.options().requires_grad(false));
+    begun.number = say(what, parameters);
+    begun.work =
+        group_.all_gather(begun.result, own, terms("gathering parameters", patience_, begun.number, parameters));
+    begun.parameters = std::move(parameters);
+    return begun;
+  }
+
+  // One of those that were gathered, in memory of its own.
+  at::Tensor value_of(const Begun& gathering, std::size_t parameter) const {
+    if (gathering.parameters.size() == 1) return gathering.result;
+    const at::NoGradGuard no_grad;
+    std::int64_t at = 0;
+    for (const auto each : gathering.parameters) {
+      if (each == parameter) break;
+      at += own_[each].shard.numel();
+    }
+    const auto by_member = gathering.result.view({group_.size(), -1});
+    return by_member.narrow(1, at, own_[parameter].shard.numel()).clone(at::MemoryFormat::Contiguous);
   }
 
   // All shards of the first member, of the second one, ...
@@ -208,9 +260,9 @@ class CollectiveTransfer : public Transfer {
     sent_.push_back(begin_sum(std::move(parameters), all, patience));
   }
 
-  Bucket begin_sum(std::vector<std::size_t> parameters, const at::Tensor& all, const base::Patience& patience) {
+  Begun begin_sum(std::vector<std::size_t> parameters, const at::Tensor& all, const base::Patience& patience) {
     const at::NoGradGuard no_grad;
-    Bucket bucket;
+    Begun bucket;
     bucket.result = at::empty({all.size(1)}, all.options());
     bucket.number = say(kGradients, parameters);
     bucket.work = group_.reduce_scatter(bucket.result, all.view({-1}), collective::Reduction::kSum,
@@ -240,10 +292,10 @@ class CollectiveTransfer : public Transfer {
   const std::unique_ptr<collective::SameOrder> order_;
   Sums sums_;
   std::vector<State> own_;
-  std::map<std::size_t, Begun> coming_;
+  std::map<std::size_t, std::shared_ptr<Begun>> coming_;
   std::vector<std::pair<std::size_t, at::Tensor>> bucket_;
   std::int64_t in_bucket_ = 0;  // elements
-  std::deque<Bucket> sent_;
+  std::deque<Begun> sent_;
 };
 
 }  // namespace

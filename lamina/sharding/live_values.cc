@@ -35,9 +35,9 @@ std::string why_away(const std::string& name) {
 
 }  // namespace
 
-LiveValues::LiveValues(std::vector<ShardedParameter> parameters, std::span<const std::string> modules,
-                       std::int64_t most_at_once, std::shared_ptr<Transfer> transfer)
-    : transfer_(std::move(transfer)), most_at_once_(most_at_once) {
+LiveValues::LiveValues(std::vector<ShardedParameter> parameters, std::span<const std::string> modules, Keeping keeping,
+                       std::shared_ptr<Transfer> transfer)
+    : transfer_(std::move(transfer)), keeping_(keeping) {
   const std::set<std::string, std::less<>> called(modules.begin(), modules.end());
   units_[""];
   for (auto& named : parameters) {
@@ -107,28 +107,35 @@ void LiveValues::hold(std::size_t parameter) {
 void LiveValues::let_go(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
   if (!transfer_) return;  // it went with the job
-  let_go_locked(parameter, /*may_stay=*/false);
+  let_go_locked(parameter, Until::kUpdate);
 }
 
-void LiveValues::hold_locked(std::size_t parameter) {
-  auto& value = values_.at(parameter);
-  if (value.holds == 0 && kept_.erase(parameter) == 0) {
-    if (live_ + value.named.parameter.numel() > most_at_once_) drop_kept();
-    come(value, transfer_->value(parameter));
-  }
-  ++value.holds;
-}
+void LiveValues::hold_locked(std::size_t parameter) { hold_each({&parameter, 1}); }
 
 // Every parameter, or none.
-void LiveValues::hold_each(const Held& wanted) {
-  Held held;
-  try {
-    for (const auto parameter : wanted) {
-      hold_locked(parameter);
+void LiveValues::hold_each(std::span<const std::size_t> wanted) {
+  Held held, missing;
+  std::int64_t elements = 0;
+  for (const auto parameter : wanted) {
+    auto& value = values_.at(parameter);
+    if (value.holds == 0 && !take_kept(value)) {
+      missing.push_back(parameter);
+      elements += value.named.parameter.numel();
+    } else {
+      ++value.holds;
       held.push_back(parameter);
     }
+  }
+  try {
+    while (!kept_.empty() && live_ + elements > keeping_.most_at_once) drop_oldest();
+    if (missing.empty()) return;
+    auto came = transfer_->values(missing);
+    for (std::size_t i = 0; i < missing.size(); ++i) {
+      come(values_[missing[i]], std::move(came[i]));
+      values_[missing[i]].holds = 1;
+    }
   } catch (...) {
-    for (const auto parameter : held) let_go_locked(parameter, /*may_stay=*/false);
+    for (const auto parameter : held) let_go_locked(parameter, Until::kUpdate);
     throw;
   }
 }
@@ -145,18 +152,26 @@ void LiveValues::go(Value& value) {
   live_ -= value.named.parameter.numel();
 }
 
-void LiveValues::let_go_locked(std::size_t parameter, bool may_stay) {
+// One of the holds has ended with this; with an update, whatever Keeping says.
+void LiveValues::let_go_locked(std::size_t parameter, Until ended) {
   auto& value = values_.at(parameter);
   if (--value.holds > 0) return;
-  const auto* memory = value::memory_of(value.named.parameter);
-  const auto known = by_memory_.find(memory);
+  const bool stays = keeping_.until > ended || (ended != Until::kUpdate && is_needed_next(parameter));
+  if (!stays || live_ > keeping_.most_at_once || is_written(parameter)) return go_unwritten(parameter);
+  value.kept = ++times_kept_;
+  kept_.emplace(value.kept, parameter);
+}
+
+bool LiveValues::is_written(std::size_t parameter) const {
+  const auto& value = values_[parameter];
+  const auto known = by_memory_.find(value::memory_of(value.named.parameter));
   const bool replaced = known == by_memory_.end() || known->second != parameter;  // p.data = ...
-  const bool written = replaced || value::version_of(value.named.parameter) != value.version;
-  const auto needs = [&](const Unit* unit) { return unit->parameters.contains(parameter); };
-  if (may_stay && !written && live_ <= most_at_once_ && std::ranges::any_of(next_units(), needs)) {
-    kept_.insert(parameter);
-    return;
-  }
+  return replaced || value::version_of(value.named.parameter) != value.version;
+}
+
+void LiveValues::go_unwritten(std::size_t parameter) {
+  const bool written = is_written(parameter);
+  auto& value = values_[parameter];
   go(value);
   if (!written) return;
   throw base::UsageError(base::str(value.named.name,
@@ -174,7 +189,7 @@ void LiveValues::lend(std::size_t parameter) {
     throw base::UsageError(base::str(value.named.name, " is to be written to while its value is in use"),
                            base::Code{"shard-written"});
   }
-  if (kept_.erase(parameter) > 0) go(value);
+  if (take_kept(value)) go(value);
   come(value, value::memory_that_keeps(transfer_->copy(parameter)));
   value.holds = 1;
 }
@@ -187,11 +202,11 @@ void LiveValues::take_back(std::size_t parameter) {
   go(value);
 }
 
-void LiveValues::let_go_of(const Held& held) {
+void LiveValues::let_go_of(const Held& held, Until ended) {
   std::exception_ptr error;
   for (const auto parameter : held) {
     try {
-      let_go_locked(parameter, /*may_stay=*/true);
+      let_go_locked(parameter, ended);
     } catch (...) {
       error = std::current_exception();
     }
@@ -204,8 +219,8 @@ void LiveValues::end_pass() {
   order_ = std::exchange(order_now_, {});
   position_ = 0;
   learned_.clear();
-  let_go_of(std::exchange(until_pass_ends_, {}));
-  drop_kept();
+  let_go_of(std::exchange(until_pass_ends_, {}), Until::kBackward);
+  if (keeping_.until < Until::kUpdate) drop_kept();
 }
 
 void LiveValues::leave_pass() {
@@ -213,23 +228,13 @@ void LiveValues::leave_pass() {
   order_now_.clear();
   position_ = 0;
   for (const auto& [unit, parameter] : std::exchange(learned_, {})) unit->parameters.erase(parameter);
-  drop_kept();
-  let_go_of_backwards();
-  drop_kept();
-}
-
-// Lets go of values that backwards hold which are under way: they have failed.
-void LiveValues::let_go_of_backwards() {
-  let_go_of(std::exchange(until_pass_ends_, {}));
-  for (auto& [name, unit] : units_) {
-    for (const auto& held : std::exchange(unit.backwards, {})) let_go_of(held);
-  }
+  drop_all();
 }
 
 void LiveValues::before_update() {
   const std::lock_guard lock(mutex_);
-  let_go_of_backwards();
-  drop_kept();
+  drop_all();
+  if (transfer_) transfer_->expect_nothing();
   const auto held = std::ranges::find_if(values_, [](const Value& value) { return value.holds > 0; });
   if (held == values_.end()) return;
   throw base::UsageError(base::str(held->named.name,
@@ -238,41 +243,73 @@ void LiveValues::before_update() {
                          base::Code{"shard-written"});
 }
 
+// With what backwards hold that are under way: they have failed.
+void LiveValues::drop_all() {
+  let_go_of(std::exchange(until_pass_ends_, {}), Until::kUpdate);
+  for (auto& [name, unit] : units_) {
+    for (const auto& held : std::exchange(unit.backwards, {})) let_go_of(held, Until::kUpdate);
+  }
+  drop_kept();
+}
+
+bool LiveValues::take_kept(Value& value) { return kept_.erase(std::exchange(value.kept, 0)) > 0; }
+
+void LiveValues::drop_oldest() {
+  const auto parameter = kept_.begin()->second;
+  take_kept(values_[parameter]);
+  go_unwritten(parameter);
+}
+
 void LiveValues::drop_kept() {
-  for (const auto parameter : std::exchange(kept_, {})) go(values_[parameter]);
+  std::exception_ptr error;
+  while (!kept_.empty()) {
+    try {
+      drop_oldest();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 // The order of the last pass.
 
-void LiveValues::enter(Unit& unit) {
-  order_now_.push_back(&unit);
-  const auto found = std::find(order_.begin() + position_, order_.end(), &unit);
+void LiveValues::enter(Unit& unit, bool backward) {
+  order_now_.push_back({&unit, backward});
+  const auto found = std::ranges::find(order_.begin() + position_, order_.end(), &unit, &Turn::unit);
   if (found != order_.end()) position_ = found - order_.begin() + 1;
 }
 
 // The next one, and those after it as long as they take little.
-std::span<LiveValues::Unit* const> LiveValues::next_units() const {
+std::span<const LiveValues::Turn> LiveValues::next_turns() const {
   const auto next = std::span(order_).subspan(static_cast<std::size_t>(position_));
   const auto most = std::min(next.size(), kMostUnitsAhead);
   std::size_t bytes = 0;
   for (std::size_t count = 0; count < most; ++count) {
-    for (const auto parameter : next[count]->parameters) bytes += values_[parameter].named.parameter.nbytes();
+    for (const auto parameter : next[count].unit->parameters) bytes += values_[parameter].named.parameter.nbytes();
     if (bytes > kMostBytesAhead) return next.first(std::max<std::size_t>(count, 1));
   }
   return next.first(most);
 }
 
-// A limit pauses this, never what is needed now.
-void LiveValues::expect_next() {
+bool LiveValues::is_needed_next(std::size_t parameter) const {
+  return std::ranges::any_of(next_turns(), [&](const Turn& turn) { return turn.unit->parameters.contains(parameter); });
+}
+
+// A limit pauses this, never what is needed now. `backwards`: also of those whose backward is next.
+void LiveValues::expect_next(bool backwards) {
   auto coming = live_;
-  for (const auto* unit : next_units()) {
-    for (const auto parameter : unit->parameters) {
+  for (const auto& turn : next_turns()) {
+    if (turn.backward && !backwards) return;
+    Held missing;
+    for (const auto parameter : turn.unit->parameters) {
       const auto& value = values_[parameter];
-      if (value.holds > 0 || kept_.contains(parameter)) continue;
+      if (value.holds > 0 || value.kept > 0) continue;
       coming += value.named.parameter.numel();
-      if (coming > most_at_once_) return;
-      transfer_->expect(parameter);
+      missing.push_back(parameter);
     }
+    if (coming > keeping_.most_at_once) return;
+    if (!missing.empty()) transfer_->expect(missing);
   }
 }
 
@@ -307,9 +344,9 @@ void LiveValues::before_forward(const model::ModuleCall& call) {
   const std::lock_guard lock(mutex_);
   auto& unit = unit_of(call);
   Frame frame{this, &unit, {unit.parameters.begin(), unit.parameters.end()}};
-  enter(unit);
+  enter(unit, /*backward=*/false);
   hold_each(frame.held);
-  expect_next();
+  expect_next(keeping_.expect == Expect::kBeforeBackward);
   calls().push_back(std::move(frame));
 }
 
@@ -317,14 +354,16 @@ void LiveValues::after_forward(const model::ModuleCall&) {
   const std::lock_guard lock(mutex_);
   const auto frame = std::move(calls().back());
   calls().pop_back();
-  let_go_of(frame.held);
+  let_go_of(frame.held, Until::kForward);
+  const bool is_outermost = calls().empty() || calls().back().of != this;
+  if (keeping_.until == Until::kBackward && is_outermost && !c10::GradMode::is_enabled()) drop_kept();
 }
 
 void LiveValues::before_backward(const model::ModuleCall& call) {
   const std::lock_guard lock(mutex_);
   auto& unit = unit_of(call);
   Held held(unit.parameters.begin(), unit.parameters.end());
-  enter(unit);
+  enter(unit, /*backward=*/true);
   hold_each(held);
   unit.backwards.push_back(std::move(held));
   if (c10::GradMode::is_enabled()) {  // the graph that this backward makes is used later, by nodes of no unit
@@ -333,7 +372,7 @@ void LiveValues::before_backward(const model::ModuleCall& call) {
       until_pass_ends_.push_back(parameter);
     }
   }
-  expect_next();
+  if (keeping_.expect == Expect::kBeforeBackward) expect_next(/*backwards=*/true);
 }
 
 void LiveValues::after_backward(const model::ModuleCall& call) {
@@ -342,7 +381,8 @@ void LiveValues::after_backward(const model::ModuleCall& call) {
   if (unit.backwards.empty()) return;  // it had failed, and values have changed since
   const auto held = std::move(unit.backwards.back());
   unit.backwards.pop_back();
-  let_go_of(held);
+  let_go_of(held, Until::kBackward);
+  if (keeping_.expect == Expect::kAfterBackward) expect_next(/*backwards=*/true);
 }
 
 }  // namespace lamina::sharding

@@ -29,18 +29,34 @@ struct ShardedParameter {
 };
 
 // [Note: units] Values come for calls of modules. A unit is the whole model, or a module that has sharded parameters of
-// its own (or in modules in it that are never called). Their values are here from before each of its forwards until
-// after it, and again for its backward. A parameter that another module reads (a tied weight, the output projection of
-// an attention) comes when it is read, and belongs from then on to the innermost unit that was being called, too. Units
-// are taken to be called in the order of the last pass: the values of the next ones come ahead, while this one
-// computes, or stay. Where the order is another one, these values are dropped, and come again when they are needed.
+// its own, or in modules in it that are no units: never called, or not listed. Their values are here from before each
+// of its forwards until after it, and again for its backward. A parameter that another module reads (a tied weight, the
+// output projection of an attention) comes when it is read, and belongs from then on to the innermost unit that was
+// being called, too. Units are taken to be called in the order of the last pass: the values of the next ones come
+// ahead, while this one computes, or stay. Where the order is another one, these values are dropped, and come again
+// when they are needed.
 //
+// [Note: kept values] A value may stay here when nobody holds it any more, for a unit that will: for one of the next
+// ones, or as long as Keeping says. It goes, the one first that has stayed longest, where one that is needed would be
+// too many. All go when a pass fails, for other members may have others, and before shards change.
+struct Keeping {
+  // After what a value goes: the forward of its unit; the backward, or else the end of the pass, where the call of a
+  // model without gradients is one; the next update.
+  enum class Until : std::uint8_t { kForward, kBackward, kUpdate };
+  // When the values of units are expected whose backward is next.
+  enum class Expect : std::uint8_t { kBeforeBackward, kAfterBackward, kNever };
+
+  // Nothing comes ahead of its time, or stays for a later one, where more elements would be here.
+  std::int64_t most_at_once = 0;
+  Until until = Until::kForward;
+  Expect expect = Expect::kBeforeBackward;
+};
+
 // The values of sharded parameters on this rank: those that are here, and the units that need them. Thread-safe.
 class LiveValues : public value::Home, public model::CallHook {
  public:
-  // `modules`: the names of those that are called. Nothing comes ahead of its time, or stays for a later one, where
-  // more than `most_at_once` elements would be here.
-  LiveValues(std::vector<ShardedParameter> parameters, std::span<const std::string> modules, std::int64_t most_at_once,
+  // `modules`: the names of those that may be units; the innermost of them that has a parameter is, or else the model.
+  LiveValues(std::vector<ShardedParameter> parameters, std::span<const std::string> modules, Keeping keeping,
              std::shared_ptr<Transfer> transfer);
   ~LiveValues() override;
 
@@ -60,12 +76,12 @@ class LiveValues : public value::Home, public model::CallHook {
   void lend(std::size_t parameter);
   void take_back(std::size_t parameter);
   // The end of a pass, whose order of calls is taken to be the next one's: lets go of what a backward alone has
-  // brought, and of what stayed.
+  // brought, and of what stayed for this pass.
   void end_pass();
   // Gives a failed pass up: does as end_pass(), and lets go of what its backwards have held. It forgets what was
   // learned of modules since the last pass ended, of which other members may have seen more or less.
   void leave_pass();
-  // Values are about to change, outside of passes: lets go of what graphs and the next unit have kept. Throws
+  // Values are about to change, outside of passes: lets go of what graphs have held, and of what stayed. Throws
   // base::UsageError where somebody else holds one.
   void before_update();
 
@@ -88,11 +104,18 @@ class LiveValues : public value::Home, public model::CallHook {
     std::string why;  // a use of it fails while it is away
     int holds = 0;
     std::uint32_t version = 0;  // when it came
+    std::int64_t kept = 0;      // its place among those that nobody holds; 0: none
   };
   using Held = std::vector<std::size_t>;
+  using Until = Keeping::Until;
+  using Expect = Keeping::Expect;
   struct Unit {
     std::set<std::size_t> parameters;
     std::vector<Held> backwards;  // that run
+  };
+  struct Turn {
+    Unit* unit;
+    bool backward;
   };
   struct Frame {
     const LiveValues* of;
@@ -103,16 +126,21 @@ class LiveValues : public value::Home, public model::CallHook {
 
   Unit& unit_of(const model::ModuleCall& call);
   void hold_locked(std::size_t parameter);
-  void hold_each(const Held& wanted);
-  void let_go_locked(std::size_t parameter, bool may_stay);
-  void let_go_of(const Held& held);
+  void hold_each(std::span<const std::size_t> wanted);
+  void let_go_locked(std::size_t parameter, Until ended);
+  void let_go_of(const Held& held, Until ended);
   void come(Value& value, c10::DataPtr memory);
   void go(Value& value);
-  void let_go_of_backwards();
+  bool is_written(std::size_t parameter) const;
+  void go_unwritten(std::size_t parameter);
+  bool is_needed_next(std::size_t parameter) const;
+  bool take_kept(Value& value);
+  void drop_oldest();
   void drop_kept();
-  void enter(Unit& unit);
-  std::span<Unit* const> next_units() const;
-  void expect_next();
+  void drop_all();
+  void enter(Unit& unit, bool backward);
+  std::span<const Turn> next_turns() const;
+  void expect_next(bool backwards);
 
   std::shared_ptr<Transfer> transfer_;  // none after close()
   mutable std::mutex mutex_;
@@ -121,10 +149,12 @@ class LiveValues : public value::Home, public model::CallHook {
   std::map<std::string, Unit> units_;                                   // by the module's name
   Held until_pass_ends_;
   std::vector<std::pair<Unit*, std::size_t>> learned_;  // since the last pass ended: parameters that units read
-  std::set<std::size_t> kept_;            // values that stay here for the next unit, though nobody holds them
-  std::vector<Unit*> order_, order_now_;  // of the units, in the last pass and in this one
-  std::ptrdiff_t position_ = 0;           // in the last one's
-  const std::int64_t most_at_once_;
+  std::map<std::int64_t, std::size_t>
+      kept_;  // parameters whose values are here, though nobody holds them; oldest first
+  std::int64_t times_kept_ = 0;
+  std::vector<Turn> order_, order_now_;  // of the units, in the last pass and in this one
+  std::ptrdiff_t position_ = 0;          // in the last one's
+  const Keeping keeping_;
   std::int64_t live_ = 0, most_live_ = 0;
 };
 

@@ -63,8 +63,8 @@ std::vector<const model::Parameter*> sharded(const model::ParameterTable& table)
   return rows;
 }
 
-Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> modules,
-                   Limits limits, Context context)
+Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> units, Terms terms,
+                   Context context)
     : context_(std::move(context)), patience_(context_.ranks.patience()) {
   const auto& ranks = context_.ranks;
   for (const auto* row : parameters) {
@@ -74,7 +74,7 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
   }
   const auto on_cpu = [](const auto* row) { return row->tensor.is_cpu(); };
   if (std::ranges::all_of(parameters, on_cpu)) {
-    transfer_ = make_shared_transfer(specs_of(parameters), limits.gradients, context_.group,
+    transfer_ = make_shared_transfer(specs_of(parameters), terms.gradients, context_.group,
                                      {"sharding the model", patience_}, &ranks.mailbox);
   }
   if (!transfer_ && !context_.in_order) {
@@ -87,12 +87,12 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
     std::vector<std::string> names;
     for (const auto& each : parameters_) names.push_back(each.name);
     transfer_ = make_collective_transfer(
-        specs_of(parameters), limits.gradients, context_.group, patience_,
+        specs_of(parameters), terms.gradients, context_.group, patience_,
         std::make_unique<collective::SameOrder>(ranks.mailbox, context_.group.members(), context_.group.rank(),
                                                 words_of(std::move(names)), context_.turn));
   }
   for (std::size_t i = 0; i < size(); ++i) by_shard_[shard(i).unsafeGetTensorImpl()] = i;
-  values_ = std::make_shared<LiveValues>(parameters_, modules, limits.live, transfer_);
+  values_ = std::make_shared<LiveValues>(parameters_, units, terms.keeping, transfer_);
   value::set_home(values_);
 }
 

@@ -34,13 +34,13 @@ struct Context {
 // members make one, outside of steps, and call what is collective in one order.
 class Sharding : public data_parallel::ShardedGradients {
  public:
-  struct Limits {
+  struct Terms {
     std::int64_t gradients = 0;  // elements that travel at a time
-    std::int64_t live = 0;       // elements of values that are here at once
+    Keeping keeping = {};        // of values
   };
-  // Collective. `modules`: the names of those that are called. Throws base::UsageError for parameters that have left
+  // Collective. `units`: the names of modules, see LiveValues. Throws base::UsageError for parameters that have left
   // the memory that the group has in common, where its members have no order.
-  Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> modules, Limits limits,
+  Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> units, Terms terms,
            Context context);
 
   // Takes this rank's shards of the values that these parameters have here now, which go.

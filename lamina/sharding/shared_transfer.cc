@@ -83,10 +83,15 @@ class SharedTransfer : public Transfer {
 
   at::Tensor shard(std::size_t parameter) override { return own_.at(parameter).shard; }
 
-  c10::DataPtr value(std::size_t parameter) override {
+  std::vector<c10::DataPtr> values(std::span<const std::size_t> parameters) override {
     using Kept = std::shared_ptr<const Segment>;
-    return {at(layout_.value(parameter)), new Kept(segment_), [](void* kept) { delete static_cast<Kept*>(kept); },
-            at::kCPU};
+    std::vector<c10::DataPtr> values;
+    for (const auto parameter : parameters) {
+      values.emplace_back(
+          at(layout_.value(parameter)), new Kept(segment_), [](void* kept) { delete static_cast<Kept*>(kept); },
+          at::kCPU);
+    }
+    return values;
   }
 
   at::Tensor copy(std::size_t parameter) override {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "lamina/base/wait.h"
@@ -43,10 +44,13 @@ class Transfer {
 
   // This member's shard: one dimension of its share's size, the same tensor each time.
   virtual at::Tensor shard(std::size_t parameter) = 0;
-  // The whole value: valid while the result lives, and while no member changes its shard.
-  virtual c10::DataPtr value(std::size_t parameter) = 0;
-  // A hint: value() of this parameter is likely to be called soon.
-  virtual void expect(std::size_t /*parameter*/) {}
+  // The whole values of these, which come together: each valid while its result lives, and while no member changes its
+  // shard.
+  virtual std::vector<c10::DataPtr> values(std::span<const std::size_t> parameters) = 0;
+  // A hint: values() of these is likely to be called soon.
+  virtual void expect(std::span<const std::size_t> /*parameters*/) {}
+  // Before shards change: what was expected is not wanted any more.
+  virtual void expect_nothing() {}
   // The whole value in memory of its own: one dimension of numel elements.
   virtual at::Tensor copy(std::size_t parameter) = 0;
 
@@ -68,9 +72,9 @@ class Transfer {
   virtual void catch_up() {}
 };
 
-// Over collectives of the group, for which every member calls value(), expect(), copy() and give() in one order, and
-// reduces what it has given; `order` sees to that, where there is one. `bucket_elements`: how many elements of
-// gradients travel at a time, at most.
+// Over collectives of the group, for which every member calls values(), expect(), expect_nothing(), copy() and give()
+// in one order, and reduces what it has given; `order` sees to that, where there is one. `bucket_elements`: how many
+// elements of gradients travel at a time, at most.
 std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Spec>& parameters, std::int64_t bucket_elements,
                                                    collective::Group& group, const base::Patience& patience,
                                                    std::unique_ptr<collective::SameOrder> order);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/verification/configuration.h"
 
-#include <limits>
 #include <utility>
 
 #include "lamina/config/layout_text.h"
@@ -13,7 +12,7 @@ namespace {
 
 config::Config in_run(config::Config config, const Terms& terms) {
   // Shards clip by themselves: both runs do as the script's configuration does.
-  if (config.sharded_data_parallel_degree == 1) config.sdp_gradient_clipping = std::numeric_limits<double>::max();
+  if (config.sharded_data_parallel_degree == 1) config.sdp_gradient_clipping.reset();
   if (!terms.layout.empty()) {
     config = config::in_layout(std::move(config), terms.layout);
     config::validate(config);

@@ -54,16 +54,20 @@ std::map<std::string, Case> cases() {
       {"sdp_reduce_bucket_size", size({"1"}, {"0"})},
       {"sdp_param_persistence_threshold", size({"0"}, {})},
       {"sdp_max_live_parameters", size({"1"}, {"0"})},
-      {"sdp_gradient_clipping", {{"1", "0.001", "1e10"}, {"0", "0.0", "-1", "true", "\"1\"", "null"}, ""}},
+      {"sdp_backward_prefetch", {{"\"pre\"", "\"post\"", "\"none\""}, {"\"PRE\"", "\"\"", "true", "null"}, ""}},
+      {"sdp_gradient_clipping", {{"1", "0.001", "1e10", "null"}, {"0", "0.0", "-1", "true", "\"1\""}, ""}},
+      {"sdp_units", {{"[]", "[\"a\"]", "[\"a\", \"a.b\"]", "null"}, {"\"a\"", "[1]", "[null]", "{}", "true"}, ""}},
       {"timeout_s", {{"1", "0.5", "1e8"}, {"0", "-1.0", "1.1e8", "true", "null"}, ""}},
       {"verify_steps", {{"0", "1", "3"}, {"-1", "0.5", "true", "\"1\"", "null"}, ""}},
       {"seed", {{"0", "9223372036854775807", "null"}, {"-1", "0.0", "true", "\"0\""}, ""}},
   };
-  for (const char* name : {"deterministic_server", "auto_partition", "skip_tracing", "load_partition", "contiguous",
-                           "ddp", "horovod", "prescaled_batch", "fp16", "bf16", "fp16_params", "shard_optimizer_state",
-                           "offload_activations", "sdp_hierarchical_allgather", "xla", "fork"}) {
+  for (const char* name :
+       {"deterministic_server", "auto_partition", "skip_tracing", "load_partition", "contiguous", "ddp", "horovod",
+        "prescaled_batch", "fp16", "bf16", "fp16_params", "shard_optimizer_state", "offload_activations",
+        "sdp_hierarchical_allgather", "sdp_reshard_after_forward", "sdp_reshard_after_backward", "xla", "fork"}) {
     all.emplace(name, kFlag);
   }
+  all["sdp_reshard_after_backward"].needs = "\"sdp_reshard_after_forward\": false";
   all["auto_partition"].needs = "\"default_partition\": 0";
   all["load_partition"].needs = "\"partition_file\": \"a.json\"";
   return all;

@@ -78,6 +78,8 @@ TEST(Config, RulesBetweenKeys) {
       {R"({"ddp_port": 0})", "ddp_port: 0 needs ddp: true"},
       {R"({"ddp_dist_backend": "auto"})", "ddp_dist_backend: \"auto\" needs ddp: true"},
       {R"({"ddp": true, "horovod": true})", "ddp: true is not allowed together with horovod: true"},
+      {R"({"sdp_reshard_after_backward": false})",
+       "sdp_reshard_after_backward: false needs sdp_reshard_after_forward: false"},
       {R"({"fp16": true, "bf16": true})", "fp16: true is not allowed together with bf16: true"},
   };
   for (const auto& [json, text] : broken) {
@@ -156,7 +158,8 @@ TEST(Config, AStructFilledByHandIsCheckedLikeText) {
 TEST(Config, ItsJsonReadsBackEqual) {
   for (const char* json : {"{}", R"({"partitions": 2, "seed": 7, "memory_weight": 0.1, "partition_file": "a\"b"})",
                            R"({"ddp": true, "ddp_port": 1, "timeout_s": 2, "sdp_gradient_clipping": 0.1})",
-                           R"({"auto_partition": false, "default_partition": 0})"}) {
+                           R"({"auto_partition": false, "default_partition": 0})",
+                           R"({"sdp_gradient_clipping": null, "sdp_units": ["a\"b", "c"]})"}) {
     EXPECT_EQ(parsed(to_json(parsed(json))), parsed(json)) << json;
   }
 }

@@ -29,6 +29,9 @@ class ShardedCase:
     live: int
     optimizer: str
     backend: str
+    kept: str = ""  # until the end of it values are, beside forwards: "backward", "update"
+    prefetch: str = "pre"
+    units: tuple[str, ...] | None = None
     dtype: str = "float64"
 
     @property
@@ -36,6 +39,7 @@ class ShardedCase:
         return (
             f"{self.model}-d{self.degree}-pp{self.partitions}-{self.schedule}-m{self.microbatches}-a{self.accumulate}-"
             f"t{self.threshold}-b{self.bucket}-l{self.live}-{self.optimizer}-{self.backend}"
+            f"-k{self.kept}-{self.prefetch}-u{'all' if self.units is None else len(self.units)}"
         )
 
 
@@ -46,8 +50,10 @@ def cases(world: int, count: int) -> list[ShardedCase]:
     while len(found) < count:
         partitions = draw.choice((1, 1, 2)) if world > 2 else 1
         replicas = world // partitions
+        model = draw.choice(list(MODELS))
+        names = [name for name, _ in MODELS[model]().named_modules() if name]
         case = ShardedCase(
-            draw.choice(list(MODELS)),
+            model,
             draw.choice([degree for degree in (1, 2, 4, 8) if replicas % degree == 0]),
             partitions,
             draw.choice(("simple", "interleaved")),
@@ -57,7 +63,10 @@ def cases(world: int, count: int) -> list[ShardedCase]:
             draw.choice(BUCKETS),
             draw.choice((1, 10**9)),
             draw.choice(("sgd", "adamw", "lamb", "novograd", "adafactor")),
-            draw.choice(("auto", "auto", "nccl")) if partitions == 1 else "auto",
+            draw.choice(("auto", "nccl")),
+            draw.choice(("", "backward", "update")),
+            draw.choice(("pre", "post", "none")),
+            draw.choice((None, tuple(draw.sample(names, draw.randint(0, min(4, len(names))))))),
         )
         found[case.name] = case
     return list(found.values())
@@ -122,6 +131,10 @@ def distributed(case: ShardedCase) -> Trained:
         sdp_param_persistence_threshold=case.threshold,
         sdp_reduce_bucket_size=case.bucket,
         sdp_max_live_parameters=case.live,
+        sdp_reshard_after_forward=not case.kept,
+        sdp_reshard_after_backward=case.kept != "update",
+        sdp_backward_prefetch=case.prefetch,
+        sdp_units=case.units,
         sdp_gradient_clipping=1e9,
         timeout_s=60,
     )

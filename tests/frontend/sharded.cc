@@ -46,7 +46,9 @@ bool close(const Tensor& ours, const Tensor& theirs) { return torch::allclose(ou
 
 struct Layout {
   int degree, partitions, accumulate, threshold;
-  double clipping;
+  std::optional<double> clipping;
+  bool reshards = true;
+  std::vector<std::string> units = {"in", "hidden", "out"};
 };
 
 // Compared with the plain loop over the data of all copies.
@@ -56,7 +58,11 @@ void train(const Layout& layout) {
         {"microbatches", 2},
         {"sharded_data_parallel_degree", layout.degree},
         {"sdp_param_persistence_threshold", layout.threshold},
-        {"sdp_gradient_clipping", layout.clipping},
+        {"sdp_gradient_clipping", layout.clipping ? Setting(*layout.clipping) : Setting(std::nullopt)},
+        {"sdp_reshard_after_forward", layout.reshards},
+        {"sdp_reshard_after_backward", layout.reshards},
+        {"sdp_backward_prefetch", "post"},
+        {"sdp_units", layout.units},
         {"timeout_s", 30}});
   auto plain = seeded();
   DistributedModel model(seeded(rank()), ModelOptions{.backward_passes_per_step = layout.accumulate});
@@ -70,7 +76,7 @@ void train(const Layout& layout) {
       plain->forward(everybodys(10 * number + pass)).backward();
     }
     const auto norm = model.grad_norm();
-    const auto clipped = torch::nn::utils::clip_grad_norm_(plain->parameters(), layout.clipping);
+    const auto clipped = torch::nn::utils::clip_grad_norm_(plain->parameters(), layout.clipping.value_or(1e9));
     expect(std::abs(norm.item<double>() - clipped) < 1e-9, "the norm of the gradients");
     ours.step();
     theirs.step();
@@ -113,6 +119,7 @@ int main() {
   train({2, 1, 1, 0, 0.05});
   train({2, 1, 3, 6, 0.05});
   train({2, 2, 1, 0, 0.05});
+  train({2, 2, 2, 0, {}, /*reshards=*/false, {"hidden"}});
   refusals();
   return exit_code();
 }

@@ -700,7 +700,7 @@ def case_torchs_averages_have_the_values_of_shards():
 
 
 def case_clipping_by_default_is_told_once():
-    for keys, times in (({}, 1), ({"sdp_gradient_clipping": 1.0}, 0)):
+    for keys, times in (({}, 1), ({"sdp_gradient_clipping": 1.0}, 0), ({"sdp_gradient_clipping": None}, 0)):
         model, optimizer = started(
             nn.Linear(2, 2), sgd, sharded_data_parallel_degree=2, sdp_param_persistence_threshold=0, **keys
         )

@@ -746,6 +746,94 @@ def case_no_more_values_are_here_than_are_needed():
     assert sharding.most_live == max(sum(p.numel() for p in layer.parameters()) for layer in model.module)
 
 
+KEPT_PAST_FORWARD = {"sdp_reshard_after_forward": False}
+KEPT = KEPT_PAST_FORWARD | {"sdp_reshard_after_backward": False}
+
+
+def case_over_gloo_values_take_what_is_said_and_train_alike():
+    """Closed forms: the largest unit; all after forwards, and none after backwards; all until updates."""
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in network()]
+    for keys, most, between in (
+        ({"sdp_max_live_parameters": 1}, max(sizes), 0),
+        (KEPT_PAST_FORWARD, sum(sizes), 0),
+        (KEPT, sum(sizes), sum(sizes)),
+    ):
+        start(2, ddp_dist_backend="nccl", **keys)
+        model, _ = train(network(), adamw, accumulate=2)
+        sharding = model._cut.model.sharding
+        assert (sharding.live, sharding.most_live) == (0, most)
+        train_step(model)(share())
+        assert sharding.live == between
+        with torch.no_grad():
+            model(share())
+        assert sharding.live <= max(between, keys.get("sdp_max_live_parameters", 0))
+        lamina.shutdown()
+
+
+def case_values_that_are_kept_are_never_old_ones():
+    """Changes of shards, and failures, let go of them."""
+    for keys in (KEPT_PAST_FORWARD, KEPT, KEPT | {"sdp_max_live_parameters": 20}):
+        start(2, ddp_dist_backend="nccl", **keys)
+        model, plain = train(network(), sgd)
+        step = train_step(model)
+
+        def same(model=model, plain=plain, step=step):
+            losses = lamina.allgather(step(share()).reduce_mean(), lamina.DP_GROUP)
+            close(sum(losses) / len(losses), plain(whole()).square().mean())
+            model.zero_grad()
+            same_values(model, plain)
+
+        def halved(plain=plain):
+            with torch.no_grad():
+                for parameter in plain.parameters():
+                    parameter.mul_(0.5)
+
+        step(share())
+        parameters = list(model.local_parameters())
+        with lamina.gathered_parameters(parameters, write_back=True), torch.no_grad():
+            for parameter in parameters:
+                parameter.mul_(0.5)
+        halved()
+        same()
+        step(share())
+        halved()
+        model.load_state_dict(plain.state_dict())
+        same()
+        with pytest.raises(ValueError, match="in the step"):
+            failing_step(model)(share())
+        assert model._cut.model.sharding.live == 0
+        same()
+        lamina.shutdown()
+
+
+def failing_step(model):
+    """One that fails on rank 0 after its forward."""
+
+    @lamina.step
+    def fails(x):
+        loss = model(x).square().mean()
+        if lamina.rank() == 0:
+            raise ValueError("in the step")
+        model.backward(loss)
+
+    return fails
+
+
+def case_units_are_those_that_are_listed():
+    for backend in ("auto", "nccl"):
+        start(2, ddp_dist_backend=backend, sdp_units=["0", "4"], sdp_max_live_parameters=1)
+        model, _ = train(network(), sgd)
+        sizes = [sum(p.numel() for p in layer.parameters()) for layer in model.module]
+        assert model._cut.model.sharding.most_live == sizes[2] + max(sizes[0], sizes[4]), "of the model, and of one"
+        lamina.shutdown()
+    start(2, pipeline_parallel_degree=2, microbatches=4, sdp_units=["0"])
+    train(network(), adamw)
+    lamina.shutdown()
+    start(2, sdp_units=["0", "5"])
+    with pytest.raises(lamina.ConfigError, match='sdp_units: the model has no module "5"; the nearest is "'):
+        lamina.DistributedModel(network())
+
+
 def case_norms_are_those_of_the_whole_model():
     start(2, sdp_param_persistence_threshold=6)
     plain = network()

@@ -17,14 +17,19 @@ class Kept : public Transfer {
  public:
   explicit Kept(std::vector<at::Tensor> values) : values_(std::move(values)), came(values_.size()) {}
   at::Tensor shard(std::size_t parameter) override { return values_[parameter]; }
-  c10::DataPtr value(std::size_t parameter) override {
-    if (fails == parameter) throw base::TimeoutError("gathering parameters: no answer");
-    ++came[parameter];
-    auto own = values_[parameter].clone();
-    auto* data = own.mutable_data_ptr();
-    return {data, new at::Tensor(own), [](void* kept) { delete static_cast<at::Tensor*>(kept); }, at::kCPU};
+  std::vector<c10::DataPtr> values(std::span<const std::size_t> parameters) override {
+    ++gathers;
+    std::vector<c10::DataPtr> all;
+    for (const auto parameter : parameters) {
+      if (fails == parameter) throw base::TimeoutError("gathering parameters: no answer");
+      ++came[parameter];
+      all.push_back(value::memory_that_keeps(values_[parameter].clone()));
+    }
+    return all;
   }
-  void expect(std::size_t parameter) override { expected.push_back(parameter); }
+  void expect(std::span<const std::size_t> parameters) override {
+    expected.insert(expected.end(), parameters.begin(), parameters.end());
+  }
   at::Tensor copy(std::size_t parameter) override { return values_[parameter].clone().view({-1}); }
   void give(std::size_t, at::Tensor, std::int64_t) override {}
   void reduce(std::int64_t, const base::Patience&) override {}
@@ -37,13 +42,15 @@ class Kept : public Transfer {
  public:
   std::vector<int> came;
   std::vector<std::size_t> expected;
+  int gathers = 0;
   std::optional<std::size_t> fails;  // whose value does not come
 };
 
 class LiveValuesTest : public ::testing::Test {
  protected:
   // `rows` of three elements each.
-  void make(std::int64_t most_at_once = 1000, std::int64_t rows = 2) {
+  void make(std::int64_t most_at_once = 1000, std::int64_t rows = 2) { make(Keeping{most_at_once}, rows); }
+  void make(Keeping keeping, std::int64_t rows = 2) {
     std::vector<ShardedParameter> named;
     std::vector<at::Tensor> values;
     for (const auto* name : {"a.weight", "b.weight", "b.inner.weight", "c.weight"}) {
@@ -53,7 +60,7 @@ class LiveValuesTest : public ::testing::Test {
     }
     transfer = std::make_shared<Kept>(std::move(values));
     const std::vector<std::string> modules{"", "a", "b", "c"};  // not b.inner
-    live = std::make_shared<LiveValues>(std::move(named), modules, most_at_once, transfer);
+    live = std::make_shared<LiveValues>(std::move(named), modules, keeping, transfer);
     value::set_home(live);
     for (std::size_t i = 0; i < parameters.size(); ++i) live->send_away(i);
   }
@@ -87,6 +94,7 @@ TEST_F(LiveValuesTest, ValuesAreHereForCallsOfTheirModules) {
     EXPECT_FALSE(is_here(0) || is_here(3));
     EXPECT_TRUE(at::equal(parameters[1].detach(), at::full({2, 3}, 2.)));
     EXPECT_EQ(live->live(), 12);
+    EXPECT_EQ(transfer->gathers, 1) << "what a unit needs comes at once";
   });
   EXPECT_FALSE(is_here(1) || is_here(2));
   EXPECT_EQ(live->live(), 0);
@@ -295,6 +303,94 @@ TEST_F(InOrder, OfAPassThatFailedNothingStaysOrIsKnown) {
   pass();
   EXPECT_EQ(transfer->expected, expected);
   forward("b", [&] { EXPECT_FALSE(is_here(0)); });
+}
+
+using Until = Keeping::Until;
+using Expect = Keeping::Expect;
+
+TEST_F(InOrder, AValueMayStayUntilItsBackwardHasEnded) {
+  make(Keeping{1000, Until::kBackward});
+  for (const auto* name : {"a", "b", "c"}) forward(name, [] {});
+  EXPECT_EQ(live->live(), 24);
+  backward("c", [] {});
+  backward("b", [&] {
+    const c10::AutoGradMode computed_again(true);
+    forward("b", [] {});
+  });
+  EXPECT_EQ(live->live(), 6) << "that of a";
+  live->end_pass();
+  EXPECT_EQ(live->live(), 0);
+  pass();
+  pass();
+  EXPECT_EQ(transfer->came, (std::vector<int>{3, 3, 3, 3})) << "once in each pass";
+}
+
+TEST_F(InOrder, WithoutGradientsItGoesAfterTheCallOfTheModel) {
+  make(Keeping{1000, Until::kBackward});
+  const c10::AutoGradMode evaluating(false);
+  forward("", [&] {
+    for (const auto* name : {"a", "b"}) forward(name, [] {});
+    EXPECT_EQ(live->live(), 18);
+  });
+  EXPECT_EQ(live->live(), 0);
+}
+
+TEST_F(InOrder, AValueMayStayUntilTheUpdate) {
+  make(Keeping{1000, Until::kUpdate});
+  pass();
+  pass();
+  forward("a", [] {});
+  live->hold(1);
+  EXPECT_THROW(live->before_update(), base::UsageError) << "it is in use";
+  live->let_go(1);
+  EXPECT_EQ(transfer->came, (std::vector<int>{1, 1, 1, 1}));
+  live->before_update();
+  EXPECT_EQ(live->live(), 0);
+  for (const auto& each : parameters) each.unsafeGetTensorImpl()->bump_version();
+  pass();
+  EXPECT_EQ(live->live(), 24);
+  live->leave_pass();
+  EXPECT_EQ(live->live(), 0) << "other members may have others";
+}
+
+TEST_F(InOrder, OfTooManyTheOldestGo) {
+  make(Keeping{18, Until::kBackward});
+  for (const auto* name : {"a", "b", "c"}) forward(name, [] {});
+  EXPECT_FALSE(is_here(0)) << "its backward is the last";
+  EXPECT_EQ(live->live(), 18);
+  for (const auto* name : {"c", "b", "a"}) backward(name, [] {});
+  EXPECT_EQ(transfer->came, (std::vector<int>{2, 1, 1, 1}));
+  EXPECT_EQ(live->most_live(), 18);
+}
+
+TEST_F(InOrder, AWriteToAValueThatStaysIsAnError) {
+  make(Keeping{1000, Until::kUpdate});
+  pass();
+  parameters[3].detach().add_(1);
+  const auto text = message_of<base::UsageError>([&] { live->before_update(); });
+  EXPECT_NE(text.find("c.weight was written to"), std::string::npos) << text;
+  EXPECT_EQ(live->live(), 0);
+}
+
+TEST_F(InOrder, TheNextBackwardIsExpectedBeforeThisOneAfterItOrNever) {
+  for (const auto expect : {Expect::kBeforeBackward, Expect::kAfterBackward, Expect::kNever}) {
+    parameters.clear();
+    make(Keeping{std::int64_t{1} << 30, Until::kForward, expect}, 3 << 20);  // one unit is all that comes ahead
+    pass();
+    const auto expected = [&](const auto& work) {
+      transfer->expected.clear();
+      work();
+      return transfer->expected;
+    };
+    using Numbers = std::vector<std::size_t>;
+    EXPECT_EQ(expected([&] { live->before_forward(call("a")); }), (Numbers{1, 2}));
+    live->after_forward(call("a"));
+    for (const auto* name : {"b", "c"}) forward(name, [] {});
+    const bool before = expect == Expect::kBeforeBackward, after = expect == Expect::kAfterBackward;
+    EXPECT_EQ(expected([&] { live->before_backward(call("c")); }), before ? Numbers({1, 2}) : Numbers());
+    EXPECT_EQ(expected([&] { live->after_backward(call("c")); }), after ? Numbers({1, 2}) : Numbers());
+    live->leave_pass();
+  }
 }
 
 TEST_F(InOrder, AnotherOrderIsNoError) {

@@ -55,11 +55,48 @@ TEST_P(AnyTransfer, TheWholeValueIsMadeOfTheShards) {
     group.barrier({"filling", {30s}})->wait();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto expected = at::arange(parameters[i].numel).to(parameters[i].dtype);
-      transfer->expect(i);
-      EXPECT_TRUE(at::equal(elements(transfer->value(i), parameters[i].numel, parameters[i].dtype), expected));
+      transfer->expect({&i, 1});
+      EXPECT_TRUE(at::equal(
+          elements(std::move(transfer->values({&i, 1}).front()), parameters[i].numel, parameters[i].dtype), expected));
       EXPECT_TRUE(at::equal(transfer->copy(i), expected));
     }
     group.barrier({"reading", {30s}})->wait();
+  });
+}
+
+TEST_P(AnyTransfer, SeveralValuesComeTogetherWhateverWasExpected) {
+  const auto [over, size] = GetParam();
+  together(size, over, [over, size](collective::Group& group) {
+    const std::vector<Spec> parameters{{5}, {1}, {7, at::kBFloat16}, {12}, {3, at::kBFloat16}};
+    const auto transfer = make(over, parameters, 100, group);
+    const auto fill = [&](double more) {
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        auto shard = transfer->shard(i);
+        shard.copy_(at::arange(shard.numel()) + group.rank() * shard.numel() + more);
+      }
+      group.barrier({"filling", {30s}})->wait();
+    };
+    using Numbers = std::vector<std::size_t>;
+    const auto require = [&](const Numbers& wanted, double more) {
+      auto values = transfer->values(wanted);
+      ASSERT_EQ(values.size(), wanted.size());
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        const auto& spec = parameters[wanted[i]];
+        const auto expected = (at::arange(spec.numel) + more).to(spec.dtype);
+        EXPECT_TRUE(at::equal(elements(std::move(values[i]), spec.numel, spec.dtype), expected)) << wanted[i];
+      }
+      group.barrier({"reading", {30s}})->wait();
+    };
+    fill(0);
+    require({0, 1, 2, 3, 4}, 0);
+    transfer->expect(Numbers{4, 0, 3});
+    transfer->expect(Numbers{3, 1});
+    require({3, 2}, 0);
+    require({0, 1}, 0);
+    transfer->expect_nothing();
+    group.barrier({"reading", {30s}})->wait();
+    fill(10);
+    require({4}, 10);
   });
 }
 
