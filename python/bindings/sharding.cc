@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/sharding/sharding.h"
+#include "lamina/sharding/units.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -15,6 +16,22 @@ using Release = py::gil_scoped_release;
 // The second one of each may be None in Python.
 using Pairs = std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>>;
 
+// A module's path, whether it is called, its word, that of its root's function, and the parameters in it.
+using Asked = std::tuple<std::string, bool, std::optional<bool>, bool, std::vector<int>>;
+
+std::vector<std::tuple<std::string, std::string, std::vector<int>>> units_by_rules(
+    const std::vector<Asked>& given, const std::vector<std::int64_t>& sizes, double least) {
+  std::vector<sharding::AskedModule> modules;
+  for (const auto& [name, called, word, by_function, parameters] : given) {
+    modules.push_back({name, called, word, by_function, parameters});
+  }
+  std::vector<std::tuple<std::string, std::string, std::vector<int>>> units;
+  for (auto& [name, rule, parameters] : sharding::units_by_rules(modules, sizes, least)) {
+    units.emplace_back(name, sharding::name_of(rule), parameters);
+  }
+  return units;
+}
+
 std::vector<model::Measured> measured(Sharding& sharding, const Pairs& given, double norm_type) {
   std::vector<model::Measured> pairs;
   for (const auto& [parameter, gradient] : given) pairs.emplace_back(parameter, gradient.value_or(at::Tensor()));
@@ -26,6 +43,7 @@ std::vector<model::Measured> measured(Sharding& sharding, const Pairs& given, do
 
 void bind_sharding(py::module_& module) {
   const py::call_guard<Release> release;
+  module.def("units_by_rules", &units_by_rules, py::arg("modules"), py::arg("sizes"), py::arg("least"));
   py::class_<Sharding, data_parallel::ShardedGradients, std::shared_ptr<Sharding>>(module, "Sharding")
       .def_property_readonly("parameters",
                              [](const Sharding& sharding) {

@@ -845,6 +845,12 @@ class Optimizer:
 def require_same_options(session: Session, options: str, with_copies: bool) -> None:
     """UsageError, on all, where options differ between ranks that train one model; collective over these."""
 
+def units_by_rules(
+    modules: Sequence[tuple[str, bool, bool | None, bool, list[int]]], sizes: Sequence[int], least: float
+) -> list[tuple[str, str, list[int]]]:
+    """Units as (name, rule, numbers of parameters), of modules as (name, whether it is called, its word, its root's
+    function's, numbers of all parameters in it); see lamina/sharding/units.h."""
+
 class Sharding(ShardedGradients):
     """Sharded data parallelism on this rank; see lamina/sharding/sharding.h. Parameters go by their numbers."""
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from lamina import _lamina
 from lamina.modules.tree import is_called
 
 
@@ -45,49 +46,30 @@ def units(model: nn.Module, min_params: float) -> list[Unit]:
     Returns:
         Units, and modules with parameters that stay whole. Each parameter of the model is in one of them, once.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    taken: dict[int, tuple[str, str]] = {}  # parameters in a unit: its module and rule
+    parameters = dict(model.named_parameters())
+    numbers = {id(parameter): number for number, parameter in enumerate(parameters.values())}
+    met: set[nn.Module] = set()
+    asked = [("", True, None, False, list(range(len(parameters))))]
     for child_name, root in children_to_wrap(model):
-        if not getattr(root, "_fsdp_wrap", True):
-            _take(root, child_name, "whole", taken)
-            continue
-        for name, module in _inside_out(root, child_name):
-            left = sum(parameter.numel() for parameter in module.parameters() if id(parameter) not in taken)
-            if rule := _rule(module, root, left, min_params):
-                _take(module, name, rule, taken)
-        _take(root, child_name, "root", taken)
-    _take(model, "", "whole", taken)
-    found: dict[str, Unit] = {}
-    for parameter in model.parameters():
-        name, rule = taken[id(parameter)]
-        found.setdefault(name, Unit(name, rule, {})).parameters[names[id(parameter)]] = parameter
-    return [found[name] for name, _ in model.named_modules() if name in found]
+        for name, module in root.named_modules(met, child_name):
+            inside = [numbers[id(parameter)] for parameter in module.parameters()]
+            asked.append((name, *_answers(module, root), inside))
+    sizes = [parameter.numel() for parameter in parameters.values()]
+    named = list(parameters.items())
+    return [
+        Unit(name, rule, dict(named[number] for number in held))
+        for name, rule, held in _lamina.units_by_rules(asked, sizes, min_params)
+    ]
 
 
-def _inside_out(root: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:
-    """The modules below a root, each after those inside of it."""
-    found: dict[int, tuple[str, nn.Module]] = {}
-
-    def visit(module: nn.Module, name: str) -> None:
-        for child_name, child in module.named_children():
-            if id(child) not in found:
-                visit(child, f"{name}.{child_name}")
-        found[id(module)] = name, module
-
-    visit(root, prefix)
-    return list(found.values())[:-1]
-
-
-def _rule(module: nn.Module, root: nn.Module, left: int, min_params: float) -> str | None:
+def _answers(module: nn.Module, root: nn.Module) -> tuple[bool, bool | None, bool]:
+    """Tells whether a module is called, what its attribute says, and whether its root's function says yes."""
+    if module is root:
+        return True, bool(getattr(root, "_fsdp_wrap", True)), False
     if not is_called(module):
-        return None
+        return False, None, False
     rule = asked_of(module, "_fsdp_wrap", root, "fsdp_wrap_fn")
-    return "min_params" if rule is None and left > min_params else rule
-
-
-def _take(module: nn.Module, name: str, rule: str, taken: dict[int, tuple[str, str]]) -> None:
-    for parameter in module.parameters():
-        taken.setdefault(id(parameter), (name, rule))
+    return True, {"_fsdp_wrap": True, "": False}.get(rule), rule == "fsdp_wrap_fn"
 
 
 def table(found: Sequence[Unit], checkpointed: Sequence[str], degree: int) -> str:
