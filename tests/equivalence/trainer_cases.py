@@ -13,6 +13,15 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import lamina
 from lamina.trainer import ComposerModel, Evaluator, Time, Trainer
 
+# Rows of [Note: layouts of the Trainer], by arguments of it.
+ROWS = {
+    "": {},
+    "FULL_SHARD": {"fsdp_config": {"backward_prefetch": "NONE", "min_params": 20}},
+    "SHARD_GRAD_OP": {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}},
+    "stage 2": {"deepspeed_config": {"zero_optimization": {"stage": 2}}},
+    "stage 3": {"deepspeed_config": {"zero_optimization": {"stage": 3}}},
+}
+
 
 @dataclass
 class TrainerCase:
@@ -41,13 +50,15 @@ class TrainerCase:
         self.optimizer = draw.choice(["sgd", "adamw"])
         self.evaluated = draw.choice([None, draw.randint(1, 9)])
         self.dropout = 0.3 if draw.random() < 0.4 else 0.0
+        self.row = draw.choice(list(ROWS)) if self.layout == "sharded" else ""
+        self.backend = draw.choice(["auto", "nccl"]) if self.layout == "sharded" else "auto"
         if self.dropout:  # then microbatches are to be the same
             size = draw.choice([size for size in range(1, 6) if self.per_rank % size == 0])
             self.sampler, self.microbatch = "rows", {"size": size}
         self.name = "-".join(
             [
                 f"{self.number}",
-                self.layout,
+                self.layout + self.row.replace(" ", "_") + (self.backend == "nccl") * "_gathered",
                 f"{self.samples}of{self.batch}",
                 self.sampler.replace(" ", "_"),
                 self.duration,
@@ -139,6 +150,10 @@ LAYOUTS = {
 }
 
 
+def keys_of(case: TrainerCase) -> dict[str, object]:
+    return LAYOUTS[case.layout] | ({"ddp_dist_backend": "nccl"} if case.backend == "nccl" else {})
+
+
 def by_trainer(case: TrainerCase, alone: bool = False, **arguments: object) -> dict[str, object]:
     """This rank of several, by a Trainer with these arguments, too."""
     model, dataset = Model(case.loss, case.dropout), data_of(case.samples, 1)
@@ -160,7 +175,8 @@ def by_trainer(case: TrainerCase, alone: bool = False, **arguments: object) -> d
         optimizers=optimizer_of(case, model),
         callbacks=losses,
         device_train_microbatch_size=size,
-        **{"lamina_config": {"timeout_s": 60} | ({} if alone else LAYOUTS[case.layout]), "seed": 7} | arguments,
+        **{"lamina_config": {"timeout_s": 60} | ({} if alone else keys_of(case)), "seed": 7} | arguments,
+        **({} if alone else ROWS[case.row]),
         **evaluation(case),
         **microbatch,
     )

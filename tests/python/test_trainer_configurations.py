@@ -2,7 +2,6 @@
 """Configurations of the Trainer become keys of init, or one error that names all that is wrong."""
 
 import itertools
-import sys
 
 import pytest
 import torch
@@ -15,25 +14,32 @@ from lamina.trainer.precision import Precision, ensure_precision, get_precision_
 from lamina.trainer.settings import Given
 
 OF_TWO = Given(ranks=2, batch_size=16)
-NONE = sys.float_info.max
 SHARDED = {
     "ddp": True,
     "sharded_data_parallel_degree": 2,
     "sdp_param_persistence_threshold": 0,
-    "sdp_gradient_clipping": NONE,
+    "sdp_gradient_clipping": None,
 }
+
+
+def sharded(after_forward, after_backward, **keys):
+    freed = {"sdp_reshard_after_forward": after_forward, "sdp_reshard_after_backward": after_backward}
+    return SHARDED | freed | keys
+
+
+POST = {"sdp_backward_prefetch": "post"}
 STATES = {"ddp": True, "shard_optimizer_state": True, "sharded_data_parallel_degree": 1}
 WHOLE = {"ddp": True, "shard_optimizer_state": False, "sharded_data_parallel_degree": 1}
 ROWS = [
-    ({"fsdp_config": {}}, "FULL_SHARD", SHARDED),
-    ({"fsdp_config": {"sharding_strategy": "full_shard"}}, "FULL_SHARD", SHARDED),
-    ({"fsdp_config": {"sharding_strategy": "Shard_Grad_Op"}}, "SHARD_GRAD_OP", SHARDED),
+    ({"fsdp_config": {}}, "FULL_SHARD", sharded(True, True, **POST)),
+    ({"fsdp_config": {"sharding_strategy": "full_shard"}}, "FULL_SHARD", sharded(True, True, **POST)),
+    ({"fsdp_config": {"sharding_strategy": "Shard_Grad_Op"}}, "SHARD_GRAD_OP", sharded(False, True, **POST)),
     ({"fsdp_config": {"sharding_strategy": "NO_SHARD"}}, "NO_SHARD", WHOLE),
     ({"deepspeed_config": {}}, "stage 0", WHOLE),
     ({"deepspeed_config": {"zero_optimization": {}}}, "stage 0", WHOLE),
     ({"deepspeed_config": {"zero_optimization": {"stage": 1}}}, "stage 1", STATES),
-    ({"deepspeed_config": {"zero_optimization": {"stage": "2"}}}, "stage 2", SHARDED),
-    ({"deepspeed_config": {"zero_optimization": {"stage": 3}}}, "stage 3", SHARDED),
+    ({"deepspeed_config": {"zero_optimization": {"stage": "2"}}}, "stage 2", sharded(False, False)),
+    ({"deepspeed_config": {"zero_optimization": {"stage": 3}}}, "stage 3", sharded(True, True)),
 ]
 
 
@@ -77,6 +83,7 @@ def test_numbers_may_be_texts_and_strings_in_any_case(text):
     given = {"min_params": text(2e6), "backward_prefetch": "none", "verbose": "TRUE", "activation_checkpointing": True}
     found = of(fsdp_config=given | {"activation_cpu_offload": "true", "cpu_offload": "False"})
     assert (found.min_params, found.backward_prefetch, found.verbose) == (2e6, "NONE", True)
+    assert found.keys["sdp_backward_prefetch"] == "none"
     assert found.activation_checkpointing and found.keys["offload_activations"] is True
 
 
@@ -240,7 +247,7 @@ def test_buckets_and_thresholds_of_deepspeed():
 
 def test_clipping_is_the_trainers_and_no_other():
     found = of(deepspeed_config={"gradient_clipping": 0.5, "zero_optimization": {"stage": 2}})
-    assert found.clipping_norm == 0.5 and found.keys["sdp_gradient_clipping"] == NONE
+    assert found.clipping_norm == 0.5 and found.keys["sdp_gradient_clipping"] is None
     assert of(deepspeed_config={"gradient_clipping": 0}).clipping_norm is None
 
 
@@ -401,6 +408,8 @@ def test_two_configurations_contradict_each_other():
         ({"deepspeed_config": {"zero_optimization": {"stage": 1}}}, {"shard_optimizer_state": False}),
         ({"deepspeed_config": {"zero_optimization": {"stage": 1}}}, {"sharded_data_parallel_degree": 2}),
         ({"deepspeed_config": {"gradient_clipping": 1}}, {"sdp_gradient_clipping": 2.0}),
+        ({"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}}, {"sdp_reshard_after_forward": True}),
+        ({"fsdp_config": {"backward_prefetch": "NONE"}}, {"sdp_backward_prefetch": "pre"}),
         (
             {"deepspeed_config": {"zero_optimization": {"stage": 2, "reduce_bucket_size": 7}}},
             {"sdp_reduce_bucket_size": 8},

@@ -11,9 +11,8 @@
 | stage 1 | `shard_optimizer_state` | kept | kept | whole | shard |
 | NO_SHARD, stage 0 | `ddp` | kept | kept | whole | whole |
 
-The engine has no key yet for how long whole values are kept, nor for when the next ones are expected
-(`backward_prefetch`). So the first three rows have the same keys, and it frees values as FULL_SHARD does. Results are
-the same; memory and time are not. Keys for it belong into `_LAYOUTS`.
+How long values are kept is said by `sdp_reshard_after_forward` and `sdp_reshard_after_backward`. Where ranks share
+memory, values lie there once for all, and the first three rows take the same bytes.
 """
 
 from collections.abc import Mapping
@@ -26,19 +25,21 @@ from lamina.trainer.configuration_keys import raise_problems
 from lamina.trainer.deepspeed_config import read_deepspeed
 from lamina.trainer.fsdp_config import read_fsdp
 from lamina.trainer.precision import Precision, ensure_precision
-from lamina.trainer.settings import HALF, NO_CLIPPING, Given, Settings
+from lamina.trainer.settings import HALF, Given, Settings
 
 # Keys of a layout that shards. `lamina_config` may have others: a smaller degree, parameters that stay whole.
 _SHARDED = {
     "sdp_param_persistence_threshold": 0,
-    "sdp_gradient_clipping": NO_CLIPPING,
+    "sdp_gradient_clipping": None,
 }
 _WHOLE = {"sharded_data_parallel_degree": 1, "shard_optimizer_state": False}
+_FREED = {"sdp_reshard_after_forward": True, "sdp_reshard_after_backward": True}
+_PREFETCH = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NONE": "none"}
 _LAYOUTS = {
-    "FULL_SHARD": _SHARDED,
-    "stage 3": _SHARDED,
-    "SHARD_GRAD_OP": _SHARDED,
-    "stage 2": _SHARDED,
+    "FULL_SHARD": _FREED,
+    "stage 3": _FREED,
+    "SHARD_GRAD_OP": _FREED | {"sdp_reshard_after_forward": False},
+    "stage 2": dict.fromkeys(_FREED, False),
     "stage 1": _WHOLE | {"shard_optimizer_state": True},
     "NO_SHARD": _WHOLE,
     "stage 0": _WHOLE,
@@ -115,11 +116,13 @@ def _check_dtypes(wanted: Settings, readers: int, has_buffers: bool, problems: l
 def _keys(wanted: Settings, own: Mapping[str, Any], holders: int, problems: list[str]) -> dict[str, Any]:
     """The keys of `init`: what the configuration says, and lamina_config where that does not contradict it."""
     half = {key: dtype == wanted.param for dtype, key in HALF.items()}
-    is_sharded = _LAYOUTS[wanted.layout] is _SHARDED
-    layout = {"sharded_data_parallel_degree": holders, **_LAYOUTS[wanted.layout]} if is_sharded else {}
-    needed = {"ddp": True, **half, **({} if is_sharded else _LAYOUTS[wanted.layout]), **wanted.keys}
+    is_sharded = _LAYOUTS[wanted.layout].keys() == _FREED.keys()
+    layout = {"sharded_data_parallel_degree": holders, **_SHARDED} if is_sharded else {}
+    needed = {"ddp": True, **half, **_LAYOUTS[wanted.layout], **wanted.keys}
+    if is_sharded and wanted.backward_prefetch is not None:
+        needed["sdp_backward_prefetch"] = _PREFETCH[wanted.backward_prefetch]
     if wanted.clipping_norm is not None:
-        needed["sdp_gradient_clipping"] = NO_CLIPPING
+        needed["sdp_gradient_clipping"] = None
     for key, value in needed.items():
         if own.get(key, value) != value:
             problems.append(

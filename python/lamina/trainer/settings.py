@@ -2,7 +2,6 @@
 """Settings of a training, and the arguments that they depend on."""
 
 import dataclasses
-import sys
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ import torch
 from lamina.trainer.precision import Precision
 
 HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # keys of `init`
-NO_CLIPPING = sys.float_info.max  # the value of `sdp_gradient_clipping` with which the engine measures no norm
 # As torch's GradScaler begins.
 _LOSS_SCALE = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 65536.0, "scale_window": 2000}}
 
@@ -48,8 +46,8 @@ class Settings:
         loss_scale: arguments of DistributedOptimizer for models that are half.
         clipping_norm: what the norm of all gradients is clipped to; None: nothing.
         activation_checkpointing: whether the modules that the model chooses are checkpointed.
-        backward_prefetch: when the next unit's values are expected.
-        min_params: see `units`.
+        backward_prefetch: when the next unit's values are expected; None: as `init` has it.
+        min_params: see `units`; None: all modules that are called are units.
         verbose: whether the table of units is printed.
     """
 
@@ -64,8 +62,8 @@ class Settings:
     loss_scale: dict[str, Any] = dataclasses.field(default_factory=lambda: dict(_LOSS_SCALE))
     clipping_norm: float | None = None
     activation_checkpointing: bool = False
-    backward_prefetch: str = "BACKWARD_POST"
-    min_params: float = 1e8
+    backward_prefetch: str | None = None
+    min_params: float | None = None
     verbose: bool = False
 
     @property

@@ -34,7 +34,7 @@ from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBar
 from lamina.trainer.loop import Loop
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.trainer.schedulers import bound_schedulers, require_schedulers, steps_every_batch
-from lamina.trainer.settings import NO_CLIPPING, Given, Settings
+from lamina.trainer.settings import Given, Settings
 from lamina.trainer.shares import Shares, copies, require_split
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp
@@ -325,10 +325,15 @@ class Trainer:
         )
         found = settings(given.fsdp_config, given.deepspeed_config, given.precision, given.lamina_config, facts)
         chosen = checkpoint_chosen(given.model) if found.activation_checkpointing else []
-        if found.verbose and get_global_rank() == 0:
-            print(
-                table(units(given.model, found.min_params), chosen, found.keys.get("sharded_data_parallel_degree", 1))
+        if found.min_params is not None:
+            chosen_units, degree = (
+                units(given.model, found.min_params),
+                found.keys.get("sharded_data_parallel_degree", 1),
             )
+            if degree > 1:
+                found.keys.setdefault("sdp_units", [unit.name for unit in chosen_units if unit.rule != "whole"])
+            if found.verbose and get_global_rank() == 0:
+                print(table(chosen_units, chosen, degree))
         self.state.precision = found.precision
         whole = sum(parameter.numel() for parameter in given.model.parameters()) / 1e6
         degrees = {name: found.keys.get(name, 1) for name in _DIVIDE}
@@ -340,7 +345,7 @@ class Trainer:
     def _config(self, given: Arguments, found: Settings) -> dict[str, Any]:
         """The configuration of the job."""
         config = {"ddp": True, "timeout_s": given.dist_timeout, "microbatches": self._microbatches()}
-        config |= {"sdp_gradient_clipping": NO_CLIPPING} | found.keys  # else shards clip to 1
+        config |= {"sdp_gradient_clipping": None} | found.keys  # else shards clip to 1
         if given.seed is not None:
             config.setdefault("seed", given.seed)
         require_config(config)
