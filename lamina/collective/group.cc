@@ -13,6 +13,7 @@
 #include "lamina/base/hash.h"
 #include "lamina/base/str.h"
 #include "lamina/collective/backend.h"
+#include "lamina/collective/hierarchical.h"
 #include "lamina/collective/shared_memory_backend.h"
 #include "lamina/value/torch_version.h"
 
@@ -43,6 +44,11 @@ ReduceOp operator_of(Reduction reduction) {
 }
 
 constexpr auto kGloo = "gloo";
+
+bool is_half(const at::Tensor& tensor) {
+  return tensor.defined() && (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
+}
+
 constexpr int kTag = 0;  // sends and receives of two members go in order
 
 template <class Options>
@@ -62,7 +68,7 @@ class SumOfParts : public Work {
   void wait() override {
     begun_->wait();
     const at::NoGradGuard no_grad;
-    at::sum_out(sum_, parts_, /*dim=*/0);
+    at::sum_out(sum_, parts_, /*dim=*/0, /*keepdim=*/false, sum_.scalar_type());
   }
 
  private:
@@ -150,10 +156,17 @@ class C10dGroup : public Group {
   }
 
   Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, Terms terms) override {
-    require_parts("reduce_scatter", all, mine);
+    const bool widens = reduction == Reduction::kSum && mine.scalar_type() == at::kFloat && is_half(all);
+    require_parts("reduce_scatter", all, mine, /*of_one_type=*/!widens);
     flatten(all, mine);
-    if (reduction == Reduction::kSum && mine.is_cpu() && mine.numel() > 0 && backend()->getBackendName() == kGloo) {
-      auto parts = at::empty({size(), mine.numel()}, mine.options());
+    if (widens && (by_levels(all) || mine.numel() == 0)) {  // levels sum in float32, and round what they have summed
+      auto rounded = at::empty({1, mine.numel()}, all.options());
+      auto begun = reduce_scatter(rounded, all, reduction, std::move(terms));
+      return std::make_unique<SumOfParts>(std::move(begun), std::move(rounded), std::move(mine));
+    }
+    const bool over_gloo = mine.is_cpu() && backend()->getBackendName() == kGloo;
+    if (widens || (reduction == Reduction::kSum && over_gloo && mine.numel() > 0)) {
+      auto parts = at::empty({size(), mine.numel()}, all.options());
       auto begun = exchange("reduce_scatter", parts, all.view({size(), -1}), terms, {});
       return std::make_unique<SumOfParts>(std::move(begun), std::move(parts), std::move(mine));
     }
@@ -259,6 +272,9 @@ class C10dGroup : public Group {
     }
   }
 
+  bool by_levels(const at::Tensor& tensor) const {
+    return group_->getBackend(tensor.device().type())->getBackendName() == kByLevels;
+  }
   c10::intrusive_ptr<c10d::Backend> backend() const { return group_->getBackend(c10::DeviceType::CPU); }
   MemorySharing* memory_sharing() const { return dynamic_cast<MemorySharing*>(backend().get()); }
   Leavable* leavable() const { return dynamic_cast<Leavable*>(backend().get()); }
@@ -303,8 +319,10 @@ class C10dGroup : public Group {
       throw base::UsageError(base::str(operation, " over ", membership_.name, ": to this rank itself"));
   }
 
-  void require_parts(const char* operation, const at::Tensor& all, const at::Tensor& mine) const {
-    if (all.defined() && all.numel() == size() * mine.numel() && all.scalar_type() == mine.scalar_type()) return;
+  void require_parts(const char* operation, const at::Tensor& all, const at::Tensor& mine,
+                     bool of_one_type = true) const {
+    const bool fits = all.defined() && all.numel() == size() * mine.numel();
+    if (fits && (!of_one_type || all.scalar_type() == mine.scalar_type())) return;
     const auto given = all.defined() ? all.numel() : 0;
     throw base::UsageError(base::str(operation, " over ", membership_.name, ": a tensor of ", given, " elements for ",
                                      size(), " parts of ", mine.numel(), ", of one type"));

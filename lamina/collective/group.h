@@ -41,7 +41,8 @@ class Group {
 
   // `all` becomes what `mine` is on each member.
   virtual Started all_gather(at::Tensor all, at::Tensor mine, Terms terms) = 0;
-  // `mine` becomes this member's part of what all_reduce would make of `all`.
+  // `mine` becomes this member's part of what all_reduce would make of `all`. It may be of float32 where `all` is of 16
+  // bits, whose sum then is one of float32.
   virtual Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, Terms terms) = 0;
   // Member i gets part i of `sent`, and its part comes to part i of `received`.
   virtual Started all_to_all(at::Tensor received, at::Tensor sent, Terms terms, Rows rows = {}) = 0;

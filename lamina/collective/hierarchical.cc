@@ -36,7 +36,7 @@ class HierarchicalBackend : public c10d::Backend {
         timeout_(timeout) {}
   ~HierarchicalBackend() override { lane_->close(); }
 
-  const std::string getBackendName() const override { return "lamina-hierarchical"; }
+  const std::string getBackendName() const override { return kByLevels; }
 
   WorkPtr _allgather_base(at::Tensor& all, at::Tensor& mine, const c10d::AllgatherOptions& options) override {
     require_parts("all_gather", all, mine);

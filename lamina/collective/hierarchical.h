@@ -20,6 +20,8 @@ namespace lamina::collective {
 // crosses first, when each member has one part, and a sum last, when each has one part left: so every part crosses once
 // to each other host, and no member sends another one's.
 
+constexpr auto kByLevels = "lamina-hierarchical";  // the name of the backend
+
 struct Levels {
   c10::intrusive_ptr<c10d::ProcessGroup> within, across;  // torch's, of any backend; nobody else uses them
   c10::intrusive_ptr<c10d::ProcessGroup> flat;  // all_to_all, and gathers too large for `limits`; nullptr: none are

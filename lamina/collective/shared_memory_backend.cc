@@ -22,7 +22,6 @@ namespace {
 
 using shared_memory::Check;
 using shared_memory::Communicator;
-using shared_memory::Reduction;
 
 // A wait for whoever sends looks so often before it sleeps between looks.
 constexpr int kLooks = 100;
@@ -435,7 +434,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
       throw base::UsageError(base::str(kAllReduce.name, " takes sparse tensors of the CPU, not one of ",
                                        tensor.scalar_type(), " on ", tensor.device().str()));
     }
-    if (const auto how = reduction_of(kAllReduce, options.reduceOp); how != Reduction::kSum) {
+    if (const auto how = reduction_of(kAllReduce, options.reduceOp); how != shared_memory::Reduction::kSum) {
       throw base::UsageError(base::str(kAllReduce.name, " of sparse tensors has SUM, not this reduction"));
     }
     return start(kAllReduce, {tensor}, options, [this, tensor](const Check& check) {

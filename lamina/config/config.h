@@ -12,6 +12,7 @@ enum class Schedule { kSimple, kInterleaved, kForwardOnly };
 enum class Optimize { kMemory, kSpeed };
 enum class DistBackend { kAuto, kNccl };
 enum class BackwardPrefetch { kPre, kPost, kNone };
+enum class FloatType { kFp32, kFp16, kBf16, kOwn };  // own: that which each tensor has
 
 // Everything a job can be told, under the names that docs/configuration.md explains. A field that is optional<> was
 // not given, or has no default of its own; `with_defaults` fills those whose default depends on other fields.
@@ -46,6 +47,8 @@ struct Config {
   bool fp16 = false;
   bool bf16 = false;
   bool fp16_params = false;
+  std::optional<FloatType> buffer_dtype;  // none: buffers are half where parameters are
+  std::optional<FloatType> reduce_dtype;  // in which gradients travel between copies; none: their own
   bool shard_optimizer_state = false;
   bool offload_activations = false;
   int activation_loading_horizon = 4;

@@ -162,6 +162,8 @@ std::vector<Key> make_keys() {
       flag("fp16", &C::fp16),
       flag("bf16", &C::bf16),
       flag("fp16_params", &C::fp16_params),
+      choice("buffer_dtype", &C::buffer_dtype, {"fp32", "fp16", "bf16", "own"}),
+      choice("reduce_dtype", &C::reduce_dtype, {"fp32", "fp16", "bf16"}),
       flag("shard_optimizer_state", &C::shard_optimizer_state),
       flag("offload_activations", &C::offload_activations),
       integer("activation_loading_horizon", &C::activation_loading_horizon, 1),

@@ -72,6 +72,7 @@ void check_between_keys(const Config& config, Problems& problems) {
   check_needs_ddp(config, "sharded_data_parallel_degree", config.sharded_data_parallel_degree > 1, problems);
   check_needs_ddp(config, "ddp_port", config.ddp_port.has_value(), problems);
   check_needs_ddp(config, "ddp_dist_backend", config.ddp_dist_backend.has_value(), problems);
+  check_needs_ddp(config, "reduce_dtype", config.reduce_dtype.has_value(), problems);
   if (config.load_partition && !config.partition_file) {
     problems.add("load_partition",
                  "load_partition: true needs partition_file, which it reads; name it, or leave "

@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "lamina/base/error.h"
+#include "lamina/collective/travel.h"
 
 namespace lamina::data_parallel {
 namespace {
@@ -62,16 +63,19 @@ void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters
 }
 
 // Divided before it is summed: a sum of half precision may be too large. Collectives know no complex numbers.
-collective::Started begin_mean(const at::Tensor& bucket, collective::Group& replicas, int divisor,
-                               const collective::Terms& terms) {
+collective::Started begin_mean(const at::Tensor& bucket, const Mean& mean) {
+  auto& [replicas, divisor, terms, asked] = mean;
+  if (const auto type = collective::travelling(bucket.scalar_type(), asked)) {
+    return collective::all_reduce_as(*type, bucket, divisor, *replicas, terms);
+  }
   auto real = bucket.is_complex() ? at::view_as_real(bucket) : bucket;
   real.div_(divisor);
-  return replicas.all_reduce(real, collective::Reduction::kSum, terms);
+  return replicas->all_reduce(real, collective::Reduction::kSum, terms);
 }
 
-Reduce mean_over(collective::Group& replicas, int divisor, collective::Terms terms) {
-  return [&replicas, divisor, terms = std::move(terms)](const GradientBucket& bucket) {
-    begin_mean(bucket.gradients, replicas, divisor, terms)->wait();
+Reduce mean_over(Mean mean) {
+  return [mean = std::move(mean)](const GradientBucket& bucket) {
+    begin_mean(bucket.gradients, mean)->wait();
     return bucket.gradients;
   };
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -33,15 +34,20 @@ void gather(const std::vector<at::Tensor>& gradients, const std::vector<at::Tens
 enum class Gradients : std::uint8_t { kCopied, kViews };
 void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters, Gradients how,
              const std::function<bool(const at::Tensor& parameter)>& wanted);
-// Begins the mean of a bucket over the replicas, in its place.
-collective::Started begin_mean(const at::Tensor& bucket, collective::Group& replicas, int divisor,
-                               const collective::Terms& terms);
+// The mean over replicas: their sum, divided by `divisor`.
+struct Mean {
+  collective::Group* replicas;
+  int divisor;
+  collective::Terms terms;
+  std::optional<at::ScalarType> travels = {};  // in which gradients do: see [Note: types that travel]; none: their own
+};
+// Begins that of a bucket, in its place.
+collective::Started begin_mean(const at::Tensor& bucket, const Mean& mean);
 
 // Makes what takes the place of a bucket's gradients, of their size and type.
 using Reduce = std::function<at::Tensor(const GradientBucket&)>;
 
-// The sum over the replicas, divided by `divisor`.
-Reduce mean_over(collective::Group& replicas, int divisor, collective::Terms terms);
+Reduce mean_over(Mean mean);
 
 // [Note: buckets] Gradients travel in buckets of about `bucket_bytes`, in the order of the parameters, which is one on
 // all replicas. Each is copied once into its bucket's memory and once back. A gradient is the user's: a program may

@@ -24,9 +24,9 @@ bool fits(const at::Tensor& gradient, const at::Tensor& bucket) {
 
 }  // namespace
 
-void EarlyBuckets::arm(collective::Group& replicas, int divisor, collective::Terms terms) {
+void EarlyBuckets::arm(Mean mean) {
   const std::lock_guard guard(mutex_);
-  target_ = Target{&replicas, divisor, std::move(terms)};
+  mean_ = std::move(mean);
   started_ = 0;
   come_.clear();
   for (auto& bucket : buckets_) bucket.incomplete = 0;
@@ -40,7 +40,7 @@ void EarlyBuckets::note(const at::Tensor& parameter) {
   const std::lock_guard guard(mutex_);
   const int count = ++come_[parameter.unsafeGetTensorImpl()];
   const auto found = planned_.find(parameter.unsafeGetTensorImpl());
-  if (!target_ || found == planned_.end() || count != found->second.expected) return;
+  if (!mean_ || found == planned_.end() || count != found->second.expected) return;
   --buckets_[found->second.bucket].incomplete;
   start_complete();
 }
@@ -51,7 +51,7 @@ void EarlyBuckets::start_complete() {
 
 void EarlyBuckets::start_rest() {
   const std::lock_guard guard(mutex_);
-  while (target_ && started_ < buckets_.size()) start(buckets_[started_++]);
+  while (mean_ && started_ < buckets_.size()) start(buckets_[started_++]);
 }
 
 void EarlyBuckets::start(Bucket& bucket) {
@@ -70,7 +70,7 @@ void EarlyBuckets::start(Bucket& bucket) {
     gradients.push_back(planned.sent);
   }
   gather(gradients, bucket.parameters, bucket.memory);
-  bucket.work = begin_mean(bucket.memory, *target_->replicas, target_->divisor, target_->terms);
+  bucket.work = begin_mean(bucket.memory, *mean_);
 }
 
 Gradient EarlyBuckets::state(const at::Tensor& parameter) const {
@@ -91,7 +91,7 @@ void EarlyBuckets::finish(const std::function<bool(const at::Tensor& parameter)>
   const c10::AutoGradMode no_grad(false);
   {
     const std::lock_guard guard(mutex_);
-    target_.reset();
+    mean_.reset();
   }
   for (auto& bucket : buckets_) {
     if (!bucket.work) continue;
@@ -130,7 +130,7 @@ void EarlyBuckets::plan(std::span<const at::Tensor> parameters) {
 
 void EarlyBuckets::forget() {
   const std::lock_guard guard(mutex_);
-  target_.reset();
+  mean_.reset();
   drop_plan();
   come_.clear();
 }

@@ -26,8 +26,8 @@ class EarlyBuckets {
   explicit EarlyBuckets(std::int64_t bucket_bytes, Gradients how = Gradients::kCopied)
       : bucket_bytes_(bucket_bytes), how_(how) {}
 
-  // Before a pass that ends with a reduction: from now on complete buckets start. `replicas` outlives the pass.
-  void arm(collective::Group& replicas, int divisor, collective::Terms terms);
+  // Before a pass that ends with a reduction: from now on complete buckets start. Its replicas outlive the pass.
+  void arm(Mean mean);
   // A gradient has come to this parameter. From any thread.
   void note(const at::Tensor& parameter);
 
@@ -56,11 +56,6 @@ class EarlyBuckets {
     at::Tensor sent;   // the gradient that its bucket started with; it may have been none
     std::uint32_t version = 0;
   };
-  struct Target {
-    collective::Group* replicas;
-    int divisor;
-    collective::Terms terms;
-  };
 
   void drop_plan();
   void start_complete();
@@ -69,7 +64,7 @@ class EarlyBuckets {
   const std::int64_t bucket_bytes_;
   const Gradients how_;
   mutable std::mutex mutex_;
-  std::optional<Target> target_;  // while armed
+  std::optional<Mean> mean_;  // while armed
   std::vector<Bucket> buckets_;
   std::size_t started_ = 0;  // of them
   std::unordered_map<const at::TensorImpl*, Planned> planned_;

@@ -11,7 +11,7 @@
 namespace lamina::data_parallel {
 
 void GroupReduction::arm(const base::Patience& patience) {
-  if (apart_) early_.arm(*apart_, apart_->size(), {"averaging gradients", patience});
+  if (apart_) early_.arm({apart_.get(), apart_->size(), {"averaging gradients", patience}, travels_});
 }
 
 // One apart, where a member may leave what it has started. Such a group carries tensors of the CPU alone.
@@ -47,7 +47,7 @@ void GroupReduction::reduce(const std::vector<NamedTensor>& parameters, const st
   }
   std::ranges::reverse(next);
   early_.finish([&](const at::Tensor& parameter) { return sent.contains(parameter.unsafeGetTensorImpl()); });
-  const auto mean = mean_over(all, terms.divisor.value_or(all.size()), said);
+  const auto mean = mean_over({&all, terms.divisor.value_or(all.size()), said, travels_});
   buckets_.reduce(parameters, unsent, hooked ? *terms.hook : mean);  // no copy: a hook may be Python's
   broadcast(buffers, all, terms.root, {"broadcasting buffers", terms.patience});
   if (apart_ && terms.plans) early_.plan(next);

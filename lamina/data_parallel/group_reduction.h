@@ -25,9 +25,17 @@ class GroupReduction {
     Tensors parameters;
     Group group;
   };
+  struct How {
+    std::int64_t bucket_bytes = 0;
+    Gradients gradients = Gradients::kCopied;
+    std::optional<at::ScalarType> travels = {};  // see Mean
+  };
 
-  GroupReduction(std::int64_t bucket_bytes, Gradients how, Over over)
-      : over_(std::move(over)), buckets_(bucket_bytes, how), early_(bucket_bytes, how) {}
+  GroupReduction(How how, Over over)
+      : over_(std::move(over)),
+        travels_(how.travels),
+        buckets_(how.bucket_bytes, how.gradients),
+        early_(how.bucket_bytes, how.gradients) {}
 
   std::vector<NamedTensor> parameters() const { return over_.parameters(); }
 
@@ -67,6 +75,7 @@ class GroupReduction {
                            const base::Patience& patience);
 
   const Over over_;
+  const std::optional<at::ScalarType> travels_;
   Buckets buckets_;
   EarlyBuckets early_;
   std::unique_ptr<collective::Group> apart_;  // where the backend has such a group: made for the first reduction

@@ -53,6 +53,10 @@ bool may_never_end(const std::exception_ptr& error) {
   }
 }
 
+GroupReduction::How how(const ReducerOptions& options) {
+  return {options.bucket_bytes, options.gradients, options.travels};
+}
+
 }  // namespace
 
 Reducer::Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vector<base::Rank> replicas,
@@ -61,10 +65,10 @@ Reducer::Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vecto
       parts_(std::move(parts)),
       everyone_(first_numbers(replicas.size())),
       passes_(mailbox, std::move(replicas), std::move(patience), std::move(failures)),
-      over_replicas_(options.bucket_bytes, options.gradients, {parts_.parameters, parts_.group}),
+      over_replicas_(how(options), {parts_.parameters, parts_.group}),
       alive_(std::make_shared<Reducer*>(this)),
       present_(everyone_) {
-  if (parts_.scaled) scaled_.emplace(options.bucket_bytes, options.gradients, *parts_.scaled);
+  if (parts_.scaled) scaled_.emplace(how(options), *parts_.scaled);
 }
 
 Reducer::~Reducer() = default;

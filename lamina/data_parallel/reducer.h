@@ -55,6 +55,7 @@ struct ReducerOptions {
   bool broadcast_buffers = true;  // those of the first replica that trains, after each reduction
   bool overlap = true;            // see [Note: overlap]; else sharded gradients, too, travel at the end of a pass
   Gradients gradients = Gradients::kCopied;
+  std::optional<at::ScalarType> travels = {};  // in which gradients do, but where a hook sees to that; none: their own
 };
 
 // The gradients and buffers of one replica's part of a model, and those of the same part on the other replicas. A face

@@ -15,6 +15,7 @@
 #include "lamina/frontend/routing.h"
 #include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/resumption.h"
+#include "lamina/model/float_types.h"
 #include "lamina/model/make_table.h"
 #include "lamina/session/model_life.h"
 #include "lamina/session/sharding.h"
@@ -86,14 +87,14 @@ Model::~Model() = default;
 
 // Gives parameters and buffers of floating-point numbers the type that the configuration says.
 void Model::convert() {
-  const auto& config = job_.session->config();
-  if (!config.fp16 && !config.bf16 && !config.fp16_params) return;
-  const auto type = config.bf16 ? at::kBFloat16 : at::kHalf;
-  auto tensors = tree_.root()->parameters();
-  for (const auto& buffer : tree_.root()->buffers()) tensors.push_back(buffer);
-  for (auto& tensor : tensors) {
-    if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(type));
-  }
+  const auto types = model::float_types(job_.session->config());
+  const auto give = [](std::vector<at::Tensor> tensors, std::optional<at::ScalarType> type) {
+    for (auto& tensor : tensors) {
+      if (type && tensor.is_floating_point()) tensor.set_data(tensor.detach().to(*type));
+    }
+  };
+  give(tree_.root()->parameters(), types.parameters);
+  give(tree_.root()->buffers(), types.buffers);
 }
 
 ModuleTree Model::make_tree() const { return {tree_.root(), !job_.session->config().auto_partition, slicings_}; }

@@ -8,6 +8,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
+#include "lamina/model/float_types.h"
 
 // News of a model for its reducer; see [Note: backward pass] in data_parallel/reducer.h.
 namespace lamina::frontend {
@@ -21,7 +22,8 @@ void Model::make_reducer() {
       data_parallel::ReducerOptions{
           options_.backward_passes_per_step, static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20)),
           options_.broadcast_buffers, options_.overlapping_allreduce && !session.config().deterministic_server,
-          options_.gradient_as_bucket_view ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied},
+          options_.gradient_as_bucket_view ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied,
+          model::scalar_type(session.config().reduce_dtype)},
       session.mailbox(), session.members(topology::kReplicas), session.patience(), std::make_shared<value::Failures>(),
       data_parallel::Reducer::Parts{[this] { return own_parameters(); }, [this] { return own(tree_.buffers()); },
                                     group});

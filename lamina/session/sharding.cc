@@ -14,6 +14,7 @@
 #include "lamina/base/str.h"
 #include "lamina/environment/memory.h"
 #include "lamina/messaging/agreement.h"
+#include "lamina/model/float_types.h"
 #include "lamina/plan/format.h"
 #include "lamina/sharding/memory.h"
 
@@ -105,7 +106,8 @@ std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model:
   auto sharding = std::make_shared<sharding::Sharding>(
       sharding::sharded(table), units,
       sharding::Sharding::Terms{session.config().sdp_reduce_bucket_size, keeping(session.config())},
-      sharding::Context{group, copies, std::move(ranks), in_order, Session::turn_of_this_thread()});
+      sharding::Context{group, copies, std::move(ranks), in_order, Session::turn_of_this_thread(),
+                        model::scalar_type(session.config().reduce_dtype)});
   session.job().call_hooks().add(sharding->values(), sharding->values()->units());
   session.when_closed([weak = std::weak_ptr(sharding)] {
     if (const auto closing = weak.lock()) closing->close();

@@ -72,10 +72,11 @@ class CollectiveTransfer : public Transfer {
   void give(std::size_t parameter, at::Tensor gradient, std::int64_t /*pass*/) override {
     const std::lock_guard lock(mutex_);
     const auto& spec = own_.at(parameter).spec;
-    const auto most =
-        std::min(bucket_elements_, static_cast<std::int64_t>(kMostBytesUnderWay / c10::elementSize(spec.dtype)));
+    const auto most = std::min(bucket_elements_,
+                               static_cast<std::int64_t>(kMostBytesUnderWay / c10::elementSize(spec.gradient_type())));
     const bool fits =
-        bucket_.empty() || (are_alike(bucket_.front().first, parameter) && in_bucket_ + spec.numel <= most);
+        bucket_.empty() || (own_[bucket_.front().first].spec.gradient_type() == spec.gradient_type() &&
+                            own_[bucket_.front().first].spec.device == spec.device && in_bucket_ + spec.numel <= most);
     if (!fits) send_bucket(patience_);
     in_bucket_ += spec.numel;
     bucket_.emplace_back(parameter, std::move(gradient));
@@ -234,7 +235,8 @@ class CollectiveTransfer : public Transfer {
   at::Tensor zeros_for(std::span<const std::size_t> parameters) {
     std::int64_t shards = 0;
     for (const auto parameter : parameters) shards += own_.at(parameter).shard.numel();
-    return at::zeros({group_.size(), shards}, own_.at(parameters.front()).shard.options().requires_grad(false));
+    const auto& first = own_.at(parameters.front()).spec;
+    return at::zeros({group_.size(), shards}, at::TensorOptions(first.gradient_type()).device(first.device));
   }
 
   void send_bucket(const base::Patience& patience) {
@@ -263,7 +265,9 @@ class CollectiveTransfer : public Transfer {
   Begun begin_sum(std::vector<std::size_t> parameters, const at::Tensor& all, const base::Patience& patience) {
     const at::NoGradGuard no_grad;
     Begun bucket;
-    bucket.result = at::empty({all.size(1)}, all.options());
+    const auto& first = own_.at(parameters.front()).spec;
+    const auto type = first.travels ? c10::promoteTypes(*first.travels, at::kFloat) : all.scalar_type();
+    bucket.result = at::empty({all.size(1)}, all.options().dtype(type));
     bucket.number = say(kGradients, parameters);
     bucket.work = group_.reduce_scatter(bucket.result, all.view({-1}), collective::Reduction::kSum,
                                         terms("summing gradients", patience, bucket.number, parameters));

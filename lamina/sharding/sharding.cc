@@ -18,21 +18,17 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/collective/travel.h"
 #include "lamina/layout/place.h"
 
 namespace lamina::sharding {
 namespace {
 
-std::vector<Spec> specs_of(std::span<const model::Parameter* const> parameters) {
-  std::vector<Spec> specs;
-  for (const auto* row : parameters) {
-    const auto& tensor = row->tensor;
-    specs.push_back({tensor.numel(), tensor.scalar_type(), tensor.device()});
-  }
-  return specs;
+Spec spec_of(const at::Tensor& tensor, std::optional<at::ScalarType> travels) {
+  const auto type = tensor.scalar_type();
+  return {tensor.numel(), type, tensor.device(), collective::travelling(type, travels)};
 }
 
-// A sum of half precision may be too large where the mean is not: what is summed is divided before.
 bool is_half(const at::Tensor& tensor) { return tensor.element_size() < 4; }
 
 constexpr double kEpsilon = 1e-6;  // torch's, of a norm that gradients are divided by
@@ -71,11 +67,14 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
     const auto own = layout::held(row->layout, ranks.topology, ranks.place());
     base::internal_check(own.has_value(), "a shard of what is here");
     parameters_.push_back({row->layout.name, row->tensor, {own->begin, own->end, own->size}, row->reduction.divisor});
+    specs_.push_back(spec_of(row->tensor, context_.travels));
+    // Keeps what a master is updated with: it is not rounded to the type of the parameter.
+    kept_.push_back(specs_.back().travels && row->has_master() ? at::kFloat : specs_.back().dtype);
   }
   const auto on_cpu = [](const auto* row) { return row->tensor.is_cpu(); };
   if (std::ranges::all_of(parameters, on_cpu)) {
-    transfer_ = make_shared_transfer(specs_of(parameters), terms.gradients, context_.group,
-                                     {"sharding the model", patience_}, &ranks.mailbox);
+    transfer_ = make_shared_transfer(specs_, terms.gradients, context_.group, {"sharding the model", patience_},
+                                     &ranks.mailbox);
   }
   if (!transfer_ && !context_.in_order) {
     throw base::UsageError(
@@ -87,7 +86,7 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
     std::vector<std::string> names;
     for (const auto& each : parameters_) names.push_back(each.name);
     transfer_ = make_collective_transfer(
-        specs_of(parameters), terms.gradients, context_.group, patience_,
+        specs_, terms.gradients, context_.group, patience_,
         std::make_unique<collective::SameOrder>(ranks.mailbox, context_.group.members(), context_.group.rank(),
                                                 words_of(std::move(names)), context_.turn));
   }
@@ -164,6 +163,11 @@ void Sharding::write_back(std::size_t parameter, const at::Tensor& whole) {
 
 // Gradients.
 
+// A sum of half precision may be too large where the mean is not: what is summed is divided before.
+bool Sharding::divides_first(std::size_t parameter) const {
+  return c10::elementSize(specs_[parameter].gradient_type()) < 4;
+}
+
 void Sharding::note(const at::Tensor& parameter, std::int64_t pass) {
   auto gradient = std::exchange(const_cast<at::Tensor&>(parameter).mutable_grad(), {});
   if (!gradient.defined()) return;
@@ -173,7 +177,12 @@ void Sharding::note(const at::Tensor& parameter, std::int64_t pass) {
   // Members read its memory, in which its elements have to be.
   gradient = gradient._is_zerotensor() ? gradient.clone() : gradient.resolve_neg();
   const auto number = *find(parameter);
-  if (is_half(gradient)) gradient = gradient.div(named(number).replicas);
+  const int divisor = divides_first(number) ? named(number).replicas : 1;
+  if (const auto type = specs_[number].travels) {
+    gradient = collective::to_travel(gradient, *type, divisor);
+  } else if (divisor != 1) {
+    gradient = gradient.div(divisor);
+  }
   transfer().give(number, gradient.contiguous(), pass);
 }
 
@@ -188,11 +197,11 @@ void Sharding::reduce(std::int64_t pass, bool ends, const base::Patience& patien
   for (std::size_t i = 0; i < size(); ++i) {
     if (!sums[i].defined()) continue;
     auto& gradient = shard(i).mutable_grad();
-    if (!is_half(sums[i])) sums[i].div_(named(i).replicas);
+    if (!divides_first(i)) sums[i].div_(named(i).replicas);
     if (gradient.defined()) {
       gradient.add_(sums[i]);
     } else {
-      gradient = std::move(sums[i]);
+      gradient = sums[i].to(kept_[i]);
     }
   }
 }
@@ -207,8 +216,10 @@ void Sharding::sum_over_copies(std::vector<at::Tensor>& sums, const base::Patien
   std::vector<collective::Started> started;
   for (std::size_t i = 0; i < size(); ++i) {
     if (flags[i] == 0) continue;
-    if (!sums[i].defined()) sums[i] = at::zeros_like(shard(i));
-    started.push_back(context_.copies->all_reduce(sums[i], collective::Reduction::kSum, terms));
+    if (!sums[i].defined()) sums[i] = at::zeros_like(shard(i), specs_[i].sum_type());
+    started.push_back(specs_[i].travels
+                          ? collective::all_reduce_as(*specs_[i].travels, sums[i], 1, *context_.copies, terms)
+                          : context_.copies->all_reduce(sums[i], collective::Reduction::kSum, terms));
   }
   for (auto& one : started) one->wait();
 }

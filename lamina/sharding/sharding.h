@@ -28,6 +28,7 @@ struct Context {
   // They take the turns of steps in one order, or have one partition: so collectives have one, too.
   bool in_order = true;
   collective::SameOrder::Turn turn = {};
+  std::optional<at::ScalarType> travels = {};  // in which gradients do; none: their own
 };
 
 // Sharded data parallelism on one rank: the parameters that it has a shard of. See [Note: shards], [Note: units]. All
@@ -101,10 +102,13 @@ class Sharding : public data_parallel::ShardedGradients {
   collective::Group& caught_up();  // the group, of whose collectives no member lacks any
   void meet(const char* purpose);
   void sum_over_copies(std::vector<at::Tensor>& sums, const base::Patience& patience);
+  bool divides_first(std::size_t parameter) const;
 
   const Context context_;
   const base::Patience patience_;
   std::vector<ShardedParameter> parameters_;
+  std::vector<Spec> specs_;
+  std::vector<at::ScalarType> kept_;  // the types of gradients of shards
   std::shared_ptr<Transfer> transfer_;
   std::shared_ptr<LiveValues> values_;
   std::unordered_map<const at::TensorImpl*, std::size_t> by_shard_;

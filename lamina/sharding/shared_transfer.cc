@@ -68,13 +68,14 @@ class SharedTransfer : public Transfer {
         arena_(arena_bytes),
         bytes_at_once_(bytes_at_once) {
     for (const auto& each : parameters) {
-      State own{.spec = each, .size_of = c10::elementSize(each.dtype), .own_place = arena_bytes};
+      State own{.spec = each, .size_of = c10::elementSize(each.gradient_type()), .own_place = arena_bytes};
       own.shard_numel = each.shard_numel(members_);
-      arena_bytes += Pieces::size(each.bytes());
+      arena_bytes += Pieces::size(each.gradient_bytes());
       own_.push_back(std::move(own));
     }
     for (std::size_t i = 0; i < own_.size(); ++i) {
-      const auto own_begin = static_cast<std::size_t>(own_[i].shard_numel) * member_ * own_[i].size_of;
+      const auto size_of = c10::elementSize(own_[i].spec.dtype);
+      const auto own_begin = static_cast<std::size_t>(own_[i].shard_numel) * member_ * size_of;
       own_[i].shard = at::from_blob(
           at(layout_.value(i)) + own_begin, {own_[i].shard_numel}, [kept = segment_](void*) {},
           at::TensorOptions(own_[i].spec.dtype));
@@ -150,7 +151,7 @@ class SharedTransfer : public Transfer {
  private:
   struct State {
     Spec spec;
-    std::size_t size_of = 0;
+    std::size_t size_of = 0;    // elements of gradients
     std::size_t own_place = 0;  // for a gradient that no gap in the arena is large enough for
     std::int64_t shard_numel = 0;
     at::Tensor shard;
@@ -250,13 +251,13 @@ class SharedTransfer : public Transfer {
 
   std::size_t kept_bytes() const {
     std::size_t bytes = 0;
-    for (const auto parameter : busy_) bytes += own_[parameter].kept.size() * own_[parameter].spec.bytes();
+    for (const auto parameter : busy_) bytes += own_[parameter].kept.size() * own_[parameter].spec.gradient_bytes();
     return bytes;
   }
 
   bool post(std::size_t parameter, std::size_t bytes_at_once) {
     auto& own = own_[parameter];
-    const auto bytes = own.spec.bytes();
+    const auto bytes = own.spec.gradient_bytes();
     if (arena_.in_use() > 0 && arena_.in_use() + Pieces::size(bytes) > bytes_at_once) return false;
     own.piece = arena_.take(bytes).value_or(own.own_place);
     const auto gradient = std::move(own.kept.front());
@@ -287,21 +288,29 @@ class SharedTransfer : public Transfer {
     const auto k = ++own.summed;
     const auto share = own.spec.share(members_, member_);
     const auto valid = share.count();
+    const bool widens = own.spec.gradient_type() != own.spec.sum_type();
     std::vector<const std::byte*> sources;
-    if (own.sum.defined()) {
-      sources.push_back(static_cast<const std::byte*>(own.sum.const_data_ptr()));
-    } else {
+    if (!own.sum.defined()) {
       own.sum = sums_.take(parameter);
-      own.sum.narrow(0, valid, share.size - valid).zero_();
+      (widens ? own.sum : own.sum.narrow(0, valid, share.size - valid)).zero_();
+    } else if (!widens) {
+      sources.push_back(static_cast<const std::byte*>(own.sum.const_data_ptr()));
     }
     for (int other = 0; other < members_; ++other) {
       if (count(layout_.posted(parameter, other)) < k) continue;
       const auto place = word(layout_.place(parameter, other)).load(std::memory_order_relaxed);
       sources.push_back(at(layout_.arena(other) + place) + static_cast<std::size_t>(share.begin) * own.size_of);
     }
-    shared_memory::reduce(*value::dtype_of(own.spec.dtype), shared_memory::Reduction::kSum,
-                          static_cast<std::byte*>(own.sum.mutable_data_ptr()), sources,
-                          static_cast<std::size_t>(valid));
+    if (widens) {
+      auto sum = own.sum.narrow(0, 0, valid);
+      for (const auto* source : sources) {
+        sum.add_(at::from_blob(const_cast<std::byte*>(source), {valid}, at::TensorOptions(own.spec.gradient_type())));
+      }
+    } else {
+      shared_memory::reduce(*value::dtype_of(own.spec.sum_type()), shared_memory::Reduction::kSum,
+                            static_cast<std::byte*>(own.sum.mutable_data_ptr()), sources,
+                            static_cast<std::size_t>(valid));
+    }
     word(layout_.summed(parameter, member_)).store(Word{pass_, k}.pack(), std::memory_order_release);
   }
 
@@ -380,10 +389,10 @@ std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Spec>& paramete
   std::vector<std::size_t> value_bytes;
   std::size_t arena_bytes = 0, widest = 1;
   for (const auto& each : parameters) {
-    const auto size_of = c10::elementSize(each.dtype);
-    value_bytes.push_back(static_cast<std::size_t>(each.shard_numel(group.size()) * group.size()) * size_of);
-    arena_bytes += Pieces::size(each.bytes());
-    widest = std::max(widest, size_of);
+    const auto values = static_cast<std::size_t>(each.shard_numel(group.size()) * group.size());
+    value_bytes.push_back(values * c10::elementSize(each.dtype));
+    arena_bytes += Pieces::size(each.gradient_bytes());
+    widest = std::max(widest, c10::elementSize(each.gradient_type()));
   }
   // Pages that were touched stay: what a member has ahead of the others is kept in its own memory rather.
   const auto most = static_cast<std::int64_t>(std::min(arena_bytes, kMostBytesUnderWay) / widest);

@@ -27,15 +27,15 @@ Sums::Sums(std::span<const Spec> parameters, int members) : memory_(parameters.s
   std::map<std::tuple<at::DeviceType, at::DeviceIndex, at::ScalarType>, Piece> pieces;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& each = parameters[i];
-    auto& piece = pieces[{each.device.type(), each.device.index(), each.dtype}];
-    const auto unit = kAlignment / static_cast<std::int64_t>(c10::elementSize(each.dtype));
+    auto& piece = pieces[{each.device.type(), each.device.index(), each.sum_type()}];
+    const auto unit = kAlignment / static_cast<std::int64_t>(c10::elementSize(each.sum_type()));
     piece.parameters.push_back(i);
     piece.begins.push_back(piece.numel);
     piece.numel += (each.shard_numel(members) + unit - 1) / unit * unit;
   }
   for (const auto& [kind, piece] : pieces) {
     const auto& first = parameters[piece.parameters.front()];
-    const auto all = at::empty({piece.numel}, at::TensorOptions(first.dtype).device(first.device));
+    const auto all = at::empty({piece.numel}, at::TensorOptions(first.sum_type()).device(first.device));
     for (std::size_t i = 0; i < piece.parameters.size(); ++i) {
       const auto parameter = piece.parameters[i];
       const auto part = all.narrow(0, piece.begins[i], parameters[parameter].shard_numel(members));

@@ -26,10 +26,13 @@ struct Spec {
   std::int64_t numel = 0;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
+  std::optional<at::ScalarType> travels = {};  // in which gradients do: see [Note: types that travel]; none: their own
 
+  at::ScalarType gradient_type() const { return travels.value_or(dtype); }
+  at::ScalarType sum_type() const { return travels ? c10::promoteTypes(dtype, at::kFloat) : dtype; }
   layout::Share share(int members, int member) const { return layout::share_of(numel, members, member); }
   std::int64_t shard_numel(int members) const { return share(members, 0).size; }
-  std::size_t bytes() const { return static_cast<std::size_t>(numel) * c10::elementSize(dtype); }
+  std::size_t gradient_bytes() const { return static_cast<std::size_t>(numel) * c10::elementSize(gradient_type()); }
 };
 
 // Bytes of gradients that a member gives the others at a time, and of those that wait for it, at most, but always one
@@ -54,7 +57,8 @@ class Transfer {
   // The whole value in memory of its own: one dimension of numel elements.
   virtual at::Tensor copy(std::size_t parameter) = 0;
 
-  // A gradient of this member's, in pass `pass`. It has the parameter's size and type, and is nobody else's.
+  // A gradient of this member's, in pass `pass`. It has the parameter's size, and the type in which those travel; it is
+  // nobody else's.
   virtual void give(std::size_t parameter, at::Tensor gradient, std::int64_t pass) = 0;
   // Collective: the gradients that all members have given in this pass are summed. Throws what waits for members throw.
   virtual void reduce(std::int64_t pass, const base::Patience& patience) = 0;

@@ -17,6 +17,7 @@ config::Config in_run(config::Config config, const Terms& terms) {
     config = config::in_layout(std::move(config), terms.layout);
     config::validate(config);
   }
+  config.reduce_dtype.reset();  // what gradients lose on their way is no difference between layouts
   return terms.collapsed ? config::collapsed(std::move(config)) : config;
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "lamina/data_parallel/reducer.h"
+#include "lamina/model/float_types.h"
 #include "lamina/session/session.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/hooks.h"
@@ -41,8 +42,12 @@ std::unique_ptr<Reducer> make(const std::shared_ptr<Session>& session, int passe
                               const py::function& parameters, const py::function& buffers,
                               const std::optional<py::function>& scaled_batch) {
   const data_parallel::ReducerOptions options{
-      passes_per_reduction, bucket_bytes, broadcast_buffers, overlap,
-      gradients_are_views ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied};
+      passes_per_reduction,
+      bucket_bytes,
+      broadcast_buffers,
+      overlap,
+      gradients_are_views ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied,
+      model::scalar_type(session->config().reduce_dtype)};
   Reducer::Parts parts{tensors(parameters), tensors(buffers), group(session, topology::kReplicas)};
   if (scaled_batch) parts.scaled.emplace(tensors(*scaled_batch), group(session, topology::kSameParts));
   return std::make_unique<Reducer>(options, session->mailbox(), session->members(topology::kReplicas),

@@ -134,6 +134,7 @@ class Config:
     auto_partition: bool
     default_partition: int
     ddp: bool
+    buffer_dtype: str | None
     timeout_s: float
     seed: int | None
     def differences(self, other: Config) -> str: ...

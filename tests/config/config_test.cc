@@ -77,6 +77,7 @@ TEST(Config, RulesBetweenKeys) {
       {R"({"sharded_data_parallel_degree": 2})", "sharded_data_parallel_degree: 2 needs ddp: true"},
       {R"({"ddp_port": 0})", "ddp_port: 0 needs ddp: true"},
       {R"({"ddp_dist_backend": "auto"})", "ddp_dist_backend: \"auto\" needs ddp: true"},
+      {R"({"reduce_dtype": "bf16"})", "reduce_dtype: \"bf16\" needs ddp: true"},
       {R"({"ddp": true, "horovod": true})", "ddp: true is not allowed together with horovod: true"},
       {R"({"sdp_reshard_after_backward": false})",
        "sdp_reshard_after_backward: false needs sdp_reshard_after_forward: false"},

@@ -25,7 +25,7 @@ void average_gradients(std::span<const NamedTensor> parameters, collective::Grou
   std::vector<bool> present;
   for (const auto word : agree(parameters, words(parameters), {}, group, {}))
     present.push_back(word != Gradient::kNone);
-  Buckets(bytes).reduce(parameters, present, mean_over(group, group.size(), {}));
+  Buckets(bytes).reduce(parameters, present, mean_over({&group, group.size(), {}}));
 }
 
 NamedTensor parameter(const std::string& name, at::IntArrayRef shape, const at::Tensor& gradient,

@@ -119,6 +119,32 @@ TEST(Overlap, BucketsStartInsideTheBackwardFromTheSecondPassOn) {
   run(2, body, {.bucket_bytes = 1});
 }
 
+TEST(Overlap, GradientsTravelInATypeEarlyAndLate) {
+  for (const auto gradients : {Gradients::kCopied, Gradients::kViews}) {
+    const auto body = [](Replica& replica) {
+      for (int i = 0; i < 3; ++i) replica.add_parameter({10}, i == 2 ? at::kDouble : at::kFloat);
+      for (int pass = 0; pass < 3; ++pass) {
+        replica.zero();
+        replica.recorder.start({.ranks = {observe::RankRecord()}});
+        replica.step([&] {
+          for (const std::size_t parameter : {2, 1, 0}) replica.accumulate(parameter, 1 + 0x1p-7 * replica.index);
+        });
+        std::int64_t bytes = 0;
+        const auto timeline = replica.recorder.stop();
+        for (const auto& event : timeline.ranks.at(0).events) {
+          if (event.bytes == 20) bytes += event.bytes;
+        }
+        EXPECT_EQ(bytes, 3 * 20) << "of two bytes an element";
+        for (std::size_t i = 0; i < 3; ++i) {
+          EXPECT_EQ(replica.gradient(i), 1) << "1 + 2^-8, to even";
+          EXPECT_EQ(replica.parameters[i].grad().scalar_type(), replica.parameters[i].scalar_type());
+        }
+      }
+    };
+    run(2, body, {.bucket_bytes = 1, .gradients = gradients, .travels = at::kBFloat16});
+  }
+}
+
 TEST(Overlap, AGradientThatChangedSinceItWasSentIsReducedAgain) {
   const auto body = [](Replica& replica) {
     for (int i = 0; i < 2; ++i) replica.add_parameter({10});

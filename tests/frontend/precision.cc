@@ -18,6 +18,7 @@ struct Layout {
   int partitions, degree;
   bool shared_states;
   std::string half;  // "fp16", "bf16", or nothing
+  std::string reduce_dtype = half.empty() ? "fp32" : half;
 
   void start() const {
     init({{"ddp", true},
@@ -28,6 +29,7 @@ struct Layout {
           {"sdp_gradient_clipping", 1e9},
           {"fp16", half == "fp16"},
           {"bf16", half == "bf16"},
+          {"reduce_dtype", reduce_dtype},
           {"timeout_s", 30}});
   }
   torch::Dtype dtype() const { return half.empty() ? torch::kFloat : half == "fp16" ? torch::kHalf : torch::kBFloat16; }
@@ -63,7 +65,8 @@ void train(const Layout& layout) {
     expect(!ours.overflow(), "no overflow");
     ours.zero_grad();
   }
-  const double tolerance = layout.half.empty() ? 1e-6 : layout.half == "fp16" ? 3e-3 : 2e-2;
+  const bool is_exact = layout.half.empty() && layout.reduce_dtype == "fp32";
+  const double tolerance = is_exact ? 1e-6 : layout.half == "fp16" ? 3e-3 : 2e-2;
   const auto state = model.state_dict();
   for (const auto& named : plain->named_parameters()) {
     expect(torch::allclose(state[named.key()], named.value(), tolerance, tolerance), named.key() + " after four steps");
@@ -117,6 +120,16 @@ void adds_after_clipping(const Layout& layout) {
   }
 }
 
+void converts_buffers(const char* buffer_dtype, torch::Dtype expected) {
+  init({{"ddp", true}, {"bf16", true}, {"buffer_dtype", buffer_dtype}, {"timeout_s", 30}});
+  const auto module = seeded();
+  const auto buffer = module->register_buffer("mean", torch::full({3}, 1. / 3));
+  const DistributedModel model(module);
+  expect(buffer.dtype() == expected, "a buffer has the dtype that buffer_dtype says");
+  expect(module->parameters().front().dtype() == torch::kBFloat16, "a parameter is half");
+  shutdown();
+}
+
 // An optimizer may live longer than its job: then its masters are of no model any more.
 void ends(bool begins_another) {
   const Layout layout{4, 1, false, "bf16"};
@@ -146,6 +159,15 @@ int main() {
     train({1, 4, false, half});
     train({2, 2, false, half});
   }
+  for (const auto* half : {"", "bf16"}) {
+    for (const auto* reduce_dtype : {"bf16", "fp32"}) {
+      train({1, 1, false, half, reduce_dtype});
+      train({2, 2, false, half, reduce_dtype});
+    }
+  }
+  converts_buffers("own", torch::kFloat);
+  converts_buffers("fp32", torch::kFloat);
+  converts_buffers("fp16", torch::kHalf);
   infinities({2, 1, false, "fp16"});
   infinities({1, 4, false, "fp16"});
   infinities({1, 1, true, "fp16"});

@@ -130,6 +130,33 @@ TEST_P(AnyTransfer, SumsAreThoseOfAllGradients) {
   }
 }
 
+TEST_P(AnyTransfer, GradientsTravelInATypeAndAreSummedInFloat32) {
+  const auto [over, size] = GetParam();
+  together(size, over, [over, size](collective::Group& group) {
+    const std::vector<Spec> parameters{{.numel = 5, .dtype = at::kFloat, .travels = at::kBFloat16},
+                                       {.numel = 12, .dtype = at::kBFloat16, .travels = at::kBFloat16},
+                                       {.numel = 3, .dtype = at::kHalf, .travels = at::kFloat},
+                                       {.numel = 4, .dtype = at::kDouble, .travels = at::kHalf}};
+    const auto transfer = make(over, parameters, 10, group);
+    for (int pass = 0; pass < 3; ++pass) {
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const auto number = 1 + 0x1p-7 * group.rank();  // whose sums have more bits than travel
+        transfer->give(i, at::full({parameters[i].numel}, number, parameters[i].gradient_type()), pass);
+      }
+      transfer->reduce(pass, {30s});
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto own = parameters[i].share(size, group.rank());
+      const auto sum = transfer->take_sum(i);
+      EXPECT_EQ(sum.scalar_type(), parameters[i].dtype == at::kDouble ? at::kDouble : at::kFloat);
+      EXPECT_EQ(transfer->shard(i).scalar_type(), parameters[i].dtype);
+      auto expected = at::zeros({own.size}, sum.scalar_type());
+      expected.narrow(0, 0, own.count()).fill_(3 * (size + 0x1p-7 * size * (size - 1) / 2));
+      EXPECT_TRUE(at::equal(sum, expected)) << sum << " and not " << expected;
+    }
+  });
+}
+
 // Members give other gradients, in other orders, other numbers of them, at other times, and fail.
 TEST(SharedTransfer, NeedsNoOrder) {
   constexpr int kParameters = 6, kPasses = 40;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in half precision, as the configuration says."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,20 +11,28 @@ from torch.utils import _pytree
 from lamina import _lamina
 from lamina.deferred_init.delayed import convert
 
+_OF_NAME = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "own": None}
+
 
 def half_of(config: _lamina.Config) -> torch.dtype | None:
-    """The dtype of a model's floating-point parameters and buffers; None where they stay as they are."""
+    """The dtype of a model's floating-point parameters; None where they stay as they are."""
     if config.bf16:
         return torch.bfloat16
     return torch.float16 if config.fp16 or config.fp16_params else None
 
 
-def convert_model(module: nn.Module, dtype: torch.dtype) -> None:
-    """Gives parameters and buffers of floating-point numbers that dtype, in place. Each stays the same object."""
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point() and tensor.dtype != dtype:
+def convert_model(module: nn.Module, config: _lamina.Config) -> None:
+    """Gives parameters and buffers of floating-point numbers their dtypes, in place. Each stays the same object."""
+
+    def give(tensors: Iterable[torch.Tensor], dtype: torch.dtype | None) -> None:
+        for tensor in tensors:
+            if dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype:
                 convert(tensor, dtype)
+
+    half = half_of(config)
+    with torch.no_grad():
+        give(module.parameters(), half)
+        give(module.buffers(), half if config.buffer_dtype is None else _OF_NAME[config.buffer_dtype])
 
 
 def convert_inputs(inputs: Any, dtype: torch.dtype) -> Any:

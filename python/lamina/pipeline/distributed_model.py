@@ -102,9 +102,8 @@ class DistributedModel(SavedModel):
         require_positive(bucket_cap_mb=bucket_cap_mb)
         replaced = replaced_model.make(module, job)
         module = replaced.root
-        if (dtype := precision.half_of(job.session.config)) is not None:
-            precision.convert_model(module, dtype)
-        self._dtype = dtype
+        precision.convert_model(module, job.session.config)
+        self._dtype = precision.half_of(job.session.config)
         self._is_sliced = job.sliced
         self._compares = self._is_sliced and job.session.config.prescaled_batch  # what its first call is given
         if self._is_sliced:
