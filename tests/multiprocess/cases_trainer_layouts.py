@@ -84,6 +84,45 @@ def case_a_layout_that_shards_clips_nothing_by_itself():
     assert moved > 1e-3, "norms above 1 would have been clipped to steps of 1e-4"
 
 
+class Single(Steep):
+    """One of float32, with a buffer."""
+
+    def __init__(self):
+        super().__init__("mean")
+        self.float().register_buffer("scale", torch.tensor(1 / 3))
+
+    def forward(self, batch):
+        self.dtypes = (self.module[0].weight.dtype, self.scale.dtype)
+        return self.module(batch[0].to(self.dtypes[0])).float() * self.scale
+
+
+def weights(state):
+    return torch.cat([value.double().flatten() for name, value in state.items() if name != "scale"])
+
+
+def case_each_combination_of_dtypes_trains():
+    single, half = torch.float32, torch.bfloat16
+    begin, expected = weights(Single().state_dict()), weights(trained(Single()))
+    of = lambda mixed, **more: {"fsdp_config": {"mixed_precision": mixed} | more, "precision": "amp_bf16"}  # noqa: E731
+    configurations = [
+        (of("FULL"), single, single),
+        (of("DEFAULT"), single, single),
+        (of("PURE"), half, half),
+        (of("DEFAULT", sharding_strategy="NO_SHARD"), single, single),
+        (of({"param_dtype": "bf16", "reduce_dtype": "fp32"}), half, single),
+        (of({"param_dtype": "bf16", "buffer_dtype": "fp32"}, sharding_strategy="NO_SHARD"), half, single),
+        (of({"buffer_dtype": "bf16"}), single, half),
+        ({"deepspeed_config": {"communication_data_type": "bf16"}}, single, single),
+        ({"deepspeed_config": {"bf16": {"enabled": True}, "communication_data_type": "fp32"}}, half, half),
+    ]
+    for configuration, *dtypes in some(configurations, 5):
+        model = Single()
+        apart = (weights(trained(model, **configuration)) - expected).norm()
+        assert list(model.dtypes) == dtypes, (configuration, model.dtypes)
+        # Numbers of 8 bits are 0.4 % apart, in weights far larger than what four steps change in them.
+        assert apart <= 0.1 * (expected - begin).norm(), (configuration, apart)
+
+
 class Counted(torch.nn.Linear):
     """Counts the runs of its forward."""
 

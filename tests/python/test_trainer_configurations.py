@@ -60,7 +60,7 @@ def problems(given=OF_TWO, **arguments):
 def test_each_row_has_its_keys(arguments, layout, keys):
     found = of(**arguments)
     assert found.layout == layout
-    assert found.keys == {"fp16": False, "bf16": False} | keys
+    assert found.keys == {"fp16": False, "bf16": False, "reduce_dtype": None, "buffer_dtype": None} | keys
     assert (found.precision, found.autocast, found.clipping_norm) == (Precision.FP32, Precision.FP32, None)
     assert not found.grad_scaler and not found.optimizer_arguments
 
@@ -161,38 +161,40 @@ def test_pure_makes_the_model_half_and_its_optimizer_scale(precision, half):
 NAMES = ["FULL", "DEFAULT", "PURE", {}, {"param_dtype": "fp32"}, {"param_dtype": "fp32", "buffer_dtype": torch.float32}]
 
 
-@pytest.mark.parametrize("mixed, buffers", list(itertools.product(NAMES, [False, True])))
-def test_all_that_is_float32_is_there(mixed, buffers):
-    keys = of(Given(ranks=2, has_buffers=buffers), fsdp_config={"mixed_precision": mixed}).keys
-    assert not keys["fp16"] and not keys["bf16"]
+@pytest.mark.parametrize("mixed", NAMES)
+def test_all_that_is_float32_stays_as_it_is(mixed):
+    keys = of(fsdp_config={"mixed_precision": mixed}).keys
+    assert not keys["fp16"] and not keys["bf16"] and keys["reduce_dtype"] is keys["buffer_dtype"] is None
 
 
 def dtypes(param, reduce, buffer):
     return {"param_dtype": param, "reduce_dtype": reduce, "buffer_dtype": buffer}
 
 
-@pytest.mark.parametrize("ranks, buffers", [(1, False), (1, True), (2, False), (2, True)])
-@pytest.mark.parametrize(
-    "mixed", [dtypes(*each) for each in itertools.product((None, "fp32", "bf16"), repeat=3)], ids=lambda it: f"{it}"
-)
-def test_dtypes_that_would_change_results_are_not_there_yet(mixed, ranks, buffers):
-    half = {name: dtype == "bf16" for name, dtype in mixed.items()}
-    travels = ranks > 1 and mixed["reduce_dtype"] and half["reduce_dtype"] != half["param_dtype"]
-    keeps = buffers and half["buffer_dtype"] != half["param_dtype"]
-    given = Given(ranks=ranks, has_buffers=buffers)
-    if travels or keeps:
-        lines = problems(given, fsdp_config={"mixed_precision": mixed}, precision="amp_bf16")
-        assert len(lines) == bool(travels) + bool(keeps) and all("not there yet" in line for line in lines)
-    else:
-        found = of(given, fsdp_config={"mixed_precision": mixed}, precision="amp_bf16")
-        assert found.keys["bf16"] == half["param_dtype"] and found.keys["fp16"] is False
+def in_words(mixed, precision="amp_bf16"):
+    """The dtypes of parameters, travelling gradients and buffers that `init` is given, None where they stay."""
+    keys = of(fsdp_config={"mixed_precision": mixed}, precision=precision).keys
+    [param] = [key for key in ("fp16", "bf16") if keys[key]] or [None]
+    return param, keys["reduce_dtype"], keys["buffer_dtype"]
 
 
-def test_gradients_that_travel_in_half_are_not_there_yet():
-    for precision in ("amp_fp16", "amp_bf16"):
-        [line] = problems(fsdp_config={}, precision=precision)
-        assert "not there yet" in line and "'FULL'" in line and precision in line
-        assert of(Given(ranks=1), fsdp_config={}, precision=precision).keys["sharded_data_parallel_degree"] == 1
+@pytest.mark.parametrize("param, reduce, buffer", list(itertools.product((None, "fp32", "fp16", "bf16"), repeat=3)))
+def test_each_combination_of_dtypes_has_its_keys(param, reduce, buffer):
+    half, same = param in ("fp16", "bf16"), None
+    expected = (
+        param if half else None,
+        reduce if half or reduce != "fp32" else None,  # gradients of float32 travel as they are
+        same if buffer == param or (not half and buffer in (None, "fp32")) else buffer or "own",
+    )
+    assert in_words(dtypes(param, reduce, buffer)) == expected
+
+
+@pytest.mark.parametrize("precision, half", [("amp_fp16", "fp16"), ("amp_bf16", "bf16")])
+def test_names_of_dtypes_are_those_of_the_precision(precision, half):
+    assert in_words("FULL", precision) == (None, None, None)
+    assert in_words("DEFAULT", precision) == (None, half, None)
+    assert in_words("PURE", precision) == (half, half, None)
+    assert in_words({"param_dtype": half}, precision) == (half, None, "own")
 
 
 # DeepSpeed's.
@@ -449,12 +451,11 @@ def test_activations_on_the_host_are_checkpointed_ones():
     assert "not there yet" in line
 
 
-def test_gradients_of_deepspeed_travel_in_the_dtype_of_parameters():
-    half = {"fp16": {"enabled": True}}
-    assert of(deepspeed_config=half | {"communication_data_type": "fp16"})
-    [line] = problems(deepspeed_config=half | {"communication_data_type": "fp32"})
-    assert "not there yet" in line
-    assert of(Given(1), deepspeed_config=half | {"communication_data_type": "fp32"})
+@pytest.mark.parametrize("name", [None, "fp32", "fp16", "bf16"])
+def test_gradients_of_deepspeed_travel_in_the_dtype_of_parameters_or_another(name):
+    given = {} if name is None else {"communication_data_type": name}
+    keys = of(deepspeed_config={"fp16": {"enabled": True}} | given).keys
+    assert (keys["reduce_dtype"], keys["buffer_dtype"]) == (name or "fp16", None)
 
 
 def test_what_is_given_is_left_as_it_is():

@@ -80,7 +80,6 @@ def settings(
         wanted = read_deepspeed(deepspeed_config, argument, given, readers, problems)
         if fsdp_config is not None:
             problems.append("fsdp_config and deepspeed_config are both given; expected one of them")
-    _check_dtypes(wanted, readers, given.has_buffers, problems)
     wanted.keys = own if wanted.layout is None else _keys(wanted, own, holders, problems)
     raise_problems(problems)
     return wanted
@@ -97,28 +96,23 @@ def _copies(ranks: int, own: Mapping[str, Any]) -> tuple[int, int]:
     return copies // slices, copies // slices if own.get("prescaled_batch") is True else copies
 
 
-def _check_dtypes(wanted: Settings, readers: int, has_buffers: bool, problems: list[str]) -> None:
-    """Gradients travel in the dtype of their parameters, and buffers are half where these are."""
-    words = f"{wanted.source} with precision {wanted.precision.value}"
-    of_parameters = wanted.param or torch.float32
-    if readers > 1 and wanted.reduce not in (None, of_parameters):
-        remedy = "mixed_precision='FULL' keeps theirs" if wanted.source.startswith("fsdp") else "leave it out"
-        problems.append(
-            f"{words}: gradients in {of_parameters} that travel in {wanted.reduce} are not there yet; {remedy}"
-        )
-    if has_buffers and HALF.get(wanted.buffer) != HALF.get(wanted.param):
-        problems.append(
-            f"{words}: buffers in {wanted.buffer or 'their own dtype'} beside parameters in "
-            f"{wanted.param or 'theirs'} are not there yet; expected one dtype of both"
-        )
+def _dtypes(wanted: Settings) -> dict[str, Any]:
+    """The keys for dtypes. A model of float32, whose gradients and buffers are to be that, too, stays as it is."""
+    full = {torch.float32: "fp32"}
+    is_half = wanted.param in HALF
+    of_buffers = ({None: "own"} | full | HALF) if is_half else HALF
+    return {
+        **{key: dtype == wanted.param for dtype, key in HALF.items()},
+        "reduce_dtype": (full | HALF if is_half else HALF).get(wanted.reduce),
+        "buffer_dtype": None if wanted.buffer == wanted.param else of_buffers.get(wanted.buffer),
+    }
 
 
 def _keys(wanted: Settings, own: Mapping[str, Any], holders: int, problems: list[str]) -> dict[str, Any]:
     """The keys of `init`: what the configuration says, and lamina_config where that does not contradict it."""
-    half = {key: dtype == wanted.param for dtype, key in HALF.items()}
     is_sharded = _LAYOUTS[wanted.layout].keys() == _FREED.keys()
     layout = {"sharded_data_parallel_degree": holders, **_SHARDED} if is_sharded else {}
-    needed = {"ddp": True, **half, **_LAYOUTS[wanted.layout], **wanted.keys}
+    needed = {"ddp": True, **_dtypes(wanted), **_LAYOUTS[wanted.layout], **wanted.keys}
     if is_sharded and wanted.backward_prefetch is not None:
         needed["sdp_backward_prefetch"] = _PREFETCH[wanted.backward_prefetch]
     if wanted.clipping_norm is not None:

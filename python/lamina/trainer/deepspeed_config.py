@@ -94,7 +94,6 @@ def read_deepspeed(
         param=half,
         reduce=values["communication_data_type"] or half,
         buffer=half,
-        source="deepspeed_config['communication_data_type']",
         keys={name: zero[key] for key, (least, name) in _OF_INIT.items() if stage >= least and zero[key] is not None},
         loss_scale=_loss_scale(fp16),
         clipping_norm=values["gradient_clipping"] or None,

@@ -26,9 +26,8 @@ def read_fsdp(config: Any, precision: Precision, problems: list[str]) -> Setting
     """Settings that it asks for: `{}` is all defaults; strings in any case, numbers as text, too."""
     values = read("fsdp_config", config, _KEYS, problems)
     mixed, half = values["mixed_precision"], precision.dtype
-    where = "fsdp_config['mixed_precision']"
     if isinstance(mixed, Mapping):
-        dtypes = read(where, mixed, _DTYPES, problems)
+        dtypes = read("fsdp_config['mixed_precision']", mixed, _DTYPES, problems)
     else:
         of_name = {"FULL": (None, None, None), "DEFAULT": (None, half, None), "PURE": (half, half, half)}
         dtypes = dict(zip(_DTYPES, of_name[mixed], strict=True))
@@ -47,7 +46,6 @@ def read_fsdp(config: Any, precision: Precision, problems: list[str]) -> Setting
         param=dtypes["param_dtype"],
         reduce=dtypes["reduce_dtype"],
         buffer=dtypes["buffer_dtype"],
-        source=f"{where}: {mixed!r}",
         keys=keys,
         activation_checkpointing=values["activation_checkpointing"],
         backward_prefetch=values["backward_prefetch"],

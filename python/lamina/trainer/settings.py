@@ -21,7 +21,6 @@ class Given:
         ranks: of the job.
         device_type: "cpu", or an accelerator's.
         batch_size: of a rank's loader, where it says that.
-        has_buffers: whether the model has buffers of floating-point numbers.
     """
 
     ranks: int = 1
@@ -29,7 +28,6 @@ class Given:
     batch_size: int | None = None
     device_train_microbatch_size: int | str | None = None
     grad_accum: int | None = 1
-    has_buffers: bool = False
 
 
 @dataclasses.dataclass
@@ -42,7 +40,6 @@ class Settings:
         precision: that of the Trainer.
         autocast: that of forwards and losses; under `deepspeed_config` the model alone is half.
         param, reduce, buffer: dtypes of parameters, of gradients that travel and of buffers; None: those they have.
-        source: the words of the configuration about these dtypes.
         loss_scale: arguments of DistributedOptimizer for models that are half.
         clipping_norm: what the norm of all gradients is clipped to; None: nothing.
         activation_checkpointing: whether the modules that the model chooses are checkpointed.
@@ -58,7 +55,6 @@ class Settings:
     param: torch.dtype | None = None
     reduce: torch.dtype | None = None
     buffer: torch.dtype | None = None
-    source: str = ""
     loss_scale: dict[str, Any] = dataclasses.field(default_factory=lambda: dict(_LOSS_SCALE))
     clipping_norm: float | None = None
     activation_checkpointing: bool = False

@@ -321,7 +321,6 @@ class Trainer:
             batch_size=given.train_dataloader and given.train_dataloader.batch_size,
             device_train_microbatch_size="auto" if self.state.auto_microbatching else size,
             grad_accum=self.state.grad_accum,
-            has_buffers=any(buffer.is_floating_point() for buffer in given.model.buffers()),
         )
         found = settings(given.fsdp_config, given.deepspeed_config, given.precision, given.lamina_config, facts)
         chosen = checkpoint_chosen(given.model) if found.activation_checkpointing else []
