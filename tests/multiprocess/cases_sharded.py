@@ -20,6 +20,9 @@ from torch.nn.utils import clip_grad_norm_
 import lamina
 from lamina.model import shards
 
+KEPT_PAST_FORWARD = {"sdp_reshard_after_forward": False}
+KEPT = KEPT_PAST_FORWARD | {"sdp_reshard_after_backward": False}
+
 
 def start(degree=2, **keys):
     options = {"ddp": True, "microbatches": 1, "timeout_s": 30, "sharded_data_parallel_degree": degree}
@@ -660,19 +663,24 @@ def collectives_of(step):
 
 
 def case_collectives_are_those_of_the_closed_form():
-    """Over Gloo nothing stays between a module's calls. Of P parameters a forward gathers P, and so does its backward,
-    which reduces and scatters as many buckets as they fill. With the second and last pass of a step the P shards are
-    summed over their copies, after two words on the ranks that have them."""
-    parameters = 6
+    """Over Gloo nothing stays between a module's calls. Of U units a forward makes U gathers, and so does its backward,
+    which reduces and scatters as many buckets as their P parameters fill. With the second and last pass of a step the P
+    shards are summed over their copies, after two words on the ranks that have them."""
+    units, parameters = 3, 6
     for bucket_elements, buckets in ((1, parameters), (10**9, 1)):
         start(2, ddp_dist_backend="nccl", sdp_max_live_parameters=1, sdp_reduce_bucket_size=bucket_elements)
         model = lamina.DistributedModel(network(), backward_passes_per_step=2)
         step = train_step(model)
         first, last = collectives_of(step), collectives_of(step)
         for found in (first, last):
-            assert found["c10d::_allgather_base_"] == 2 * parameters
+            assert found["c10d::_allgather_base_"] == 2 * units
             assert found["c10d::alltoall_base_"] == buckets  # summed by who gets them
         assert (first["c10d::allreduce_"], last["c10d::allreduce_"]) == (0, parameters + 2)
+        lamina.shutdown()
+    for keys, gathers in ((KEPT_PAST_FORWARD, (units, units)), (KEPT, (units, 0))):
+        start(2, ddp_dist_backend="nccl", **keys)
+        step = train_step(lamina.DistributedModel(network(), backward_passes_per_step=2))
+        assert tuple(collectives_of(step)["c10d::_allgather_base_"] for _ in range(2)) == gathers
         lamina.shutdown()
 
 
@@ -744,10 +752,6 @@ def case_no_more_values_are_here_than_are_needed():
     sharding = model._cut.model.sharding
     assert sharding.live == 0
     assert sharding.most_live == max(sum(p.numel() for p in layer.parameters()) for layer in model.module)
-
-
-KEPT_PAST_FORWARD = {"sdp_reshard_after_forward": False}
-KEPT = KEPT_PAST_FORWARD | {"sdp_reshard_after_backward": False}
 
 
 def case_over_gloo_values_take_what_is_said_and_train_alike():
