@@ -10,6 +10,7 @@ from equivalence.trainer_cases import Model, data_of
 from multiprocess.cases_checkpoints import folder
 from multiprocess.replicas import close, share, whole
 from multiprocess.steps import train_step
+from soak import some
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
@@ -18,7 +19,7 @@ import lamina
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
-from lamina.trainer import Callback, Trainer, loggers, monitors, schedulers
+from lamina.trainer import Callback, Event, Trainer, loggers, monitors, schedulers
 from lamina.trainer.gradient_clipping import GradientClipping
 from lamina.trainer.optimizers import DecoupledAdamW, DecoupledSGDW
 
@@ -262,3 +263,28 @@ def case_every_rank_has_a_file_of_its_own():
     assert [line for line in lines if "global_step" in line] == [
         f"[metric][batch={batch}]: trainer/global_step: {batch} " for batch in range(3)
     ]
+
+
+class RaisesAt(Callback):
+    def __init__(self, event, ranks):
+        self.event, self.ranks = event, ranks
+
+    def run_event(self, event, state, logger):
+        if event is self.event and lamina.dist.get_global_rank() in self.ranks:
+            raise ArithmeticError(f"planted in {event}")
+
+
+IN_A_STEP = [Event(name) for name in ("before_forward", "after_forward", "before_loss", "after_loss")]
+IN_A_STEP += [Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD]
+
+
+def case_a_trainer_follows_one_whose_callback_raised():
+    _, expected = by_hand()
+    every = [(event, (0, 1)) for event in Event] + [(event, (1,)) for event in IN_A_STEP]
+    for event, ranks in some(every, 4):
+        for keys in ({}, SHARDED):
+            data = data_of(6, 2)
+            evaluated = DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
+            with pytest.raises(ArithmeticError, match=f"planted in {event}"):
+                trainer_of(keys, callbacks=RaisesAt(event, ranks), eval_dataloader=evaluated).fit()
+            require_trains_like(expected, keys)
