@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +58,19 @@ def test_a_classifier_has_an_accuracy_and_an_evaluation_a_time():
     assert trainer.state.eval_timestamp.sample == 9
 
 
+def test_an_algorithm_reads_and_sets_a_part_of_the_batch():
+    state = State(None, "run", 0)
+    for batch, key in (((1, 2), 1), ((1, 2), -1), ([1, 2], 1), ({"x": 1, "y": 2}, "y")):
+        state.batch = batch
+        assert state.batch_get_item(key) == 2
+        state.batch_set_item(key, 3)
+        assert state.batch_get_item(key) == 3 and type(state.batch) is type(batch)
+    pair = (lambda batch: batch["x"], lambda batch, value: {**batch, "x": value})
+    assert state.batch_get_item(pair) == state.batch_get_item(pair[0]) == 1
+    state.batch_set_item(pair, 5)
+    assert state.batch == {"x": 5, "y": 3}
+
+
 class OfItsOwn(ComposerClassifier):
     def __init__(self):
         self.num_classes = 7
@@ -66,6 +82,8 @@ def test_a_subclass_keeps_its_number_of_classes():
 
 
 def test_composers_modules_are_lamina_s():
+    program = "import composer; composer.optim.StepScheduler, composer.utils.dist, composer.callbacks.LRMonitor"
+    subprocess.run([sys.executable, "-c", program], check=True)
     assert composer.trainer.trainer.Trainer is composer.Trainer is Trainer
     assert composer.core.time.Time[int].__origin__ is Time
     assert composer.models.tasks.ComposerClassifier is lamina.trainer.ComposerClassifier

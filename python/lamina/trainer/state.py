@@ -95,6 +95,22 @@ class State:
             return None
         return self.timestamp.get(self._max_duration.unit) / self._max_duration
 
+    def batch_get_item(self, key: Any) -> Any:
+        """The part of the batch that a key names: an index, a name, a function of the batch, or a pair of that and of
+        one that returns the batch with another part."""
+        get = key[0] if isinstance(key, tuple) and callable(key[0]) else key
+        return get(self.batch) if callable(get) else self.batch[get]
+
+    def batch_set_item(self, key: Any, value: Any) -> None:
+        """Puts another part into the batch, by such a key; a tuple becomes another one."""
+        if isinstance(key, tuple) and callable(key[1]):
+            self.batch = key[1](self.batch, value)
+        elif isinstance(self.batch, tuple):
+            parts = [value if at == key % len(self.batch) else part for at, part in enumerate(self.batch)]
+            self.batch = type(self.batch)(*parts) if hasattr(self.batch, "_fields") else tuple(parts)
+        else:
+            self.batch[key] = value
+
     def set_dataloader(self, spec: DataSpec | None, label: str | None, length: int | None) -> None:
         """Another loader is being read."""
         self.dataloader = None if spec is None else spec.dataloader
