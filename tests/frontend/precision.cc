@@ -122,7 +122,7 @@ void adds_after_clipping(const Layout& layout) {
 
 void converts_buffers(const char* buffer_dtype, torch::Dtype expected) {
   init({{"ddp", true}, {"bf16", true}, {"buffer_dtype", buffer_dtype}, {"timeout_s", 30}});
-  const auto module = seeded();
+  auto module = seeded();
   const auto buffer = module->register_buffer("mean", torch::full({3}, 1. / 3));
   const DistributedModel model(module);
   expect(buffer.dtype() == expected, "a buffer has the dtype that buffer_dtype says");
