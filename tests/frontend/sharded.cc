@@ -53,12 +53,14 @@ struct Layout {
 
 // Compared with the plain loop over the data of all copies.
 void train(const Layout& layout) {
+  Setting clipping(std::nullopt);
+  if (layout.clipping) clipping = *layout.clipping;
   init({{"ddp", true},
         {"pipeline_parallel_degree", layout.partitions},
         {"microbatches", 2},
         {"sharded_data_parallel_degree", layout.degree},
         {"sdp_param_persistence_threshold", layout.threshold},
-        {"sdp_gradient_clipping", layout.clipping ? Setting(*layout.clipping) : Setting(std::nullopt)},
+        {"sdp_gradient_clipping", clipping},
         {"sdp_reshard_after_forward", layout.reshards},
         {"sdp_reshard_after_backward", layout.reshards},
         {"sdp_backward_prefetch", "post"},
