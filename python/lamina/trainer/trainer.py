@@ -325,14 +325,12 @@ class Trainer:
         found = settings(given.fsdp_config, given.deepspeed_config, given.precision, given.lamina_config, facts)
         chosen = checkpoint_chosen(given.model) if found.activation_checkpointing else []
         if found.min_params is not None:
-            chosen_units, degree = (
-                units(given.model, found.min_params),
-                found.keys.get("sharded_data_parallel_degree", 1),
-            )
+            every = units(given.model, found.min_params)
+            degree = found.keys.get("sharded_data_parallel_degree", 1)
             if degree > 1:
-                found.keys.setdefault("sdp_units", [unit.name for unit in chosen_units if unit.rule != "whole"])
+                found.keys.setdefault("sdp_units", [unit.name for unit in every if unit.rule != "whole"])
             if found.verbose and get_global_rank() == 0:
-                print(table(chosen_units, chosen, degree))
+                print(table(every, chosen, degree))
         self.state.precision = found.precision
         whole = sum(parameter.numel() for parameter in given.model.parameters()) / 1e6
         degrees = {name: found.keys.get(name, 1) for name in _DIVIDE}
