@@ -32,6 +32,7 @@ class State:
         max_duration: how far it goes.
         device_train_microbatch_size, grad_accum: how a batch is cut, the one or the other.
         auto_microbatching: whether microbatches become smaller where memory is lacking.
+        train_dataloader: what is trained with.
         dataloader, dataloader_label, dataloader_len: what is being read, and its number of batches.
         train_metrics, eval_metrics: metrics, the latter by the evaluator's label.
         train_metric_values, eval_metric_values: their values, as plain numbers.
@@ -75,6 +76,11 @@ class State:
     @max_duration.setter
     def max_duration(self, value: Any) -> None:
         self._max_duration = None if value is None else ensure_time(value)
+
+    @property
+    def using_device_microbatch_size(self) -> bool:
+        """Tells whether microbatches have a size; else they have a number, `grad_accum`."""
+        return self.device_train_microbatch_size is not None
 
     @property
     def is_done(self) -> bool:
