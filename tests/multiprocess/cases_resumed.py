@@ -64,7 +64,7 @@ class Counting(Callback):
         self.batches = state["batches"]
 
 
-def trainer(layout, workers=0, ends_at=None, **options):
+def trainer(layout, workers=0, ends_at=None, seed=1, **options):
     model, data = Model(), Rough()
     torch.manual_seed(3)
     random.seed(3)
@@ -78,7 +78,7 @@ def trainer(layout, workers=0, ends_at=None, **options):
         max_duration="2ep",
         optimizers=torch.optim.AdamW(model.parameters(), 0.01),
         grad_accum=2,
-        seed=1,
+        seed=seed,
         callbacks=Counting(ends_at),
         progress_bar=False,
         lamina_config={"timeout_s": 60, "sdp_param_persistence_threshold": 0} | LAYOUTS[layout],
@@ -122,6 +122,16 @@ def case_partitions_go_on_after_any_batch():
 
 def case_shards_go_on_after_any_batch():
     goes_on("shards", some(range(1, BATCHES), 2, seed=2))
+
+
+def case_a_training_without_a_seed_goes_on_after_any_batch():
+    for layout in some(LAYOUTS, 1):
+        with folder() as path:
+            expected = ended(
+                *trainer(layout, seed=None, save_folder=path, save_interval="1ba", save_filename="ba{batch}")
+            )
+            for stop in some(range(1, BATCHES), 2, seed=4):
+                require_same_bits(ended(*trainer(layout, seed=None, load_path=f"{path}/ba{stop}")), expected)
 
 
 def case_a_loader_with_workers_is_read_again():
