@@ -35,7 +35,9 @@ PARTS = {
     "multiprocess.cases_smp_checkpoints": 0.4,
     "multiprocess.cases_trainer_extras": 0.5,
     "multiprocess.cases_trainer_layouts": 0.5,
+    "multiprocess.cases_trainer_memory": 0.6,
     "multiprocess.cases_transformers": 0.3,
+    "multiprocess.cases_travelling": 0.5,
 }
 
 
