@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from soak import some
 
 # On the text of Python's licence, 33 windows of it: two ranks have 17 and 16.
 SCRIPT = """
@@ -196,7 +197,7 @@ if dist.get_global_rank() == 0:
 """
 
 
-@pytest.mark.parametrize(("layout", "victim"), [("copies", 1), ("partitions", 0), ("partitions", 1)])
+@pytest.mark.parametrize(("layout", "victim"), some([("copies", 1), ("partitions", 0), ("partitions", 1)], 1))
 def test_goes_on_where_a_rank_was_killed_with_the_bits_of_an_uninterrupted_training(launcher, layout, victim):
     program = launcher.folder / "program.py"
     program.write_text(KILLED)
