@@ -13,6 +13,8 @@ namespace {
 // A model of one weight.
 class OneWeight {
  public:
+  OneWeight() { pipeline.job(0).set_microbatches(2); }
+
   // A step of two microbatches of so many samples, each of which runs `body`; `copies`: all that there are.
   void step(const std::function<void()>& body, const std::vector<std::int64_t>& samples = {}, Copies copies = {}) {
     const auto run_body = [&](base::Microbatch) -> value::Value {
