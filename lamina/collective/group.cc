@@ -15,6 +15,7 @@
 #include "lamina/collective/backend.h"
 #include "lamina/collective/hierarchical.h"
 #include "lamina/collective/shared_memory_backend.h"
+#include "lamina/value/dtype.h"
 #include "lamina/value/torch_version.h"
 
 namespace lamina::collective {
@@ -44,11 +45,6 @@ ReduceOp operator_of(Reduction reduction) {
 }
 
 constexpr auto kGloo = "gloo";
-
-bool is_half(const at::Tensor& tensor) {
-  return tensor.defined() && (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
-}
-
 constexpr int kTag = 0;  // sends and receives of two members go in order
 
 template <class Options>
@@ -156,7 +152,8 @@ class C10dGroup : public Group {
   }
 
   Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, Terms terms) override {
-    const bool widens = reduction == Reduction::kSum && mine.scalar_type() == at::kFloat && is_half(all);
+    const bool adds_halves = reduction == Reduction::kSum && all.defined() && value::is_half(all.scalar_type());
+    const bool widens = adds_halves && mine.scalar_type() == at::kFloat;
     require_parts("reduce_scatter", all, mine, /*of_one_type=*/!widens);
     flatten(all, mine);
     if (widens && (by_levels(all) || mine.numel() == 0)) {  // levels sum in float32, and round what they have summed

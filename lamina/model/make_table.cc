@@ -6,13 +6,10 @@
 
 #include "lamina/model/overlaps.h"
 #include "lamina/value/away.h"
+#include "lamina/value/dtype.h"
 
 namespace lamina::model {
 namespace {
-
-bool is_half(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
 
 // The memory of tensors among each other.
 class Memories {
@@ -75,7 +72,7 @@ ParameterTable make_table(const topology::Topology& topology, const config::Conf
     row.layout.shards = row.update.shards = is_sharded ? config.sharded_data_parallel_degree : 1;
     const bool is_divided = copies_divide && tensor.dim() > 0 && tensor.numel() > 0 && !memories.has_parameter(i);
     if (is_divided) row.update.shards = topology.size(topology::kSameParts);
-    if (updates_masters(config) && is_half(tensor)) row.update.dtype = layout::DType::kFloat32;
+    if (updates_masters(config) && value::is_half(tensor.scalar_type())) row.update.dtype = layout::DType::kFloat32;
   }
   return {std::move(rows), cut.here(), topology.size(topology::kPartitions), slice_here};
 }

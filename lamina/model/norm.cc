@@ -9,6 +9,8 @@
 #include <optional>
 #include <utility>
 
+#include "lamina/value/dtype.h"
+
 namespace lamina::model {
 
 using value::Value;
@@ -44,9 +46,8 @@ Norms put_together(const OfSlices& slices, double norm_type) {
 }  // namespace
 
 at::Tensor norm_of(const at::Tensor& tensor, double norm_type) {
-  const auto type = tensor.scalar_type();
-  const bool is_half = type == at::kHalf || type == at::kBFloat16;
-  return at::linalg_vector_norm(tensor, norm_type, {}, false, is_half ? std::optional(at::kFloat) : std::nullopt);
+  const auto type = value::is_half(tensor.scalar_type()) ? std::optional(at::kFloat) : std::nullopt;
+  return at::linalg_vector_norm(tensor, norm_type, {}, false, type);
 }
 
 Norms norms(const ParameterTable& table, std::span<const Measured> given, double norm_type,
