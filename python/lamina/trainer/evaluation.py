@@ -15,7 +15,7 @@ from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import Method
 from lamina.trainer.losses import parts_of
-from lamina.trainer.shares import Shares, leads, sum_over_copies
+from lamina.trainer.shares import Shares, leads, of_each_copy
 from lamina.trainer.state import State
 from lamina.trainer.time import Timestamp
 from lamina.trainer.undisturbed import undisturbed
@@ -54,7 +54,7 @@ class Evaluation:
                 samples += share.all_samples
                 state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
-            values = metrics.computed(measured) if measured else {"loss": sum_over_copies(total) / max(samples, 1)}
+            values = metrics.computed(measured) if measured else {"loss": sum(of_each_copy(total)) / max(samples, 1)}
         state.eval_metrics[evaluator.label] = measured
         state.eval_metric_values |= values
         self._logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})

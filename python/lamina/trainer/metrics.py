@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from lamina.job.ranks import WORLD
-from lamina.trainer.shares import gathered, own_copy
+from lamina.trainer.shares import of_each_copy
 
 
 def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +22,7 @@ def computed(metrics: dict[str, Any]) -> dict[str, Any]:
     """The values over what all copies of the model have seen; each of them calls this, and the metrics become those of
     all. A number is a plain one, several are a list."""
     own = {name: (metric._update_count, _states(metric)) for name, metric in metrics.items()}
-    everyone = list(dict(gathered((own_copy(), own), WORLD)[::-1]).values())[::-1]  # of each copy its first rank
+    everyone = of_each_copy(own)
     values = {}
     for name, metric in metrics.items():
         seen = [of_copy[name] for of_copy in everyone if of_copy[name][0]]

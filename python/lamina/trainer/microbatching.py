@@ -30,8 +30,7 @@ def expect(state: State, most: int) -> None:
         state.device_train_microbatch_size = most
     size = state.device_train_microbatch_size
     count = min(state.grad_accum, most) if size is None else -(-most // size)
-    if count != num_microbatches():
-        set_num_microbatches(max(count, 1))
+    set_num_microbatches(max(count, 1))
 
 
 def cut(state: State, spec: DataSpec, share: Share, by_tokens: bool) -> tuple[list[Any], list[float]]:

@@ -195,9 +195,12 @@ def own_copy() -> int:
     return current.session().group_rank("replicas")
 
 
-def sum_over_copies(of_copy: float) -> float:
-    """Adds up what each copy has."""
-    return sum(dict(gathered((own_copy(), of_copy), WORLD)).values())
+def of_each_copy(own: Any) -> list[Any]:
+    """Lists what the first rank of each copy has, in the order of the copies."""
+    found: dict[int, Any] = {}
+    for number, theirs in gathered((own_copy(), own), WORLD):
+        found.setdefault(number, theirs)
+    return [found[number] for number in sorted(found)]
 
 
 def _skip(batches: Iterator[Any], count: int, loader: Any) -> None:
