@@ -61,7 +61,8 @@ struct Config {
   bool sdp_reshard_after_forward = true;
   bool sdp_reshard_after_backward = true;
   BackwardPrefetch sdp_backward_prefetch = BackwardPrefetch::kPre;
-  std::optional<std::vector<std::string>> sdp_units;  // names of modules; none: all that are called
+  std::optional<std::vector<std::string>> sdp_persistent_parameters;  // names of theirs, or of modules; none: by size
+  std::optional<std::vector<std::string>> sdp_units;                  // names of modules; none: all that are called
   bool sdp_hierarchical_allgather = true;
   std::optional<double> sdp_gradient_clipping = 1.0;  // none: nothing is clipped
 

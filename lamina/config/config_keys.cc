@@ -174,6 +174,7 @@ std::vector<Key> make_keys() {
       flag("sdp_reshard_after_forward", &C::sdp_reshard_after_forward),
       flag("sdp_reshard_after_backward", &C::sdp_reshard_after_backward),
       choice("sdp_backward_prefetch", &C::sdp_backward_prefetch, {"pre", "post", "none"}),
+      names("sdp_persistent_parameters", &C::sdp_persistent_parameters),
       names("sdp_units", &C::sdp_units),
       flag("sdp_hierarchical_allgather", &C::sdp_hierarchical_allgather),
       number("sdp_gradient_clipping", &C::sdp_gradient_clipping, "a number above 0, or null",

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lamina/model/overlaps.h"
+#include "lamina/model/persistence.h"
 #include "lamina/value/away.h"
 #include "lamina/value/dtype.h"
 
@@ -65,8 +66,7 @@ ParameterTable make_table(const topology::Topology& topology, const config::Conf
     const auto& [name, tensor, buffer, slicing] = tensors[i];
     auto& row =
         rows.emplace_back(whole_in(cut.owner_of(name), name, tensor, buffer, topology.size(topology::kReplicas)));
-    const bool is_sharded =
-        !buffer && memories.is_alone(i) && may_be_sharded(tensor, config.sdp_param_persistence_threshold);
+    const bool is_sharded = !buffer && memories.is_alone(i) && may_be_sharded(name, tensor, config);
     if (slicing) slice(row, *slicing);
     row.reduction.divisor = topology.size(row.reduction.over);
     row.layout.shards = row.update.shards = is_sharded ? config.sharded_data_parallel_degree : 1;

@@ -113,9 +113,4 @@ bool ParameterTable::whole_everywhere() const {
   return partitions_ == 1 && std::ranges::all_of(all_, [&](const Parameter& row) { return whole_here(row); });
 }
 
-bool may_be_sharded(const at::Tensor& parameter, std::int64_t threshold) {
-  return parameter.is_floating_point() && parameter.numel() >= std::max<std::int64_t>(threshold, 1) &&
-         parameter.is_contiguous() && parameter.dim() > 0;
-}
-
 }  // namespace lamina::model

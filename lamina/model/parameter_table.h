@@ -94,8 +94,4 @@ class ParameterTable {
   std::unordered_map<const void*, std::size_t> sharers_;  // by TensorImpl
 };
 
-// Says whether the elements of a parameter may be shared out: of floating-point numbers, at least `threshold` of them,
-// contiguous, and no scalar, whose states nothing would tell from other numbers.
-bool may_be_sharded(const at::Tensor& parameter, std::int64_t threshold);
-
 }  // namespace lamina::model

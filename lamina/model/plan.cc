@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "lamina/model/overlaps.h"
-#include "lamina/model/parameter_table.h"
+#include "lamina/model/persistence.h"
 #include "lamina/plan/call_order.h"
 #include "lamina/plan/plan_from_config.h"
 
@@ -62,9 +62,10 @@ void join_sharers(const ModuleTree& tree, const std::vector<int>& place, plan::M
 }
 
 // Counts what a rank has of a parameter.
-std::int64_t bytes_on_a_rank(const at::Tensor& parameter, const config::Config& config) {
+std::int64_t bytes_on_a_rank(const Held& held, const config::Config& config) {
   const int degree = config.sharded_data_parallel_degree;
-  const bool whole = degree == 1 || !may_be_sharded(parameter, config.sdp_param_persistence_threshold);
+  const auto& parameter = held.tensor;
+  const bool whole = degree == 1 || !may_be_sharded(held.name, parameter, config);
   const auto elements = whole ? parameter.numel() : layout::share_of(parameter.numel(), degree, 0).size;
   return elements * static_cast<std::int64_t>(parameter.element_size());
 }
@@ -109,8 +110,7 @@ Plan plan_model(const ModuleTree& tree, const Costs& costs, const config::Config
   std::tie(plan.rows, nodes) = plan_rows(tree, costs);
   for (auto& row : plan.rows) {
     row.parameter_bytes = 0;
-    for (const auto id : row.parameter_ids)
-      row.parameter_bytes += bytes_on_a_rank(tree.parameters()[id].tensor, config);
+    for (const auto id : row.parameter_ids) row.parameter_bytes += bytes_on_a_rank(tree.parameters()[id], config);
   }
   if (world_size == 1) {
     for (auto& row : plan.rows) row.placed_at.reset();

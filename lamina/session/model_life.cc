@@ -22,6 +22,7 @@ void begin_life(Session& session, ModelFace& face) {
   const auto proposal = face.propose();
   const auto agreed =
       model::agree_on_cut(face.tree(), proposal, session.partition(), world, session.mailbox(), session.patience());
+  require_persistent(session.config(), face.tree());
   const auto units = units_of(session.config(), face.tree(), agreed.cut);
   face.take_cut(agreed);
   std::vector<std::string> modules;

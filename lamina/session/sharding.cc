@@ -15,6 +15,7 @@
 #include "lamina/environment/memory.h"
 #include "lamina/messaging/agreement.h"
 #include "lamina/model/float_types.h"
+#include "lamina/model/persistence.h"
 #include "lamina/plan/format.h"
 #include "lamina/sharding/memory.h"
 
@@ -165,6 +166,18 @@ std::vector<std::string> units_of(const config::Config& config, const model::Mod
     if (node == 0 || !is_here(caller_of(nodes[node].parent))) units.insert(nodes[node].name);
   }
   return {units.begin(), units.end()};
+}
+
+void require_persistent(const config::Config& config, const model::ModuleTree& tree) {
+  const auto& parameters = tree.parameters();
+  for (const auto& entry : config.sdp_persistent_parameters.value_or(std::vector<std::string>())) {
+    const auto is_of_it = [&](const model::Held& held) { return model::is_named_by(entry, held.name); };
+    if (std::ranges::any_of(parameters, is_of_it)) continue;
+    const auto nearest = parameters.empty() ? "" : base::nearest(parameters, entry, &model::Held::name).name;
+    throw base::ConfigError(base::str("sdp_persistent_parameters: the model has no parameter \"", entry,
+                                      "\", and none in a module of that name; the nearest is \"", nearest,
+                                      "\". A parameter in several modules has the first of its names"));
+  }
 }
 
 std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,

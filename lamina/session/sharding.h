@@ -28,6 +28,9 @@ bool needs_all_microbatches(const Session& session);
 // base::ConfigError for a name that is no module's.
 std::vector<std::string> units_of(const config::Config& config, const model::ModuleTree& tree, const model::Cut& cut);
 
+// Throws base::ConfigError for an entry of `sdp_persistent_parameters` that names nothing of a model.
+void require_persistent(const config::Config& config, const model::ModuleTree& tree);
+
 // Gives the ranks of a model the values that world rank 0 has, or their shards of them; collective over the world. See
 // model::give_values(). `units`: as units_of() names them. Returns the sharding; nullptr
 // where nothing is to be sharded.

@@ -178,7 +178,8 @@ void LiveValues::go_unwritten(std::size_t parameter) {
                                    " was written to while its whole value was here, which is not what the other ranks "
                                    "of its sharding group have: a sharded parameter is changed by its optimizer, or in "
                                    "lamina.gathered_parameters([parameter], write_back=True); sharding leaves "
-                                   "parameters alone that have fewer elements than sdp_param_persistence_threshold"),
+                                   "parameters alone that have fewer elements than sdp_param_persistence_threshold, or "
+                                   "that sdp_persistent_parameters names"),
                          base::Code{"shard-written"});
 }
 

@@ -59,6 +59,7 @@ std::map<std::string, Case> cases() {
       {"sdp_max_live_parameters", size({"1"}, {"0"})},
       {"sdp_backward_prefetch", {{"\"pre\"", "\"post\"", "\"none\""}, {"\"PRE\"", "\"\"", "true", "null"}, ""}},
       {"sdp_gradient_clipping", {{"1", "0.001", "1e10", "null"}, {"0", "0.0", "-1", "true", "\"1\""}, ""}},
+      {"sdp_persistent_parameters", {{"[]", "[\"a\", \"a.b\"]", "null"}, {"\"a\"", "[1]", "{}", "true"}, ""}},
       {"sdp_units", {{"[]", "[\"a\"]", "[\"a\", \"a.b\"]", "null"}, {"\"a\"", "[1]", "[null]", "{}", "true"}, ""}},
       {"timeout_s", {{"1", "0.5", "1e8"}, {"0", "-1.0", "1.1e8", "true", "null"}, ""}},
       {"verify_steps", {{"0", "1", "3"}, {"-1", "0.5", "true", "\"1\"", "null"}, ""}},

@@ -347,8 +347,41 @@ def case_gradients_are_clipped_to_their_global_norm():
 def case_small_parameters_stay_whole():
     start(4, sdp_param_persistence_threshold=6, sdp_gradient_clipping=0.05)
     model, _ = train(network(), adamw, clip=0.05)
-    whole_here = {name for name, parameter in model.named_parameters() if shards.holder(parameter) is parameter}
-    assert whole_here == {"0.bias", "2.bias", "4.bias", "4.weight"}
+    assert whole_here(model) == {"0.bias", "2.bias", "4.bias", "4.weight"}
+
+
+def whole_here(model):
+    return {name for name, parameter in model.named_parameters() if shards.holder(parameter) is parameter}
+
+
+def case_parameters_stay_whole_by_their_names_and_their_modules():
+    for backend in ("auto", "nccl"):
+        start(4, ddp_dist_backend=backend, sdp_persistent_parameters=["0.weight", "4"], sdp_gradient_clipping=0.05)
+        model, _ = train(network(), adamw, clip=0.05)
+        assert whole_here(model) == {"0.weight", "4.bias", "4.weight"}
+        lamina.shutdown()
+    start(2, pipeline_parallel_degree=2, microbatches=4, sdp_persistent_parameters=["0"])
+    train(network(), adamw)
+    lamina.shutdown()
+    start(2, bf16=True, sdp_persistent_parameters=["2"], sdp_gradient_clipping=None)
+    model = lamina.DistributedModel(network())
+    assert whole_here(model) == {"2.bias", "2.weight"}
+
+
+def case_tied_parameters_stay_whole_by_the_first_of_their_names():
+    start(2, sdp_persistent_parameters=["0.weight"])
+    tied = seeded(lambda: nn.Linear(6, 6), nn.Tanh, lambda: nn.Linear(6, 6), lambda: nn.Linear(6, 1))
+    tied[2].weight = tied[0].weight
+    model, _ = train(tied, sgd)
+    assert whole_here(model) == {"0.weight"}
+
+
+def case_names_of_nothing_stay_no_parameters():
+    for name in ("5", "0.weigh", "", "0."):
+        start(2, sdp_persistent_parameters=["0", name])
+        with pytest.raises(lamina.ConfigError, match=f'sdp_persistent_parameters: the model has no parameter "{name}"'):
+            lamina.DistributedModel(network())
+        lamina.shutdown()
 
 
 def case_microbatches_sum_up():

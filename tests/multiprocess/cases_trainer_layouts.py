@@ -8,6 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import lamina
+import lamina.trainer
+from lamina.model.shards import holder
 
 NUMBERS = range(3000, 3020)
 
@@ -162,6 +164,33 @@ def case_an_evaluation_leaves_buffers_that_a_forward_replaces():
     loader = DataLoader(dataset, 4, sampler=lamina.dist.get_sampler(dataset))
     trained(model, eval_dataloader=loader)
     assert model.module[-1].changed == model.module[-1].replaced == 4
+
+
+class WithScale(Model):
+    """One with a parameter of its own, a root that is a unit, and one that stays whole."""
+
+    def __init__(self):
+        super().__init__("mean")
+        self.module._fsdp_wrap = False
+        self.more = nn.Linear(3, 3).double()
+        self.scale = nn.Parameter(torch.ones(3, dtype=torch.double))
+
+    def forward(self, batch):
+        return self.more(super().forward(batch)) * self.scale
+
+
+class WholeParameters(lamina.trainer.Callback):
+    def fit_start(self, state, logger):
+        self.names = {name for name, value in state.model.named_parameters() if holder(value) is value}
+
+
+def case_a_root_that_is_to_stay_whole_does():
+    expected = trained(WithScale())
+    for configuration in ({"fsdp_config": {}}, {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}}):
+        seen = WholeParameters()
+        require_same(trained(WithScale(), callbacks=[seen], **configuration), expected)
+        whole = [name for name in expected if name.startswith(("module.", "scale"))]
+        assert sorted(seen.names) == sorted(whole), seen.names
 
 
 def case_tied_parameters_are_tied_when_the_job_has_ended():

@@ -330,6 +330,8 @@ class Trainer:
             degree = found.keys.get("sharded_data_parallel_degree", 1)
             if degree > 1:
                 found.keys.setdefault("sdp_units", [unit.name for unit in every if unit.rule != "whole"])
+                persistent = [name for unit in every if unit.rule == "whole" for name in unit.parameters]
+                found.keys.setdefault("sdp_persistent_parameters", persistent)
             if found.verbose and get_global_rank() == 0:
                 print(table(every, chosen, degree))
         self.state.precision = found.precision

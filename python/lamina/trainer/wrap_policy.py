@@ -79,7 +79,8 @@ def table(found: Sequence[Unit], checkpointed: Sequence[str], degree: int) -> st
     for name in [*of_unit, *(name for name in checkpointed if name not in of_unit)]:
         unit = of_unit.get(name, Unit(name, "", {}))
         values = unit.parameters.values()
-        count, size = (sum(map(measure, values)) for measure in (nn.Parameter.numel, _bytes_over(degree)))
+        size_of = _bytes_over(1 if unit.rule == "whole" else degree)
+        count, size = (sum(map(measure, values)) for measure in (nn.Parameter.numel, size_of))
         rows.append(
             (name or "(the model)", unit.rule, f"{count:,}", f"{size:,}", "yes" if name in checkpointed else "")
         )
