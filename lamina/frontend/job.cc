@@ -95,6 +95,8 @@ void set_rng_step(std::uint64_t steps) {
   seeds.go_on_after(steps);
 }
 
+void set_rng_seed(std::uint64_t seed) { frontend::outside_step("set_rng_seed()").session->job().seeds().reseed(seed); }
+
 void barrier(Group group, CallSite site) {
   auto& session = *frontend::outside_step("barrier()").session;
   session.mailbox().barrier(session.members(group), frontend::patience(session, "lamina::barrier()", site));

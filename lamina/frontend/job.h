@@ -92,6 +92,10 @@ void set_num_microbatches(int microbatches);
 std::uint64_t rng_step();
 void set_rng_step(std::uint64_t steps);
 
+// Seeds the random numbers of every microbatch from the next step on, as the key `seed` does from the first. For a seed
+// that is only known in the job, as one that a rank draws. Every rank calls it alike, outside of steps.
+void set_rng_seed(std::uint64_t seed);
+
 // Where the user's code calls a function, for messages.
 using CallSite = std::source_location;
 

@@ -94,10 +94,11 @@ class RootSeeds {
   std::optional<std::uint64_t> steps() const { return seed_ ? std::optional(steps_) : std::nullopt; }
   void go_on_after(std::uint64_t steps) { steps_ = steps; }
   void begin_at(std::int64_t first) { first_ = first; }
+  void reseed(std::uint64_t seed) { seed_ = seed; }
   std::uint64_t of(base::Microbatch microbatch) const;
 
  private:
-  const std::optional<std::uint64_t> seed_;
+  std::optional<std::uint64_t> seed_;
   std::int64_t first_;
   std::uint64_t steps_ = 0;
   std::uint64_t base_ = 0;

@@ -395,6 +395,7 @@ void bind_steps(py::class_<Session, std::shared_ptr<Session>>& kind) {
   kind.def_property(
           "seeded_steps", [](Session& session) { return session.job().seeds().steps(); },
           [](Session& session, std::uint64_t steps) { session.job().seeds().go_on_after(steps); })
+      .def("set_seed", [](Session& session, std::uint64_t seed) { session.job().seeds().reseed(seed); })
       .def_property(
           "microbatches", [](Session& session) { return session.job().microbatches(); },
           [](Session& session, int microbatches) { session.job().set_microbatches(microbatches); });

@@ -99,7 +99,7 @@ from lamina.job.ranks import (
     tp_rank,
     tp_size,
 )
-from lamina.job.seeds import rng_step, set_rng_step
+from lamina.job.seeds import rng_step, set_rng_seed, set_rng_step
 from lamina.model.shards import gathered_parameters, get_full_gradient, get_full_parameter
 from lamina.modules.dynamic import set_dynamic
 from lamina.modules.placement import partition, set_partition
@@ -213,6 +213,7 @@ __all__ = [
     "set_dynamic",
     "set_num_microbatches",
     "set_partition",
+    "set_rng_seed",
     "set_rng_step",
     "set_tensor_parallelism",
     "shutdown",

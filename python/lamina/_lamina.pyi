@@ -416,6 +416,7 @@ class Session:
         """With the key `seed`, how many steps have drawn random numbers; to be set outside of steps."""
     @seeded_steps.setter
     def seeded_steps(self, steps: int) -> None: ...
+    def set_seed(self, seed: int) -> None: ...  # of the next steps
     @property
     def microbatches(self) -> int:
         """Into how many a step cuts its batch."""

@@ -259,6 +259,9 @@ void random_numbers() {
   init({{"partitions", 2}});
   expect_error<UsageError>([] { rng_step(); }, {"seed"});
   expect_error<UsageError>([] { set_rng_step(1); }, {"seed"});
+  set_rng_seed(5);
+  set_rng_step(steps);
+  expect(drawn().equal(next), "the random numbers are not those of the seed that was set");
   shutdown();
 }
 

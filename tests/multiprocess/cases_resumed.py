@@ -64,7 +64,7 @@ class Counting(Callback):
         self.batches = state["batches"]
 
 
-def trainer(layout, workers=0, ends_at=None, seed=1, **options):
+def trainer(layout, workers=0, ends_at=None, seed=1, keys=None, **options):
     model, data = Model(), Rough()
     torch.manual_seed(3)
     random.seed(3)
@@ -81,7 +81,7 @@ def trainer(layout, workers=0, ends_at=None, seed=1, **options):
         seed=seed,
         callbacks=Counting(ends_at),
         progress_bar=False,
-        lamina_config={"timeout_s": 60, "sdp_param_persistence_threshold": 0} | LAYOUTS[layout],
+        lamina_config={"timeout_s": 60, "sdp_param_persistence_threshold": 0} | LAYOUTS[layout] | (keys or {}),
         **options,
     )
     return made, model
@@ -122,6 +122,15 @@ def case_partitions_go_on_after_any_batch():
 
 def case_shards_go_on_after_any_batch():
     goes_on("shards", some(range(1, BATCHES), 2, seed=2))
+
+
+def case_a_seed_that_is_drawn_counts_as_one_that_is_given():
+    for layout in some(LAYOUTS, 2, seed=5):
+        made, model = trainer(layout, seed=None)
+        drawn = made.state.seed
+        expected = ended(made, model)
+        require_same_bits(ended(*trainer(layout, seed=drawn)), expected)
+        require_same_bits(ended(*trainer(layout, seed=1, keys={"seed": drawn})), expected)
 
 
 def case_a_training_without_a_seed_goes_on_after_any_batch():

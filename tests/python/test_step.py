@@ -213,6 +213,22 @@ def test_rng_step_may_be_kept_by_hand():
         lamina.set_rng_step(-1)
 
 
+def test_a_seed_may_come_later():
+    lamina.init(microbatches=4, seed=3)
+    expected = dropped(2)
+    lamina.shutdown()
+    for key in (None, 8):
+        lamina.init(microbatches=4, seed=key)
+        dropped(1)
+        lamina.set_rng_seed(3)
+        lamina.set_rng_step(0)
+        assert all(map(torch.equal, dropped(2), expected)) and lamina.rng_step() == 2
+        for wrong in (-1, 2**63, 1.0, True, "2", None):
+            with pytest.raises(lamina.UsageError, match=r"set_rng_seed\(\) takes a whole number"):
+                lamina.set_rng_seed(wrong)
+        lamina.shutdown()
+
+
 def test_the_number_of_microbatches_changes_between_steps():
     lamina.init(microbatches=4)
     assert dropped(1)[0].shape == (4, 2, 16)

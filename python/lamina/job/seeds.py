@@ -37,6 +37,22 @@ def set_rng_step(steps: int) -> None:
     session.seeded_steps = steps
 
 
+def set_rng_seed(seed: int) -> None:
+    """Seeds the random numbers of every microbatch from the next step on, as the key `seed` does from the first. For a
+    seed that is only known in the job, as one that a rank draws; on every rank alike.
+
+    Args:
+        seed: a number, 0 to 2^63 - 1.
+
+    Errors:
+        UsageError: no such number; inside a step function.
+    """
+    session = current.outside_step("set_rng_seed()").session
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise UsageError(f"set_rng_seed() takes a whole number, 0 to 2^63 - 1, not {seed!r}")
+    session.set_seed(seed)
+
+
 def with_steps(state: dict[str, Any]) -> dict[str, Any]:
     """The state of an optimizer, and with it where the random numbers are."""
     steps = current.session().seeded_steps if current.is_initialized() else None

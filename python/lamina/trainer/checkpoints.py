@@ -12,6 +12,7 @@ from lamina.checkpoints.saving import save_checkpoint
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, rank, size
+from lamina.job.seeds import set_rng_seed
 from lamina.trainer import checks
 from lamina.trainer.events import Callback, Event
 from lamina.trainer.shares import Shares
@@ -136,6 +137,7 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
         return None
     state.timestamp = state.timestamp_before = Timestamp.of_state(content["timestamp"])
     state.seed = state.rank_zero_seed = content["seed"]
+    set_rng_seed(state.seed)
     if state.auto_microbatching:
         state.device_train_microbatch_size = content.get("microbatch_size")
     if scale := content.get("scaler"):

@@ -19,6 +19,7 @@ from lamina.errors import ConfigError
 from lamina.job.lifetime import require_config
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
+from lamina.job.seeds import set_rng_seed
 from lamina.trainer import checks, metrics
 from lamina.trainer.arguments import Arguments, listed, pieces, signature
 from lamina.trainer.arguments import duration as length
@@ -346,8 +347,6 @@ class Trainer:
         """The configuration of the job."""
         config = {"ddp": True, "timeout_s": given.dist_timeout, "microbatches": self._microbatches()}
         config |= {"sdp_gradient_clipping": None} | found.keys  # else shards clip to 1
-        if given.seed is not None:
-            config.setdefault("seed", given.seed)
         require_config(config)
         return config
 
@@ -358,10 +357,12 @@ class Trainer:
         self.state.scaler = GradScaler(enabled=found.grad_scaler)
         state.model, state.optimizers = self._job.model, [self._job.optimizer]
         drawn = get_random_seed()
-        seed, name = drawn if given.seed is None else given.seed, f"{int(time.time())}-{drawn % 10**6:06}"
+        asked, name = config.get("seed", given.seed), f"{int(time.time())}-{drawn % 10**6:06}"
+        seed = drawn if asked is None else asked
         state.seed, state.run_name = allgather((seed, state.run_name or name), WORLD)[0]
         state.rank_zero_seed = state.seed
         seed_all(state.seed)
+        set_rng_seed(state.seed)
 
 
 def _destinations(given: Arguments) -> list[LoggerDestination]:

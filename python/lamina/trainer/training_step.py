@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from lamina.job import current
 from lamina.job.ranks import WORLD, rank
 from lamina.job.seeds import set_rng_step
 from lamina.pipeline.batches import Microbatches
@@ -34,7 +33,6 @@ class TrainingStep:
 
     def __init__(self, state: State, engine: Engine, precision: Callable[[], AbstractContextManager], by_tokens: bool):
         self._state, self._engine, self._precision, self._by_tokens = state, engine, precision, by_tokens
-        self._seeded = current.session().seeded_steps is not None
         self.begin()
 
     def begin(self) -> None:
@@ -52,8 +50,7 @@ class TrainingStep:
             for metric in state.train_metrics.values():
                 metric.reset()
             optimizer.zero_grad(set_to_none=True)
-            if self._seeded:
-                set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
+            set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
             microbatches, parts = microbatching.cut(state, spec, share, self._by_tokens) if leads() else ([None], [0.0])
             losses, lack = {}, None
             try:
