@@ -20,6 +20,7 @@ from lamina.job.lifetime import require_config
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
 from lamina.job.seeds import set_rng_seed
+from lamina.model.shards import holder
 from lamina.trainer import checks, metrics
 from lamina.trainer.arguments import Arguments, listed, pieces, signature
 from lamina.trainer.arguments import duration as length
@@ -110,7 +111,7 @@ class Trainer:
         self.engine = Engine(self.state, self.logger)
         self._shares: Shares | None = None
         self._saved: dict[str, Any] | None = None  # what a checkpoint says of the loader
-        found = self._settings(given)
+        found = self._found = self._settings(given)
         config = self._config(given, found)
         self._saver = self._saver_of(given)
         self.state.callbacks += [] if self._saver is None else [self._saver]
@@ -271,9 +272,18 @@ class Trainer:
             cut = f"{state.grad_accum} microbatch{'es' if state.grad_accum > 1 else ''}"
         batch = "batches of any size" if own is None else f"batch {own * of} = {of} x {own}"
         ranks = get_world_size()
-        tell(
-            f"{ranks} rank{'s' if ranks > 1 else ''} on cpu, {state.precision.value}, {batch} in {cut}, {self._layout}"
-        )
+        layout = f"{self._found.layout + ': ' if self._found.layout else ''}{self._division()}"
+        tell(f"{ranks} rank{'s' if ranks > 1 else ''} on cpu, {state.precision.value}, {batch} in {cut}, {layout}")
+
+    def _division(self) -> str:
+        """How many parameters the model has, and how they are divided."""
+        whole = f"{_count(self._parameters)} parameters"
+        degrees = {name: self._found.keys.get(name, 1) for name in _DIVIDE}
+        parts = {name: degree for name, degree in degrees.items() if degree != 1}
+        if parts.keys() == {"sharded_data_parallel_degree"}:
+            return f"{_count(sum(holder(each).numel() for each in self.state.model.parameters()))} of {whole} each"
+        named = ", ".join(f"{name} {degree}" for name, degree in parts.items())
+        return f"{whole} in parts ({named})" if parts else whole
 
     def _bind_schedulers(self) -> None:
         if self._schedulers:
@@ -336,11 +346,7 @@ class Trainer:
             if found.verbose and get_global_rank() == 0:
                 print(table(every, chosen, degree))
         self.state.precision = found.precision
-        whole = sum(parameter.numel() for parameter in given.model.parameters()) / 1e6
-        degrees = {name: found.keys.get(name, 1) for name in _DIVIDE}
-        parts = {name: degree for name, degree in degrees.items() if degree != 1}
-        each = f" in parts ({', '.join(f'{name} {degree}' for name, degree in parts.items())})" if parts else ""
-        self._layout = f"{found.layout + ': ' if found.layout else ''}{whole:.3g} M parameters{each}"
+        self._parameters = sum(parameter.numel() for parameter in given.model.parameters())
         return found
 
     def _config(self, given: Arguments, found: Settings) -> dict[str, Any]:
@@ -363,6 +369,10 @@ class Trainer:
         state.rank_zero_seed = state.seed
         seed_all(state.seed)
         set_rng_seed(state.seed)
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
 
 
 def _destinations(given: Arguments) -> list[LoggerDestination]:
