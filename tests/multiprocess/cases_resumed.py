@@ -5,17 +5,20 @@ import os
 import random
 import signal
 
+import numpy as np
 import pytest
 import torch
 from multiprocess.cases_checkpoints import folder
 from soak import some
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import lamina
 from lamina.errors import ConfigError
 from lamina.trainer import Callback, ComposerModel, DataSpec, Evaluator, Trainer
+from lamina.trainer.monitors import ThresholdStopper
 
 BATCHES = 6  # of two epochs
 KEYS = {"progress_bar": False, "lamina_config": {"timeout_s": 60}}
@@ -167,28 +170,171 @@ def case_a_second_fit_goes_on_amid_the_epoch():
         require_same_bits(ended(made, model, fits=False), expected)
 
 
-def case_generators_of_a_loader_go_on():
+class Noisy(Dataset):
+    """Has generators of its own, of each kind."""
+
+    def __init__(self):
+        self.kinds = {"torch": torch.Generator().manual_seed(5), "numpy": [np.random.default_rng(6)]}
+        old, python = np.random.RandomState(7), random.Random(8)
+        self.draw = lambda: float(old.rand()) + python.random()
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, number):
+        noise = self.kinds["numpy"][0].random() + self.draw()
+        return torch.randn(6, generator=self.kinds["torch"]) + 0.1 * noise, number % 3
+
+
+class Dealt(Sampler):
+    def __init__(self):
+        self._generator = np.random.default_rng(lamina.dist.get_global_rank())
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        return iter(self._generator.permutation(12).tolist())
+
+
+class Endless(IterableDataset):
+    """Splits itself, and draws noise from torch's generator."""
+
+    def __iter__(self):
+        for number in range(lamina.dist.get_global_rank(), 24, 2):
+            x = torch.randn(6, generator=torch.Generator().manual_seed(number))
+            yield x + 0.1 * torch.randn(6), number % 3
+
+
+class Counted:
+    """A loader of another library: has a state, and gives other batches in each epoch."""
+
+    def __init__(self):
+        self._at = self._epoch = 0
+
+    def __iter__(self):
+        while self._at < 6:
+            generator = torch.Generator().manual_seed(100 * self._epoch + 10 * self._at + lamina.dist.get_global_rank())
+            self._at += 1
+            yield torch.randn(4, 6, generator=generator), torch.arange(4) % 3
+        self._at, self._epoch = 0, self._epoch + 1
+
+    def state_dict(self):
+        return {"at": self._at, "epoch": self._epoch}
+
+    def load_state_dict(self, state):
+        self._at, self._epoch = state["at"], state["epoch"]
+
+
+def shuffled():
+    x = torch.randn(12, 6, generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(5 + lamina.dist.get_global_rank())
+    return DataLoader(TensorDataset(x, torch.arange(12) % 3), 2, shuffle=True, generator=generator)
+
+
+def require_goes_on_after(loader_of, stops):
+    """`loader_of` gives each rank its own samples, six batches an epoch."""
+
     def made_of(**options):
         model = Model()
-        x = torch.randn(12, 6, generator=torch.Generator().manual_seed(2))
-        generator = torch.Generator().manual_seed(5 + lamina.dist.get_global_rank())
-        data = TensorDataset(x, torch.arange(12) % 3)
-        loader = DataSpec(DataLoader(data, 2, shuffle=True, generator=generator), already_split=True)
-        return model, Trainer(model=model, train_dataloader=loader, max_duration="2ep", seed=1, **KEYS, **options)
+        torch.manual_seed(3)
+        loader = DataSpec(loader_of(), already_split=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        given = {"optimizers": optimizer, "max_duration": "2ep", "seed": 1, **KEYS}
+        return model, Trainer(model=model, train_dataloader=loader, **given, **options)
 
-    expected, made = made_of()
-    made.fit()
-    made.close()
-    for stop in ("5ba", "6ba", "8ba"):
-        with folder() as path:
-            _, first = made_of(save_folder=path, save_interval="1ba")
-            first.fit(duration=stop)
-            first.close()
-            model, other = made_of(load_path=path)
+    with folder() as path:
+        expected, made = made_of(save_folder=path, save_interval=lambda *_: True, save_filename="ep{epoch}-ba{batch}")
+        made.fit()
+        made.close()
+        for stop in stops:
+            model, other = made_of(load_path=f"{path}/{stop}")
             other.fit()
             other.close()
             for name, value in expected.state_dict().items():
                 assert torch.equal(model.state_dict()[name], value), (stop, name)
+
+
+def case_generators_of_a_loader_go_on():
+    require_goes_on_after(shuffled, ("ep0-ba5", "ep0-ba6", "ep1-ba8"))
+
+
+def case_generators_that_a_dataset_and_a_sampler_have_go_on():
+    require_goes_on_after(lambda: DataLoader(Noisy(), 2, sampler=Dealt()), ("ep0-ba2", "ep1-ba6", "ep1-ba8"))
+
+
+def case_a_dataset_without_indices_is_read_again():
+    require_goes_on_after(lambda: DataLoader(Endless(), 2), ("ep0-ba2", "ep1-ba6", "ep1-ba8"))
+
+
+def case_a_loader_with_a_state_goes_on_amid_an_epoch_and_with_the_next():
+    require_goes_on_after(Counted, ("ep0-ba2", "ep1-ba6", "ep1-ba8"))
+
+
+def case_a_loader_of_torchdata_goes_on_with_the_next_epoch():
+    sampler_of = lamina.dist.get_sampler
+    loader_of = lambda data: StatefulDataLoader(data, 2, sampler=sampler_of(data, shuffle=True))  # noqa: E731
+    require_goes_on_after(lambda: loader_of(Rough()), ("ep0-ba2", "ep1-ba6", "ep1-ba8"))
+
+
+def case_a_loader_with_workers_that_stay_trains_for_several_trainers():
+    data = Rough()
+    sampler = lamina.dist.get_sampler(data)
+    loader = DataLoader(data, 4, sampler=sampler, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        made = Trainer(model=Model(), train_dataloader=loader, max_duration="2ep", **KEYS)
+        made.fit()
+        assert made.state.timestamp.batch == BATCHES
+        made.close()
+
+
+class Evaluated(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def eval_end(self, state, logger):
+        self.seen.append(int(state.timestamp.batch))
+
+
+def case_what_was_measured_and_evaluated_is_known_after_the_last_batch():
+    with folder() as path:
+        options = {"save_interval": lambda _, event: event.value == "batch_checkpoint", "save_filename": "ba{batch}"}
+        first, _ = trainer("copies", save_folder=path, **options)
+        first.fit()
+        first.close()
+        seen = Evaluated()
+        made, _ = trainer("copies", load_path=path / f"ba{BATCHES}")
+        made.state.callbacks.append(seen)
+        assert made.state.total_loss_dict == first.state.total_loss_dict
+        assert made.state.eval_metric_values == first.state.eval_metric_values
+        made.fit()  # ends the epoch
+        made.close()
+        assert not seen.seen
+
+
+def case_a_training_that_was_stopped_is_when_it_goes_on():
+    with folder() as path:
+        options = {"save_folder": path, "save_interval": "1ba", "run_name": "stops", "autoresume": True}
+        stops = ThresholdStopper("loss/train/total", "train", 0.0, comp="greater", stop_on_batch=True)
+        made, _ = trainer("copies", **options)
+        made.state.callbacks.append(stops)
+        made.fit()
+        assert made.state.timestamp.batch == 1
+        again, _ = trainer("copies", **options)
+        again.fit()
+        assert again.state.timestamp.batch == 1
+        with pytest.raises(ConfigError, match="was stopped at 1ba"):
+            again.fit()
+        again.fit(duration="1ba")
+        assert again.state.timestamp.batch == 2
+        again.close()
+
+
+def case_a_training_that_had_ended_ends_again_when_its_job_is_restarted():
+    with folder() as path:
+        options = {"save_folder": path, "run_name": "ended", "autoresume": True}
+        expected = ended(*trainer("copies", **options))
+        require_same_bits(ended(*trainer("copies", **options)), expected)
 
 
 def case_the_loss_scale_goes_on():

@@ -37,6 +37,24 @@ def test_loggers_begin_first_and_hear_of_the_rest_last():
     assert said == [("init", "logger"), ("init", "callback"), ("batch_end", "callback"), ("batch_end", "logger")]
 
 
+class Fails(Callback):
+    def batch_end(self, state, logger):
+        raise ArithmeticError("in the training")
+
+    def close(self, state, logger):
+        raise OSError("in the end")
+
+
+def test_an_error_of_the_training_is_not_lost_in_one_of_closing(capsys):
+    x = torch.randn(9, 4)
+    loader = DataLoader(TensorDataset(x, x.argmax(1)), 3)
+    trainer = Trainer(model=ComposerClassifier(nn.Linear(4, 4)), max_duration=1, callbacks=Fails())
+    with pytest.raises(ArithmeticError, match="in the training"):
+        trainer.fit(train_dataloader=loader)
+    assert "a callback could not be closed: OSError: in the end" in capsys.readouterr().err
+    trainer.close()
+
+
 class Counts(Callback):
     def __init__(self):
         self.seen = []

@@ -105,11 +105,7 @@ class Saver(Callback):
             return
         shares = self._shares()
         content = {
-            "timestamp": state.timestamp.state_dict(),
-            "seed": state.seed,
-            "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
-            "scaler": state.scaler.state_dict(),
-            "run_name": state.run_name,
+            "progress": state.progress(),
             "schedulers": [schedule.state_dict() for schedule in state.schedulers],
             "callbacks": _states(state.callbacks),
             "algorithms": _states(state.algorithms),
@@ -135,13 +131,8 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
     content = resume_from_checkpoint(folder, tag, strict=strict, load_optimizer=not weights_only, missing_ok=missing_ok)
     if content is None or weights_only:
         return None
-    state.timestamp = state.timestamp_before = Timestamp.of_state(content["timestamp"])
-    state.seed = state.rank_zero_seed = content["seed"]
+    state.go_on(content["progress"])
     set_rng_seed(state.seed)
-    if state.auto_microbatching:
-        state.device_train_microbatch_size = content.get("microbatch_size")
-    if scale := content.get("scaler"):
-        state.scaler.load_state_dict(scale)
     for schedule, saved in zip(state.schedulers, content["schedulers"], strict=False):
         schedule.load_state_dict(saved)
     for kind, objects in (("callbacks", state.callbacks), ("algorithms", state.algorithms)):

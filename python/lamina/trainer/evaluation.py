@@ -40,7 +40,7 @@ class Evaluation:
         read = state.dataloader, state.dataloader_label, state.dataloader_len
         measured = self._measured = metrics.fresh(state.eval_metrics[evaluator.label])
         total = samples = 0.0
-        with undisturbed(state.model):
+        with undisturbed(state.model, spec.dataloader):
             state.model.eval()
             shares = Shares(spec)
             set_num_microbatches(1)

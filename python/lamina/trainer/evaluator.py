@@ -85,21 +85,13 @@ def evaluate_periodically(eval_interval: int | str | Time, eval_at_fit_end: bool
     interval = named_time("eval_interval", eval_interval)
     if interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION):
         raise ConfigError(f"eval_interval={eval_interval!r}: it is counted in ep, ba or dur")
-    last = None  # batch after which was evaluated
+    expected = Event.EPOCH_END if interval.unit is TimeUnit.EPOCH else Event.BATCH_END
 
     def due(state: State, event: Event) -> bool:
-        nonlocal last
-        if interval.value <= 0:
+        if not interval.value or event not in (expected, Event.FIT_END):
             return False
-        now = state.timestamp
-        if event is Event.FIT_END:
-            return eval_at_fit_end and now.batch != last
-        if interval.unit is TimeUnit.EPOCH:
-            is_due = event is Event.EPOCH_END and now.epoch.value % interval.value == 0
-        else:
-            is_due = event is Event.BATCH_END and _passed(state, interval)
-        last = now.batch if is_due else last
-        return is_due
+        is_passed = _passed(state, interval)
+        return eval_at_fit_end and not is_passed if event is Event.FIT_END else is_passed
 
     return due
 
@@ -117,7 +109,9 @@ def _is_pattern(given: Any) -> bool:
 
 
 def _passed(state: State, interval: Time) -> bool:
-    """Tells whether a multiple of the interval was passed by the last batch."""
+    """Tells whether a multiple of the interval was passed by the last batch, or with it the epoch."""
+    if interval.unit is TimeUnit.EPOCH:
+        return not state.timestamp.batch_in_epoch.value and state.timestamp.epoch.value % interval.value == 0
     if interval.unit is TimeUnit.BATCH:
         return state.timestamp.batch.value % interval.value == 0
     part = state.max_duration * interval

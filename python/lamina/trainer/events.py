@@ -3,7 +3,10 @@
 
 import abc
 import enum
+import sys
 from typing import Any
+
+from lamina.util.told import tell
 
 
 class Event(str, enum.Enum):
@@ -121,7 +124,8 @@ class Engine:
             callback.run_event(event, self._state, self._logger)
 
     def close(self) -> None:
-        """Closes all callbacks, once. The first error is raised when all have been."""
+        """Closes all callbacks, once. The first error is raised when all have been; where there is one already, theirs
+        are lines."""
         if self._closed:
             return
         self._closed, errors = True, []
@@ -131,5 +135,7 @@ class Engine:
                 call(*arguments)
             except Exception as error:
                 errors.append(error)
-        if errors:
+        if errors and sys.exc_info()[1] is None:
             raise errors[0]
+        for error in errors:
+            tell(f"a callback could not be closed: {type(error).__name__}: {error}")

@@ -15,6 +15,7 @@ from lamina.job.messages import barrier
 from lamina.optim.optimizer import DistributedOptimizer
 from lamina.pipeline.distributed_model import DistributedModel
 from lamina.tensor_parallel.unslicing import make_plain
+from lamina.trainer.shares import Loaders
 
 
 class Method(str):
@@ -75,6 +76,7 @@ class TrainerJob:
     def _make_whole(self) -> None:
         values, states = self.model.state_dict(), self.optimizer.state_dict()
         self._here = self._names_here() if self.model.partitioned else values.keys()
+        current.job().own(Loaders).end_workers()
         barrier()
         shutdown()
         vars(self.model.module).pop("forward")

@@ -54,7 +54,6 @@ class Loop:
         state = self._state
         self._steps_every_batch = steps_every_batch
         self._step.begin()
-        state.begin()
         self._engine.run_event(Event.FIT_START)
         while not state.is_done:
             state.model.train()

@@ -11,8 +11,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from lamina.dist.batches import require_distributed_sampler, samplers
@@ -67,13 +66,13 @@ class Shares:
         self._copy = own_copy() if leads() else None
         self._samplers = [each for each in samplers(spec.dataloader) if callable(getattr(each, "set_epoch", None))]
         require_split(spec)
+        current.job().own(Loaders).append(spec.dataloader)
         self._batches = _settle(spec.dataloader)  # of an epoch, where that is known
-        every = (getattr(each, "generator", None) for each in (spec.dataloader, *samplers(spec.dataloader)))
-        self._generators = list({id(each): each for each in every if isinstance(each, torch.Generator)}.values())
         self.stops = False
         self._began: dict[str, Any] = {}  # the generators when the epoch began
         self._saved: dict[str, Any] | None = None
         self._read = 0
+        self._is_through = False  # the loader has ended
 
     @property
     def loader(self) -> Any:
@@ -98,7 +97,7 @@ class Shares:
             return self._saved
         loader = getattr(self._spec.dataloader, "state_dict", None)
         read = {} if loader is None or not leads() else {"loader": loader()}
-        return {"began": self._began, "now": self._random(), **read}
+        return {"began": self._began, "now": generators(self.loader), "is_through": self._is_through, **read}
 
     def go_on(self, saved: dict[str, Any], read: int) -> None:
         """Has the next epoch go on after so many batches: `saved` is the state then."""
@@ -110,12 +109,14 @@ class Shares:
         for sampler in self._samplers:
             sampler.set_epoch(number)
         bounds = [bound for bound in (self._batches, most) if bound is not None and bound >= 0]
-        loader = itertools.islice(self._begin(), max(min(bounds) - self._read, 0) if bounds else None)
-        self._read = 0
+        left = max(min(bounds) - self._read, 0) if bounds else None
+        loader = self._begin()
+        self._read, self._is_through = 0, False
         batch, had_data = None, False
-        while True:
-            found = next(loader, _END)
+        for number in itertools.count():
+            found = _END if number == left else next(loader, _END)
             has_data = found is not _END
+            self._is_through = not has_data and number != left
             if has_data:
                 batch = found
             word = self._word(batch, has_data, had_data)
@@ -138,27 +139,18 @@ class Shares:
         the epoch began."""
         saved, self._saved = self._saved, None
         if saved is not None:
-            self._set_random(saved["began"] if self._read else saved["now"])
-        self._began = self._random()
-        loader = self._spec.dataloader if leads() else ()
-        if self._read and "loader" in (saved or {}):
+            set_generators(saved["began"] if self._read else saved["now"], self.loader)
+        self._began = generators(self.loader)
+        loader = self.loader if leads() else ()
+        if "loader" in (saved or {}) and (self._read or (saved["is_through"] and _counts_epochs(loader))):
             loader.load_state_dict(saved["loader"])
             batches = iter(loader)
         else:
             batches = iter(loader)
             _skip(batches, self._read, loader)
         if saved is not None and self._read:
-            self._set_random(saved["now"])
+            set_generators(saved["now"], self.loader)
         return batches
-
-    def _random(self) -> dict[str, Any]:
-        """The states of this process's generators, and of the loader's own."""
-        return generators() | {"loader": [each.get_state() for each in self._generators]}
-
-    def _set_random(self, states: dict[str, Any]) -> None:
-        set_generators(states)
-        for generator, state in zip(self._generators, states.get("loader", []), strict=False):
-            generator.set_state(state)
 
     def _word(self, batch: Any, has_data: bool, had_data: bool) -> Word:
         count, count_tokens = self._spec.get_num_samples_in_batch, self._spec.get_num_tokens_in_batch
@@ -167,6 +159,17 @@ class Shares:
 
 
 _END = object()
+
+
+class Loaders(list):
+    """The loaders that a job has read."""
+
+    def end_workers(self) -> None:
+        """Ends the processes that wait for a next epoch, for they hold what they had of the job when they began."""
+        for loader in self:
+            if getattr(loader, "persistent_workers", False) and loader._iterator is not None:
+                loader._iterator._shutdown_workers()
+                loader._iterator = None
 
 
 def require_split(spec: DataSpec) -> None:
@@ -203,9 +206,15 @@ def of_each_copy(own: Any) -> list[Any]:
     return [found[number] for number in sorted(found)]
 
 
+def _counts_epochs(loader: Any) -> bool:
+    """Tells whether the state of a loader that has ended counts: one of torchdata's draws numbers to find the end."""
+    return not isinstance(loader, DataLoader) or hasattr(loader.dataset, "state_dict")
+
+
 def _skip(batches: Iterator[Any], count: int, loader: Any) -> None:
     """Goes past so many batches: past their indices alone, where torch's loader reads them in this process."""
-    if count and isinstance(loader, DataLoader) and not loader.num_workers and hasattr(batches, "_sampler_iter"):
+    has_indices = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    if count and has_indices and not loader.num_workers and hasattr(batches, "_sampler_iter"):
         for _ in itertools.islice(batches._sampler_iter, count):
             pass
     elif count and leads():

@@ -21,6 +21,9 @@ class _OfMicrobatch:
         self._variable.set(value)
 
 
+_MEASURED = "total_loss_dict", "train_metric_values", "eval_metric_values"
+
+
 class State:
     """A training as callbacks and algorithms see it, and may change it.
 
@@ -45,6 +48,7 @@ class State:
         self.model = model
         self.run_name = run_name
         self.rank_zero_seed = self.seed = seed  # drawn by rank 0, if None
+        self.scaler: Any = None
         self.optimizers: list[Any] = []
         self.schedulers: list[Any] = []
         self.algorithms: list[Any] = []
@@ -66,7 +70,7 @@ class State:
         self.eval_metric_values: dict[str, Any] = {}
         self.total_loss_dict: dict[str, float] = {}
         self._max_duration: Time | None = None
-        self._stops = False
+        self._is_stopped = False
 
     @property
     def max_duration(self) -> Time | None:
@@ -75,7 +79,7 @@ class State:
 
     @max_duration.setter
     def max_duration(self, value: Any) -> None:
-        self._max_duration = None if value is None else ensure_time(value)
+        self._max_duration, self._is_stopped = None if value is None else ensure_time(value), False
 
     @property
     def using_device_microbatch_size(self) -> bool:
@@ -85,15 +89,37 @@ class State:
     @property
     def is_done(self) -> bool:
         """Tells whether the training has reached its end."""
-        return self._stops or self.timestamp >= self._max_duration
+        return self._is_stopped or self.timestamp >= self._max_duration
 
     def stop_training(self) -> None:
-        """Ends the training with this batch; on every rank alike."""
-        self._stops = True
+        """Ends the training with this batch, until there is another max_duration; on every rank alike."""
+        self._is_stopped = True
 
-    def begin(self) -> None:
-        """A training begins."""
-        self._stops = False
+    def progress(self) -> dict[str, Any]:
+        """How far the training is, and what it has measured, as plain containers."""
+        return {
+            "timestamp": self.timestamp.state_dict(),
+            "timestamp_before": self.timestamp_before.state_dict(),
+            "seed": self.seed,
+            "stopped_before": str(self.max_duration) if self._is_stopped else None,
+            "microbatch_size": self.device_train_microbatch_size if self.auto_microbatching else None,
+            "scaler": self.scaler.state_dict(),
+            "run_name": self.run_name,
+            **{name: getattr(self, name) for name in _MEASURED},
+        }
+
+    def go_on(self, progress: dict[str, Any]) -> None:
+        """Goes on from there. Where the training was stopped, it is unless its max_duration is another."""
+        self.timestamp = Timestamp.of_state(progress["timestamp"])
+        self.timestamp_before = Timestamp.of_state(progress["timestamp_before"])
+        self.seed = self.rank_zero_seed = progress["seed"]
+        self._is_stopped = progress["stopped_before"] == str(self.max_duration)
+        if self.auto_microbatching:
+            self.device_train_microbatch_size = progress["microbatch_size"]
+        if progress["scaler"]:
+            self.scaler.load_state_dict(progress["scaler"])
+        for name in _MEASURED:
+            getattr(self, name).update(progress[name])
 
     def get_elapsed_duration(self) -> Time | None:
         """Which part of the training is done, from 0 to 1."""

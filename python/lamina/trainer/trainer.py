@@ -111,6 +111,7 @@ class Trainer:
         self.engine = Engine(self.state, self.logger)
         self._shares: Shares | None = None
         self._saved: dict[str, Any] | None = None  # what a checkpoint says of the loader
+        self._is_resumed = False
         found = self._found = self._settings(given)
         config = self._config(given, found)
         self._saver = self._saver_of(given)
@@ -179,8 +180,8 @@ class Trainer:
             self._set_microbatches(size, pieces("grad_accum", grad_accum))
         if reset_time:
             state.timestamp = state.timestamp_before = Timestamp()
-        if more is not None:
-            state.max_duration = state.timestamp.get(more.unit) + more
+        if reset_time or more is not None:  # however it was stopped before
+            state.max_duration = state.max_duration if more is None else state.timestamp.get(more.unit) + more
         self._require_work()
         self._read_on()
         batches, most = self._shares.length, self._most
@@ -208,11 +209,12 @@ class Trainer:
         if self._spec is None or state.max_duration is None:
             missing = "train_dataloader" if self._spec is None else "max_duration"
             raise ConfigError(f"fit: there is no {missing}: give it to the Trainer, or to fit()")
-        if state.timestamp >= state.max_duration:
-            raise ConfigError(
-                f"fit: max_duration={state.max_duration} has passed: fit(duration=...) goes on for as long, "
-                "fit(reset_time=True) begins anew"
-            )
+        if state.is_done and not self._is_resumed:
+            why = f"max_duration={state.max_duration} has passed"
+            if state.timestamp < state.max_duration:
+                why = f"the training was stopped at {state.timestamp.batch}"
+            raise ConfigError(f"fit: {why}: fit(duration=...) goes on for as long, fit(reset_time=True) begins anew")
+        self._is_resumed = False
         for evaluator in state.evaluators:
             require_split(evaluator.dataloader)
 
@@ -304,7 +306,8 @@ class Trainer:
         weights_only, strict = given.load_weights_only, given.load_strict_model_weights
         if given.autoresume:
             self._saved = load(self._saver.folder, self.state, False, True, missing_ok=True)
-        if given.load_path is not None and not self.state.timestamp.batch.value:
+            self._is_resumed = self._saved is not None  # its last job may have ended when there was nothing left to do
+        if given.load_path is not None and not self._is_resumed:
             self._saved = load(given.load_path, self.state, weights_only, strict)
 
     def _microbatches(self) -> int:

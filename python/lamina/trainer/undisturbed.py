@@ -3,6 +3,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,20 +15,21 @@ from lamina.trainer.generators import generators, set_generators
 
 
 class Kept:
-    """All generators, the mode of every module, the buffers and the number of microbatches, as they are now."""
+    """All generators, those that `readers` hold too, the mode of every module, the buffers and the number of
+    microbatches, as they are now."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, *readers: Any):
         self._model, self._was_cut = model, model.partitioned
         self._modes = [(module, module.training) for module in model.modules()]
         self._buffers = {place: (buffer, buffer.clone()) for place, buffer in _buffers(model).items()}
         self._microbatches, self._session = num_microbatches(), current.session()
-        self._steps, self._generators = self._session.seeded_steps, generators()
+        self._steps, self._readers, self._generators = self._session.seeded_steps, readers, generators(*readers)
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
         self._of_devices = [(device, torch.cuda.get_rng_state(device)) for device in devices]
 
     def put_back(self, alone: bool = False) -> None:
         """Makes all of it what it was; every rank calls it. One that does so alone leaves buffers that were moved."""
-        set_generators(self._generators)
+        set_generators(self._generators, *self._readers)
         for device, state in self._of_devices:
             torch.cuda.set_rng_state(state, device)
         set_num_microbatches(self._microbatches)
@@ -52,9 +54,9 @@ class Kept:
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module, *readers: Any) -> Iterator[None]:
     """Puts all of it back afterwards."""
-    kept = Kept(model)
+    kept = Kept(model, *readers)
     try:
         yield
     except BaseException:
