@@ -86,6 +86,28 @@ def case_a_layout_that_shards_clips_nothing_by_itself():
     assert moved > 1e-3, "norms above 1 would have been clipped to steps of 1e-4"
 
 
+class Weighing(Model):
+    """One whose loss reads a parameter, and calls a module."""
+
+    def __init__(self):
+        super().__init__("mean")
+        self.temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
+        self.last = self.module.pop(3)
+
+    def loss(self, outputs, batch):
+        return super().loss(self.last(outputs) * self.temperature, batch)
+
+
+def case_a_loss_reads_parameters_and_calls_modules():
+    data = data_of(5, 2)  # one rank has two batches, the other one
+    evaluated = DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
+    expected = trained(Weighing(), eval_dataloader=evaluated)
+    for backend in ("auto", "nccl"):
+        keys = {"timeout_s": 60, "ddp_dist_backend": backend}
+        options = {"fsdp_config": {"min_params": 0}, "lamina_config": keys, "device_train_microbatch_size": 1}
+        require_same(trained(Weighing(), eval_dataloader=evaluated, **options), expected)
+
+
 class Single(Steep):
     """One of float32, with a buffer."""
 

@@ -14,7 +14,7 @@ from lamina.trainer import metrics
 from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import Method
-from lamina.trainer.losses import parts_of
+from lamina.trainer.losses import loss_of, parts_of
 from lamina.trainer.shares import Shares, leads, of_each_copy
 from lamina.trainer.state import State
 from lamina.trainer.time import Timestamp
@@ -72,9 +72,10 @@ class Evaluation:
         with self._precision():
             state.outputs = state.model(Method("eval_forward"), batch)
         self._engine.run_event(Event.EVAL_AFTER_FORWARD)
-        if not samples:
-            return 0.0
-        for metric in measured.values():
+        if not measured:
+            with self._precision():
+                loss = loss_of(model, state.outputs, batch)
+            return parts_of(loss)["total"].item() * samples if samples else 0.0
+        for metric in measured.values() if samples else ():
             model.update_metric(batch, state.outputs, metric)
-        with self._precision():
-            return 0.0 if measured else parts_of(model.loss(state.outputs, batch))["total"].item() * samples
+        return 0.0

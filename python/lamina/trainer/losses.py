@@ -5,6 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
+
+from lamina.model.shards import gathered_parameters
+
+
+def loss_of(model: nn.Module, outputs: Any, batch: Any) -> Any:
+    """The loss of a ComposerModel, which may read parameters of its own; of a sharded one, every rank calls it."""
+    with gathered_parameters(model.parameters(recurse=False)):
+        return model.loss(outputs, batch)
 
 
 def parts_of(loss: Any) -> dict[str, torch.Tensor]:

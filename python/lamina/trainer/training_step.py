@@ -15,7 +15,7 @@ from lamina.pipeline.step import step
 from lamina.trainer import microbatching
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.events import Engine, Event
-from lamina.trainer.losses import parts_of, totals
+from lamina.trainer.losses import loss_of, parts_of, totals
 from lamina.trainer.shares import Share, copies, gathered, leads, own_copy
 from lamina.trainer.state import State
 from lamina.trainer.undisturbed import Kept
@@ -81,7 +81,7 @@ class TrainingStep:
         run(Event.AFTER_FORWARD)
         run(Event.BEFORE_LOSS)
         with self._precision():
-            state.loss = state.model.module.loss(state.outputs, state.batch)
+            state.loss = loss_of(state.model.module, state.outputs, state.batch)
         run(Event.AFTER_LOSS)
         run(Event.BEFORE_BACKWARD)
         losses = parts_of(state.loss)
