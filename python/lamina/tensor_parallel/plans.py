@@ -17,7 +17,6 @@ layers that take the same: the module around them makes their input ready.
 """
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.tensor_parallel import marks
 from lamina.tensor_parallel.registry import DistributedModule
+from lamina.util.checks import nearest
 
 # Parts of a layer that a rank has. Other names of transformers' for the same are in _ALIASES.
 STYLES = (
@@ -315,5 +315,5 @@ def _as_pattern(name: str) -> str:
 
 
 def _nearest(given: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.4)
-    return f', the nearest is "{near[0]}"' if near else ""
+    near = nearest(given, known, 0.4)
+    return f', the nearest is "{near}"' if near else ""

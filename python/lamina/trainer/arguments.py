@@ -2,7 +2,6 @@
 """Arguments of the Trainer: their names, defaults and errors."""
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import logging
@@ -24,6 +23,7 @@ from lamina.trainer.model import require_model
 from lamina.trainer.reproducibility import require_seed
 from lamina.trainer.schedulers import require_schedulers
 from lamina.trainer.time import Time, named_time
+from lamina.util.checks import nearest
 
 # Composer's that have no sense here, with what is there in their place.
 _NEVER = {
@@ -103,7 +103,7 @@ class Arguments:
         """
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = [name for name in given if name not in known]
-        problems = [f"{name}: there is no such argument{_nearest(name, known)}" for name in unknown]
+        problems = [f"{name}: there is no such argument{_hint(name, known)}" for name in unknown]
         arguments = cls(model=given.get("model"), **{n: v for n, v in given.items() if n in known and n != "model"})
         problems += arguments._problems()
         if problems:
@@ -198,9 +198,9 @@ def pieces(name: str, given: Any) -> int | str | None:
     return given
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, known, 1)
-    return f"; the nearest is {found[0]}" if found else ""
+def _hint(name: str, known: Iterable[str]) -> str:
+    found = nearest(name, known, 0.6)
+    return f"; the nearest is {found}" if found else ""
 
 
 def _all_of(kind: type, given: Any) -> list[Any]:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of a configuration: each is read by a table, and all that is wrong is collected."""
 
-import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from lamina.errors import ConfigError
 from lamina.trainer.precision import Precision
+from lamina.util.checks import nearest
 
 # A reader takes a value, and returns what it means; its ValueError says what is wrong. With the default it is an entry.
 Table = Mapping[str, tuple[Callable[[Any], Any], Any]]
@@ -36,12 +36,6 @@ def read(where: str, given: Any, table: Table, problems: list[str]) -> dict[str,
         except ValueError as error:
             problems.append(f"{where}[{key!r}]: {error}")
     return values
-
-
-def nearest(name: object, names: Iterable[str]) -> str:
-    """The name that is most like this one, in any case of its letters."""
-    of_lower = {each.lower(): each for each in names}
-    return of_lower[difflib.get_close_matches(str(name).lower(), of_lower, 1, 0.0)[0]]
 
 
 def raise_problems(problems: list[str]) -> None:

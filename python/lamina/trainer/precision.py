@@ -2,13 +2,13 @@
 """Precision: the numbers in which a forward and its loss are computed."""
 
 import contextlib
-import difflib
 import enum
 from typing import Any
 
 import torch
 
 from lamina.errors import ConfigError
+from lamina.util.checks import nearest
 
 
 class Precision(str, enum.Enum):
@@ -53,8 +53,7 @@ def ensure_precision(given: Any, device_type: str = "cpu") -> Precision:
     except ValueError:
         pass
     names = [each.value for each in Precision]
-    nearest = difflib.get_close_matches(str(given).lower(), names, 1, 0.0)[0]
-    raise ConfigError(f"precision={given!r}: it is one of {', '.join(names)}; the nearest is {nearest}")
+    raise ConfigError(f"precision={given!r}: it is one of {', '.join(names)}; the nearest is {nearest(given, names)}")
 
 
 def get_precision_context(

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that are not what they have to be, said in the words of the argument."""
 
+import difflib
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -42,3 +44,14 @@ def require_no_nul(**given: Any) -> None:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(text, str) and "\0" in text:
             raise UsageError(f"{name} has a NUL, which no name of a file has: {text!r}")
+
+
+def nearest(given: object, known: Iterable[str], cutoff: float = 0.0) -> str:
+    """The known name that is most like the given one, in any case of its letters.
+
+    Args:
+        cutoff: how much alike they have to be, from 0 to 1; an empty string where none is.
+    """
+    of_lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(str(given).lower(), of_lower, 1, cutoff)
+    return of_lower[found[0]] if found else ""
