@@ -22,7 +22,7 @@ from lamina.trainer.loggers import as_destinations
 from lamina.trainer.model import require_model
 from lamina.trainer.reproducibility import require_seed
 from lamina.trainer.schedulers import require_schedulers
-from lamina.trainer.time import Time, named_time
+from lamina.trainer.time import Time, TimeUnit, named_time
 from lamina.util.checks import nearest
 
 # Composer's that have no sense here, with what is there in their place.
@@ -182,9 +182,8 @@ def duration(name: str, given: Any) -> Time | None:
     Errors:
         ConfigError: no time, or nothing of one.
     """
-    if given is not None and (time := named_time(name, given, positive=True)).unit.name == "DURATION":
-        raise checks.wrong(name, given, "some epochs, batches, samples, tokens or seconds")
-    return None if given is None else time
+    units = [unit for unit in TimeUnit if unit is not TimeUnit.DURATION]
+    return None if given is None else named_time(name, given, True, units)
 
 
 def pieces(name: str, given: Any) -> int | str | None:

@@ -17,7 +17,7 @@ from lamina.trainer import checks
 from lamina.trainer.events import Callback, Event
 from lamina.trainer.shares import Shares
 from lamina.trainer.state import State
-from lamina.trainer.time import Time, Timestamp, TimeUnit, named_time
+from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
 from lamina.util.told import tell
 
 _RANK = re.compile(r"[-_.]?rank(\{rank\}|\d+)|\.pt$")  # parts of a name: a checkpoint is one of all ranks
@@ -166,8 +166,6 @@ def _states(objects: list[Any]) -> dict[str, Any]:
 
 
 def _periodically(interval: int | str | Time) -> Callable[[State, Event], bool]:
-    every = named_time("save_interval", interval, positive=True)
-    if every.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
-        raise checks.wrong("save_interval", interval, "counted in ep or ba")
+    every = named_time("save_interval", interval, True, EPOCH_OR_BATCH)
     event = Event.EPOCH_CHECKPOINT if every.unit is TimeUnit.EPOCH else Event.BATCH_CHECKPOINT
     return lambda state, now: now is event and state.timestamp.get(every.unit).value % every.value == 0

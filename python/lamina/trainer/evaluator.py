@@ -11,7 +11,7 @@ from lamina.trainer import checks
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.events import Event
 from lamina.trainer.state import State
-from lamina.trainer.time import Time, TimeUnit, named_time
+from lamina.trainer.time import EPOCH_OR_BATCH, Time, TimeUnit, named_time
 
 When = Callable[[State, Event], bool]
 
@@ -82,9 +82,7 @@ def ensure_evaluators(given: Any) -> list[Evaluator]:
 def evaluate_periodically(eval_interval: int | str | Time, eval_at_fit_end: bool = True) -> When:
     """Says when to evaluate: every so many epochs or batches, or after each such part of the training, and at its
     end."""
-    interval = named_time("eval_interval", eval_interval)
-    if interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION):
-        raise ConfigError(f"eval_interval={eval_interval!r}: it is counted in ep, ba or dur")
+    interval = named_time("eval_interval", eval_interval, units=(*EPOCH_OR_BATCH, TimeUnit.DURATION))
     expected = Event.EPOCH_END if interval.unit is TimeUnit.EPOCH else Event.BATCH_END
 
     def due(state: State, event: Event) -> bool:

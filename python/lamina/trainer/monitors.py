@@ -18,7 +18,7 @@ from lamina.trainer import checks
 from lamina.trainer.adam_metrics import AdamMetrics
 from lamina.trainer.events import Callback
 from lamina.trainer.optimizers import DecoupledAdamW
-from lamina.trainer.time import Time, Timestamp, TimeUnit, named_time
+from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
 
 
 class LRMonitor(Callback):
@@ -204,9 +204,7 @@ class EarlyStopper(_Watcher):
         patience: int | str | Time = 1,
     ):
         self.min_delta = abs(checks.number("EarlyStopper: min_delta", min_delta))
-        self.patience = named_time("EarlyStopper: patience", patience)
-        if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
-            raise checks.wrong("EarlyStopper: patience", patience, "some epochs (ep) or batches (ba)")
+        self.patience = named_time("EarlyStopper: patience", patience, units=EPOCH_OR_BATCH)
         super().__init__(monitor, dataloader_label, comp, self.patience.unit is TimeUnit.BATCH)
         self.best: torch.Tensor | None = None
         self.best_occurred: Timestamp | None = None

@@ -7,6 +7,7 @@ import enum
 import numbers
 import re
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from lamina.errors import ConfigError
@@ -40,6 +41,7 @@ class TimeUnit(str, enum.Enum):
         return self not in (TimeUnit.DURATION, TimeUnit.SECOND)
 
 
+EPOCH_OR_BATCH = TimeUnit.EPOCH, TimeUnit.BATCH
 _WORD = re.compile(f"({_NUMBER})({'|'.join(unit.value for unit in TimeUnit)})", re.IGNORECASE)
 
 
@@ -175,18 +177,20 @@ def ensure_time(value: Time | str | int, unit: TimeUnit | str = TimeUnit.EPOCH) 
     raise ConfigError(f"{value!r} is no time: a string such as '10ep', or a number of {_plural(TimeUnit(unit))}")
 
 
-def named_time(name: str, value: Any, positive: bool = False) -> Time:
+def named_time(name: str, value: Any, positive: bool = False, units: Sequence[TimeUnit] = tuple(TimeUnit)) -> Time:
     """The time that an argument gives, in epochs where it is a number.
 
     Errors:
-        ConfigError: it is none, or below 0, or not `positive`; with the argument's name.
+        ConfigError: it is none, below 0, not `positive`, or of another unit than these; with the argument's name.
     """
     try:
         time = ensure_time(value)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
-    if time.value < 0 or (positive and not time.value):
-        raise checks.wrong(name, value, "a time above 0" if positive else "a time, 0 or more")
+    if time.value < 0 or (positive and not time.value) or time.unit not in units:
+        *others, last = map(_plural, units)
+        least = "above 0" if positive else "0 or more"
+        raise checks.wrong(name, value, f"some {', '.join(others)} or {last}, {least}")
     return time
 
 
@@ -195,6 +199,8 @@ def _rounded(value: float, unit: TimeUnit) -> float:
 
 
 def _plural(unit: TimeUnit) -> str:
+    if unit is TimeUnit.DURATION:
+        return "parts of the training (dur)"
     return f"{unit.name.lower()}{'es' if unit is TimeUnit.BATCH else 's'}"
 
 

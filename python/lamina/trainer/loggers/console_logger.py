@@ -4,9 +4,8 @@
 from typing import Any, TextIO
 
 from lamina.dist.ranks import get_global_rank
-from lamina.trainer import checks
 from lamina.trainer.loggers.destination import LoggerDestination, format_log_data_value, text_stream
-from lamina.trainer.time import Time, TimeUnit, named_time
+from lamina.trainer.time import EPOCH_OR_BATCH, Time, TimeUnit, named_time
 
 
 class ConsoleLogger(LoggerDestination):
@@ -24,9 +23,7 @@ class ConsoleLogger(LoggerDestination):
     def __init__(
         self, log_interval: int | str | Time = "1ba", stream: str | TextIO = "stderr", log_traces: bool = False
     ):
-        self.log_interval = named_time("console_log_interval", log_interval)
-        if self.log_interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or self.log_interval.value < 1:
-            raise checks.wrong("console_log_interval", log_interval, "some epochs (ep) or batches (ba)")
+        self.log_interval = named_time("console_log_interval", log_interval, True, EPOCH_OR_BATCH)
         self.stream, self.should_log_traces = text_stream(stream), log_traces
         self._metrics: dict[str, Any] = {}
 
