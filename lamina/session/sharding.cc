@@ -83,14 +83,25 @@ void require_memory(Session& session, const model::ParameterTable& table) {
       base::Code{"shard-memory"});
 }
 
+sharding::Keeping::Expect expected(config::BackwardPrefetch prefetch) {
+  using Expect = sharding::Keeping::Expect;
+  switch (prefetch) {
+    case config::BackwardPrefetch::kPre:
+      return Expect::kBeforeBackward;
+    case config::BackwardPrefetch::kPost:
+      return Expect::kAfterBackward;
+    case config::BackwardPrefetch::kNone:
+      break;
+  }
+  return Expect::kNever;
+}
+
 sharding::Keeping keeping(const config::Config& config) {
   using Until = sharding::Keeping::Until;
-  // The choices of the key, in its order.
-  const auto expect = static_cast<sharding::Keeping::Expect>(config.sdp_backward_prefetch);
   const auto until = config.sdp_reshard_after_forward    ? Until::kForward
                      : config.sdp_reshard_after_backward ? Until::kBackward
                                                          : Until::kUpdate;
-  return {config.sdp_max_live_parameters, until, expect};
+  return {config.sdp_max_live_parameters, until, expected(config.sdp_backward_prefetch)};
 }
 
 std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model::ParameterTable& table,
