@@ -48,7 +48,7 @@ class StepScheduler(ComposerScheduler):
         self.step_size, self.gamma = self._time("step_size", step_size, positive=True), self._number("gamma", gamma)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
-        now, (size,) = _numbers(state, ssr, self.step_size)
+        now, size = _numbers(state, ssr, self.step_size)
         return self.gamma ** int(now // _positive(size, self.step_size))
 
 
@@ -87,7 +87,7 @@ class ExponentialScheduler(ComposerScheduler):
         self.decay_period = self._time("decay_period", decay_period, positive=True)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
-        now, (period,) = _numbers(state, ssr, self.decay_period)
+        now, period = _numbers(state, ssr, self.decay_period)
         return self.gamma ** (now / _positive(period, self.decay_period))
 
 
@@ -97,8 +97,7 @@ class _Curve(ComposerScheduler):
     t_max: Time
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
-        now, (end,) = _numbers(state, ssr, self.t_max)
-        return self.at(_part(now, end))
+        return self.at(_part(*_numbers(state, ssr, self.t_max)))
 
     def at(self, part: float) -> float:
         """The multiplier when such a part of it has passed, from 0 to 1."""
@@ -145,7 +144,7 @@ class CosineAnnealingWarmRestartsScheduler(ComposerScheduler):
         self.t_mult = checks.number(f"{type(self).__name__}: t_mult", t_mult, 0)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
-        now, (length,) = _numbers(state, ssr, self.t_0)
+        now, length = _numbers(state, ssr, self.t_0)
         is_whole, start = isinstance(length, int), 0
         while start + _positive(length, self.t_0) <= now:
             start, length = start + length, length * self.t_mult
@@ -339,10 +338,10 @@ def _converted(time: Time, state: State, ssr: float) -> Time:
     return Time(int(round(value, 6)) if unit.is_whole else value, unit)  # 0.29 of 100 is not quite 29
 
 
-def _numbers(state: State, ssr: float, *times: Time) -> tuple[float, list[float]]:
-    """The state's time, and times, converted to one unit."""
-    converted = [_converted(time, state, ssr) for time in times]
-    return state.timestamp.get(converted[0].unit).value, [time.value for time in converted]
+def _numbers(state: State, ssr: float, time: Time) -> tuple[float, float]:
+    """The state's time, and another one, converted to one unit."""
+    converted = _converted(time, state, ssr)
+    return state.timestamp.get(converted.unit).value, converted.value
 
 
 def _part(now: float, end: float) -> float:

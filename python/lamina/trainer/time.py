@@ -4,6 +4,7 @@
 import dataclasses
 import datetime
 import enum
+import functools
 import numbers
 import re
 import types
@@ -45,6 +46,7 @@ EPOCH_OR_BATCH = TimeUnit.EPOCH, TimeUnit.BATCH
 _WORD = re.compile(f"({_NUMBER})({'|'.join(unit.value for unit in TimeUnit)})", re.IGNORECASE)
 
 
+@functools.total_ordering
 class Time:
     """A number of epochs, batches, ...: `Time(10, "ba")`, `Time.from_timestring("10ba")`.
 
@@ -114,15 +116,6 @@ class Time:
 
     def __lt__(self, other: Any) -> bool:
         return self.value < self._value_of(other)
-
-    def __le__(self, other: Any) -> bool:
-        return self.value <= self._value_of(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self.value > self._value_of(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self.value >= self._value_of(other)
 
     def __add__(self, other: Any) -> "Time":
         return Time(self.value + self._value_of(other), self.unit)
@@ -213,6 +206,7 @@ _COUNTED = {
 _NONE = datetime.timedelta()
 
 
+@functools.total_ordering
 @dataclasses.dataclass(frozen=True, eq=False)
 class Timestamp:
     """How far a training is: all ranks have the same. Durations are those of rank 0's clock.
@@ -302,15 +296,6 @@ class Timestamp:
 
     def __lt__(self, other: Any) -> bool:
         return self._of(other) < other
-
-    def __le__(self, other: Any) -> bool:
-        return self._of(other) <= other
-
-    def __gt__(self, other: Any) -> bool:
-        return self._of(other) > other
-
-    def __ge__(self, other: Any) -> bool:
-        return self._of(other) >= other
 
     def _of(self, other: Any) -> Time:
         """How much has passed of the other's unit."""
