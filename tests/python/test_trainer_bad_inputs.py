@@ -113,7 +113,7 @@ CALLS = [
     (
         lambda: trainer(eval_dataloader=Evaluator(label="a", dataloader=loader(), metric_names=["f1"])),
         "no metric is named 'f1'",
-        "there are MulticlassAccuracy",
+        "there are CrossEntropy, MulticlassAccuracy",
     ),
     (lambda: trainer(grad_accum=2, device_train_microbatch_size=2), "grad_accum", "give one of them"),
     (lambda: trainer(autoresume=True, save_folder="saved"), "autoresume", "run_name"),

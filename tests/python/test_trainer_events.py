@@ -11,7 +11,9 @@ import composer
 import composer.core.time
 import composer.models.tasks
 import composer.trainer.trainer
+import composer.utils
 import lamina.trainer
+from lamina.errors import ConfigError
 from lamina.trainer import Callback, ComposerClassifier, Engine, Event, State, Time, Trainer
 from lamina.trainer.loggers import LoggerDestination
 
@@ -68,10 +70,10 @@ def test_a_classifier_has_an_accuracy_and_an_evaluation_a_time():
     loader, counts = DataLoader(TensorDataset(x, x.argmax(1)), 3), Counts()
     trainer = Trainer(model=ComposerClassifier(nn.Linear(4, 4)), eval_dataloader=loader, callbacks=counts)
     trainer.eval()
-    right = (
-        (trainer.state.model.module(next(iter(DataLoader(loader.dataset, 9)))).argmax(1) == x.argmax(1)).sum().item()
-    )
-    assert trainer.state.eval_metric_values == {"Accuracy": pytest.approx(right / 9)}
+    scores = trainer.state.model.module(next(iter(DataLoader(loader.dataset, 9)))).detach()
+    loss = nn.functional.cross_entropy(scores, x.argmax(1)).item()
+    right = (scores.argmax(1) == x.argmax(1)).float().mean().item()
+    assert trainer.state.eval_metric_values == {"Accuracy": pytest.approx(right), "CrossEntropy": pytest.approx(loss)}
     assert counts.seen == [(1, 3), (2, 6), (3, 9)]
     assert trainer.state.eval_timestamp.sample == 9
 
@@ -106,3 +108,37 @@ def test_composers_modules_are_lamina_s():
     assert composer.core.time.Time[int].__origin__ is Time
     assert composer.models.tasks.ComposerClassifier is lamina.trainer.ComposerClassifier
     assert composer.__version__ == "0.12.1"
+
+
+def test_what_is_not_there_of_composers_may_be_imported_and_says_so_when_it_is_used():
+    import composer.functional
+    from composer import algorithms
+    from composer.algorithms.blurpool import BlurPool
+    from composer.metrics.nlp import InContextLearningMetric
+    from composer.utils.object_store import S3ObjectStore
+
+    assert not isinstance(nn.Linear(1, 1), InContextLearningMetric)
+    for name, use in {
+        "composer.algorithms.blurpool.BlurPool": lambda: BlurPool(replace_convs=True),
+        "composer.algorithms.SAM": lambda: algorithms.SAM(),
+        "composer.functional.apply_blurpool": lambda: composer.functional.apply_blurpool(nn.Linear(1, 1)),
+        "composer.datasets.mnist": lambda: composer.datasets.mnist.build(),
+        "composer.utils.object_store.S3ObjectStore": lambda: type("Mine", (S3ObjectStore,), {})(),
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{name} is not there: this `composer` is lamina's Trainer"):
+            use()
+    with pytest.raises(ImportError):
+        from composer.algoritms import BlurPool
+
+
+def test_a_device_may_be_an_object():
+    model, batch = ComposerClassifier(nn.Linear(4, 4)), {"x": [torch.zeros(2)], "id": "a"}
+    state = Trainer(model=model, device=composer.devices.DeviceCPU()).state
+    assert state.device.name == "cpu" and composer.utils.get_device(state.device) is state.device
+    assert state.device.batch_to_device(batch)["x"][0].device.type == "cpu"
+    assert Trainer(model=model).state.device.dist_backend == "gloo"
+
+
+def test_one_and_several_become_a_tuple():
+    for given, expected in ((None, ()), ("ab", ("ab",)), ([1, 2], (1, 2)), ({"a": 1}, (1,)), (3, (3,))):
+        assert composer.utils.ensure_tuple(given) == expected

@@ -4,7 +4,8 @@
 import importlib
 from typing import Any
 
-_MODULES = {"algorithms", "callbacks", "core", "loggers", "models", "optim", "trainer", "utils"}
+from composer.paths import PACKAGES
+
 _NAMES = {
     "Algorithm",
     "Callback",
@@ -26,10 +27,8 @@ __version__ = "0.12.1"  # whose names they are
 
 def __getattr__(name: str) -> Any:
     """Imports torch only for who asks for one of these: the launcher starts without it."""
-    if name in _MODULES:
+    if name in _NAMES:
+        return getattr(importlib.import_module("lamina.trainer"), name)
+    if name in PACKAGES:
         return importlib.import_module(f"composer.{name}")
-    if name not in _NAMES:
-        raise AttributeError(f"module 'composer' has no attribute {name!r}")
-    import lamina.trainer
-
-    return getattr(lamina.trainer, name)
+    raise AttributeError(f"module 'composer' has no attribute {name!r}")

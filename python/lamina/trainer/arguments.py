@@ -16,6 +16,7 @@ from lamina.job import current
 from lamina.trainer import checks
 from lamina.trainer.checkpoints import found_checkpoint
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
+from lamina.trainer.devices import Device, get_device
 from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.trainer.events import Algorithm, Callback
 from lamina.trainer.loggers import as_destinations
@@ -81,7 +82,7 @@ class Arguments:
     autoresume: bool = False
     deepspeed_config: dict[str, Any] | None = None
     fsdp_config: dict[str, Any] | None = None
-    device: str | None = None
+    device: str | Device | None = None
     precision: str | None = None
     grad_accum: int | str | None = 1
     device_train_microbatch_size: int | str | None = None
@@ -153,7 +154,7 @@ class Arguments:
             "load_path": _path,
             "save_folder": lambda given: None if given is None else checks.text("save_folder", os.fspath(given)),
             "save_latest_filename": lambda given: _optional(checks.text, "save_latest_filename", given),
-            "device": _device,
+            "device": get_device,
             "grad_accum": lambda given: pieces("grad_accum", given),
             "device_train_microbatch_size": lambda given: pieces("device_train_microbatch_size", given),
             "seed": lambda given: None if given is None else require_seed(given),
@@ -245,14 +246,6 @@ def _log_level(given: Any) -> str | None:
 def _mapping(given: Any) -> Any:
     if given is not None and not isinstance(given, Mapping):
         raise checks.wrong("lamina_config", given, "a dictionary with keys of lamina.init")
-    return given
-
-
-def _device(given: Any) -> Any:
-    if given not in (None, "cpu", "gpu", "cuda"):
-        raise ConfigError(f"{given!r}: it is 'cpu' or 'gpu'")
-    if given in ("gpu", "cuda"):
-        raise ConfigError(f"{given!r} is not there yet: trainings run on CPUs")
     return given
 
 

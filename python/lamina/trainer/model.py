@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from lamina.errors import ConfigError
 from lamina.trainer import checks
+from lamina.trainer.loss_functions import soft_cross_entropy
 
 _EXAMPLE = """
     class MyModel(lamina.trainer.ComposerModel):
@@ -76,8 +76,8 @@ class ComposerClassifier(ComposerModel):
 
     Args:
         module: called with a batch's inputs.
-        train_metrics, val_metrics: a metric of torchmetrics, or a MetricCollection; else the accuracy:
-            "MulticlassAccuracy", or "Accuracy" where `num_classes` is not given.
+        train_metrics, val_metrics: a metric of torchmetrics, or a MetricCollection; else the accuracy,
+            "MulticlassAccuracy", or "Accuracy" where `num_classes` is not given, and for evaluations "CrossEntropy".
         loss_fn: of scores and classes.
         num_classes: else the module's `num_classes`, where it has one.
 
@@ -95,21 +95,26 @@ class ComposerClassifier(ComposerModel):
         module: nn.Module,
         train_metrics: Any = None,
         val_metrics: Any = None,
-        loss_fn: Callable = functional.cross_entropy,
+        loss_fn: Callable = soft_cross_entropy,
         num_classes: int | None = None,
     ):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise checks.wrong("ComposerClassifier: module", module, "a module of torch's")
         self.module = module
-        self.train_metrics = _metrics("ComposerClassifier: train_metrics", train_metrics)
-        self.val_metrics = _metrics("ComposerClassifier: val_metrics", val_metrics)
         if num_classes is not None:
             checks.number("ComposerClassifier: num_classes", num_classes, 1, whole=True)
-        self._has_classes = num_classes is not None
-        if self._has_classes or hasattr(module, "num_classes"):
+        if num_classes is not None or hasattr(module, "num_classes"):
             self.num_classes = module.num_classes if num_classes is None else num_classes
         self._loss_fn = checks.function("ComposerClassifier: loss_fn", loss_fn)
+        if train_metrics is None or val_metrics is None:
+            from lamina.trainer.torch_metrics import of_classifier  # imports torchmetrics
+
+            of_train, of_val = of_classifier(num_classes)
+            train_metrics = of_train if train_metrics is None else train_metrics
+            val_metrics = of_val if val_metrics is None else val_metrics
+        self.train_metrics = _metrics("ComposerClassifier: train_metrics", train_metrics)
+        self.val_metrics = _metrics("ComposerClassifier: val_metrics", val_metrics)
 
     def forward(self, batch: tuple[torch.Tensor, Any]) -> torch.Tensor:
         return self.module(batch[0])
@@ -119,11 +124,6 @@ class ComposerClassifier(ComposerModel):
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
         metrics = self.train_metrics if is_train else self.val_metrics
-        if metrics is None:
-            from torchmetrics.classification import MulticlassAccuracy  # takes four seconds
-
-            name = "MulticlassAccuracy" if self._has_classes else "Accuracy"
-            return {name: MulticlassAccuracy(num_classes=self.num_classes, average="micro")}
         return dict(metrics.items()) if hasattr(metrics, "items") else {type(metrics).__name__: metrics}
 
     def update_metric(self, batch: Any, outputs: torch.Tensor, metric: Any) -> None:
@@ -131,7 +131,7 @@ class ComposerClassifier(ComposerModel):
 
 
 def _metrics(name: str, given: Any) -> Any:
-    if given is not None and not hasattr(given, "items") and not hasattr(given, "compute"):
+    if not hasattr(given, "items") and not hasattr(given, "compute"):
         raise checks.wrong(name, given, "a metric of torchmetrics, or a MetricCollection")
     return given
 

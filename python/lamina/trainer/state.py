@@ -34,6 +34,7 @@ class State:
         eval_timestamp: how far the evaluation is.
         max_duration: how far it goes.
         device_train_microbatch_size, grad_accum: how a batch is cut, the one or the other.
+        device: where it runs.
         auto_microbatching: whether microbatches become smaller where memory is lacking.
         train_dataloader: what is trained with.
         dataloader, dataloader_label, dataloader_len: what is being read, and its number of batches.
@@ -63,6 +64,7 @@ class State:
         self.device_train_microbatch_size: int | None = None
         self.grad_accum: int | None = None
         self.auto_microbatching = False
+        self.device: Any = None
         self.precision = "fp32"
         self.train_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, dict[str, Any]] = {}

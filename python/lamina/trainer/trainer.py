@@ -68,6 +68,7 @@ class Trainer:
         eval_interval: how often; an int is epochs.
         eval_subset_num_batches: how many batches are read for that; -1: all.
         loggers: get all metrics.
+        device: "cpu".
         run_name: of this run, on all ranks; else one is made up.
         grad_accum: in how many microbatches a batch of a rank is run; "auto": see the next one.
         device_train_microbatch_size: of how many samples its microbatches are; the last has fewer. "auto": as large as
@@ -98,6 +99,7 @@ class Trainer:
         self._most = given.train_subset_num_batches
         self._model = given.model
         self.state = State(given.model, given.run_name or "", given.seed)
+        self.state.device = given.device
         self.state.max_duration = given.max_duration
         self._set_microbatches(given.device_train_microbatch_size, given.grad_accum)
         self.state.train_metrics = metrics.fresh(given.model.get_metrics(is_train=True))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-from composer.paths import offer
+from composer.paths import offer, others
 from lamina.trainer import gradient_clipping
 from lamina.trainer.gradient_clipping import GradientClipping
 
 offer(__name__, gradient_clipping=gradient_clipping)
+__getattr__ = others(__name__)
 
 __all__ = ["GradientClipping"]

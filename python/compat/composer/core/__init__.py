@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from composer.core.types import Batch, PyTorchScheduler
-from composer.paths import offer
+from composer.paths import offer, others
 from lamina.trainer import (
     Algorithm,
     Callback,
@@ -26,6 +26,7 @@ from lamina.trainer import (
 
 offer(__name__, algorithm=events, callback=events, engine=events, event=events)
 offer(__name__, data_spec=data_spec, evaluator=evaluator, precision=precision, state=state, time=time)
+__getattr__ = others(__name__)
 
 __all__ = [
     "Algorithm",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from composer.paths import offer
+from composer.paths import offer, others
 from lamina.trainer import logger
 from lamina.trainer.logger import Logger
 from lamina.trainer.loggers import (
@@ -22,6 +22,7 @@ from lamina.trainer.loggers import (
 offer(__name__, logger=logger, logger_destination=destination, console_logger=console_logger, file_logger=file_logger)
 offer(__name__, in_memory_logger=in_memory_logger, progress_bar_logger=progress_bar_logger)
 offer(__name__, tensorboard_logger=services, wandb_logger=services)
+__getattr__ = others(__name__)
 
 __all__ = [
     "ConsoleLogger",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-from composer.paths import offer
+from composer.paths import offer, others
 from lamina.trainer import ComposerClassifier, ComposerModel, HuggingFaceModel, huggingface, model
 
 offer(__name__, base=model, tasks=model, huggingface=huggingface)
+__getattr__ = others(__name__)
 
 __all__ = ["ComposerClassifier", "ComposerModel", "HuggingFaceModel"]
