@@ -75,7 +75,7 @@ def test_a_classifier_has_an_accuracy_and_an_evaluation_a_time():
     right = (scores.argmax(1) == x.argmax(1)).float().mean().item()
     assert trainer.state.eval_metric_values == {"Accuracy": pytest.approx(right), "CrossEntropy": pytest.approx(loss)}
     assert counts.seen == [(1, 3), (2, 6), (3, 9)]
-    assert trainer.state.eval_timestamp.sample == 9
+    assert trainer.state.eval_timestamp.sample == 9 and trainer.state.eval_timestamp.total_wct.total_seconds() > 0
 
 
 def test_an_algorithm_reads_and_sets_a_part_of_the_batch():
@@ -142,3 +142,47 @@ def test_a_device_may_be_an_object():
 def test_one_and_several_become_a_tuple():
     for given, expected in ((None, ()), ("ab", ("ab",)), ([1, 2], (1, 2)), ({"a": 1}, (1,)), (3, (3,))):
         assert composer.utils.ensure_tuple(given) == expected
+
+
+class OnMeta(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.norm = (kind(4, device="meta") for kind in (square, square, nn.BatchNorm1d))
+        self.a.weight.is_first, self.b.weight = True, self.a.weight
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x)))
+
+
+def square(size, device):
+    return nn.Linear(size, size, device=device)
+
+
+class SaysItsValues(OnMeta):
+    def param_init_fn(self, module):
+        if isinstance(module, nn.Linear):
+            nn.init.eye_(module.weight)
+            nn.init.zeros_(module.bias)
+
+
+def test_a_model_on_the_meta_device_gets_the_values_that_it_says():
+    x = torch.randn(8, 4)
+    loader = DataLoader(TensorDataset(x, x.argmax(1)), 4)
+    for kind in (SaysItsValues, OnMeta):
+        model = ComposerClassifier(kind(), num_classes=4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = Trainer(model=model, train_dataloader=loader, optimizers=optimizer, max_duration="1ep")
+        weight = model.module.a.weight
+        assert weight is model.module.b.weight and weight.is_first and weight.any()
+        assert kind is OnMeta or weight.equal(torch.eye(4))
+        before = weight.detach().clone()
+        trainer.fit()
+        trainer.close()
+        assert not weight.equal(before) and optimizer.param_groups[0]["params"][0] is weight
+
+
+def test_a_module_on_the_meta_device_that_says_no_values_is_named():
+    model = ComposerClassifier(nn.Sequential(nn.Linear(4, 4), nn.Module()), num_classes=4)
+    model.module[1].scale = nn.Parameter(torch.ones(4, device="meta"))
+    with pytest.raises(ConfigError, match=r"^module.1, a Module, is on the meta device.*reset_parameters"):
+        Trainer(model=model)

@@ -34,6 +34,7 @@ from lamina.trainer.job import TrainerJob
 from lamina.trainer.logger import Logger
 from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger
 from lamina.trainer.loop import Loop
+from lamina.trainer.meta_values import give_values
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.trainer.schedulers import bound_schedulers, require_schedulers, steps_every_batch
 from lamina.trainer.settings import Given, Settings
@@ -364,6 +365,7 @@ class Trainer:
     def _begin(self, given: Arguments, config: dict[str, Any], found: Settings) -> None:
         """Begins the job, and has all ranks agree on seed and name."""
         state = self.state
+        give_values(given.model)
         self._job = TrainerJob(config, given.model, given.optimizers, found.optimizer_arguments, self.engine.close)
         self.state.scaler = GradScaler(enabled=found.grad_scaler)
         state.model, state.optimizers = self._job.model, [self._job.optimizer]
