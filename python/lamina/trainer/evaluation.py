@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluations, beside a training or alone."""
 
+import datetime
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from lamina.job.ranks import set_num_microbatches
+from lamina.job.ranks import WORLD, set_num_microbatches
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
 from lamina.trainer import metrics
@@ -15,7 +17,7 @@ from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import Method
 from lamina.trainer.losses import loss_of, parts_of
-from lamina.trainer.shares import Shares, leads, of_each_copy
+from lamina.trainer.shares import Shares, gathered, leads, of_each_copy
 from lamina.trainer.state import State
 from lamina.trainer.time import Timestamp
 from lamina.trainer.undisturbed import undisturbed
@@ -39,7 +41,7 @@ class Evaluation:
         state, spec = self._state, evaluator.dataloader
         read = state.dataloader, state.dataloader_label, state.dataloader_len
         measured = self._measured = metrics.fresh(state.eval_metrics[evaluator.label])
-        total = samples = 0.0
+        total, samples, since = 0.0, 0.0, time.monotonic()
         with undisturbed(state.model, spec.dataloader):
             state.model.eval()
             shares = Shares(spec)
@@ -55,6 +57,8 @@ class Evaluation:
                 state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
             values = metrics.computed(measured) if measured else {"loss": sum(of_each_copy(total)) / max(samples, 1)}
+        elapsed = datetime.timedelta(seconds=gathered(time.monotonic() - since, WORLD)[0])
+        state.eval_timestamp = state.eval_timestamp.copy(total_wct=elapsed, epoch_wct=elapsed)
         state.eval_metrics[evaluator.label] = measured
         state.eval_metric_values |= values
         self._logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})

@@ -4,7 +4,6 @@
 import collections
 import math
 import resource
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +44,6 @@ class SpeedMonitor(Callback):
         self.window_size = checks.number("SpeedMonitor: window_size", window_size, 1, whole=True)
         self.total_eval_wct = 0.0
         self._marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=window_size + 1)
-        self._evaluates_since = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         return {"marks": list(self._marks), "total_eval_wct": self.total_eval_wct}
@@ -66,11 +64,8 @@ class SpeedMonitor(Callback):
         clocks = {"train": now_s, "val": self.total_eval_wct, "total": now_s + self.total_eval_wct}
         logger.log_metrics({f"wall_clock/{name}": seconds for name, seconds in clocks.items()})
 
-    def eval_start(self, state: Any, logger: Any) -> None:
-        self._evaluates_since = time.monotonic()
-
     def eval_end(self, state: Any, logger: Any) -> None:
-        self.total_eval_wct += allgather(time.monotonic() - self._evaluates_since, WORLD)[0]
+        self.total_eval_wct += state.eval_timestamp.total_wct.total_seconds()
 
     def _mark(self, state: Any) -> None:
         self._marks.append((state.timestamp.total_wct.total_seconds(), state.timestamp.sample.value))
