@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lamina.errors import ConfigError, UsageError
+from lamina.trainer import Evaluator
 from lamina.trainer.data_spec import DataSpec, count_samples, ensure_data_spec, split
 
 Pair = namedtuple("Pair", "x y")
@@ -85,3 +86,9 @@ def test_a_specification_is_of_a_loader_a_dictionary_or_itself():
     next(iter(persistent))
     with pytest.raises(ConfigError, match="iterated over already"):
         DataSpec(persistent)
+
+
+def test_names_of_metrics_are_any_sequence_of_them():
+    """Configurations from files have lists of their own kind."""
+    evaluator = Evaluator(label="a", dataloader=[], metric_names=UserList(["a.*", "b"]))
+    assert list(evaluator.metrics_of({"ab": 1, "b": 2, "c": 3})) == ["ab", "b"]

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import collections
 import datetime
 import math
 import warnings
@@ -108,7 +109,7 @@ def test_times_in_seconds_are_those_of_the_clock():
 
 
 def test_parts_that_floats_do_not_meet_are_not_cut_off():
-    assert ours.MultiStepScheduler(["0.29dur"])(at(28, "100ba")) == 1.0
+    assert ours.MultiStepScheduler(collections.UserList(["0.29dur"]))(at(28, "100ba")) == 1.0
     assert ours.MultiStepScheduler(["0.29dur"])(at(29, "100ba")) == 0.1
 
 

@@ -3,7 +3,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lamina.errors import ConfigError
@@ -36,15 +36,16 @@ class Evaluator:
         *,
         label: str,
         dataloader: DataSpec | Iterable | dict[str, Any],
-        metric_names: list[str] | None = None,
+        metric_names: Sequence[str] | None = None,
         subset_num_batches: int | None = None,
         eval_interval: int | str | Time | When | None = None,
     ):
         self.label = checks.text("Evaluator: label", label)
-        if metric_names is not None and (not isinstance(metric_names, list) or not all(map(_is_pattern, metric_names))):
+        is_list = isinstance(metric_names, Sequence) and not isinstance(metric_names, str)
+        if metric_names is not None and not (is_list and all(map(_is_pattern, metric_names))):
             raise checks.wrong("Evaluator: metric_names", metric_names, "a list of strings, regular expressions")
         self.dataloader = ensure_data_spec(dataloader)
-        self.metric_names = metric_names or []
+        self.metric_names = list(metric_names or ())
         if subset_num_batches is not None:
             checks.count_or_all("Evaluator: subset_num_batches", subset_num_batches)
         self.subset_num_batches = subset_num_batches

@@ -56,7 +56,7 @@ class MultiStepScheduler(ComposerScheduler):
     """Multiplies it by `gamma` at each milestone."""
 
     def __init__(self, milestones: Sequence[str | Time], gamma: float = 0.1):
-        if not isinstance(milestones, (list, tuple)):
+        if isinstance(milestones, str) or not isinstance(milestones, Sequence):
             raise checks.wrong(f"{type(self).__name__}: milestones", milestones, "a list of times")
         self.milestones = [self._time("milestones", milestone) for milestone in milestones]
         self.gamma = self._number("gamma", gamma)
