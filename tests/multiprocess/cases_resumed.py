@@ -331,10 +331,11 @@ def case_a_training_that_was_stopped_is_when_it_goes_on():
 
 
 def case_a_training_that_had_ended_ends_again_when_its_job_is_restarted():
-    with folder() as path:
-        options = {"save_folder": path, "run_name": "ended", "autoresume": True}
-        expected = ended(*trainer("copies", **options))
-        require_same_bits(ended(*trainer("copies", **options)), expected)
+    for layout in LAYOUTS:
+        with folder() as path:
+            options = {"save_folder": path, "run_name": "ended", "autoresume": True}
+            expected = ended(*trainer(layout, **options))
+            require_same_bits(ended(*trainer(layout, **options)), expected)
 
 
 def case_the_loss_scale_goes_on():

@@ -14,6 +14,7 @@ from lamina.job.lifetime import init, shutdown
 from lamina.job.messages import barrier
 from lamina.optim.optimizer import DistributedOptimizer
 from lamina.pipeline.distributed_model import DistributedModel
+from lamina.pipeline.step import step
 from lamina.tensor_parallel.unslicing import make_plain
 from lamina.trainer.shares import Loaders
 
@@ -45,6 +46,7 @@ class TrainerJob:
         _end_current()
         init(config)
         self._before_end = before_end
+        self.has_loaded = False  # values that a model in parts has from its first step on
         self._plain = dict(vars(optimizer))
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         module.forward = functools.partial(_forward, module, module.forward)
@@ -74,6 +76,8 @@ class TrainerJob:
             self._make_whole()
 
     def _make_whole(self) -> None:
+        if self.has_loaded and not self.model.partitioned:
+            _cut()
         values, states = self.model.state_dict(), self.optimizer.state_dict()
         self._here = self._names_here() if self.model.partitioned else values.keys()
         current.job().own(Loaders).end_workers()
@@ -120,6 +124,11 @@ class _Trainers:
     """The Trainer's job that a job of lamina's is, if it is one."""
 
     latest: TrainerJob | None = None
+
+
+@step
+def _cut() -> None:
+    """The first step cuts the model, though this one does not call it."""
 
 
 def _forward(module: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:

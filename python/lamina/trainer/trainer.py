@@ -312,6 +312,7 @@ class Trainer:
             self._is_resumed = self._saved is not None  # its last job may have ended when there was nothing left to do
         if given.load_path is not None and not self._is_resumed:
             self._saved = load(given.load_path, self.state, weights_only, strict)
+        self._job.has_loaded = self._is_resumed or given.load_path is not None
 
     def _microbatches(self) -> int:
         """How many microbatches a full batch of a copy has."""
