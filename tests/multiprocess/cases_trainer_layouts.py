@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases for two ranks: the Trainer with each layout that a configuration chooses has the weights of one process."""
 
+import pytest
 import torch
 from equivalence.trainer_cases import Model, TrainerCase, check, data_of
 from soak import some
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import lamina
-import lamina.trainer
 from lamina.model.shards import holder
+from lamina.trainer import Callback, DataSpec
 
 NUMBERS = range(3000, 3020)
 
@@ -60,15 +61,13 @@ class Steep(Model):
 def trained(model, **configuration):
     """The weights after a short training over both ranks."""
     dataset = data_of(16, 1)
-    loader = DataLoader(dataset, 4, sampler=lamina.dist.get_sampler(dataset))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    trainer = lamina.Trainer(
-        model=model,
-        train_dataloader=loader,
-        max_duration="2ep",
-        optimizers=optimizer,
-        **{"lamina_config": {"timeout_s": 60}} | configuration,
-    )
+    arguments = {
+        "train_dataloader": DataLoader(dataset, 4, sampler=lamina.dist.get_sampler(dataset)),
+        "max_duration": "2ep",
+        "optimizers": torch.optim.SGD(model.parameters(), 1e-4),
+        "lamina_config": {"timeout_s": 60},
+    }
+    trainer = lamina.Trainer(model=model, **arguments | configuration)
     trainer.fit()
     trainer.close()
     return model.state_dict()
@@ -106,6 +105,63 @@ def case_a_loss_reads_parameters_and_calls_modules():
         keys = {"timeout_s": 60, "ddp_dist_backend": backend}
         options = {"fsdp_config": {"min_params": 0}, "lamina_config": keys, "device_train_microbatch_size": 1}
         require_same(trained(Weighing(), eval_dataloader=evaluated, **options), expected)
+
+
+class OfTokens(Model):
+    """One whose loss is a mean over the samples of a known class, each of which is a token."""
+
+    def __init__(self):
+        super().__init__("mean")
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[1], ignore_index=-1)
+
+
+def case_microbatches_and_batches_without_tokens_count_nothing():
+    x, y = data_of(16, 1).tensors
+    y[[1, 3, 5, 7, 12]] = -1  # all of a rank's first batch; a microbatch of the other one's last
+    data, expected = TensorDataset(x, y), OfTokens()
+    optimizer = torch.optim.SGD(expected.parameters(), 0.1)
+    for batch in DataLoader(data, 8):
+        optimizer.zero_grad()
+        expected.loss(expected(batch), batch).backward()
+        optimizer.step()
+    for keys in ({}, {"fsdp_config": {}}, {"lamina_config": {"partitions": 2}}):
+        model = OfTokens()
+        loader = DataLoader(data, 8 if "lamina_config" in keys else 4, sampler=lamina.dist.get_sampler(data))
+        trained(
+            model,
+            train_dataloader=DataSpec(loader, get_num_tokens_in_batch=lambda batch: int((batch[1] >= 0).sum())),
+            max_duration="1ep",
+            optimizers=torch.optim.SGD(model.parameters(), 0.1),
+            accumulate_train_batch_on_tokens=True,
+            device_train_microbatch_size=1,
+            **keys,
+        )
+        require_same(model.state_dict(), expected.state_dict())
+
+
+def case_an_evaluation_has_the_same_values_on_a_rank_without_data():
+    from torchmetrics import MeanMetric  # takes four seconds
+
+    model, data = Model("mean"), data_of(1, 1)
+    model.get_metrics = lambda is_train: {} if is_train else {"mean": MeanMetric()}
+    model.update_metric = lambda batch, outputs, metric: metric.update(outputs)
+    found = []
+    at_the_end = lambda state: found.append(state.eval_metric_values["mean"])  # noqa: E731
+    loader = DataLoader(data, 4, sampler=lamina.dist.get_sampler(data))
+    trained(model, eval_dataloader=loader, callbacks=CallbackOf(at_the_end))
+    assert found == pytest.approx([model(data.tensors).mean().item()], rel=1e-6)
+
+
+class CallbackOf(Callback):
+    """Calls a function at the end of a training."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def close(self, state, logger):
+        self.function(state)
 
 
 class Single(Steep):
@@ -201,7 +257,7 @@ class WithScale(Model):
         return self.more(super().forward(batch)) * self.scale
 
 
-class WholeParameters(lamina.trainer.Callback):
+class WholeParameters(Callback):
     def fit_start(self, state, logger):
         self.names = {name for name, value in state.model.named_parameters() if holder(value) is value}
 

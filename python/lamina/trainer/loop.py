@@ -3,6 +3,7 @@
 
 import datetime
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,16 +29,15 @@ class Loop:
         engine: hears of all events.
         logger: gets the metrics.
         settings: of numbers and layouts.
-        by_tokens: whether microbatches count by their tokens; else by their samples.
 
     Attributes:
         evaluate: evaluates by an Evaluator, see `Evaluation.run`.
     """
 
-    def __init__(self, state: State, engine: Engine, logger: Any, settings: Settings, by_tokens: bool):
+    def __init__(self, state: State, engine: Engine, logger: Any, settings: Settings):
         self._state, self._engine, self._logger, self._settings = state, engine, logger, settings
         precision = functools.partial(get_precision_context, settings.autocast, "cpu")
-        self._step = TrainingStep(state, engine, precision, by_tokens)
+        self._step = TrainingStep(state, engine, precision)
         self.evaluate = Evaluation(state, engine, logger, precision).run
 
     def fit(self, spec: DataSpec, shares: Shares, most: int, steps_every_batch: bool) -> bool:
@@ -65,7 +65,7 @@ class Loop:
                 self._engine.run_event(Event.BEFORE_DATALOADER)
                 if (share := next(batches, None)) is None:
                     break
-                self._train(spec, share)
+                self._train(spec, share, shares.count)
                 if share.stops:
                     return True
             if state.is_done and state.timestamp.batch_in_epoch != state.dataloader_len:
@@ -85,14 +85,14 @@ class Loop:
         self._evaluate(Event.FIT_END)
         return any(gathered(shares.stops, WORLD))
 
-    def _train(self, spec: DataSpec, share: Share) -> None:
+    def _train(self, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> None:
         """Trains with one batch of all copies."""
         state = self._state
         state.batch = spec.device_transforms(share.batch) if leads() else None
         self._engine.run_event(Event.AFTER_DATALOADER)
         self._engine.run_event(Event.BATCH_START)
         self._engine.run_event(Event.BEFORE_TRAIN_BATCH)
-        seconds = self._step.run(spec, share)
+        seconds = self._step.run(spec, share, count)
         (optimizer,) = state.optimizers
         state.scaler.unscale_(optimizer)
         self._engine.run_event(Event.AFTER_TRAIN_BATCH)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Into which microbatches a batch is cut, and smaller ones where memory is lacking."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,25 +33,29 @@ def expect(state: State, most: int) -> None:
     set_num_microbatches(max(count, 1))
 
 
-def cut(state: State, spec: DataSpec, share: Share, by_tokens: bool) -> tuple[list[Any], list[float]]:
-    """The microbatches of this copy, and which part each is of the batch of all copies. Where shards need that, there
-    are as many as all copies have; of those that are added nothing counts.
+def cut(state: State, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> tuple[list[Any], list[float]]:
+    """The microbatches of this copy, and which part each is of the batch of all copies. One of which nothing counts,
+    whose loss may be no number, is another one again. Where shards need that, there are as many as all copies have.
 
     Args:
-        by_tokens: whether they count by their tokens; else by their samples.
+        count: counts what they are weighed by, see Shares.
+
+    Errors:
+        UsageError: nothing counts of the batch of all copies; on all ranks that lead.
     """
+    if not share.all_counts:
+        raise UsageError(
+            "nothing counts of a batch: it has no samples, or where those count no tokens, which "
+            "DataSpec(loader, get_num_tokens_in_batch=...) counts"
+        )
     size, pieces = state.device_train_microbatch_size, state.grad_accum or 1
-    microbatches = spec.microbatches(state.batch, share.samples, size, pieces)
-    if share.samples:
-        count = spec.get_num_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
-        whole = share.all_tokens if by_tokens else share.all_samples
-        if not whole:
-            raise UsageError("a batch without tokens: DataSpec(loader, get_num_tokens_in_batch=...) counts them")
-        parts = [count(microbatch) / whole for microbatch in microbatches]
-    else:
-        parts = [0.0]  # of one that nothing counts of
+    samples = share.samples if share.counts else spec.get_num_samples_in_batch(state.batch)
+    microbatches = spec.microbatches(state.batch, samples, size, pieces)
+    parts = [count(microbatch) / share.all_counts for microbatch in microbatches] if share.counts else [0.0]
+    again = next((each for each, part in zip(microbatches, parts, strict=False) if part), microbatches[0])
+    microbatches = [each if part else again for each, part in zip(microbatches, parts, strict=False)]
     missing = num_microbatches() - len(parts) if current.session().needs_all_microbatches else 0
-    return [*microbatches, *microbatches[-1:] * missing], [*parts, *[0.0] * missing]
+    return [*microbatches, *[again] * missing], [*parts, *[0.0] * missing]
 
 
 def halve(state: State, lacking: Sequence[tuple[int, str]]) -> None:

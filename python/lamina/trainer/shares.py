@@ -30,19 +30,21 @@ class Word(NamedTuple):
 
     copy: int | None  # that it speaks for; None where it does not read
     has_data: bool  # whether its loader gave a batch
-    had_data: bool  # whether one came before
+    had_data: bool  # whether one of which something counts came before
     stops: bool  # whether the training is to end
     samples: int
     tokens: int
 
 
 class Share(NamedTuple):
-    """A copy's part of a batch. Without samples of its own the batch is an earlier one, of which nothing counts. Ranks
-    that do not lead have none."""
+    """A copy's part of a batch. Where nothing of its own counts, the batch is an earlier one. Ranks that do not lead
+    have none."""
 
     batch: Any
     samples: int
-    all_samples: int  # of all copies
+    counts: int  # samples or tokens, by which parts of the batch of all copies are weighed
+    all_counts: int  # of all copies
+    all_samples: int
     all_tokens: int
     most: int  # samples that a copy has
     stops: bool  # whether a rank wants the training to end
@@ -53,16 +55,19 @@ class Shares:
 
     Args:
         spec: the loader. Its DistributedSampler gets this copy's place, and repeats no samples.
+        by_tokens: whether parts of a batch count by their tokens; else by their samples.
 
     Attributes:
+        count: counts what a part of a batch is weighed by.
         stops: whether this rank wants the training to end with the next batch.
 
     Errors:
         ConfigError: all copies would read the same, for there is no DistributedSampler.
     """
 
-    def __init__(self, spec: DataSpec):
-        self._spec = spec
+    def __init__(self, spec: DataSpec, by_tokens: bool = False):
+        self._spec, self._by_tokens = spec, by_tokens
+        self.count = spec.get_num_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
         self._copy = own_copy() if leads() else None
         self._samplers = [each for each in samplers(spec.dataloader) if callable(getattr(each, "set_epoch", None))]
         require_split(spec)
@@ -112,27 +117,30 @@ class Shares:
         left = max(min(bounds) - self._read, 0) if bounds else None
         loader = self._begin()
         self._read, self._is_through = 0, False
-        batch, had_data = None, False
+        batch = None  # the latest of which something counts
         for number in itertools.count():
             found = _END if number == left else next(loader, _END)
-            has_data = found is not _END
-            self._is_through = not has_data and number != left
-            if has_data:
-                batch = found
-            word = self._word(batch, has_data, had_data)
+            self._is_through = found is _END and number != left
+            word = self._word(found, batch is not None)
             everyone = gathered(word, WORLD)
             words = list({each.copy: each for each in everyone if each.copy is not None}.values())
             if not any(each.has_data for each in words):
                 return
-            if not all(each.has_data or each.had_data for each in words):
-                others = allgather(batch if has_data else None, WORLD)
+            counts = self._counts(word)
+            batch = found if counts else batch
+            if not all(self._counts(each) or each.had_data for each in words):
+                others = allgather(found if counts else None, WORLD)
                 if leads() and batch is None:
-                    batch = next(other for other in others if other is not None)
-            had_data = True
-            all_samples, all_tokens = sum(each.samples for each in words), sum(each.tokens for each in words)
+                    batch = next((other for other in others if other is not None), found)
+            all_counts, all_samples, all_tokens = (
+                sum(map(count, words)) for count in (self._counts, lambda each: each.samples, lambda each: each.tokens)
+            )
             stops = any(each.stops for each in everyone)
             most = max(each.samples for each in words)
-            yield Share(batch, word.samples, all_samples, all_tokens, most, stops)
+            yield Share(batch, word.samples, counts, all_counts, all_samples, all_tokens, most, stops)
+
+    def _counts(self, word: Word) -> int:
+        return word.tokens if self._by_tokens else word.samples
 
     def _begin(self) -> Iterator[Any]:
         """An iterator over the loader, after what is read already. What it draws when it is made is what it drew when
@@ -152,7 +160,8 @@ class Shares:
             set_generators(saved["now"], self.loader)
         return batches
 
-    def _word(self, batch: Any, has_data: bool, had_data: bool) -> Word:
+    def _word(self, batch: Any, had_data: bool) -> Word:
+        has_data = batch is not _END
         count, count_tokens = self._spec.get_num_samples_in_batch, self._spec.get_num_tokens_in_batch
         samples, tokens = (int(count(batch)), int(count_tokens(batch))) if has_data else (0, 0)
         return Word(self._copy, has_data, had_data, self.stops, samples, tokens)

@@ -97,7 +97,7 @@ class Trainer:
             warnings.warn("no optimizer was given: it is SGD(lr=0.1)", stacklevel=2)
             given.optimizers = torch.optim.SGD(given.model.parameters(), lr=0.1)
         self._spec, self._label = given.train_dataloader, given.train_dataloader_label
-        self._most = given.train_subset_num_batches
+        self._most, self._by_tokens = given.train_subset_num_batches, given.accumulate_train_batch_on_tokens
         self._model = given.model
         self.state = State(given.model, given.run_name or "", given.seed)
         self.state.device = given.device
@@ -125,7 +125,7 @@ class Trainer:
         if self._saver is not None:
             self._saver.name_folder(self.state.run_name)
             self._saver.take_folder(True)
-        self._loop = Loop(self.state, self.engine, self.logger, found, given.accumulate_train_batch_on_tokens)
+        self._loop = Loop(self.state, self.engine, self.logger, found)
         self.engine.run_event(Event.INIT)
         if all(isinstance(each, torch.optim.lr_scheduler.LRScheduler) for each in self._schedulers):
             self._bind_schedulers()  # those have states
@@ -252,7 +252,7 @@ class Trainer:
 
     def _read_on(self) -> None:
         """The loader is read, amid an epoch from where the last fit() ended."""
-        before, self._shares = self._shares, Shares(self._spec)
+        before, self._shares = self._shares, Shares(self._spec, self._by_tokens)
         self.state.train_dataloader = self._spec.dataloader
         is_amid = self._saved is None and before is not None and bool(self.state.timestamp.batch_in_epoch.value)
         if is_amid and before.loader is self._spec.dataloader:

@@ -28,20 +28,23 @@ class TrainingStep:
         state: its model is a DistributedModel whose losses add up over microbatches.
         engine: hears of events.
         precision: the context of forwards and losses.
-        by_tokens: whether microbatches count by their tokens; else by their samples.
     """
 
-    def __init__(self, state: State, engine: Engine, precision: Callable[[], AbstractContextManager], by_tokens: bool):
-        self._state, self._engine, self._precision, self._by_tokens = state, engine, precision, by_tokens
+    def __init__(self, state: State, engine: Engine, precision: Callable[[], AbstractContextManager]):
+        self._state, self._engine, self._precision = state, engine, precision
         self.begin()
 
     def begin(self) -> None:
         """A training begins: the time of its first batch counts from here on."""
         self._clock = time.monotonic()
 
-    def run(self, spec: DataSpec, share: Share) -> float:
+    def run(self, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> float:
         """Runs the step of a batch. Where memory is lacking on a rank, all run it again with smaller microbatches, if
-        they may. Returns rank 0's seconds since the batch before."""
+        they may. Returns rank 0's seconds since the batch before.
+
+        Args:
+            count: counts what microbatches are weighed by.
+        """
         state = self._state
         (optimizer,) = state.optimizers
         while True:
@@ -51,7 +54,7 @@ class TrainingStep:
                 metric.reset()
             optimizer.zero_grad(set_to_none=True)
             set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
-            microbatches, parts = microbatching.cut(state, spec, share, self._by_tokens) if leads() else ([None], [0.0])
+            microbatches, parts = microbatching.cut(state, spec, share, count) if leads() else ([None], [0.0])
             losses, lack = {}, None
             try:
                 losses = self._step(Microbatches(microbatches), Microbatches(parts))
