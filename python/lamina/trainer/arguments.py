@@ -2,7 +2,6 @@
 """Arguments of the Trainer: their names, defaults and errors."""
 
 import dataclasses
-import functools
 import inspect
 import logging
 import os
@@ -117,9 +116,14 @@ class Arguments:
         for name in (*_NEVER, *_NOT_YET):
             if (value := getattr(self, name)) is not defaults[name] and value != defaults[name]:
                 yield f"{name}: " + (f"there is none here: {_NEVER[name]}" if name in _NEVER else "is not there yet")
-        for name, made in self._made().items():
+        flags = [field.name for field in dataclasses.fields(self) if field.type is bool]
+        of_others = {
+            "optimizers": lambda _, given: _one_optimizer(given, self.model),
+            "schedulers": lambda _, given: require_schedulers(listed(given), [self.optimizers]),
+        }
+        for name, read in (dict.fromkeys(flags, checks.flag) | _READERS | of_others).items():
             try:
-                setattr(self, name, made(getattr(self, name)))
+                setattr(self, name, read(name, getattr(self, name)))
             except (ConfigError, TypeError) as error:
                 yield str(error) if str(error).startswith((f"{name}=", f"{name}:")) else f"{name}: {error}"
         if self.device_train_microbatch_size is not None and self.grad_accum not in (None, 1):
@@ -130,37 +134,6 @@ class Arguments:
             yield "autoresume goes on from the newest checkpoint of save_folder, in a run with a run_name: give both"
         if isinstance(self.lamina_config, Mapping) and self.lamina_config.get("microbatches", 1) != 1:
             yield "lamina_config: grad_accum and device_train_microbatch_size say how many microbatches"
-
-    def _made(self) -> dict[str, Callable[[Any], Any]]:
-        flags = [field.name for field in dataclasses.fields(self) if field.type is bool]
-        return {
-            **{name: functools.partial(checks.flag, name) for name in flags},
-            "model": require_model,
-            "train_dataloader": lambda given: None if given is None else ensure_data_spec(given),
-            "train_dataloader_label": lambda given: checks.text("train_dataloader_label", given),
-            "train_subset_num_batches": lambda given: checks.count_or_all("train_subset_num_batches", given),
-            "max_duration": lambda given: duration("max_duration", given),
-            "algorithms": lambda given: _all_of(Algorithm, given),
-            "callbacks": lambda given: _all_of(Callback, given),
-            "optimizers": lambda given: _one_optimizer(given, self.model),
-            "schedulers": lambda given: require_schedulers(listed(given), [self.optimizers]),
-            "step_schedulers_every_batch": lambda given: _optional(checks.flag, "step_schedulers_every_batch", given),
-            "loggers": as_destinations,
-            "eval_dataloader": ensure_evaluators,
-            "eval_interval": lambda given: given if type(given) is int and given == 1 else ensure_when(given),
-            "eval_subset_num_batches": lambda given: checks.count_or_all("eval_subset_num_batches", given),
-            "run_name": lambda given: _optional(checks.text, "run_name", given or None),
-            "python_log_level": _log_level,
-            "load_path": _path,
-            "save_folder": lambda given: None if given is None else checks.text("save_folder", os.fspath(given)),
-            "save_latest_filename": lambda given: _optional(checks.text, "save_latest_filename", given),
-            "device": get_device,
-            "grad_accum": lambda given: pieces("grad_accum", given),
-            "device_train_microbatch_size": lambda given: pieces("device_train_microbatch_size", given),
-            "seed": lambda given: None if given is None else require_seed(given),
-            "dist_timeout": _seconds,
-            "lamina_config": _mapping,
-        }
 
 
 def signature() -> inspect.Signature:
@@ -223,33 +196,59 @@ def _one_optimizer(given: Any, model: Any) -> Any:
     return several[0]
 
 
-def _optional(check: Callable[[str, Any], Any], name: str, given: Any) -> Any:
-    return None if given is None else check(name, given)
-
-
-def _path(given: Any) -> str | None:
-    if given is None:
-        return None
-    path = checks.text("load_path", os.fspath(given))
+def _path(name: str, given: Any) -> str:
+    path = checks.text(name, os.fspath(given))
     is_saving = current.is_initialized()  # perhaps there, by the Trainer before
     if not is_saving and not found_checkpoint(path).is_dir():
-        raise checks.wrong("load_path", path, "a checkpoint that a Trainer has saved, or their folder: it is not there")
+        raise checks.wrong(name, path, "a checkpoint that a Trainer has saved, or their folder: it is not there")
     return path
 
 
-def _log_level(given: Any) -> str | None:
-    if given is not None and not isinstance(logging.getLevelName(str(given).upper()), int):
-        raise checks.wrong("python_log_level", given, "a level of Python's logging, such as 'info'")
+def _log_level(name: str, given: Any) -> str:
+    if not isinstance(logging.getLevelName(str(given).upper()), int):
+        raise checks.wrong(name, given, "a level of Python's logging, such as 'info'")
     return given
 
 
-def _mapping(given: Any) -> Any:
-    if given is not None and not isinstance(given, Mapping):
-        raise checks.wrong("lamina_config", given, "a dictionary with keys of lamina.init")
+def _mapping(name: str, given: Any) -> Mapping:
+    if not isinstance(given, Mapping):
+        raise checks.wrong(name, given, "a dictionary with keys of lamina.init")
     return given
 
 
-def _seconds(given: Any) -> float:
-    if not checks.number("dist_timeout", given) > 0:
-        raise checks.wrong("dist_timeout", given, "a number of seconds")
+def _seconds(name: str, given: Any) -> float:
+    if not checks.number(name, given) > 0:
+        raise checks.wrong(name, given, "a number of seconds")
     return float(given)
+
+
+def _optional(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, given: None if given is None else read(name, given)
+
+
+# Readers of arguments, called with the name and what was given. Arguments that are True or False have no row.
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "model": lambda _, given: require_model(given),
+    "train_dataloader": _optional(lambda _, given: ensure_data_spec(given)),
+    "train_dataloader_label": checks.text,
+    "train_subset_num_batches": checks.count_or_all,
+    "max_duration": duration,
+    "algorithms": lambda _, given: _all_of(Algorithm, given),
+    "callbacks": lambda _, given: _all_of(Callback, given),
+    "step_schedulers_every_batch": _optional(checks.flag),
+    "loggers": lambda _, given: as_destinations(given),
+    "eval_dataloader": lambda _, given: ensure_evaluators(given),
+    "eval_interval": lambda _, given: given if type(given) is int and given == 1 else ensure_when(given),
+    "eval_subset_num_batches": checks.count_or_all,
+    "run_name": lambda name, given: checks.text(name, given) if given else None,
+    "python_log_level": _optional(_log_level),
+    "load_path": _optional(_path),
+    "save_folder": _optional(lambda name, given: checks.text(name, os.fspath(given))),
+    "save_latest_filename": _optional(checks.text),
+    "device": lambda _, given: get_device(given),
+    "grad_accum": pieces,
+    "device_train_microbatch_size": pieces,
+    "seed": _optional(lambda _, given: require_seed(given)),
+    "dist_timeout": _seconds,
+    "lamina_config": _optional(_mapping),
+}
