@@ -113,14 +113,17 @@ class Engine:
         self._closed = False
 
     def run_event(self, event: Event | str) -> None:
-        """Tells all of it: algorithms first, then callbacks, then loggers, which get what those log. Loggers begin
-        before the others."""
+        """Tells all of it: algorithms first, then callbacks, then loggers, which get what those log. At INIT, where
+        callbacks are put in that order, loggers begin before the others."""
         event = Event(event)
         for algorithm in self._state.algorithms:
             if algorithm.match(event, self._state):
                 algorithm.apply(event, self._state, self._logger)
-        loggers_last = sorted(self._state.callbacks, key=_logs, reverse=event is Event.INIT)
-        for callback in loggers_last:
+        callbacks = self._state.callbacks
+        if event is Event.INIT:
+            callbacks.sort(key=_logs)
+            callbacks = sorted(callbacks, key=_logs, reverse=True)
+        for callback in callbacks:
             callback.run_event(event, self._state, self._logger)
 
     def close(self) -> None:
