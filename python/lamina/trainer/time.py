@@ -198,10 +198,13 @@ def _plural(unit: TimeUnit) -> str:
 
 
 _COUNTED = {
-    TimeUnit.EPOCH: "epoch",
-    TimeUnit.BATCH: "batch",
-    TimeUnit.SAMPLE: "sample",
-    TimeUnit.TOKEN: "token",
+    "epoch": TimeUnit.EPOCH,
+    "batch": TimeUnit.BATCH,
+    "sample": TimeUnit.SAMPLE,
+    "token": TimeUnit.TOKEN,
+    "batch_in_epoch": TimeUnit.BATCH,
+    "sample_in_epoch": TimeUnit.SAMPLE,
+    "token_in_epoch": TimeUnit.TOKEN,
 }
 _NONE = datetime.timedelta()
 
@@ -226,19 +229,14 @@ class Timestamp:
     batch_wct: datetime.timedelta = _NONE
 
     def __post_init__(self) -> None:
-        for unit, name in _COUNTED.items():
-            for field in (name, f"{name}_in_epoch"):
-                if field != "epoch_in_epoch":
-                    object.__setattr__(self, field, self._counted(field, unit))
+        for name, unit in _COUNTED.items():
+            time = ensure_time(value := getattr(self, name), unit)
+            if time.unit is not unit or time.value < 0:
+                raise checks.wrong(f"Timestamp: {name}", value, f"a number of {_plural(unit)}, 0 or more")
+            object.__setattr__(self, name, time)
         for name in ("total_wct", "epoch_wct", "batch_wct"):
             if not isinstance(value := getattr(self, name), datetime.timedelta):
                 raise checks.wrong(f"Timestamp: {name}", value, "a datetime.timedelta")
-
-    def _counted(self, field: str, unit: TimeUnit) -> Time:
-        time = ensure_time(value := getattr(self, field), unit)
-        if time.unit is not unit or time.value < 0:
-            raise checks.wrong(f"Timestamp: {field}", value, f"a number of {_plural(unit)}, 0 or more")
-        return time
 
     def get(self, unit: TimeUnit | str) -> Time:
         """How much of this unit has passed."""
@@ -247,7 +245,7 @@ class Timestamp:
             return Time(self.total_wct.total_seconds(), unit)
         if unit is TimeUnit.DURATION:
             raise ConfigError("a Timestamp does not know how long the training is: State.get_elapsed_duration() does")
-        return getattr(self, _COUNTED[unit])
+        return getattr(self, unit.name.lower())
 
     def to_next_batch(self, samples: int = 0, tokens: int = 0, duration: datetime.timedelta = _NONE) -> "Timestamp":
         """The time after one batch more of so many samples and tokens."""
