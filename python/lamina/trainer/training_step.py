@@ -90,13 +90,13 @@ class TrainingStep:
         losses = parts_of(state.loss)
         state.model.backward(state.scaler.scale(losses["total"] * (part * copies())))
         run(Event.AFTER_BACKWARD)
-        if part:
+        if part and state.train_metrics:
             self._update_train_metrics()
         return {name: loss.item() * part for name, loss in losses.items()}
 
     @torch.no_grad()
     def _update_train_metrics(self) -> None:
         state, model = self._state, self._state.model.module
-        outputs = model.eval_forward(state.batch, state.outputs) if state.train_metrics else None
+        outputs = model.eval_forward(state.batch, state.outputs)
         for metric in state.train_metrics.values():
             model.update_metric(state.batch, outputs, metric)
