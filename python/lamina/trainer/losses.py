@@ -18,12 +18,11 @@ def loss_of(model: nn.Module, outputs: Any, batch: Any) -> Any:
 
 def parts_of(loss: Any) -> dict[str, torch.Tensor]:
     """The parts of a loss, by name, and their sum "total"."""
-    if isinstance(loss, Mapping):
-        parts = {name: part.mean() for name, part in loss.items()}
-    elif isinstance(loss, (list, tuple)):
-        parts = {f"loss{number}": part.mean() for number, part in enumerate(loss)}
-    else:
-        return {"total": loss.mean()}
+    if isinstance(loss, (list, tuple)):
+        loss = {f"loss{number}": part for number, part in enumerate(loss)}
+    elif not isinstance(loss, Mapping):
+        loss = {"total": loss}
+    parts = {name: part.mean() if part.dim() else part for name, part in loss.items()}
     return parts if "total" in parts else parts | {"total": sum(parts.values())}
 
 
