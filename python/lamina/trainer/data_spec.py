@@ -55,13 +55,10 @@ class DataSpec:
         self.dataloader = dataloader
         self.num_samples = _samples_of(dataloader) if num_samples is None else num_samples
         self.num_tokens = num_tokens
-        function = checks.function
-        self.device_transforms = function("DataSpec: device_transforms", device_transforms) or _same
-        self.split_batch = function("DataSpec: split_batch", split_batch) or split
-        counts = function("DataSpec: get_num_samples_in_batch", get_num_samples_in_batch)
-        counts_tokens = function("DataSpec: get_num_tokens_in_batch", get_num_tokens_in_batch)
-        self.get_num_samples_in_batch = counts or count_samples
-        self.get_num_tokens_in_batch = counts_tokens or _no_tokens
+        self.device_transforms = _function("device_transforms", device_transforms, lambda batch: batch)
+        self.split_batch = _function("split_batch", split_batch, split)
+        self.get_num_samples_in_batch = _function("get_num_samples_in_batch", get_num_samples_in_batch, count_samples)
+        self.get_num_tokens_in_batch = _function("get_num_tokens_in_batch", get_num_tokens_in_batch, lambda batch: 0)
         self.already_split = checks.flag("DataSpec: already_split", already_split)
 
     @property
@@ -168,9 +165,5 @@ def _samples_of(dataloader: Any) -> int | None:
         return None
 
 
-def _same(batch: Any) -> Any:
-    return batch
-
-
-def _no_tokens(batch: Any) -> int:
-    return 0
+def _function(name: str, given: Callable | None, default: Callable) -> Callable:
+    return checks.function(f"DataSpec: {name}", given) or default
