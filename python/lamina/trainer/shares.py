@@ -122,7 +122,7 @@ class Shares:
             found = _END if number == left else next(loader, _END)
             self._is_through = found is _END and number != left
             word = self._word(found, batch is not None)
-            everyone = gathered(word, WORLD)
+            everyone = [Word(*each) for each in gathered(tuple(word), WORLD)]  # a class of its own takes twice as long
             words = list({each.copy: each for each in everyone if each.copy is not None}.values())
             if not any(each.has_data for each in words):
                 return
