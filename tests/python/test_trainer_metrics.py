@@ -6,12 +6,14 @@ import copy
 import pytest
 import torch
 from torch.nn import functional
-from torchmetrics.classification import BinaryF1Score
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import BinaryF1Score, MulticlassAccuracy
 
 import composer.loss
 import composer.metrics as named
 from lamina.errors import ConfigError
-from lamina.trainer import loss_functions, metrics
+from lamina.trainer import Callback, ComposerClassifier, Trainer, loss_functions, metrics
+from lamina.trainer.monitors import ThresholdStopper
 
 HALVES = (0, 1), (1, 4), (4, 9)  # of batches
 
@@ -139,3 +141,21 @@ def test_losses_of_probabilities_are_divided_by_them():
 def test_what_is_wrong_is_named(call, words):
     with pytest.raises(ConfigError, match=words):
         call()
+
+
+class Puts(Callback):
+    def epoch_end(self, state, logger):
+        state.train_metrics["accuracy"] = metric = MulticlassAccuracy(2, average="micro")
+        metric.update(torch.arange(10) < (2, 6, 9)[state.timestamp.epoch.value - 1], torch.ones(10))
+
+
+def test_a_stopper_sees_a_metric_that_another_callback_put_there():
+    data = TensorDataset(torch.randn(4, 3), torch.zeros(4, dtype=torch.long))
+    model = ComposerClassifier(torch.nn.Linear(3, 2), num_classes=2)
+    stopper = ThresholdStopper("accuracy", "train", 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = {"optimizers": optimizer, "callbacks": [Puts(), stopper], "max_duration": "9ep"}
+    trainer = Trainer(model=model, train_dataloader=DataLoader(data, 4), **options)
+    trainer.fit()
+    assert trainer.state.timestamp.epoch == 2
+    trainer.close()

@@ -153,18 +153,20 @@ class _Watcher(Callback):
         self._each_batch = each_batch
 
     def eval_end(self, state: Any, logger: Any) -> None:
-        self._look(state, state.eval_metric_values)
+        self._look(state, state.eval_metric_values, state.eval_metrics.get(self.dataloader_label, {}))
 
     def epoch_end(self, state: Any, logger: Any) -> None:
-        self._look(state, state.total_loss_dict | state.train_metric_values)
+        self._look(state, state.total_loss_dict | state.train_metric_values, state.train_metrics)
 
     def batch_end(self, state: Any, logger: Any) -> None:
         if self._each_batch:
             self.epoch_end(state, logger)
 
-    def _look(self, state: Any, values: dict[str, Any]) -> None:
+    def _look(self, state: Any, values: dict[str, Any], metrics: dict[str, Any]) -> None:
         if state.dataloader_label != self.dataloader_label:
             return
+        if self.monitor in metrics:  # another callback may have put one there
+            values = {self.monitor: metrics[self.monitor].compute()}
         if self.monitor not in values:
             raise ConfigError(
                 f"{type(self).__name__}: {self.dataloader_label!r} has no metric {self.monitor!r}; "
