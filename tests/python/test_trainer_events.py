@@ -186,3 +186,23 @@ def test_a_module_on_the_meta_device_that_says_no_values_is_named():
     model.module[1].scale = nn.Parameter(torch.ones(4, device="meta"))
     with pytest.raises(ConfigError, match=r"^module.1, a Module, is on the meta device.*reset_parameters"):
         Trainer(model=model)
+
+
+class Begins(Callback):
+    def init(self, state, logger):
+        self.length, self.label, self.loader = state.dataloader_len, state.dataloader_label, state.train_dataloader
+
+
+def test_a_callback_knows_the_loader_when_the_trainer_is_made():
+    x, begins = torch.randn(9, 4), Begins()
+    loader = DataLoader(TensorDataset(x, x.argmax(1)), 2)
+    Trainer(model=ComposerClassifier(nn.Linear(4, 4)), train_dataloader=loader, callbacks=begins)
+    assert (begins.length, begins.label, begins.loader) == (5, "train", loader)
+    Trainer(
+        model=ComposerClassifier(nn.Linear(4, 4)),
+        train_dataloader=loader,
+        train_subset_num_batches=3,
+        train_dataloader_label="half",
+        callbacks=begins,
+    )
+    assert (begins.length, begins.label) == (3, "half")

@@ -126,6 +126,8 @@ class Trainer:
             self._saver.name_folder(self.state.run_name)
             self._saver.take_folder(True)
         self._loop = Loop(self.state, self.engine, self.logger, found)
+        if self._spec is not None:
+            self._read_on()
         self.engine.run_event(Event.INIT)
         if all(isinstance(each, torch.optim.lr_scheduler.LRScheduler) for each in self._schedulers):
             self._bind_schedulers()  # those have states
@@ -187,8 +189,6 @@ class Trainer:
             state.max_duration = state.max_duration if more is None else state.timestamp.get(more.unit) + more
         self._require_work()
         self._read_on()
-        batches, most = self._shares.length, self._most
-        state.set_dataloader(self._spec, self._label, batches if batches is None or most < 0 else min(batches, most))
         self._bind_schedulers()
         if not state.timestamp.batch.value:
             self._tell_layout()
@@ -257,6 +257,9 @@ class Trainer:
         is_amid = self._saved is None and before is not None and bool(self.state.timestamp.batch_in_epoch.value)
         if is_amid and before.loader is self._spec.dataloader:
             self._saved = before.state_dict()
+        batches, most = self._shares.length, self._most
+        length = batches if batches is None or most < 0 else min(batches, most)
+        self.state.set_dataloader(self._spec, self._label, length)
 
     def _set_microbatches(self, size: int | str | None, count: int | str | None) -> None:
         state = self.state
