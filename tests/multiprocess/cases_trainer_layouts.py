@@ -108,7 +108,7 @@ def case_a_loss_reads_parameters_and_calls_modules():
 
 
 class OfTokens(Model):
-    """One whose loss is a mean over the samples of a known class, each of which is a token."""
+    """One whose loss is a mean over its tokens: the samples of a known class."""
 
     def __init__(self):
         super().__init__("mean")

@@ -34,8 +34,9 @@ def expect(state: State, most: int) -> None:
 
 
 def cut(state: State, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> tuple[list[Any], list[float]]:
-    """The microbatches of this copy, and which part each is of the batch of all copies. One of which nothing counts,
-    whose loss may be no number, is another one again. Where shards need that, there are as many as all copies have.
+    """The microbatches of this copy, and which part each is of the batch of all copies. One of which nothing counts
+    may have a loss that is no number: it is another one again. Where shards need that, there are as many as all copies
+    have.
 
     Args:
         count: counts what they are weighed by, see Shares.
