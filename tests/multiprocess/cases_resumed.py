@@ -312,6 +312,18 @@ def case_what_was_measured_and_evaluated_is_known_after_the_last_batch():
         assert not seen.seen
 
 
+def case_an_evaluation_before_the_first_batch_leaves_no_trace():
+    for layout in LAYOUTS:
+        expected = ended(*trainer(layout))
+        with folder() as path:
+            first, _ = trainer(layout, save_folder=path)
+            first.fit(duration="1ep")
+            first.close()
+            made, model = trainer(layout, load_path=path)
+            made.eval()
+            require_same_bits(ended(made, model), expected)
+
+
 def case_a_training_that_was_stopped_is_when_it_goes_on():
     with folder() as path:
         options = {"save_folder": path, "save_interval": "1ba", "run_name": "stops", "autoresume": True}

@@ -7,6 +7,7 @@ from equivalence.trainer_cases import Model, TrainerCase, check, data_of
 from soak import some
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
 
 import lamina
 from lamina.model.shards import holder
@@ -49,6 +50,25 @@ def case_stage_2_trains_as_one():
 
 def case_stage_3_trains_as_one():
     require_as_one(6, deepspeed_config={"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 9}})
+
+
+class Measured(Model):
+    def get_metrics(self, is_train):
+        return {"accuracy": MulticlassAccuracy(3, average="micro")}
+
+    def update_metric(self, batch, outputs, metric):
+        metric.update(outputs.softmax(1), batch[1])
+
+
+def case_each_rank_has_the_metrics_of_those_that_read():
+    model, (x, _) = Measured("mean"), data_of(1, 1).tensors
+    data = TensorDataset(x, model((x,)).argmax(1))  # one sample, for one of both
+    for keys in {}, {"partitions": 2}:
+        loader = DataLoader(data, 4, sampler=lamina.dist.get_sampler(data))
+        trainer = lamina.Trainer(model=model, eval_dataloader=loader, lamina_config={"timeout_s": 60} | keys)
+        trainer.eval()
+        assert trainer.state.eval_metric_values == {"accuracy": 1.0}
+        trainer.close()
 
 
 class Steep(Model):

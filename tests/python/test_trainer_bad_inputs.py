@@ -28,6 +28,7 @@ from lamina.trainer import (
 )
 from lamina.trainer import schedulers as schedules
 from lamina.trainer.gradient_clipping import GradientClipping
+from lamina.trainer.losses import parts_of
 from lamina.trainer.reproducibility import seed_all
 
 X = torch.randn(8, 4)
@@ -237,6 +238,16 @@ LATER = [
     ({"grad_accum": 2, "device_train_microbatch_size": 2}, "grad_accum", "give one of them"),
     ({"durations": 1}, "durations", "unexpected keyword"),
 ]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [0.5, None, "x", {}, {"a": X.mean(), "b": 1.0}, (X.mean(), torch.tensor(3))],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_what_is_no_loss_is_named(loss):
+    with pytest.raises(UsageError, match=r"the model's loss\(\) gave .* it gives a tensor of floating point numbers"):
+        parts_of(loss)
 
 
 def test_a_wrong_argument_of_fit_or_eval_is_named_before_a_batch_is_read():

@@ -76,8 +76,7 @@ class TrainerJob:
             self._make_whole()
 
     def _make_whole(self) -> None:
-        if self.has_loaded and not self.model.partitioned:
-            _cut()
+        take_loaded()
         values, states = self.model.state_dict(), self.optimizer.state_dict()
         self._here = self._names_here() if self.model.partitioned else values.keys()
         current.job().own(Loaders).end_workers()
@@ -124,6 +123,13 @@ class _Trainers:
     """The Trainer's job that a job of lamina's is, if it is one."""
 
     latest: TrainerJob | None = None
+
+
+def take_loaded() -> None:
+    """Has the model the values that a checkpoint has loaded, where they wait for its first step."""
+    latest = current.job().own(_Trainers).latest
+    if latest.has_loaded and not latest.model.partitioned:
+        _cut()
 
 
 @step

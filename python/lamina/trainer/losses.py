@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina.errors import UsageError
 from lamina.model.shards import gathered_parameters
 
 
@@ -17,11 +18,22 @@ def loss_of(model: nn.Module, outputs: Any, batch: Any) -> Any:
 
 
 def parts_of(loss: Any) -> dict[str, torch.Tensor]:
-    """The parts of a loss, by name, and their sum "total"."""
+    """The parts of a loss, by name, and their sum "total".
+
+    Errors:
+        UsageError: it is none.
+    """
     if isinstance(loss, (list, tuple)):
         loss = {f"loss{number}": part for number, part in enumerate(loss)}
     elif not isinstance(loss, Mapping):
         loss = {"total": loss}
+    for name, part in loss.items() or [("total", None)]:
+        if not isinstance(part, torch.Tensor) or not part.is_floating_point():
+            kind = f"a tensor of {part.dtype}" if isinstance(part, torch.Tensor) else f"{part!r:.60}"
+            raise UsageError(
+                f"the model's loss() gave {kind} as {name!r}: it gives a tensor of floating point numbers, or several, "
+                "in a tuple or by name"
+            )
     parts = {name: part.mean() if part.dim() else part for name, part in loss.items()}
     return parts if "total" in parts else parts | {"total": sum(parts.values())}
 

@@ -44,7 +44,7 @@ def _join(metric: Any, copies: list[dict[str, Any]]) -> None:
         of_copies = [states[name] for states in copies]
         if isinstance(of_copies[0], list):
             setattr(metric, name, [item for items in of_copies for item in items])
-        elif len(of_copies) == 1:
+        elif len(of_copies) == 1:  # perhaps another rank's
             setattr(metric, name, of_copies[0])
         else:
             stacked = torch.stack(of_copies)

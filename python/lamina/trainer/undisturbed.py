@@ -12,6 +12,7 @@ from lamina.job import current
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, num_microbatches, rank, set_num_microbatches
 from lamina.trainer.generators import generators, set_generators
+from lamina.trainer.job import take_loaded
 
 
 class Kept:
@@ -19,6 +20,7 @@ class Kept:
     microbatches, as they are now."""
 
     def __init__(self, model: nn.Module, *readers: Any):
+        take_loaded()
         self._model, self._was_cut = model, model.partitioned
         self._modes = [(module, module.training) for module in model.modules()]
         self._buffers = {place: (buffer, buffer.clone()) for place, buffer in _buffers(model).items()}
