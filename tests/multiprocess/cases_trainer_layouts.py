@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import lamina
+from lamina.errors import UsageError
 from lamina.model.shards import holder
 from lamina.trainer import Callback, DataSpec
 
@@ -69,6 +70,23 @@ def case_each_rank_has_the_metrics_of_those_that_read():
         trainer.eval()
         assert trainer.state.eval_metric_values == {"accuracy": 1.0}
         trainer.close()
+
+
+def case_ranks_with_different_arguments_are_told_them():
+    given = {"max_duration": f"{1 + lamina.dist.get_global_rank()}ep", "lamina_config": {"timeout_s": 60}}
+    with pytest.raises(UsageError, match="max_duration is '1ep' on rank 0 and '2ep' on rank 1"):
+        lamina.Trainer(model=Model("mean"), **given)
+
+
+class Stops(Callback):
+    def batch_end(self, state, logger):
+        if lamina.rank() == 1:
+            state.stop_training()
+
+
+def case_a_training_that_one_rank_alone_stops_ends_on_all():
+    with pytest.raises(UsageError, match="the training has ended on rank 1 alone"):
+        trained(Model("mean"), callbacks=Stops())
 
 
 class Steep(Model):

@@ -12,6 +12,7 @@ import torch
 
 from lamina.errors import ConfigError
 from lamina.job import current
+from lamina.job.arguments import require_same
 from lamina.trainer import checks
 from lamina.trainer.checkpoints import found_checkpoint
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
@@ -34,6 +35,13 @@ _NEVER = {
     "ddp_sync_strategy": "gradients are averaged once for each batch",
     "log_traces": "lamina.timeline shows what each rank does",
 }
+# Arguments that are the same on all ranks; init compares what becomes its keys.
+_ALIKE = (
+    *("max_duration", "train_subset_num_batches", "step_schedulers_every_batch", "grad_accum", "precision"),
+    *("device_train_microbatch_size", "eval_interval", "eval_subset_num_batches", "load_path", "load_weights_only"),
+    *("load_strict_model_weights", "save_folder", "save_filename", "save_overwrite", "save_interval", "autoresume"),
+    *("save_weights_only", "save_num_checkpoints_to_keep", "accumulate_train_batch_on_tokens"),
+)
 _NOT_YET = ("load_ignore_keys", "load_exclude_algorithms")
 
 
@@ -134,6 +142,14 @@ class Arguments:
             yield "autoresume goes on from the newest checkpoint of save_folder, in a run with a run_name: give both"
         if isinstance(self.lamina_config, Mapping) and self.lamina_config.get("microbatches", 1) != 1:
             yield "lamina_config: grad_accum and device_train_microbatch_size say how many microbatches"
+
+
+def require_alike(given: dict[str, Any]) -> None:
+    """UsageError where ranks have given a Trainer different arguments, with the values."""
+    alike = {name: given.get(name) for name in _ALIKE}
+    texts = {name: str(value) if isinstance(value, Time) else value for name, value in alike.items()}
+    evaluators = ", ".join(each.label for each in ensure_evaluators(given.get("eval_dataloader")))
+    require_same(current.session(), "world", "Trainer", "trainer-alike", **texts, evaluators=evaluators)
 
 
 def signature() -> inspect.Signature:

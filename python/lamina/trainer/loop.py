@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from lamina.errors import UsageError
-from lamina.job.ranks import WORLD
 from lamina.trainer import metrics
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.evaluation import Evaluation
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.precision import get_precision_context
 from lamina.trainer.settings import Settings
-from lamina.trainer.shares import Share, Shares, gathered, leads
+from lamina.trainer.shares import Share, Shares, leads
 from lamina.trainer.state import State
 from lamina.trainer.training_step import TrainingStep
 
@@ -81,9 +80,10 @@ class Loop:
             self._engine.run_event(Event.EPOCH_END)
             self._evaluate(Event.EPOCH_END)
             self._engine.run_event(Event.EPOCH_CHECKPOINT)
+        shares.end()
         self._engine.run_event(Event.FIT_END)
         self._evaluate(Event.FIT_END)
-        return any(gathered(shares.stops, WORLD))
+        return shares.end()
 
     def _train(self, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> None:
         """Trains with one batch of all copies."""

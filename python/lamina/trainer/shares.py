@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lamina.dist.batches import require_distributed_sampler, samplers
 from lamina.dist.sampler import ExactSampler
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UsageError
 from lamina.job import current
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, CommGroup, rank, size
@@ -34,6 +34,7 @@ class Word(NamedTuple):
     stops: bool  # whether the training is to end
     samples: int
     tokens: int
+    has_ended: bool = False  # there is no batch more for it
 
 
 class Share(NamedTuple):
@@ -122,7 +123,7 @@ class Shares:
             found = _END if number == left else next(loader, _END)
             self._is_through = found is _END and number != left
             word = self._word(found, batch is not None)
-            everyone = [Word(*each) for each in gathered(tuple(word), WORLD)]  # a class of its own takes twice as long
+            everyone = _together(word)
             words = list({each.copy: each for each in everyone if each.copy is not None}.values())
             if not any(each.has_data for each in words):
                 return
@@ -141,6 +142,10 @@ class Shares:
 
     def _counts(self, word: Word) -> int:
         return word.tokens if self._by_tokens else word.samples
+
+    def end(self) -> bool:
+        """The training is at its end, on all ranks. Tells whether one wanted that."""
+        return any(each.stops for each in _together(Word(self._copy, False, False, self.stops, 0, 0, True)))
 
     def _begin(self) -> Iterator[Any]:
         """An iterator over the loader, after what is read already. What it draws when it is made is what it drew when
@@ -168,6 +173,23 @@ class Shares:
 
 
 _END = object()
+
+
+def _together(own: Word) -> list[Word]:
+    """Lists the words of all ranks.
+
+    Errors:
+        UsageError: the training has ended for some of them alone.
+    """
+    everyone = [Word(*each) for each in gathered(tuple(own), WORLD)]  # a class of its own takes twice as long
+    ended = [number for number, each in enumerate(everyone) if each.has_ended]
+    if ended and len(ended) < len(everyone):
+        raise UsageError(
+            f"the training has ended on rank {', '.join(map(str, ended))} alone: callbacks that stop it, and the "
+            "Trainer's arguments, do so on all ranks with the same batch",
+            code="trainer-alike",
+        )
+    return everyone
 
 
 class Loaders(list):

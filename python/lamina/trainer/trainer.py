@@ -22,7 +22,7 @@ from lamina.job.ranks import WORLD
 from lamina.job.seeds import set_rng_seed
 from lamina.model.shards import holder
 from lamina.trainer import checks, metrics
-from lamina.trainer.arguments import Arguments, listed, pieces, signature
+from lamina.trainer.arguments import Arguments, listed, pieces, require_alike, signature
 from lamina.trainer.arguments import duration as length
 from lamina.trainer.checkpointed import checkpoint_chosen
 from lamina.trainer.checkpoints import Saver, load
@@ -122,6 +122,7 @@ class Trainer:
         if given.deterministic_mode:
             configure_deterministic_mode()
         self._begin(given, config, found)
+        require_alike(arguments)
         if self._saver is not None:
             self._saver.name_folder(self.state.run_name)
             self._saver.take_folder(True)
