@@ -413,6 +413,12 @@ def case_checkpoints_have_their_names_and_as_many_stay():
         weights, _ = trainer("copies", load_path=path / "mine-1-6_partial", load_weights_only=True)
         assert weights.state.timestamp.batch == 0
         weights.close()
+    with folder() as path:
+        made, _ = trainer("copies", save_folder=path, save_weights_only=True)
+        made.fit(duration="1ba")
+        made.close()
+        with pytest.raises(ConfigError, match="has checkpoints"):
+            trainer("copies", save_folder=path)
     for wrong, said in (
         ({"autoresume": True}, "run_name"),
         ({"save_folder": "x", "save_interval": "1sp"}, "some epochs or batches"),

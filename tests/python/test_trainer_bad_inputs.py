@@ -128,6 +128,11 @@ CALLS = [
     (lambda: trainer(save_folder="saved", save_interval="1tok"), "save_interval", "epochs or batches"),
     (lambda: trainer(save_folder="saved", save_interval=0), "save_interval=0", "above 0"),
     (lambda: trainer(save_folder="saved", save_num_checkpoints_to_keep=0), "save_num_checkpoints_to_keep", COUNT),
+    (
+        lambda: trainer(save_folder="saved", save_weights_only=True, run_name="a", autoresume=True),
+        "save_weights_only: autoresume",
+        "of a whole training",
+    ),
     (lambda: trainer(save_folder="saved", save_num_checkpoints_to_keep="3"), "save_num_checkpoints_to_keep", COUNT),
     (lambda: trainer(save_folder="saved", lamina_config={"partition": 2}), "partition", "the nearest is partitions"),
     (lambda: trainer(save_folder="saved", lamina_config={"partitions": "two"}), "partitions", "an integer"),

@@ -140,6 +140,8 @@ class Arguments:
             yield "eval_interval and eval_subset_num_batches say nothing without an eval_dataloader"
         if self.autoresume and not (self.save_folder and self.run_name):
             yield "autoresume goes on from the newest checkpoint of save_folder, in a run with a run_name: give both"
+        if self.save_weights_only and (self.autoresume or self.save_num_checkpoints_to_keep != -1):
+            yield "save_weights_only: autoresume and save_num_checkpoints_to_keep need checkpoints of a whole training"
         if isinstance(self.lamina_config, Mapping) and self.lamina_config.get("microbatches", 1) != 1:
             yield "lamina_config: grad_accum and device_train_microbatch_size say how many microbatches"
 

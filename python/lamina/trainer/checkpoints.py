@@ -74,9 +74,9 @@ class Saver(Callback):
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"save_folder={self.folder!r}: {error.strerror}") from None
-        if not goes_on and (found := sorted(Path(self.folder).glob(f"*{_PARTIAL}"))):
+        if not goes_on and (found := sorted(Path(self.folder).glob("*/*.safetensors"))):
             raise ConfigError(
-                f"save_folder={self.folder!r} has checkpoints, {found[-1].name} for example: autoresume=True or "
+                f"save_folder={self.folder!r} has checkpoints, {found[-1].parent.name} for example: autoresume=True or "
                 "load_path goes on from one, save_overwrite=True replaces those of the same name"
             )
 
