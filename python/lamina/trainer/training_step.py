@@ -87,8 +87,9 @@ class TrainingStep:
             state.loss = loss_of(state.model.module, state.outputs, state.batch)
         run(Event.AFTER_LOSS)
         run(Event.BEFORE_BACKWARD)
-        losses = parts_of(state.loss)
-        state.model.backward(state.scaler.scale(losses["total"] * (part * copies())))
+        losses, weight = parts_of(state.loss), part * copies()
+        total = losses["total"] if weight == 1 else losses["total"] * weight  # an operation less, forward and backward
+        state.model.backward(state.scaler.scale(total))
         run(Event.AFTER_BACKWARD)
         if part and state.train_metrics:
             self._update_train_metrics()
