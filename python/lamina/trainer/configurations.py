@@ -1,18 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations of the Trainer become keys of `lamina.init`.
 
-[Note: layouts of the Trainer] `fsdp_config` and `deepspeed_config` choose a layout, and the loop knows nothing of it:
-
-| | keys | value after forward | after backward | gradients | states |
-|---|---|---|---|---|---|
-| FULL_SHARD, stage 3 | `sharded_data_parallel_degree` | freed | freed | shard | shard |
-| SHARD_GRAD_OP | the same | kept | freed | shard | shard |
-| stage 2 | the same | kept | kept until the update | shard | shard |
-| stage 1 | `shard_optimizer_state` | kept | kept | whole | shard |
-| NO_SHARD, stage 0 | `ddp` | kept | kept | whole | whole |
-
-How long values are kept is said by `sdp_reshard_after_forward` and `sdp_reshard_after_backward`. Where ranks share
-memory, values lie there once for all, and the first three rows take the same bytes.
+[Note: layouts of the Trainer] `fsdp_config` and `deepspeed_config` choose a layout, a row of the table in
+docs/trainer.md, and the loop knows nothing of it. How long values are kept is said by `sdp_reshard_after_forward` and
+`sdp_reshard_after_backward`. Where ranks share memory, values lie there once for all, and rows that shard take the same
+bytes.
 """
 
 from collections.abc import Mapping
