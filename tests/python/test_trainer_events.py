@@ -110,6 +110,14 @@ def test_composers_modules_are_lamina_s():
     assert composer.__version__ == "0.12.1"
 
 
+def test_modules_of_modules_are_there():
+    from composer.algorithms.gradient_clipping.gradient_clipping import GradientClipping
+    from composer.models.tasks.classification import ComposerClassifier as Classifier
+
+    assert Classifier is ComposerClassifier and GradientClipping is composer.algorithms.GradientClipping
+    assert "gradient_clipping" not in vars(lamina.trainer.gradient_clipping)
+
+
 def test_what_is_not_there_of_composers_may_be_imported_and_says_so_when_it_is_used():
     import composer.functional
     from composer import algorithms

@@ -17,13 +17,13 @@ def offer(package: str, **modules: ModuleType) -> None:
     for name, module in modules.items():
         path = f"{package}.{name}"
         sys.modules[path] = _Offered(path, module)
-        setattr(sys.modules[package], name, sys.modules[path])
+        vars(sys.modules[package])[name] = sys.modules[path]
 
 
 class _Offered(ModuleType):
     def __init__(self, path: str, module: ModuleType):
         super().__init__(path, module.__doc__)
-        self.__dict__["_module"], self.__dict__["_other"] = module, others(path)
+        vars(self).update(_module=module, _other=others(path), __path__=[])  # others may be below it
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name) if hasattr(self._module, name) else self._other(name)

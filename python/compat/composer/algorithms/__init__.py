@@ -4,6 +4,7 @@ from lamina.trainer import gradient_clipping
 from lamina.trainer.gradient_clipping import GradientClipping
 
 offer(__name__, gradient_clipping=gradient_clipping)
+offer(f"{__name__}.gradient_clipping", gradient_clipping=gradient_clipping)
 __getattr__ = others(__name__)
 
 __all__ = ["GradientClipping"]
