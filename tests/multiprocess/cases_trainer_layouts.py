@@ -241,6 +241,17 @@ def case_each_combination_of_dtypes_trains():
         assert apart <= 0.1 * (expected - begin).norm(), (configuration, apart)
 
 
+def case_a_model_that_was_half_ends_with_its_masters():
+    begin, expected = Single().state_dict(), weights(trained(Single()))
+    for strategy in ("FULL_SHARD", "NO_SHARD"):
+        model = Single()
+        configuration = {"sharding_strategy": strategy, "mixed_precision": "PURE"}
+        found = trained(model, fsdp_config=configuration, precision="amp_bf16")
+        assert {name: value.dtype for name, value in found.items()} == dict.fromkeys(begin, torch.float32)
+        assert not torch.equal(weights(found), weights(found).bfloat16().double())
+        assert (weights(found) - expected).norm() <= 0.1 * (expected - weights(begin)).norm()
+
+
 class Counted(torch.nn.Linear):
     """Counts the runs of its forward."""
 

@@ -49,6 +49,7 @@ class TrainerJob:
         self.has_loaded = False  # values that a model in parts has from its first step on
         self._plain = dict(vars(optimizer))
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
+        self._dtypes = {name: tensor.dtype for name, tensor in _tensors(module)}
         module.forward = functools.partial(_forward, module, module.forward)
         try:
             self.model = DistributedModel(module, average_grads_across_microbatches=False)
@@ -67,7 +68,7 @@ class TrainerJob:
 
     def end(self) -> None:
         """Ends the job, where it has not; every rank calls it. The model is the plain one again, with all values and
-        buffers on every rank, and so is the optimizer, with all states."""
+        buffers on every rank, in the dtypes that they had, and so is the optimizer, with all states."""
         if not current.is_initialized() or current.job().model is not self.model:
             return
         try:
@@ -90,6 +91,11 @@ class TrainerJob:
         vars(self.optimizer).update({name: value for name, value in self._plain.items() if callable(value)})
         for group, parameters in zip(self.optimizer.param_groups, self._parameters, strict=True):
             group["params"] = [new.get(id(parameter), parameter) for parameter in parameters]
+        every = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for number, master in states.get("masters", {}).items():
+            every[number].data = master
+        for name, tensor in _tensors(self.model.module):
+            tensor.data = tensor.data.to(self._dtypes.get(name, tensor.dtype))
         self.optimizer.state.clear()
         self.optimizer.load_state_dict({name: states[name] for name in ("state", "param_groups")})
 
@@ -97,8 +103,7 @@ class TrainerJob:
         """The names of what is on this rank, all those of tied parameters."""
         module = self.model.module
         here = set(map(id, (*self.model.local_parameters(), *self.model.local_buffers())))
-        every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-        return {name for name, tensor in every if id(tensor) in here}
+        return {name for name, tensor in _tensors(module) if id(tensor) in here}
 
     def _give_back(self, values: dict[str, torch.Tensor]) -> dict[int, nn.Parameter]:
         """Puts all values into the model. Returns the parameters that are others now, by the ids of the old ones: those
@@ -135,6 +140,11 @@ def take_loaded() -> None:
 @step
 def _cut() -> None:
     """The first step cuts the model, though this one does not call it."""
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, by all names of tied ones."""
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
 def _forward(module: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
