@@ -256,7 +256,7 @@ void random_numbers() {
   set_rng_step(steps);
   expect(steps == 1 && drawn().equal(next), "the random numbers are not those of the step after");
   shutdown();
-  init({{"partitions", 2}});
+  init({{"partitions", 2}, {"microbatches", 2}});
   expect_error<UsageError>([] { rng_step(); }, {"seed"});
   expect_error<UsageError>([] { set_rng_step(1); }, {"seed"});
   set_rng_seed(5);

@@ -6,12 +6,13 @@ import functools
 import random
 import sys
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-_DEPTH, _MOST = 8, 100  # how deep they are looked for, and in containers of how many items
+_DEPTH, _MOST, _ALL = 8, 100, 10_000  # how deep they are looked for, in containers of how many items, in all
 _OTHERS = str, bytes, type, types.ModuleType, torch.Tensor
 
 
@@ -63,9 +64,9 @@ def _held_by(holders: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """The generators that these objects have as attributes, in containers or closures, and their paths."""
     numpy = sys.modules.get("numpy")
     kinds = torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ())
-    waiting, seen = [(str(number), 0, holder) for number, holder in enumerate(holders)], set()
-    while waiting:
-        path, depth, holder = waiting.pop(0)
+    waiting, seen = deque((str(number), 0, holder) for number, holder in enumerate(holders)), set()
+    while waiting and len(seen) < _ALL:
+        path, depth, holder = waiting.popleft()
         if id(holder) in seen or isinstance(holder, _OTHERS) or (numpy and isinstance(holder, numpy.ndarray)):
             continue
         seen.add(id(holder))
