@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 import lamina
 from lamina.errors import UsageError
 from lamina.model.shards import holder
-from lamina.trainer import Callback, DataSpec
+from lamina.trainer import Algorithm, Callback, DataSpec, Event
 
 NUMBERS = range(3000, 3020)
 
@@ -121,6 +121,79 @@ def case_a_layout_that_shards_clips_nothing_by_itself():
     require_same(trained(Steep("mean"), fsdp_config={}), whole)
     moved = max((whole[name] - value).norm() for name, value in Model("mean").state_dict().items())
     assert moved > 1e-3, "norms above 1 would have been clipped to steps of 1e-4"
+
+
+NCCL = {"timeout_s": 60, "ddp_dist_backend": "nccl"}  # Gloo here: units are collectives
+LAYOUTS = [{}, {"fsdp_config": {"min_params": 0}, "lamina_config": NCCL}, {"lamina_config": {"partitions": 2}}]
+
+
+def by_hand(batches):
+    """The weights of one process after a step for each batch."""
+    model = Model("mean")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        model.loss(model(batch), batch).mean().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def require_steps(batches, spec, model=None, **arguments):
+    """Nine samples in batches of 8 samples of both ranks: one has a sample in the last batch, the other none."""
+    for layout in LAYOUTS:
+        new = model() if model else Model("mean")
+        data, per_copy = data_of(9, 1), 8 if "partitions" in layout.get("lamina_config", {}) else 4
+        loader = DataLoader(data, per_copy, sampler=lamina.dist.get_sampler(data))
+        optimizer = torch.optim.SGD(new.parameters(), 0.1)
+        given = {"optimizers": optimizer, "max_duration": "1ep", "train_dataloader": DataSpec(loader, **spec)}
+        require_same(trained(new, **given | {"device_train_microbatch_size": 3} | arguments | layout), by_hand(batches))
+
+
+def in_two(rows=slice(None)):
+    x, y = data_of(9, 1).tensors
+    return [(x[:8][rows], y[:8][rows]), (x[8:], y[8:])]
+
+
+def case_microbatches_of_a_script_are_of_any_number():
+    singles = lambda batch, size: [[part[row : row + 1] for part in batch] for row in range(len(batch[0]))]  # noqa: E731
+    require_steps(in_two(), {"split_batch": singles})
+
+
+class Again(Measured):
+    """One whose evaluation runs its forward again."""
+
+    def __init__(self):
+        super().__init__("mean")
+
+    def eval_forward(self, batch, outputs=None):
+        return self(batch)
+
+
+def case_metrics_of_a_training_run_forwards_on_a_rank_without_samples():
+    require_steps(in_two(), {}, Again)
+
+
+def case_batches_are_counted_when_they_are_transformed():
+    functions = {
+        "device_transforms": lambda batch: (*batch, "transformed"),
+        "get_num_samples_in_batch": lambda batch: len(batch[0]) if batch[2] else 0,
+    }
+    require_steps(in_two(), functions)
+
+
+class Halves(Algorithm):
+    """Leaves the first half of a rank's samples."""
+
+    def match(self, event, state):
+        return event is Event.AFTER_DATALOADER
+
+    def apply(self, event, state, logger):
+        if state.batch is not None:
+            state.batch = [part[: -(-len(part) // 2)] for part in state.batch]
+
+
+def case_what_an_algorithm_leaves_of_a_batch_counts_as_all_of_it():
+    require_steps(in_two(slice(4)), {}, algorithms=Halves())
 
 
 class Weighing(Model):

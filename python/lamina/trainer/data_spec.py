@@ -30,6 +30,9 @@ class DataSpec:
         get_num_tokens_in_batch: counts its tokens; else 0.
         already_split: whether each rank's loader reads other samples, so that no DistributedSampler is needed.
 
+    Attributes:
+        cuts_itself: whether functions of its own say how many microbatches a batch has.
+
     Errors:
         ConfigError: an argument that is not what it is said to be.
     """
@@ -56,6 +59,7 @@ class DataSpec:
         self.num_samples = _samples_of(dataloader) if num_samples is None else num_samples
         self.num_tokens = num_tokens
         self.device_transforms = _function("device_transforms", device_transforms, lambda batch: batch)
+        self.cuts_itself = split_batch is not None or get_num_samples_in_batch is not None
         self.split_batch = _function("split_batch", split_batch, split)
         self.get_num_samples_in_batch = _function("get_num_samples_in_batch", get_num_samples_in_batch, count_samples)
         self.get_num_tokens_in_batch = _function("get_num_tokens_in_batch", get_num_tokens_in_batch, lambda batch: 0)

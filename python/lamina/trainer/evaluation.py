@@ -17,7 +17,7 @@ from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import Method
 from lamina.trainer.losses import loss_of, parts_of
-from lamina.trainer.shares import Shares, gathered, leads, of_each_copy
+from lamina.trainer.shares import Shares, gathered, of_each_copy
 from lamina.trainer.state import State
 from lamina.trainer.time import Timestamp
 from lamina.trainer.undisturbed import undisturbed
@@ -50,7 +50,7 @@ class Evaluation:
             state.eval_timestamp = Timestamp()
             self._engine.run_event(Event.EVAL_START)
             for share in shares.of_epoch(0, evaluator.subset_num_batches):
-                state.batch = spec.device_transforms(share.batch) if leads() else None
+                state.batch = share.batch
                 self._engine.run_event(Event.EVAL_BATCH_START)
                 total += sum(self._measure(Microbatches([state.batch]), Microbatches([share.samples])))
                 samples += share.all_samples

@@ -15,7 +15,7 @@ from lamina.trainer.evaluation import Evaluation
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.precision import get_precision_context
 from lamina.trainer.settings import Settings
-from lamina.trainer.shares import Share, Shares, leads
+from lamina.trainer.shares import Share, Shares
 from lamina.trainer.state import State
 from lamina.trainer.training_step import TrainingStep
 
@@ -88,7 +88,7 @@ class Loop:
     def _train(self, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> None:
         """Trains with one batch of all copies."""
         state = self._state
-        state.batch = spec.device_transforms(share.batch) if leads() else None
+        state.batch = share.batch
         self._engine.run_event(Event.AFTER_DATALOADER)
         self._engine.run_event(Event.BATCH_START)
         self._engine.run_event(Event.BEFORE_TRAIN_BATCH)

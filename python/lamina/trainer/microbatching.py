@@ -8,9 +8,9 @@ import torch
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.job.ranks import num_microbatches, rank, set_num_microbatches
+from lamina.job.ranks import WORLD, num_microbatches, rank, set_num_microbatches
 from lamina.trainer.data_spec import DataSpec
-from lamina.trainer.shares import Share
+from lamina.trainer.shares import Share, gathered, leads
 from lamina.trainer.state import State
 from lamina.util.told import tell
 
@@ -36,27 +36,38 @@ def expect(state: State, most: int) -> None:
 def cut(state: State, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> tuple[list[Any], list[float]]:
     """The microbatches of this copy, and which part each is of the batch of all copies. One of which nothing counts
     may have a loss that is no number: it is another one again. Where shards need that, there are as many as all copies
-    have.
+    have. All ranks call it; those that do not lead have none.
 
     Args:
         count: counts what they are weighed by, see Shares.
 
     Errors:
-        UsageError: nothing counts of the batch of all copies; on all ranks that lead.
+        UsageError: nothing counts of the batch of all copies; on all ranks.
     """
     if not share.all_counts:
         raise UsageError(
             "nothing counts of a batch: it has no samples, or where those count no tokens, which "
             "DataSpec(loader, get_num_tokens_in_batch=...) counts"
         )
-    size, pieces = state.device_train_microbatch_size, state.grad_accum or 1
-    samples = share.samples if share.counts else spec.get_num_samples_in_batch(state.batch)
-    microbatches = spec.microbatches(state.batch, samples, size, pieces)
-    parts = [count(microbatch) / share.all_counts for microbatch in microbatches] if share.counts else [0.0]
-    again = next((each for each, part in zip(microbatches, parts, strict=False) if part), microbatches[0])
-    microbatches = [each if part else again for each, part in zip(microbatches, parts, strict=False)]
+    microbatches = _microbatches(state, spec, share) if leads() else [None]
+    if spec.cuts_itself:
+        set_num_microbatches(max(gathered(len(microbatches), WORLD)))
+    counts = [count(each) for each in microbatches] if share.counts else [0] * len(microbatches)
+    # An algorithm may have changed the batch: what counts of it is of as much weight as before.
+    scale = share.counts / max(sum(counts), 1)
+    parts = [number * scale / share.all_counts for number in counts]
+    again = next((each for each, part in zip(microbatches, parts, strict=True) if part), microbatches[0])
+    microbatches = [each if part else again for each, part in zip(microbatches, parts, strict=True)]
     missing = num_microbatches() - len(parts) if current.session().needs_all_microbatches else 0
     return [*microbatches, *[again] * missing], [*parts, *[0.0] * missing]
+
+
+def _microbatches(state: State, spec: DataSpec, share: Share) -> list[Any]:
+    """This copy's batch in pieces; one is enough where nothing of it counts."""
+    size, pieces = state.device_train_microbatch_size, state.grad_accum or 1
+    samples = share.samples if share.counts else spec.get_num_samples_in_batch(state.batch)
+    found = spec.microbatches(state.batch, samples, size, pieces)
+    return found if share.counts else found[:1]
 
 
 def halve(state: State, lacking: Sequence[tuple[int, str]]) -> None:

@@ -38,8 +38,8 @@ class Word(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A copy's part of a batch. Where nothing of its own counts, the batch is an earlier one. Ranks that do not lead
-    have none."""
+    """A copy's part of a batch, as `device_transforms` returned it. Where nothing of its own counts, the batch is an
+    earlier one. Ranks that do not lead have none."""
 
     batch: Any
     samples: int
@@ -122,6 +122,7 @@ class Shares:
         for number in itertools.count():
             found = _END if number == left else next(loader, _END)
             self._is_through = found is _END and number != left
+            found = found if found is _END else self._spec.device_transforms(found)
             word = self._word(found, batch is not None)
             everyone = _together(word)
             words = list({each.copy: each for each in everyone if each.copy is not None}.values())

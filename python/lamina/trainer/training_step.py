@@ -16,7 +16,7 @@ from lamina.trainer import microbatching
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.losses import loss_of, parts_of, totals
-from lamina.trainer.shares import Share, copies, gathered, leads, own_copy
+from lamina.trainer.shares import Share, copies, gathered, own_copy
 from lamina.trainer.state import State
 from lamina.trainer.undisturbed import Kept
 
@@ -54,7 +54,7 @@ class TrainingStep:
                 metric.reset()
             optimizer.zero_grad(set_to_none=True)
             set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
-            microbatches, parts = microbatching.cut(state, spec, share, count) if leads() else ([None], [0.0])
+            microbatches, parts = microbatching.cut(state, spec, share, count)
             losses, lack = {}, None
             try:
                 losses = self._step(Microbatches(microbatches), Microbatches(parts))
@@ -91,13 +91,13 @@ class TrainingStep:
         total = losses["total"] if weight == 1 else losses["total"] * weight  # an operation less, forward and backward
         state.model.backward(state.scaler.scale(total))
         run(Event.AFTER_BACKWARD)
-        if part and state.train_metrics:
-            self._update_train_metrics()
+        if state.train_metrics:
+            self._update_train_metrics(bool(part))
         return {name: loss.item() * part for name, loss in losses.items()}
 
     @torch.no_grad()
-    def _update_train_metrics(self) -> None:
+    def _update_train_metrics(self, counts: bool) -> None:
         state, model = self._state, self._state.model.module
-        outputs = model.eval_forward(state.batch, state.outputs)
-        for metric in state.train_metrics.values():
+        outputs = model.eval_forward(state.batch, state.outputs)  # a forward perhaps, of all copies
+        for metric in state.train_metrics.values() if counts else ():
             model.update_metric(state.batch, outputs, metric)
