@@ -272,3 +272,5 @@ def test_a_wrong_argument_of_fit_or_eval_is_named_before_a_batch_is_read():
     assert not model.state.timestamp.batch.value
     model.fit()
     assert model.state.timestamp.batch == 4
+    with pytest.raises(ConfigError, match="nothing counts has no end: DataSpec"):
+        model.fit(duration="9tok")

@@ -32,6 +32,7 @@ class DataSpec:
 
     Attributes:
         cuts_itself: whether functions of its own say how many microbatches a batch has.
+        counts_tokens: whether a function counts them.
 
     Errors:
         ConfigError: an argument that is not what it is said to be.
@@ -59,6 +60,7 @@ class DataSpec:
         self.num_samples = _samples_of(dataloader) if num_samples is None else num_samples
         self.num_tokens = num_tokens
         self.device_transforms = _function("device_transforms", device_transforms, lambda batch: batch)
+        self.counts_tokens = get_num_tokens_in_batch is not None
         self.cuts_itself = split_batch is not None or get_num_samples_in_batch is not None
         self.split_batch = _function("split_batch", split_batch, split)
         self.get_num_samples_in_batch = _function("get_num_samples_in_batch", get_num_samples_in_batch, count_samples)

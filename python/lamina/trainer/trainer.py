@@ -40,7 +40,7 @@ from lamina.trainer.schedulers import bound_schedulers, require_schedulers, step
 from lamina.trainer.settings import Given, Settings
 from lamina.trainer.shares import Shares, copies, require_split
 from lamina.trainer.state import State
-from lamina.trainer.time import Time, Timestamp
+from lamina.trainer.time import Time, Timestamp, TimeUnit
 from lamina.trainer.wrap_policy import table, units
 from lamina.util.told import tell
 
@@ -213,6 +213,11 @@ class Trainer:
         if self._spec is None or state.max_duration is None:
             missing = "train_dataloader" if self._spec is None else "max_duration"
             raise ConfigError(f"fit: there is no {missing}: give it to the Trainer, or to fit()")
+        if state.max_duration.unit is TimeUnit.TOKEN and not self._spec.counts_tokens:
+            raise ConfigError(
+                f"fit: max_duration={state.max_duration} of a loader whose tokens nothing counts has no end: "
+                "DataSpec(loader, get_num_tokens_in_batch=...) does"
+            )
         if state.is_done and not self._is_resumed:
             why = f"max_duration={state.max_duration} has passed"
             if state.timestamp < state.max_duration:
