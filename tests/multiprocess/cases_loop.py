@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of the Trainer for three ranks, beside those of tests/equivalence/trainer_cases.py."""
 
+import re
+
 import pytest
 import torch
 import transformers
@@ -208,6 +210,45 @@ def case_what_a_loader_gave_no_batch_of_is_told():
     trainer = trainer_of(Model("mean"), DataLoader(data_of(2, 1), 1, drop_last=True, sampler=sampler_of(2)))
     with pytest.raises(UsageError, match="gave no batch"):
         trainer.fit()
+
+
+WRONG = [
+    ({"get_num_samples_in_batch": lambda batch: -1}, "DataSpec: get_num_samples_in_batch gave -1 of a batch"),
+    ({"get_num_samples_in_batch": lambda batch: None}, "DataSpec: get_num_samples_in_batch gave None of a batch"),
+    ({"get_num_tokens_in_batch": lambda batch: batch[0] > 0}, "DataSpec: get_num_tokens_in_batch gave tensor"),
+    ({"split_batch": lambda batch, size: 3}, "DataSpec: split_batch gave 3: it returns a list"),
+    ({"split_batch": lambda batch, size: []}, "split_batch gave microbatches of [] samples of a batch of 2"),
+    ({"split_batch": lambda batch, size: [batch] * 2}, "split_batch gave microbatches of [2, 2] samples of a batch"),
+]
+
+
+def case_wrong_counts_and_cuts_of_batches_are_told():
+    for options, said in WRONG:
+        spec = DataSpec(shared(data_of(6, 1), 2), **options)
+        trainer = trainer_of(Model("mean"), spec, device_train_microbatch_size=1)
+        with pytest.raises(UsageError, match=re.escape(said)):
+            trainer.fit()
+
+
+class Halves(Callback):
+    """Halves how much counts of a batch, after it was counted."""
+
+    def before_train_batch(self, state, logger):
+        state.batch = (*state.batch[:-1], state.batch[-1] // 2)
+
+
+def case_microbatches_weigh_by_what_their_batch_counts_when_it_is_cut():
+    found = []
+    for callback in (), Halves():
+        data = TensorDataset(*data_of(12, 1).tensors, torch.arange(2, 26, 2))
+        spec = DataSpec(shared(data, 2), get_num_tokens_in_batch=lambda batch: batch[2].sum())
+        model = Model("mean")
+        options = {"device_train_microbatch_size": 1, "accumulate_train_batch_on_tokens": True}
+        trainer = trainer_of(model, spec, callbacks=callback, **options)
+        trainer.fit()
+        found.append(trainer.state.model.state_dict())
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value)
 
 
 def sampler_of(samples):

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of the Trainer for two ranks: a training that goes on from a checkpoint has the bits of one without an end."""
 
+import itertools
+import multiprocessing
 import os
 import random
 import signal
+import subprocess
 
 import numpy as np
 import pytest
@@ -58,7 +61,8 @@ class Counting(Callback):
     def batch_end(self, state, logger):
         self.batches += 1
         if self.batches == self._ends_at and lamina.rank() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            workers = (each.pid for each in multiprocessing.active_children())
+            subprocess.run(["kill", *map(str, (os.getpid(), *workers))], check=True)  # as launchers end a group
 
     def state_dict(self):
         return {"batches": self.batches}
@@ -67,7 +71,28 @@ class Counting(Callback):
         self.batches = state["batches"]
 
 
-def trainer(layout, workers=0, ends_at=None, seed=1, keys=None, **options):
+class Evaluating(Callback):
+    """Counts evaluations that have ended, and batches of all, and may end the job in one."""
+
+    def __init__(self, ends_in=None):
+        self.evaluations, self.batches, self._ends_in = 0, 0, ends_in
+
+    def eval_batch_end(self, state, logger):
+        self.batches += 1
+        if self.evaluations == self._ends_in and lamina.rank() == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def eval_end(self, state, logger):
+        self.evaluations += 1
+
+    def state_dict(self):
+        return {"evaluations": self.evaluations}
+
+    def load_state_dict(self, state):
+        self.evaluations = state["evaluations"]
+
+
+def trainer(layout, workers=0, ends_at=None, seed=1, keys=None, evaluates="2ba", callbacks=(), **options):
     model, data = Model(), Rough()
     torch.manual_seed(3)
     random.seed(3)
@@ -77,12 +102,12 @@ def trainer(layout, workers=0, ends_at=None, seed=1, keys=None, **options):
         model=model,
         train_dataloader=loader,
         eval_dataloader=DataLoader(data, 8, sampler=lamina.dist.get_sampler(data)),
-        eval_interval="2ba",
+        eval_interval=evaluates,
         max_duration="2ep",
         optimizers=torch.optim.AdamW(model.parameters(), 0.01),
         grad_accum=2,
         seed=seed,
-        callbacks=Counting(ends_at),
+        callbacks=[Counting(ends_at), *callbacks],
         progress_bar=False,
         lamina_config={"timeout_s": 60, "sdp_param_persistence_threshold": 0} | LAYOUTS[layout] | (keys or {}),
         **options,
@@ -373,15 +398,35 @@ def case_an_evaluation_of_other_data_leaves_the_trainers_own():
 
 
 def case_sigterm_on_one_rank_ends_the_batch_and_saves_on_all():
-    expected = ended(*trainer("copies"))
-    with folder() as path:
-        options = {"save_folder": path, "run_name": "named", "autoresume": True}
-        first, _ = trainer("copies", ends_at=2, **options)
-        with pytest.raises(SystemExit) as end:
-            first.fit()
-        assert end.value.code == 143
-        assert 2 <= first.state.timestamp.batch.value <= 3
-        require_same_bits(ended(*trainer("copies", **options)), expected)
+    for workers in 0, 1:
+        expected = ended(*trainer("copies", workers))
+        with folder() as path:
+            options = {"save_folder": path, "run_name": "named", "autoresume": True}
+            first, _ = trainer("copies", workers, ends_at=2, **options)
+            with pytest.raises(SystemExit) as end:
+                first.fit()
+            assert end.value.code == 143
+            assert 2 <= first.state.timestamp.batch.value <= 3
+            require_same_bits(ended(*trainer("copies", workers, **options)), expected)
+
+
+def case_sigterm_in_an_evaluation_ends_it_and_it_is_made_again():
+    ends = itertools.product(LAYOUTS, ((1, "2ba"), (0, "1ep"), (1, "1ep")))
+    for layout, (ends_in, evaluates) in some(list(ends), 2, seed=6):
+        with folder() as path:
+            options = {"evaluates": evaluates, "run_name": "cut", "save_folder": path, "autoresume": True}
+            counts = [Evaluating(), Evaluating(ends_in), Evaluating()]
+            whole, model = trainer(layout, evaluates=evaluates, callbacks=counts[:1])
+            expected = ended(whole, model)
+            first, _ = trainer(layout, callbacks=counts[1:2], **options)
+            with pytest.raises(SystemExit) as end:
+                first.fit()
+            assert end.value.code == 143 and counts[1].evaluations == ends_in
+            assert counts[1].batches == ends_in * counts[0].batches // counts[0].evaluations + 1
+            made, model = trainer(layout, callbacks=counts[2:], **options)
+            require_same_bits(ended(made, model), expected)
+            assert made.state.eval_metric_values == whole.state.eval_metric_values
+            assert counts[2].evaluations == counts[0].evaluations
 
 
 def case_sigterm_in_the_last_batch_is_not_lost():

@@ -89,6 +89,21 @@ def case_a_training_that_one_rank_alone_stops_ends_on_all():
         trained(Model("mean"), callbacks=Stops())
 
 
+class Untrained(Model):
+    """Its loss has no gradient."""
+
+    def loss(self, outputs, batch):
+        return super().loss(outputs, batch).detach()
+
+
+def case_a_loss_without_a_gradient_is_told_in_each_layout():
+    frozen = Model("mean").requires_grad_(False)
+    for model in Untrained("mean"), frozen:
+        for keys in {}, {"sharded_data_parallel_degree": 2}:
+            with pytest.raises(UsageError, match="a loss without a gradient: all parameters are frozen"):
+                trained(model, lamina_config={"timeout_s": 60} | keys)
+
+
 class Steep(Model):
     """One whose gradients are far above a norm of 1."""
 

@@ -27,7 +27,7 @@ class DataSpec:
             tensors, lists and tuples are cut along their first axis, in dictionaries and tuples too; plain values
             there are of every sample.
         get_num_samples_in_batch: counts a batch's samples; else what the tensors' first axes agree on.
-        get_num_tokens_in_batch: counts its tokens; else 0.
+        get_num_tokens_in_batch: counts its tokens; else 0. Both count microbatches, too.
         already_split: whether each rank's loader reads other samples, so that no DistributedSampler is needed.
 
     Attributes:
@@ -63,8 +63,8 @@ class DataSpec:
         self.counts_tokens = get_num_tokens_in_batch is not None
         self.cuts_itself = split_batch is not None or get_num_samples_in_batch is not None
         self.split_batch = _function("split_batch", split_batch, split)
-        self.get_num_samples_in_batch = _function("get_num_samples_in_batch", get_num_samples_in_batch, count_samples)
-        self.get_num_tokens_in_batch = _function("get_num_tokens_in_batch", get_num_tokens_in_batch, lambda batch: 0)
+        self.get_num_samples_in_batch = _counting("get_num_samples_in_batch", get_num_samples_in_batch, count_samples)
+        self.get_num_tokens_in_batch = _counting("get_num_tokens_in_batch", get_num_tokens_in_batch, lambda batch: 0)
         self.already_split = checks.flag("DataSpec: already_split", already_split)
 
     @property
@@ -78,10 +78,24 @@ class DataSpec:
         Args:
             samples: how many there are in it.
             size: of a microbatch; None for `pieces` of them, as equal as can be.
+
+        Errors:
+            UsageError: `split_batch` gave others.
         """
         if size is None:
             size = -(-samples // min(pieces, samples)) if samples else 1
-        return [batch] if size >= samples else list(self.split_batch(batch, size))
+        if size >= samples:
+            return [batch]
+        found = self.split_batch(batch, size)
+        if not isinstance(found, Sequence):
+            raise UsageError(f"DataSpec: split_batch gave {found!r:.60}: it returns a list of microbatches")
+        count, counts = self.get_num_samples_in_batch(batch), list(map(self.get_num_samples_in_batch, found))
+        if sum(counts) != count:
+            raise UsageError(
+                f"DataSpec: split_batch gave microbatches of {counts} samples of a batch of {count}: together they are "
+                "that. Where that is not what they have, get_num_samples_in_batch counts wrong"
+            )
+        return list(found)
 
 
 def ensure_data_spec(given: Any) -> DataSpec:
@@ -169,6 +183,24 @@ def _samples_of(dataloader: Any) -> int | None:
         return len(dataloader.dataset)
     except (AttributeError, TypeError, NotImplementedError):
         return None
+
+
+def _counting(name: str, given: Callable | None, default: Callable) -> Callable[[Any], int]:
+    """The function, whose result is looked at."""
+    count = _function(name, given, default)
+
+    def checked(batch: Any) -> int:
+        found = count(batch)
+        try:
+            number = int(found)
+            is_one = number == found and number >= 0
+        except (TypeError, ValueError, ArithmeticError, RuntimeError):
+            is_one = False
+        if not is_one:
+            raise UsageError(f"DataSpec: {name} gave {found!r:.60} of a batch: it returns a whole number, 0 or more")
+        return number
+
+    return checked
 
 
 def _function(name: str, given: Callable | None, default: Callable) -> Callable:

@@ -35,13 +35,14 @@ class Evaluation:
     def __init__(self, state: State, engine: Engine, logger: Any, precision: Callable[[], AbstractContextManager]):
         self._state, self._engine, self._logger, self._precision = state, engine, logger, precision
 
-    def run(self, evaluator: Evaluator) -> dict[str, Any]:
-        """The model's metrics over an evaluator's data, or where it has none its loss. The training goes on as if
-        nothing had been."""
+    def run(self, evaluator: Evaluator, may_end: bool = False) -> bool:
+        """Measures the model's metrics over an evaluator's data, or where it has none its loss. The training goes on as
+        if nothing had been. Returns whether it is whole: with `may_end` it ends where a rank wants the training to end,
+        and has no values."""
         state, spec = self._state, evaluator.dataloader
         read = state.dataloader, state.dataloader_label, state.dataloader_len
         measured = self._measured = metrics.fresh(state.eval_metrics[evaluator.label])
-        total, samples, since = 0.0, 0.0, time.monotonic()
+        total, samples, since, is_whole = 0.0, 0.0, time.monotonic(), True
         with undisturbed(state.model, spec.dataloader):
             state.model.eval()
             shares = Shares(spec)
@@ -50,21 +51,31 @@ class Evaluation:
             state.eval_timestamp = Timestamp()
             self._engine.run_event(Event.EVAL_START)
             for share in shares.of_epoch(0, evaluator.subset_num_batches):
+                if not (is_whole := not (may_end and share.stops)):
+                    break
                 state.batch = share.batch
                 self._engine.run_event(Event.EVAL_BATCH_START)
                 total += sum(self._measure(Microbatches([state.batch]), Microbatches([share.samples])))
                 samples += share.all_samples
                 state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
-            values = metrics.computed(measured) if measured else {"loss": sum(of_each_copy(total)) / max(samples, 1)}
-        elapsed = datetime.timedelta(seconds=gathered(time.monotonic() - since, WORLD)[0])
+            if is_whole and measured:
+                values = metrics.computed(measured)
+            elif is_whole:
+                values = {"loss": sum(of_each_copy(total)) / max(samples, 1)}
+        if is_whole:
+            self._tell(evaluator, values, time.monotonic() - since)
+        state.dataloader, state.dataloader_label, state.dataloader_len = read
+        return is_whole
+
+    def _tell(self, evaluator: Evaluator, values: dict[str, Any], seconds: float) -> None:
+        """Says what was measured, and how long it took."""
+        state, elapsed = self._state, datetime.timedelta(seconds=gathered(seconds, WORLD)[0])
         state.eval_timestamp = state.eval_timestamp.copy(total_wct=elapsed, epoch_wct=elapsed)
-        state.eval_metrics[evaluator.label] = measured
+        state.eval_metrics[evaluator.label] = self._measured
         state.eval_metric_values |= values
         self._logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
         self._engine.run_event(Event.EVAL_END)
-        state.dataloader, state.dataloader_label, state.dataloader_len = read
-        return values
 
     @step
     @torch.no_grad()

@@ -19,6 +19,8 @@ from lamina.trainer.shares import Share, Shares
 from lamina.trainer.state import State
 from lamina.trainer.training_step import TrainingStep
 
+_CHECKPOINTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
+
 
 class Loop:
     """Trains a model, and evaluates it.
@@ -54,6 +56,8 @@ class Loop:
         self._steps_every_batch = steps_every_batch
         self._step.begin()
         self._engine.run_event(Event.FIT_START)
+        if state.unfinished is not None and not self._evaluate(*state.unfinished):
+            return True
         while not state.is_done:
             state.model.train()
             if not state.timestamp.batch_in_epoch.value:
@@ -64,8 +68,7 @@ class Loop:
                 self._engine.run_event(Event.BEFORE_DATALOADER)
                 if (share := next(batches, None)) is None:
                     break
-                self._train(spec, share, shares.count)
-                if share.stops:
+                if not self._train(spec, share, shares.count) or share.stops:
                     return True
             if state.is_done and state.timestamp.batch_in_epoch != state.dataloader_len:
                 break  # amid the epoch
@@ -78,15 +81,14 @@ class Loop:
             for scheduler in [] if steps_every_batch else state.schedulers:
                 scheduler.step()
             self._engine.run_event(Event.EPOCH_END)
-            self._evaluate(Event.EPOCH_END)
-            self._engine.run_event(Event.EPOCH_CHECKPOINT)
+            if not self._evaluate(Event.EPOCH_END):
+                return True
         shares.end()
         self._engine.run_event(Event.FIT_END)
-        self._evaluate(Event.FIT_END)
-        return shares.end()
+        return not self._evaluate(Event.FIT_END) or shares.end()
 
-    def _train(self, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> None:
-        """Trains with one batch of all copies."""
+    def _train(self, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> bool:
+        """Trains with one batch of all copies, and evaluates what is due then; see `_evaluate`."""
         state = self._state
         state.batch = share.batch
         self._engine.run_event(Event.AFTER_DATALOADER)
@@ -117,11 +119,18 @@ class Loop:
         for scheduler in state.schedulers if self._steps_every_batch else []:
             scheduler.step()
         self._engine.run_event(Event.BATCH_END)
-        self._evaluate(Event.BATCH_END)
-        self._engine.run_event(Event.BATCH_CHECKPOINT)
+        return self._evaluate(Event.BATCH_END)
 
-    def _evaluate(self, event: Event) -> None:
-        """Evaluates what is due."""
-        for evaluator in self._state.evaluators:
-            if evaluator.eval_interval(self._state, event):
-                self.evaluate(evaluator)
+    def _evaluate(self, event: Event | str, first: int = 0) -> bool:
+        """Evaluates what is due after an event, from evaluator number `first` on; then is the time of checkpoints.
+        Returns whether it has ended: where a rank wants the training to end, it goes on with that evaluator."""
+        state, event = self._state, Event(event)
+        then = _CHECKPOINTS.get(event)
+        for number, evaluator in enumerate(state.evaluators[first:], first):
+            if evaluator.eval_interval(state, event) and not self.evaluate(evaluator, may_end=True):
+                state.unfinished = then and (event.value, number)  # a training at its end evaluates again
+                return False
+        state.unfinished = None
+        if then:
+            self._engine.run_event(then)
+        return True

@@ -38,6 +38,15 @@ def parts_of(loss: Any) -> dict[str, torch.Tensor]:
     return parts if "total" in parts else parts | {"total": sum(parts.values())}
 
 
+def require_trainable(loss: torch.Tensor) -> None:
+    """UsageError where a loss depends on no parameter that trains."""
+    if not loss.requires_grad:
+        raise UsageError(
+            "the model's loss() gave a loss without a gradient: all parameters are frozen (requires_grad=False), or it "
+            "was computed under torch.no_grad() or of detached outputs"
+        )
+
+
 def totals(of_copies: dict[int, dict[str, float]]) -> dict[str, float]:
     """The losses of all copies of the model together."""
     ordered = [of_copies[copy] for copy in sorted(of_copies)]

@@ -42,20 +42,20 @@ def cut(state: State, spec: DataSpec, share: Share, count: Callable[[Any], int])
         count: counts what they are weighed by, see Shares.
 
     Errors:
-        UsageError: nothing counts of the batch of all copies; on all ranks.
+        UsageError: nothing counts of the batch of all copies, on all ranks; or of this one's, as it is now.
     """
-    if not share.all_counts:
-        raise UsageError(
-            "nothing counts of a batch: it has no samples, or where those count no tokens, which "
-            "DataSpec(loader, get_num_tokens_in_batch=...) counts"
-        )
     microbatches = _microbatches(state, spec, share) if leads() else [None]
     if spec.cuts_itself:
         set_num_microbatches(max(gathered(len(microbatches), WORLD)))
     counts = [count(each) for each in microbatches] if share.counts else [0] * len(microbatches)
-    # An algorithm may have changed the batch: what counts of it is of as much weight as before.
-    scale = share.counts / max(sum(counts), 1)
-    parts = [number * scale / share.all_counts for number in counts]
+    own = sum(counts)  # of the batch as it is now: an algorithm may have changed it
+    if not share.all_counts or (share.counts and not own):
+        raise UsageError(
+            "nothing counts of a batch: it has no samples, or where those count no tokens, which "
+            "DataSpec(loader, get_num_tokens_in_batch=...) counts"
+        )
+    # What counts of it is of as much weight as before.
+    parts = [number * share.counts / (max(own, 1) * share.all_counts) for number in counts]
     again = next((each for each, part in zip(microbatches, parts, strict=True) if part), microbatches[0])
     microbatches = [each if part else again for each, part in zip(microbatches, parts, strict=True)]
     missing = num_microbatches() - len(parts) if current.session().needs_all_microbatches else 0

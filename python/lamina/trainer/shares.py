@@ -7,6 +7,7 @@ samples in it, some none. So before each batch they tell each other what they ha
 sample counts, and when all are at their end.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, CommGroup, rank, size
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.generators import generators, set_generators
+from lamina.trainer.workers import outliving_sigterm
 from lamina.util.told import tell
 
 
@@ -51,6 +53,17 @@ class Share(NamedTuple):
     stops: bool  # whether a rank wants the training to end
 
 
+class Ends:
+    """Asks the training of a job to end before its time.
+
+    Attributes:
+        by_sigterm: whether SIGTERM does.
+        is_asked: whether this rank wants that, which the others learn with the next batch.
+    """
+
+    by_sigterm = is_asked = False
+
+
 class Shares:
     """The shares of a loader's batches.
 
@@ -60,7 +73,6 @@ class Shares:
 
     Attributes:
         count: counts what a part of a batch is weighed by.
-        stops: whether this rank wants the training to end with the next batch.
 
     Errors:
         ConfigError: all copies would read the same, for there is no DistributedSampler.
@@ -74,7 +86,7 @@ class Shares:
         require_split(spec)
         current.job().own(Loaders).append(spec.dataloader)
         self._batches = _settle(spec.dataloader)  # of an epoch, where that is known
-        self.stops = False
+        self._ends = current.job().own(Ends)
         self._began: dict[str, Any] = {}  # the generators when the epoch began
         self._saved: dict[str, Any] | None = None
         self._read = 0
@@ -146,7 +158,7 @@ class Shares:
 
     def end(self) -> bool:
         """The training is at its end, on all ranks. Tells whether one wanted that."""
-        return any(each.stops for each in _together(Word(self._copy, False, False, self.stops, 0, 0, True)))
+        return any(each.stops for each in _together(Word(self._copy, False, False, self._ends.is_asked, 0, 0, True)))
 
     def _begin(self) -> Iterator[Any]:
         """An iterator over the loader, after what is read already. What it draws when it is made is what it drew when
@@ -156,11 +168,12 @@ class Shares:
             set_generators(saved["began"] if self._read else saved["now"], self.loader)
         self._began = generators(self.loader)
         loader = self.loader if leads() else ()
-        if "loader" in (saved or {}) and (self._read or (saved["is_through"] and _counts_epochs(loader))):
+        goes_on = "loader" in (saved or {}) and (self._read or (saved["is_through"] and _counts_epochs(loader)))
+        if goes_on:
             loader.load_state_dict(saved["loader"])
+        with outliving_sigterm(loader) if self._ends.by_sigterm else contextlib.nullcontext():
             batches = iter(loader)
-        else:
-            batches = iter(loader)
+        if not goes_on:
             _skip(batches, self._read, loader)
         if saved is not None and self._read:
             set_generators(saved["now"], self.loader)
@@ -169,8 +182,8 @@ class Shares:
     def _word(self, batch: Any, had_data: bool) -> Word:
         has_data = batch is not _END
         count, count_tokens = self._spec.get_num_samples_in_batch, self._spec.get_num_tokens_in_batch
-        samples, tokens = (int(count(batch)), int(count_tokens(batch))) if has_data else (0, 0)
-        return Word(self._copy, has_data, had_data, self.stops, samples, tokens)
+        samples, tokens = (count(batch), count_tokens(batch)) if has_data else (0, 0)
+        return Word(self._copy, has_data, had_data, self._ends.is_asked, samples, tokens)
 
 
 _END = object()

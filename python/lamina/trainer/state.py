@@ -41,6 +41,7 @@ class State:
         train_metrics, eval_metrics: metrics, the latter by the evaluator's label.
         train_metric_values, eval_metric_values: their values, as plain numbers.
         total_loss_dict: the losses of the last batch of all ranks.
+        unfinished: an event and the number of the evaluator with which the training goes on, where it ended amid that.
     """
 
     batch, outputs, loss = _OfMicrobatch(), _OfMicrobatch(), _OfMicrobatch()
@@ -71,6 +72,7 @@ class State:
         self.train_metric_values: dict[str, Any] = {}
         self.eval_metric_values: dict[str, Any] = {}
         self.total_loss_dict: dict[str, float] = {}
+        self.unfinished: tuple[str, int] | None = None
         self._max_duration: Time | None = None
         self._is_stopped = False
 
@@ -107,6 +109,7 @@ class State:
             "microbatch_size": self.device_train_microbatch_size if self.auto_microbatching else None,
             "scaler": self.scaler.state_dict(),
             "run_name": self.run_name,
+            "unfinished": self.unfinished,
             **{name: getattr(self, name) for name in _MEASURED},
         }
 
@@ -115,6 +118,7 @@ class State:
         self.timestamp = Timestamp.of_state(progress["timestamp"])
         self.timestamp_before = Timestamp.of_state(progress["timestamp_before"])
         self.seed = self.rank_zero_seed = progress["seed"]
+        self.unfinished = progress.get("unfinished")
         self._is_stopped = progress["stopped_before"] == str(self.max_duration)
         if self.auto_microbatching:
             self.device_train_microbatch_size = progress["microbatch_size"]

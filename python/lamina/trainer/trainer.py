@@ -16,6 +16,7 @@ import torch
 from lamina.amp import GradScaler
 from lamina.dist.ranks import get_global_rank, get_world_size
 from lamina.errors import ConfigError
+from lamina.job import current
 from lamina.job.lifetime import require_config
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
@@ -38,7 +39,7 @@ from lamina.trainer.meta_values import give_values
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.trainer.schedulers import bound_schedulers, require_schedulers, steps_every_batch
 from lamina.trainer.settings import Given, Settings
-from lamina.trainer.shares import Shares, copies, require_split
+from lamina.trainer.shares import Ends, Shares, copies, require_split
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp, TimeUnit
 from lamina.trainer.wrap_policy import table, units
@@ -186,6 +187,7 @@ class Trainer:
             self._set_microbatches(size, pieces("grad_accum", grad_accum))
         if reset_time:
             state.timestamp = state.timestamp_before = Timestamp()
+            state.unfinished = None
         if reset_time or more is not None:  # however it was stopped before
             state.max_duration = state.max_duration if more is None else state.timestamp.get(more.unit) + more
         self._require_work()
@@ -196,16 +198,16 @@ class Trainer:
         if self._saved is not None:
             self._shares.go_on(self._saved, state.timestamp.batch_in_epoch.value)
             self._saved = None
-        with _asked_to_end(self._shares, self._saver is not None):
+        with _asked_to_end(self._saver is not None):
             try:
                 stops = self._loop.fit(self._spec, self._shares, self._most, self._steps_every_batch)
             except BaseException:
                 self.engine.close()  # for loggers to write the traceback
                 raise
-        if stops:
-            self._saver.save(state, asynchronous=False)
-            self.close()
-            sys.exit(_TERMINATED)
+            if stops:
+                self._saver.save(state, asynchronous=False)
+                self.close()
+                sys.exit(_TERMINATED)
 
     def _require_work(self) -> None:
         """Raises where there is nothing to be trained with, or no time."""
@@ -403,17 +405,22 @@ def _destinations(given: Arguments) -> list[LoggerDestination]:
 
 
 @contextlib.contextmanager
-def _asked_to_end(shares: Shares, saves: bool) -> Iterator[None]:
-    """Inside, SIGTERM has the training end with its batch, where it can be saved."""
+def _asked_to_end(saves: bool) -> Iterator[None]:
+    """Inside, SIGTERM has the training end with its batch, where it can be saved; after that it counts."""
     if not saves or threading.current_thread() is not threading.main_thread():
         yield
         return
+    ends = current.job().own(Ends)
+    ends.by_sigterm, ends.is_asked = True, False
 
     def ask(*_: Any) -> None:
-        shares.stops = True
+        ends.is_asked = True
 
     before = signal.signal(signal.SIGTERM, ask)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        ends.by_sigterm = False
+    if ends.is_asked:
+        signal.raise_signal(signal.SIGTERM)

@@ -15,7 +15,7 @@ from lamina.pipeline.step import step
 from lamina.trainer import microbatching
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.events import Engine, Event
-from lamina.trainer.losses import loss_of, parts_of, totals
+from lamina.trainer.losses import loss_of, parts_of, require_trainable, totals
 from lamina.trainer.shares import Share, copies, gathered, own_copy
 from lamina.trainer.state import State
 from lamina.trainer.undisturbed import Kept
@@ -88,6 +88,7 @@ class TrainingStep:
         run(Event.AFTER_LOSS)
         run(Event.BEFORE_BACKWARD)
         losses, weight = parts_of(state.loss), part * copies()
+        require_trainable(losses["total"])
         total = losses["total"] if weight == 1 else losses["total"] * weight  # an operation less, forward and backward
         state.model.backward(state.scaler.scale(total))
         run(Event.AFTER_BACKWARD)
