@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
 
 from lamina.modules.tree import ModuleTree
 from lamina.shared_state import contents
+from lamina.shared_state.names import Names
 from lamina.tracing.trace import Call, TraceOptions, trace
 
 X = torch.randn(4, 8)
@@ -257,3 +259,8 @@ def test_objects_that_lead_to_each_other_are_looked_at_once_each(monkeypatch, wa
         trace(ModuleTree(model), Call((X,), {}), TraceOptions())
         counts.append(looked.count(Linked))
     assert counts[0] > 50 and counts[1] < 5 * counts[0]
+
+
+def test_metrics_that_can_be_plotted_lead_to_no_functions_of_matplotlib():
+    reached = Names().functions(MulticlassAccuracy(3).plot)  # plots lead to 2,000 others
+    assert {each.__module__.partition(".")[0] for each in reached}.isdisjoint({"matplotlib", "pyparsing", "cycler"})

@@ -43,7 +43,7 @@ _LARGE = 1000  # only the ends of larger ones are looked into
 _LARGEST = 20_000  # and of larger ones at
 _LARGE_BYTES = 1 << 20  # of larger arrays every so many bytes
 _MOST = 1000  # objects in one
-THEIRS = {"torch", "torchvision", "numpy", "transformers", "lamina", "_lamina"} | sys.stdlib_module_names
+THEIRS = {"torch", "torchvision", "numpy", "transformers", "matplotlib", "lamina", "_lamina"} | sys.stdlib_module_names
 
 
 def is_changeable(value: Any) -> bool:
