@@ -48,13 +48,12 @@ def cut(state: State, spec: DataSpec, share: Share, count: Callable[[Any], int])
     if spec.cuts_itself:
         set_num_microbatches(max(gathered(len(microbatches), WORLD)))
     counts = [count(each) for each in microbatches] if share.counts else [0] * len(microbatches)
-    own = sum(counts)  # of the batch as it is now: an algorithm may have changed it
+    own = sum(counts)  # of the batch as it is now: where an algorithm has changed it, that has the weight it had before
     if not share.all_counts or (share.counts and not own):
         raise UsageError(
             "nothing counts of a batch: it has no samples, or where those count no tokens, which "
             "DataSpec(loader, get_num_tokens_in_batch=...) counts"
         )
-    # What counts of it is of as much weight as before.
     parts = [number * share.counts / (max(own, 1) * share.all_counts) for number in counts]
     again = next((each for each, part in zip(microbatches, parts, strict=True) if part), microbatches[0])
     microbatches = [each if part else again for each, part in zip(microbatches, parts, strict=True)]
