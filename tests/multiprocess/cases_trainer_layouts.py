@@ -104,6 +104,34 @@ def case_a_loss_without_a_gradient_is_told_in_each_layout():
                 trained(model, lamina_config={"timeout_s": 60} | keys)
 
 
+class Ends(Callback):
+    """Ends the training's job in it, by its Trainer or by another one."""
+
+    trainer = None
+
+    def batch_end(self, state, logger):
+        trained(Model("mean")) if self.trainer is None else self.trainer.close()
+
+
+def case_a_trainer_ends_in_none_of_its_callbacks():
+    for keys, closes in ({}, True), ({}, False), ({"sharded_data_parallel_degree": 2}, True):
+        model, data, ends = Model("mean"), data_of(8, 1), Ends()
+        trainer = lamina.Trainer(
+            model=model,
+            train_dataloader=DataLoader(data, 2, sampler=lamina.dist.get_sampler(data)),
+            max_duration="1ep",
+            optimizers=torch.optim.SGD(model.parameters(), 0.1),
+            callbacks=ends,
+            lamina_config={"timeout_s": 60} | keys,
+        )
+        ends.trainer = trainer if closes else None
+        with pytest.raises(UsageError, match=r"not in one of its callbacks: state.stop_training\(\) ends it"):
+            trainer.fit()
+        assert trainer.state.timestamp.batch == 1
+        trainer.close()
+        require_same(trainer.state.model.state_dict(), model.state_dict())  # without a job, too
+
+
 class Steep(Model):
     """One whose gradients are far above a norm of 1."""
 

@@ -32,7 +32,10 @@ class TrainerJob:
         module: the model; values are those of world rank 0.
         optimizer: of its parameters.
         scaling: of losses, by DistributedOptimizer's arguments.
-        before_end: is called when the job is about to end.
+        before_end, after_end: are called when the job is about to end, and when all is plain again.
+
+    Attributes:
+        is_training: whether it is in `fit`, where it may not end.
     """
 
     def __init__(
@@ -42,10 +45,12 @@ class TrainerJob:
         optimizer: torch.optim.Optimizer,
         scaling: dict[str, Any],
         before_end: Callable[[], None],
+        after_end: Callable[[], None],
     ):
         _end_current()
         init(config)
-        self._before_end = before_end
+        self._before_end, self._after_end = before_end, after_end
+        self.is_training = False
         self.has_loaded = False  # values that a model in parts has from its first step on
         self._plain = dict(vars(optimizer))
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
@@ -71,10 +76,16 @@ class TrainerJob:
         buffers on every rank, in the dtypes that they had, and so is the optimizer, with all states."""
         if not current.is_initialized() or current.job().model is not self.model:
             return
+        if self.is_training:
+            raise UsageError(
+                "a Trainer is closed, or another one made, when fit() has ended, not in one of its callbacks: "
+                "state.stop_training() ends it"
+            )
         try:
             self._before_end()
         finally:
             self._make_whole()
+            self._after_end()
 
     def _make_whole(self) -> None:
         take_loaded()

@@ -2,6 +2,7 @@
 """The Trainer: what is asked of it, and the job that it begins."""
 
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -199,11 +200,14 @@ class Trainer:
             self._shares.go_on(self._saved, state.timestamp.batch_in_epoch.value)
             self._saved = None
         with _asked_to_end(self._saver is not None):
+            self._job.is_training = True
             try:
                 stops = self._loop.fit(self._spec, self._shares, self._most, self._steps_every_batch)
             except BaseException:
                 self.engine.close()  # for loggers to write the traceback
                 raise
+            finally:
+                self._job.is_training = False
             if stops:
                 self._saver.save(state, asynchronous=False)
                 self.close()
@@ -378,7 +382,8 @@ class Trainer:
         """Begins the job, and has all ranks agree on seed and name."""
         state = self.state
         give_values(given.model)
-        self._job = TrainerJob(config, given.model, given.optimizers, found.optimizer_arguments, self.engine.close)
+        ends = self.engine.close, functools.partial(setattr, state, "model", given.model)
+        self._job = TrainerJob(config, given.model, given.optimizers, found.optimizer_arguments, *ends)
         self.state.scaler = GradScaler(enabled=found.grad_scaler)
         state.model, state.optimizers = self._job.model, [self._job.optimizer]
         drawn = get_random_seed()
