@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job of a Trainer: a model and its optimizer are spread at its beginning, and whole again at its end."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,9 +34,6 @@ class TrainerJob:
         optimizer: of its parameters.
         scaling: of losses, by DistributedOptimizer's arguments.
         before_end, after_end: are called when the job is about to end, and when all is plain again.
-
-    Attributes:
-        is_training: whether it is in `fit`, where it may not end.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class TrainerJob:
         _end_current()
         init(config)
         self._before_end, self._after_end = before_end, after_end
-        self.is_training = False
+        self._is_training = False
         self.has_loaded = False  # values that a model in parts has from its first step on
         self._plain = dict(vars(optimizer))
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
@@ -71,12 +69,21 @@ class TrainerJob:
         if not current.is_initialized() or current.job().model is not self.model:
             raise UsageError(f"{what}: this Trainer was closed, or another one was made after it")
 
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside, the job may not end."""
+        self._is_training = True
+        try:
+            yield
+        finally:
+            self._is_training = False
+
     def end(self) -> None:
         """Ends the job, where it has not; every rank calls it. The model is the plain one again, with all values and
         buffers on every rank, in the dtypes that they had, and so is the optimizer, with all states."""
         if not current.is_initialized() or current.job().model is not self.model:
             return
-        if self.is_training:
+        if self._is_training:
             raise UsageError(
                 "a Trainer is closed, or another one made, when fit() has ended, not in one of its callbacks: "
                 "state.stop_training() ends it"

@@ -200,14 +200,12 @@ class Trainer:
             self._shares.go_on(self._saved, state.timestamp.batch_in_epoch.value)
             self._saved = None
         with _asked_to_end(self._saver is not None):
-            self._job.is_training = True
             try:
-                stops = self._loop.fit(self._spec, self._shares, self._most, self._steps_every_batch)
+                with self._job.training():
+                    stops = self._loop.fit(self._spec, self._shares, self._most, self._steps_every_batch)
             except BaseException:
                 self.engine.close()  # for loggers to write the traceback
                 raise
-            finally:
-                self._job.is_training = False
             if stops:
                 self._saver.save(state, asynchronous=False)
                 self.close()
