@@ -59,10 +59,10 @@ class Evaluation:
                 samples += share.all_samples
                 state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
-            if is_whole and measured:
-                values = metrics.computed(measured)
-            elif is_whole:
-                values = {"loss": sum(of_each_copy(total)) / max(samples, 1)}
+            if is_whole:
+                values = (
+                    metrics.computed(measured) if measured else {"loss": sum(of_each_copy(total)) / max(samples, 1)}
+                )
         if is_whole:
             self._tell(evaluator, values, time.monotonic() - since)
         state.dataloader, state.dataloader_label, state.dataloader_len = read
