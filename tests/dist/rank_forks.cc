@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/dist/rank_forks.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,18 +20,6 @@ namespace {
 constexpr const char* kLauncher[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",      "LOCAL_WORLD_SIZE", "NODE_RANK",
                                      "MASTER_ADDR", "MASTER_PORT", "LAMINA_LAUNCHER", "GROUP_RANK"};
 
-int free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  ::bind(fd, reinterpret_cast<sockaddr*>(&address), length);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  ::close(fd);
-  return ntohs(address.sin_port);
-}
-
 int run(const std::function<void()>& body) {
   try {
     body();
@@ -45,7 +31,7 @@ int run(const std::function<void()>& body) {
 
 }  // namespace
 
-RankForks::RankForks(int size) : size_(size), port_(free_port()) {}
+RankForks::RankForks(int size) : size_(size) {}
 
 RankForks::~RankForks() {
   for (const auto& [rank, pid] : running_) {
@@ -61,7 +47,7 @@ Variables RankForks::variables(int rank) const {
           {"LOCAL_RANK", own},
           {"LOCAL_WORLD_SIZE", size},
           {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", std::to_string(port_)}};
+          {"MASTER_PORT", std::to_string(port_.number())}};
 }
 
 void RankForks::start(int rank, const std::function<void()>& body, const Variables& variables) {

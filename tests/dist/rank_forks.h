@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/reserved_port.h"
+
 namespace lamina::dist::testing {
 
 using Variables = std::map<std::string, std::string>;
@@ -30,7 +32,7 @@ class RankForks {
 
  private:
   const int size_;
-  const int port_;
+  const lamina::test::ReservedPort port_;
   std::map<int, pid_t> running_;
 };
 

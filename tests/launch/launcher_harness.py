@@ -4,7 +4,6 @@
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -52,11 +51,6 @@ def eventually(condition, within_s: float = DEADLINE_S):
         time.sleep(0.005)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0)) as server:
-        return server.getsockname()[1]
-
-
 def _shared_memory() -> set[str]:
     return {str(path) for path in pathlib.Path("/dev/shm").iterdir()}
 
@@ -98,6 +92,11 @@ class Launcher:
         base |= {name: value, "TMPDIR": str(self.temporary), "LAMINA_PYTHON": sys.executable, "DIR": str(self.folder)}
         return {key: text for key, text in (base | extra).items() if text is not None}
 
+    def reserve_port(self) -> int:
+        """A port that nobody else on this machine is given while the test lasts."""
+        self.ports.append(port := ReservedPort())
+        return port.number
+
     def start(self, *words, env=None, binary=None, **popen):
         popen = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen
         words = [binary or command(), *map(str, words)]
@@ -125,8 +124,8 @@ class Launcher:
 
     def start_ranks(self, ranks: int, program: pathlib.Path, *arguments, env=None) -> list[ForkedRank]:
         """The ranks of a job without `lamina run`: nobody ends them but they themselves."""
-        self.ports.append(port := ReservedPort())
-        sizes = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port.number}
+        port = self.reserve_port()
+        sizes = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = self.environment(**{name: str(value) for name, value in sizes.items()}, **(env or {}))
         words = [str(program), *map(str, arguments)]
         for rank in range(ranks):

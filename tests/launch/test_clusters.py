@@ -9,7 +9,7 @@ import tempfile
 import pytest
 import yaml
 from launch.command_place import command_place
-from launch.launcher_harness import ROOT, free_port
+from launch.launcher_harness import ROOT
 from soak import SOAK
 
 PAGE = (ROOT / "docs/clusters.md").read_text()
@@ -82,7 +82,7 @@ def of_the_job_set():
 @pytest.mark.parametrize("manifest", [of_the_job, of_the_job_set])
 def test_the_pods_of_a_manifest_meet(launcher, place, manifest):
     command, count = manifest()
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launcher.reserve_port())}
     started = [
         launcher.start(*command[1:], binary=f"/bin/{command[0]}", env=place | told | {"NODE_RANK": str(index)})
         for index in range(count)
@@ -96,7 +96,7 @@ def test_the_tasks_of_ray_meet(launcher, place):
     (recipe,), (command,) = PYTHON, (text for text in SHELL if text.startswith("python"))
     name = re.match(r"# (\w+\.py)\n", recipe)[1]
     assert name in command
-    machine = {"ray.init()": "ray.init(num_cpus=4)", "29500": str(free_port())}
+    machine = {"ray.init()": "ray.init(num_cpus=4)", "29500": str(launcher.reserve_port())}
     for told, here in machine.items():
         recipe = recipe.replace(told, here)
     (launcher.folder / name).write_text(recipe)

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 from launch.command_place import command_place
-from launch.launcher_harness import ROOT, free_port
+from launch.launcher_harness import ROOT
 
 PAGE = (ROOT / "docs/launching.md").read_text()
 COMMANDS = [line.split(" #")[0].strip() for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
@@ -35,7 +35,7 @@ def test_it_works(launcher, place, lines):
     setup = [line for line in lines if "lamina" not in line and len(lines) > 1]
     for line in setup:
         assert launcher.run("-c", line, binary="/bin/sh", env=place).returncode == 0
-    port = str(free_port())
+    port = str(launcher.reserve_port())
     here = [line.replace("10.0.0.1", "127.0.0.1").replace("29500", port) for line in lines]
     started = [launcher.start("-c", line, binary="/bin/sh", env=place) for line in here if line not in setup]
     for job in started:

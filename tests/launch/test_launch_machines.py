@@ -9,7 +9,7 @@ import socket
 import subprocess
 
 import pytest
-from launch.launcher_harness import PRELOAD_COMPILER, READY, command, eventually, free_port
+from launch.launcher_harness import PRELOAD_COMPILER, READY, command, eventually
 
 PROGRAM = pathlib.Path(__file__).with_name("machines.py")
 SHARDED = pathlib.Path(__file__).with_name("sharded_on_machines.py")
@@ -25,7 +25,7 @@ def ends(jobs, within_s=60):
 
 
 def test_launchers_on_three_addresses_make_one_job(launcher):
-    port = free_port("127.0.0.11")
+    port = launcher.reserve_port()
     jobs = [launcher.start(*flags(node, "127.0.0.11", port, nodes=3), PROGRAM,
                            env={"OWN_ADDRESS": f"127.0.0.{11 + node}"}) for node in range(3)]  # fmt: skip
     assert ends(jobs) == [("", 0)] * 3
@@ -34,7 +34,7 @@ def test_launchers_on_three_addresses_make_one_job(launcher):
 
 
 def test_machines_with_different_numbers_of_ranks(launcher):
-    port = free_port("127.0.0.1")
+    port = launcher.reserve_port()
     jobs = []
     for node, (base, ranks) in enumerate([(0, 1), (1, 3)]):
         words = ["--world_size", 4, "--base_rank", base, "--node_rank", node]
@@ -45,7 +45,7 @@ def test_machines_with_different_numbers_of_ranks(launcher):
 
 
 def test_the_launcher_whose_rank_failed_says_so_and_the_others_end_as_theirs_do(launcher):
-    port = free_port("127.0.0.1")
+    port = launcher.reserve_port()
     jobs = [launcher.start(*flags(node, "127.0.0.1", port), PROGRAM, "fail") for node in range(2)]
     (first, code_0), (second, code_1) = ends(jobs)
     assert (first, code_0, code_1) == ("", 0, 9)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launch.forked_ranks import ForkedRank
-from launch.launcher_harness import PRELOAD, free_port, require_success
+from launch.launcher_harness import PRELOAD, require_success
 from soak import some
 
 PROGRAM = Path(__file__).with_name("dist_program.py")
@@ -62,7 +62,7 @@ def test_a_rank_that_waits_for_a_lost_one_gets_a_peer_error(launcher, lost):
 
 
 def test_each_machine_has_a_local_rank_0_and_all_hear_of_one_that_fails(launcher):
-    job = ["--nnodes", 2, "-n", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    job = ["--nnodes", 2, "-n", 2, "--master-addr", "127.0.0.1", "--master-port", launcher.reserve_port()]
     program = PROGRAM.with_name("dist_machines.py")
     started = [launcher.start("run", *PRELOAD, *job, "--node-rank", node, program) for node in range(2)]
     require_success(started)

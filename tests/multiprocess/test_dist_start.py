@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from launch.forked_ranks import ForkedRank, ReservedPort, fork_server
+from launch.forked_ranks import ForkedRank, fork_server
 from launch.launcher_harness import DEADLINE_S, eventually
 
 PROGRAM = Path(__file__).with_name("dist_start.py")
@@ -19,8 +19,7 @@ class Start:
         for server in [fork_server(rank, os.environ) for rank in range(3)]:
             eventually(lambda server=server: Path(server.path).exists())
         self.launcher = launcher
-        launcher.ports.append(port := ReservedPort())
-        self.port = port.number
+        self.port = launcher.reserve_port()
         self.processes = []
 
     def rank(self, rank, size, timeout_s, **variables):

@@ -14,7 +14,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <random>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -23,7 +22,6 @@
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/rendezvous/secret.h"
-#include "lamina/rendezvous/socket.h"
 
 namespace lamina::transport::testing {
 namespace {
@@ -81,19 +79,6 @@ std::set<std::string> what_stays(const Look& look, const std::set<std::string>& 
   return left;
 }
 
-// Below the range from which the system gives ports to connections, so that no such one takes it before rank 0 does.
-int free_port() {
-  static std::mt19937 random(std::random_device{}());
-  while (true) {
-    const int port = std::uniform_int_distribution(20000, 32000)(random);
-    try {
-      rendezvous::Address::parse(base::str("127.0.0.1 ", port)).listen();
-      return port;
-    } catch (const base::Error&) {
-    }
-  }
-}
-
 }  // namespace
 
 Transport::Events Inbox::events() {
@@ -144,7 +129,7 @@ struct RankProcesses::Points {
   std::atomic<int> reached[16];
 };
 
-RankProcesses::RankProcesses(int size) : size_(size), port_(free_port()) {
+RankProcesses::RankProcesses(int size) : size_(size) {
   shared_memory_before();
   const rendezvous::Secret secret = rendezvous::random_secret();
   secret_ = ::memfd_create("lamina-secret", 0);
@@ -170,7 +155,7 @@ UcxOptions RankProcesses::options(int rank) const {
   options.rank = base::Rank(rank);
   options.size = size_;
   options.master_addr = "127.0.0.1";
-  options.master_port = port_;
+  options.master_port = port();
   options.configuration = "the same";
   options.join_timeout = std::chrono::seconds(60);
   return options;

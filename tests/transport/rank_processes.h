@@ -12,6 +12,7 @@
 #include <string>
 
 #include "lamina/transport/ucx/ucx.h"
+#include "tests/reserved_port.h"
 
 namespace lamina::transport::testing {
 
@@ -44,7 +45,7 @@ class RankProcesses {
   ~RankProcesses();
 
   int size() const { return size_; }
-  int port() const { return port_; }
+  int port() const { return port_.number(); }
   UcxOptions options(int rank) const;
 
   // Starts a rank that runs `body`; for a rank in the job, open(rank) within it connects.
@@ -67,7 +68,7 @@ class RankProcesses {
 
  private:
   const int size_;
-  int port_ = 0;
+  const lamina::test::ReservedPort port_;
   int secret_ = -1;
   struct Points;
   Points* points_;  // shared with the ranks
