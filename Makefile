@@ -131,7 +131,7 @@ test-pytest:
 
 test-ctest:
 	@failed=0; \
-	env -u MAKEFLAGS ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$((($$(scripts/jobs.sh) + 1) / 2)) \
+	env -u MAKEFLAGS ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$(scripts/jobs.sh) \
 	  </dev/null >$(BUILD)/ctest.log 2>&1 || failed=1; \
 	cat $(BUILD)/ctest.log; \
 	exit $$failed
