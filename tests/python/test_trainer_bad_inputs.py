@@ -274,3 +274,6 @@ def test_a_wrong_argument_of_fit_or_eval_is_named_before_a_batch_is_read():
     assert model.state.timestamp.batch == 4
     with pytest.raises(ConfigError, match="nothing counts has no end: DataSpec"):
         model.fit(duration="9tok")
+    with pytest.raises(ConfigError, match="a schedule of 9tok stays where it begins"):
+        model.fit(duration="1ba", schedulers=schedules.StepScheduler("9tok"))
+    assert model.state.timestamp.batch == 4

@@ -16,9 +16,9 @@ BATCHES = 7  # of an epoch
 SAMPLES = 4  # of a batch
 
 
-def at(batch, duration="4ep", length=BATCHES):
+def at(batch, duration="4ep", length=BATCHES, tokens=True):
     state = State(None, "run", 0)
-    state.max_duration, state.dataloader_len = duration, length
+    state.max_duration, state.dataloader_len, state.counts_tokens = duration, length, tokens
     epoch, inside = divmod(batch, BATCHES)
     seconds = datetime.timedelta(seconds=0.5 * batch)
     state.timestamp = Timestamp(
@@ -127,13 +127,28 @@ def test_ratios_stretch_a_schedule_and_on_demand_its_warmup():
         (ours.CosineAnnealingWarmRestartsScheduler("4ba", 0.5), {}, "4ba is less than one batch"),
         (ours.LinearScheduler(t_max="2ep"), {"length": None}, "2ep needs a loader with a length"),
         (ours.LinearScheduler(), {"length": None}, "1.0dur needs a loader with a length"),
-        (ours.LinearWithWarmupScheduler("2sp"), {}, "in a training of 4ep one is sp, one ba"),
         (ours.ComposerScheduler(), {}, "neither schedule"),
     ],
 )
 def test_times_that_make_no_schedule_are_errors(schedule, options, words):
     with pytest.raises((ConfigError, NotImplementedError), match=words):
         values(schedule, **options)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "words"),
+    [
+        (ours.LinearWithWarmupScheduler("2sp"), {}, "in a training of 4ep one is sp, one ba"),
+        (ours.StepScheduler("50tok"), {"tokens": False}, "50tok stays where it begins, .* get_num_tokens_in_batch"),
+        (ours.ConstantWithWarmupScheduler("2tok", t_max="9tok"), {"tokens": False}, "2tok stays"),
+        (ours.MultiStepScheduler(["3ba", "90tok"]), {"tokens": False}, "90tok stays"),
+        (ours.LinearScheduler(), {"tokens": False, "duration": "280tok"}, "1.0dur stays"),
+        (ours.MultiStepWithWarmupScheduler("4ba", ["1tok"]), {"tokens": False}, "1tok stays"),
+    ],
+)
+def test_times_that_make_no_schedule_are_errors_before_the_first_batch(schedule, options, words):
+    with pytest.raises(ConfigError, match=words):
+        schedule(at(0, **options))
 
 
 def test_no_warmup_is_warned_of():

@@ -166,7 +166,8 @@ class _Warmed(ComposerScheduler):
         if not warmup.value:
             warnings.warn(f"{type(self).__name__}: {self.t_warmup} of this training is no warmup at all", stacklevel=2)
         now = state.timestamp.get(warmup.unit).value
-        return now / warmup.value * self.peak if now < warmup.value else self.after(state, warmup, ssr)
+        after = self.after(state, warmup, ssr)  # errors of its times come before the first batch
+        return now / warmup.value * self.peak if now < warmup.value else after
 
     def after(self, state: State, warmup: Time, ssr: float) -> float:
         """The multiplier when the warmup has ended."""
@@ -335,6 +336,11 @@ def _converted(time: Time, state: State, ssr: float) -> Time:
         if state.dataloader_len is None:
             raise ConfigError(f"a schedule of {time} needs a loader with a length: count it in batches")
         value, unit = value * int(state.dataloader_len), TimeUnit.BATCH
+    if unit is TimeUnit.TOKEN and not state.counts_tokens:
+        raise ConfigError(
+            f"a schedule of {time} stays where it begins, for nothing counts the loader's tokens: "
+            "DataSpec(loader, get_num_tokens_in_batch=...) does"
+        )
     return Time(int(round(value, 6)) if unit.is_whole else value, unit)  # 0.29 of 100 is not quite 29
 
 

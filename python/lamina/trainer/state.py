@@ -37,6 +37,7 @@ class State:
         device: where it runs.
         auto_microbatching: whether microbatches become smaller where memory is lacking.
         train_dataloader: what is trained with.
+        counts_tokens: whether a function counts the tokens of that.
         dataloader, dataloader_label, dataloader_len: what is being read, and its number of batches.
         train_metrics, eval_metrics: metrics, the latter by the evaluator's label.
         train_metric_values, eval_metric_values: their values, as plain numbers.
@@ -60,6 +61,7 @@ class State:
         self.eval_timestamp = Timestamp()
         self.dataloader: Any = None
         self.train_dataloader: Any = None
+        self.counts_tokens = True
         self.dataloader_label: str | None = None
         self.dataloader_len: int | None = None
         self.device_train_microbatch_size: int | None = None

@@ -263,7 +263,7 @@ class Trainer:
     def _read_on(self) -> None:
         """The loader is read, amid an epoch from where the last fit() ended."""
         before, self._shares = self._shares, Shares(self._spec, self._by_tokens)
-        self.state.train_dataloader = self._spec.dataloader
+        self.state.train_dataloader, self.state.counts_tokens = self._spec.dataloader, self._spec.counts_tokens
         is_amid = self._saved is None and before is not None and bool(self.state.timestamp.batch_in_epoch.value)
         if is_amid and before.loader is self._spec.dataloader:
             self._saved = before.state_dict()
