@@ -357,6 +357,39 @@ def case_each_combination_of_dtypes_trains():
         assert apart <= 0.1 * (expected - begin).norm(), (configuration, apart)
 
 
+class Scales(Callback):
+    """Begins with a loss scale that is too large, which grows soon again, and lists it."""
+
+    def __init__(self):
+        self.seen = []
+
+    def fit_start(self, state, logger):
+        state.scaler.set_growth_interval(3)
+        state.scaler.update(2.0**20)
+
+    def batch_end(self, state, logger):
+        self.seen.append(state.scaler.get_scale())
+
+
+def case_halves_overflow_where_those_of_one_device_do():
+    dataset = TensorDataset(*(tensor.float() for tensor in data_of(48, 1).tensors[:1]), data_of(48, 1).tensors[1])
+    expected = None
+    for copies, given in (
+        (1, {"lamina_config": {"timeout_s": 60, "partitions": 2}}),
+        (2, {"lamina_config": {"timeout_s": 60}}),
+        (2, {"fsdp_config": {"min_params": 1}, "lamina_config": {"timeout_s": 60}}),
+    ):
+        model, scales, size = Model("mean").float(), Scales(), 8 // copies
+        sampler = lamina.dist.get_sampler(dataset, exact=True, batch_size=size)
+        given |= {"train_dataloader": DataLoader(dataset, size, sampler=sampler), "device_train_microbatch_size": 2}
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        state = trained(model, optimizers=optimizer, precision="amp_fp16", callbacks=scales, **given)
+        expected = expected or (scales.seen, state)
+        assert scales.seen == expected[0] and len(set(scales.seen)) > 1, (given, scales.seen, expected[0])
+        for name, value in expected[1].items():
+            assert torch.allclose(state[name], value, rtol=1e-3, atol=1e-4), (given, name)
+
+
 def case_a_model_that_was_half_ends_with_its_masters():
     begin, expected = Single().state_dict(), weights(trained(Single()))
     for strategy in ("FULL_SHARD", "NO_SHARD"):

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from lamina.amp import GradScaler
 from lamina.errors import ConfigError
+from lamina.trainer.shares import copies
 from lamina.util.checks import nearest
 
 
@@ -35,6 +37,18 @@ _DTYPES = {
     Precision.AMP_FP16: torch.float16,
     Precision.AMP_BF16: torch.bfloat16,
 }
+
+
+class LossScaler(GradScaler):
+    """Scales what a copy has of the loss of all copies, though gradients are a mean over these. So the halves of a
+    backward are those of one device, and overflow where its do."""
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
+        """As torch's."""
+        return super().scale(outputs) / copies() if self._enabled else outputs
+
+    def _unscale_grads_(self, optimizer: Any, inv_scale: torch.Tensor, *args: Any) -> dict:
+        return super()._unscale_grads_(optimizer, inv_scale * copies(), *args)
 
 
 def ensure_precision(given: Any, device_type: str = "cpu") -> Precision:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from lamina.amp import GradScaler
 from lamina.dist.ranks import get_global_rank, get_world_size
 from lamina.errors import ConfigError
 from lamina.job import current
@@ -37,6 +36,7 @@ from lamina.trainer.logger import Logger
 from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger
 from lamina.trainer.loop import Loop
 from lamina.trainer.meta_values import give_values
+from lamina.trainer.precision import LossScaler
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.trainer.schedulers import bound_schedulers, require_schedulers, steps_every_batch
 from lamina.trainer.settings import Given, Settings
@@ -382,7 +382,7 @@ class Trainer:
         give_values(given.model)
         ends = self.engine.close, functools.partial(setattr, state, "model", given.model)
         self._job = TrainerJob(config, given.model, given.optimizers, found.optimizer_arguments, *ends)
-        self.state.scaler = GradScaler(enabled=found.grad_scaler)
+        self.state.scaler = LossScaler(enabled=found.grad_scaler)
         state.model, state.optimizers = self._job.model, [self._job.optimizer]
         drawn = get_random_seed()
         asked, name = config.get("seed", given.seed), f"{int(time.time())}-{drawn % 10**6:06}"
