@@ -313,6 +313,38 @@ def case_a_loader_with_workers_that_stay_trains_for_several_trainers():
         made.close()
 
 
+class Read(Callback):
+    """The values of each batch of all ranks."""
+
+    def __init__(self):
+        self.batches = []
+
+    def batch_start(self, state, logger):
+        own = [] if state.batch is None else state.batch[0].flatten().tolist()
+        self.batches.append(set().union(*lamina.allgather(own, lamina.WORLD)))
+
+
+def case_a_loader_of_torchdata_goes_on_in_another_layout():
+    data = TensorDataset(torch.randn(24, 6, generator=torch.Generator().manual_seed(2)), torch.arange(24) % 3)
+
+    def batches(layout, **options):
+        size, read, model = 8 if layout == "partitions" else 4, Read(), Model()
+        loader = StatefulDataLoader(data, size, sampler=lamina.dist.get_sampler(data, shuffle=True))
+        given = {"callbacks": read, "max_duration": "2ep", "seed": 1, "progress_bar": False}
+        given |= {"lamina_config": {"timeout_s": 60} | LAYOUTS[layout], **options}
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        made = Trainer(model=model, train_dataloader=loader, optimizers=optimizer, **given)
+        made.fit()
+        made.close()
+        return read.batches
+
+    for first, then in itertools.permutations(("copies", "partitions")):
+        with folder() as path:
+            expected = batches(first, save_folder=path, save_interval="1ba", save_filename="ba{batch}")
+            for stop in some((1, 2, 4, 5), 1):
+                assert batches(then, load_path=f"{path}/ba{stop}") == expected[stop:], (first, then, stop)
+
+
 class Evaluated(Callback):
     def __init__(self):
         self.seen = []

@@ -115,11 +115,11 @@ class Saver(Callback):
         save_checkpoint(self.folder, self.tag_of(state), optimizer=state.optimizers[0], **arguments, **kept)
 
 
-def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: bool = False) -> dict[str, Any] | None:
+def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: bool = False) -> list[Any] | None:
     """Loads the checkpoint `path`, or the newest of that folder, into the state.
 
     Returns:
-        What the ranks have read of the epoch, for Shares: this rank's; None where it begins anew.
+        What the ranks have read of the epoch, for Shares; None where it begins anew.
     """
     place = found_checkpoint(path)
     name = place.name.removesuffix(_PARTIAL)
@@ -142,7 +142,7 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
     readers = content["readers"]
     if rank() == 0 and len(readers) != size() and state.timestamp.batch_in_epoch.value:
         tell(f"{path} was saved by {len(readers)} ranks, amid an epoch: {size()} ranks go on with the same batches")
-    return readers[rank()] if len(readers) == size() else readers[0]
+    return readers
 
 
 def found_checkpoint(given: str) -> Path:

@@ -82,6 +82,7 @@ class Shares:
         self._spec, self._by_tokens = spec, by_tokens
         self.count = spec.get_num_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
         self._copy = own_copy() if leads() else None
+        self._place = [copies(), self._copy]
         self._samplers = [each for each in samplers(spec.dataloader) if callable(getattr(each, "set_epoch", None))]
         require_split(spec)
         current.job().own(Loaders).append(spec.dataloader)
@@ -115,11 +116,13 @@ class Shares:
             return self._saved
         loader = getattr(self._spec.dataloader, "state_dict", None)
         read = {} if loader is None or not leads() else {"loader": loader()}
-        return {"began": self._began, "now": generators(self.loader), "is_through": self._is_through, **read}
+        own = {"began": self._began, "now": generators(self.loader), "is_through": self._is_through}
+        return {"place": self._place, **own, **read}
 
-    def go_on(self, saved: dict[str, Any], read: int) -> None:
-        """Has the next epoch go on after so many batches: `saved` is the state then."""
-        self._saved, self._read = saved, read
+    def go_on(self, saved: list[dict[str, Any]], read: int) -> None:
+        """Has the next epoch go on after so many batches: `saved` are the states then, of the ranks of a job."""
+        own = (each for each in (*saved[rank() :], *saved) if each["place"] == self._place)
+        self._saved, self._read = next(own, saved[0]), read
 
     def of_epoch(self, number: int, most: int = -1) -> Iterator[Share]:
         """Goes through the loader, which is told the epoch's number; to batch number `most` at most, if it is not -1.
@@ -168,7 +171,7 @@ class Shares:
             set_generators(saved["began"] if self._read else saved["now"], self.loader)
         self._began = generators(self.loader)
         loader = self.loader if leads() else ()
-        goes_on = "loader" in (saved or {}) and (self._read or (saved["is_through"] and _counts_epochs(loader)))
+        goes_on = leads() and "loader" in (saved or {}) and self._fits(saved)
         if goes_on:
             loader.load_state_dict(saved["loader"])
         with outliving_sigterm(loader) if self._ends.by_sigterm else contextlib.nullcontext():
@@ -178,6 +181,14 @@ class Shares:
         if saved is not None and self._read:
             set_generators(saved["now"], self.loader)
         return batches
+
+    def _fits(self, saved: dict[str, Any]) -> bool:
+        """Tells whether the loader goes on with its saved state. One of torchdata's counts samples of its copy, and at
+        the end of an epoch it would draw numbers to find that."""
+        is_torchdatas = isinstance(self.loader, DataLoader) and not hasattr(self.loader.dataset, "state_dict")
+        if is_torchdatas:
+            return bool(self._read) and saved["place"] == self._place
+        return bool(self._read) or saved["is_through"]
 
     def _word(self, batch: Any, had_data: bool) -> Word:
         has_data = batch is not _END
@@ -249,11 +260,6 @@ def of_each_copy(own: Any) -> list[Any]:
     for number, theirs in gathered((own_copy(), own), WORLD):
         found.setdefault(number, theirs)
     return [found[number] for number in sorted(found)]
-
-
-def _counts_epochs(loader: Any) -> bool:
-    """Tells whether the state of a loader that has ended counts: one of torchdata's draws numbers to find the end."""
-    return not isinstance(loader, DataLoader) or hasattr(loader.dataset, "state_dict")
 
 
 def _skip(batches: Iterator[Any], count: int, loader: Any) -> None:

@@ -115,7 +115,7 @@ class Trainer:
         self.logger = given.model.logger = Logger(self.state, destinations)
         self.engine = Engine(self.state, self.logger)
         self._shares: Shares | None = None
-        self._saved: dict[str, Any] | None = None  # what a checkpoint says of the loader
+        self._saved: list[dict[str, Any]] | None = None  # what a checkpoint says of the loaders
         self._is_resumed = False
         found = self._found = self._settings(given)
         config = self._config(given, found)
@@ -266,7 +266,7 @@ class Trainer:
         self.state.train_dataloader, self.state.counts_tokens = self._spec.dataloader, self._spec.counts_tokens
         is_amid = self._saved is None and before is not None and bool(self.state.timestamp.batch_in_epoch.value)
         if is_amid and before.loader is self._spec.dataloader:
-            self._saved = before.state_dict()
+            self._saved = [before.state_dict()]
         batches, most = self._shares.length, self._most
         length = batches if batches is None or most < 0 else min(batches, most)
         self.state.set_dataloader(self._spec, self._label, length)
