@@ -65,13 +65,20 @@ def test_what_cannot_be_cut_or_counted_says_what_to_do():
 
 def test_microbatches_are_of_a_size_or_so_many():
     spec = DataSpec([X])
-    sizes = lambda size, pieces: [len(each) for each in spec.microbatches(X, 5, size, pieces)]  # noqa: E731
+    sizes = lambda size, pieces: [len(each) for each in spec.microbatches(X, size, pieces)[0]]  # noqa: E731
     assert sizes(2, 1) == [2, 2, 1]
     assert sizes(9, 1) == [5]
     assert sizes(None, 1) == [5]
     assert sizes(None, 2) == [3, 2]
     assert sizes(None, 3) == [2, 2, 1]
     assert sizes(None, 9) == [1] * 5
+
+
+def test_the_samples_of_a_batch_and_of_its_microbatches_are_counted_once():
+    counted = []
+    spec = DataSpec([X], get_num_samples_in_batch=lambda batch: counted.append(len(batch)) or len(batch))
+    assert spec.microbatches(X, 2, 1)[1] == [2, 2, 1] and counted == [5, 2, 2, 1]
+    assert spec.microbatches(X, 9, 1)[1] == [5] and counted[4:] == [5]
 
 
 def test_a_specification_is_of_a_loader_a_dictionary_or_itself():

@@ -72,30 +72,30 @@ class DataSpec:
         """The samples of a full batch, where the loader says that."""
         return getattr(self.dataloader, "batch_size", None)
 
-    def microbatches(self, batch: Any, samples: int, size: int | None, pieces: int) -> list[Any]:
-        """The batch in microbatches.
+    def microbatches(self, batch: Any, size: int | None, pieces: int) -> tuple[list[Any], list[int]]:
+        """The batch in microbatches, and how many samples each has.
 
         Args:
-            samples: how many there are in it.
             size: of a microbatch; None for `pieces` of them, as equal as can be.
 
         Errors:
             UsageError: `split_batch` gave others.
         """
+        samples = self.get_num_samples_in_batch(batch)
         if size is None:
             size = -(-samples // min(pieces, samples)) if samples else 1
         if size >= samples:
-            return [batch]
+            return [batch], [samples]
         found = self.split_batch(batch, size)
         if not isinstance(found, Sequence):
             raise UsageError(f"DataSpec: split_batch gave {found!r:.60}: it returns a list of microbatches")
-        count, counts = self.get_num_samples_in_batch(batch), list(map(self.get_num_samples_in_batch, found))
-        if sum(counts) != count:
+        counts = list(map(self.get_num_samples_in_batch, found))
+        if sum(counts) != samples:
             raise UsageError(
-                f"DataSpec: split_batch gave microbatches of {counts} samples of a batch of {count}: together they are "
-                "that. Where that is not what they have, get_num_samples_in_batch counts wrong"
+                f"DataSpec: split_batch gave microbatches of {counts} samples of a batch of {samples}: together they "
+                "are that. Where that is not what they have, get_num_samples_in_batch counts wrong"
             )
-        return list(found)
+        return list(found), counts
 
 
 def ensure_data_spec(given: Any) -> DataSpec:
@@ -124,30 +124,24 @@ def split(batch: Any, size: int) -> list[Any]:
     Errors:
         UsageError: what it consists of cannot be cut.
     """
-    if isinstance(batch, torch.Tensor):
-        return list(batch.split(size))
-    if _is_list_of_samples(batch):
-        return [batch[begin : begin + size] for begin in range(0, len(batch), size)]
-    if isinstance(batch, Mapping):
-        rows = _rows(batch.values(), size)
-        return [_like(batch, dict(zip(batch, row, strict=True))) for row in rows]
-    if isinstance(batch, (list, tuple)):
-        rows = _rows(batch, size)
-        return [type(batch)(*row) if hasattr(batch, "_fields") else type(batch)(row) for row in rows]
-    raise UsageError(f"a batch of {type(batch).__name__} cannot be cut into microbatches. {_OTHERWISE}")
-
-
-def _rows(parts: Iterable[Any], size: int) -> list[tuple]:
-    """The parts of each microbatch."""
-    parts = list(parts)
-    is_plain = [isinstance(part, _PLAIN) or (isinstance(part, torch.Tensor) and not part.dim()) for part in parts]
-    cut = [[part] if plain else split(part, size) for part, plain in zip(parts, is_plain, strict=True)]
-    counts = {len(pieces) for pieces, plain in zip(cut, is_plain, strict=True) if not plain} or {1}
+    counts = {-(-max(samples, 1) // size) for samples in _sizes(batch)} or {1}
     if len(counts) > 1:
         raise UsageError(f"parts of a batch have different numbers of samples. {_OTHERWISE}")
-    (count,) = counts
-    every = (pieces * count if plain else pieces for pieces, plain in zip(cut, is_plain, strict=True))
-    return list(zip(*every, strict=True))
+    return [_part(batch, slice(number * size, (number + 1) * size)) for number in range(counts.pop())]
+
+
+def _part(batch: Any, samples: slice) -> Any:
+    """Some samples of a batch."""
+    if isinstance(batch, _PLAIN) or (isinstance(batch, torch.Tensor) and not batch.dim()):
+        return batch
+    if isinstance(batch, torch.Tensor) or _is_list_of_samples(batch):
+        return batch[samples]
+    if isinstance(batch, Mapping):
+        return _like(batch, {name: _part(part, samples) for name, part in batch.items()})
+    if isinstance(batch, (list, tuple)):
+        parts = [_part(part, samples) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    raise UsageError(f"a batch of {type(batch).__name__} cannot be cut into microbatches. {_OTHERWISE}")
 
 
 def _sizes(batch: Any) -> Iterable[int]:

@@ -3,14 +3,12 @@
 
 import datetime
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lamina.errors import UsageError
 from lamina.trainer import metrics
-from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.evaluation import Evaluation
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.precision import get_precision_context
@@ -41,11 +39,11 @@ class Loop:
         self._step = TrainingStep(state, engine, precision)
         self.evaluate = Evaluation(state, engine, logger, precision).run
 
-    def fit(self, spec: DataSpec, shares: Shares, most: int, steps_every_batch: bool) -> bool:
+    def fit(self, shares: Shares, most: int, steps_every_batch: bool) -> bool:
         """Trains until the state says that it is done.
 
         Args:
-            shares: of the loader that `spec` describes.
+            shares: what is trained with.
             most: so many batches an epoch has at most, if it is not -1.
             steps_every_batch: whether schedulers make a step after each batch; else after each epoch.
 
@@ -68,7 +66,7 @@ class Loop:
                 self._engine.run_event(Event.BEFORE_DATALOADER)
                 if (share := next(batches, None)) is None:
                     break
-                if not self._train(spec, share, shares.count) or share.stops:
+                if not self._train(share) or share.stops:
                     return True
             if state.is_done and state.timestamp.batch_in_epoch != state.dataloader_len:
                 break  # amid the epoch
@@ -87,14 +85,14 @@ class Loop:
         self._engine.run_event(Event.FIT_END)
         return not self._evaluate(Event.FIT_END) or shares.end()
 
-    def _train(self, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> bool:
+    def _train(self, share: Share) -> bool:
         """Trains with one batch of all copies, and evaluates what is due then; see `_evaluate`."""
         state = self._state
         state.batch = share.batch
         self._engine.run_event(Event.AFTER_DATALOADER)
         self._engine.run_event(Event.BATCH_START)
         self._engine.run_event(Event.BEFORE_TRAIN_BATCH)
-        seconds = self._step.run(spec, share, count)
+        seconds = self._step.run(share)
         (optimizer,) = state.optimizers
         state.scaler.unscale_(optimizer)
         self._engine.run_event(Event.AFTER_TRAIN_BATCH)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Into which microbatches a batch is cut, and smaller ones where memory is lacking."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,6 @@ import torch
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.ranks import WORLD, num_microbatches, rank, set_num_microbatches
-from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.shares import Share, gathered, leads
 from lamina.trainer.state import State
 from lamina.util.told import tell
@@ -33,21 +32,17 @@ def expect(state: State, most: int) -> None:
     set_num_microbatches(max(count, 1))
 
 
-def cut(state: State, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> tuple[list[Any], list[float]]:
+def cut(state: State, share: Share) -> tuple[list[Any], list[float]]:
     """The microbatches of this copy, and which part each is of the batch of all copies. One of which nothing counts
     may have a loss that is no number: it is another one again. Where shards need that, there are as many as all copies
     have. All ranks call it; those that do not lead have none.
 
-    Args:
-        count: counts what they are weighed by, see Shares.
-
     Errors:
         UsageError: nothing counts of the batch of all copies, on all ranks; or of this one's, as it is now.
     """
-    microbatches = _microbatches(state, spec, share) if leads() else [None]
-    if spec.cuts_itself:
+    microbatches, counts = _microbatches(state, share) if leads() else ([None], [0])
+    if share.spec.cuts_itself:
         set_num_microbatches(max(gathered(len(microbatches), WORLD)))
-    counts = [count(each) for each in microbatches] if share.counts else [0] * len(microbatches)
     own = sum(counts)  # of the batch as it is now: where an algorithm has changed it, that has the weight it had before
     if not share.all_counts or (share.counts and not own):
         raise UsageError(
@@ -61,12 +56,13 @@ def cut(state: State, spec: DataSpec, share: Share, count: Callable[[Any], int])
     return [*microbatches, *[again] * missing], [*parts, *[0.0] * missing]
 
 
-def _microbatches(state: State, spec: DataSpec, share: Share) -> list[Any]:
-    """This copy's batch in pieces; one is enough where nothing of it counts."""
+def _microbatches(state: State, share: Share) -> tuple[list[Any], list[int]]:
+    """This copy's batch in pieces, and how much each counts; one is enough where nothing does."""
     size, pieces = state.device_train_microbatch_size, state.grad_accum or 1
-    samples = share.samples if share.counts else spec.get_num_samples_in_batch(state.batch)
-    found = spec.microbatches(state.batch, samples, size, pieces)
-    return found if share.counts else found[:1]
+    found, counts = share.spec.microbatches(state.batch, size, pieces)
+    if not share.counts:
+        return found[:1], [0]
+    return found, list(map(share.spec.get_num_tokens_in_batch, found)) if share.by_tokens else counts
 
 
 def halve(state: State, lacking: Sequence[tuple[int, str]]) -> None:

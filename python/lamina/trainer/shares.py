@@ -8,6 +8,7 @@ sample counts, and when all are at their end.
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -43,9 +44,11 @@ class Share(NamedTuple):
     """A copy's part of a batch, as `device_transforms` returned it. Where nothing of its own counts, the batch is an
     earlier one. Ranks that do not lead have none."""
 
+    spec: DataSpec  # of the loader
     batch: Any
     samples: int
-    counts: int  # samples or tokens, by which parts of the batch of all copies are weighed
+    by_tokens: bool  # whether parts of the batch of all copies are weighed by their tokens; else by their samples
+    counts: int  # of those by which they are weighed
     all_counts: int  # of all copies
     all_samples: int
     all_tokens: int
@@ -72,15 +75,14 @@ class Shares:
         by_tokens: whether parts of a batch count by their tokens; else by their samples.
 
     Attributes:
-        count: counts what a part of a batch is weighed by.
+        spec: as it was given.
 
     Errors:
         ConfigError: all copies would read the same, for there is no DistributedSampler.
     """
 
     def __init__(self, spec: DataSpec, by_tokens: bool = False):
-        self._spec, self._by_tokens = spec, by_tokens
-        self.count = spec.get_num_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
+        self.spec, self._loader, self._by_tokens = spec, spec.dataloader, by_tokens
         self._copy = own_copy() if leads() else None
         self._place = [copies(), self._copy]
         self._samplers = [each for each in samplers(spec.dataloader) if callable(getattr(each, "set_epoch", None))]
@@ -94,17 +96,17 @@ class Shares:
         self._is_through = False  # the loader has ended
 
     @property
-    def loader(self) -> Any:
-        """The loader that is read."""
-        return self._spec.dataloader
+    def is_read(self) -> bool:
+        """Tells whether batches were asked for."""
+        return bool(self._began)
 
-    @property
+    @functools.cached_property
     def length(self) -> int | None:
         """How many batches an epoch has; None where that is not known."""
         if self._batches is not None:
             return self._batches
         try:
-            own = len(self._spec.dataloader)
+            own = len(self._loader)
         except (TypeError, NotImplementedError):
             own = None
         lengths = [length for copy, length in allgather((self._copy, own), WORLD) if copy is not None]
@@ -114,9 +116,9 @@ class Shares:
         """How far this rank has read, and its random generators."""
         if self._saved is not None:
             return self._saved
-        loader = getattr(self._spec.dataloader, "state_dict", None)
+        loader = getattr(self._loader, "state_dict", None)
         read = {} if loader is None or not leads() else {"loader": loader()}
-        own = {"began": self._began, "now": generators(self.loader), "is_through": self._is_through}
+        own = {"began": self._began, "now": generators(self._loader), "is_through": self._is_through}
         return {"place": self._place, **own, **read}
 
     def go_on(self, saved: list[dict[str, Any]], read: int) -> None:
@@ -137,7 +139,7 @@ class Shares:
         for number in itertools.count():
             found = _END if number == left else next(loader, _END)
             self._is_through = found is _END and number != left
-            found = found if found is _END else self._spec.device_transforms(found)
+            found = found if found is _END else self.spec.device_transforms(found)
             word = self._word(found, batch is not None)
             everyone = _together(word)
             words = list({each.copy: each for each in everyone if each.copy is not None}.values())
@@ -154,7 +156,8 @@ class Shares:
             )
             stops = any(each.stops for each in everyone)
             most = max(each.samples for each in words)
-            yield Share(batch, word.samples, counts, all_counts, all_samples, all_tokens, most, stops)
+            own = self.spec, batch, word.samples, self._by_tokens, counts
+            yield Share(*own, all_counts, all_samples, all_tokens, most, stops)
 
     def _counts(self, word: Word) -> int:
         return word.tokens if self._by_tokens else word.samples
@@ -168,9 +171,9 @@ class Shares:
         the epoch began."""
         saved, self._saved = self._saved, None
         if saved is not None:
-            set_generators(saved["began"] if self._read else saved["now"], self.loader)
-        self._began = generators(self.loader)
-        loader = self.loader if leads() else ()
+            set_generators(saved["began"] if self._read else saved["now"], self._loader)
+        self._began = generators(self._loader)
+        loader = self._loader if leads() else ()
         goes_on = leads() and "loader" in (saved or {}) and self._fits(saved)
         if goes_on:
             loader.load_state_dict(saved["loader"])
@@ -179,20 +182,20 @@ class Shares:
         if not goes_on:
             _skip(batches, self._read, loader)
         if saved is not None and self._read:
-            set_generators(saved["now"], self.loader)
+            set_generators(saved["now"], self._loader)
         return batches
 
     def _fits(self, saved: dict[str, Any]) -> bool:
         """Tells whether the loader goes on with its saved state. One of torchdata's counts samples of its copy, and at
         the end of an epoch it would draw numbers to find that."""
-        is_torchdatas = isinstance(self.loader, DataLoader) and not hasattr(self.loader.dataset, "state_dict")
+        is_torchdatas = isinstance(self._loader, DataLoader) and not hasattr(self._loader.dataset, "state_dict")
         if is_torchdatas:
             return bool(self._read) and saved["place"] == self._place
         return bool(self._read) or saved["is_through"]
 
     def _word(self, batch: Any, had_data: bool) -> Word:
         has_data = batch is not _END
-        count, count_tokens = self._spec.get_num_samples_in_batch, self._spec.get_num_tokens_in_batch
+        count, count_tokens = self.spec.get_num_samples_in_batch, self.spec.get_num_tokens_in_batch
         samples, tokens = (count(batch), count_tokens(batch)) if has_data else (0, 0)
         return Word(self._copy, has_data, had_data, self._ends.is_asked, samples, tokens)
 

@@ -46,11 +46,12 @@ class State:
     """
 
     batch, outputs, loss = _OfMicrobatch(), _OfMicrobatch(), _OfMicrobatch()
+    rank_zero_seed = property(lambda self: self.seed)
 
     def __init__(self, model: Any, run_name: str, seed: int | None):
         self.model = model
         self.run_name = run_name
-        self.rank_zero_seed = self.seed = seed  # drawn by rank 0, if None
+        self.seed = seed  # drawn by rank 0, if None
         self.scaler: Any = None
         self.optimizers: list[Any] = []
         self.schedulers: list[Any] = []
@@ -119,7 +120,7 @@ class State:
         """Goes on from there. Where the training was stopped, it is unless its max_duration is another."""
         self.timestamp = Timestamp.of_state(progress["timestamp"])
         self.timestamp_before = Timestamp.of_state(progress["timestamp_before"])
-        self.seed = self.rank_zero_seed = progress["seed"]
+        self.seed = progress["seed"]
         self.unfinished = progress.get("unfinished")
         self._is_stopped = progress["stopped_before"] == str(self.max_duration)
         if self.auto_microbatching:

@@ -202,7 +202,7 @@ class Trainer:
         with _asked_to_end(self._saver is not None):
             try:
                 with self._job.training():
-                    stops = self._loop.fit(self._spec, self._shares, self._most, self._steps_every_batch)
+                    stops = self._loop.fit(self._shares, self._most, self._steps_every_batch)
             except BaseException:
                 self.engine.close()  # for loggers to write the traceback
                 raise
@@ -262,14 +262,16 @@ class Trainer:
 
     def _read_on(self) -> None:
         """The loader is read, amid an epoch from where the last fit() ended."""
-        before, self._shares = self._shares, Shares(self._spec, self._by_tokens)
-        self.state.train_dataloader, self.state.counts_tokens = self._spec.dataloader, self._spec.counts_tokens
-        is_amid = self._saved is None and before is not None and bool(self.state.timestamp.batch_in_epoch.value)
-        if is_amid and before.loader is self._spec.dataloader:
+        before, state = self._shares, self.state
+        if before is None or before.is_read or before.spec is not self._spec:
+            self._shares = Shares(self._spec, self._by_tokens)
+        is_amid = self._saved is None and before is not None and bool(state.timestamp.batch_in_epoch.value)
+        if is_amid and before.spec.dataloader is self._spec.dataloader:
             self._saved = [before.state_dict()]
+        state.train_dataloader, state.counts_tokens = self._spec.dataloader, self._spec.counts_tokens
         batches, most = self._shares.length, self._most
         length = batches if batches is None or most < 0 else min(batches, most)
-        self.state.set_dataloader(self._spec, self._label, length)
+        state.set_dataloader(self._spec, self._label, length)
 
     def _set_microbatches(self, size: int | str | None, count: int | str | None) -> None:
         state = self.state
@@ -388,7 +390,6 @@ class Trainer:
         asked, name = config.get("seed", given.seed), f"{int(time.time())}-{drawn % 10**6:06}"
         seed = drawn if asked is None else asked
         state.seed, state.run_name = allgather((seed, state.run_name or name), WORLD)[0]
-        state.rank_zero_seed = state.seed
         seed_all(state.seed)
         set_rng_seed(state.seed)
 

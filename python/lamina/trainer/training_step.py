@@ -13,7 +13,6 @@ from lamina.job.seeds import set_rng_step
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
 from lamina.trainer import microbatching
-from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.losses import loss_of, parts_of, require_trainable, totals
 from lamina.trainer.shares import Share, copies, gathered, own_copy
@@ -38,13 +37,9 @@ class TrainingStep:
         """A training begins: the time of its first batch counts from here on."""
         self._clock = time.monotonic()
 
-    def run(self, spec: DataSpec, share: Share, count: Callable[[Any], int]) -> float:
+    def run(self, share: Share) -> float:
         """Runs the step of a batch. Where memory is lacking on a rank, all run it again with smaller microbatches, if
-        they may. Returns rank 0's seconds since the batch before.
-
-        Args:
-            count: counts what microbatches are weighed by.
-        """
+        they may. Returns rank 0's seconds since the batch before."""
         state = self._state
         (optimizer,) = state.optimizers
         while True:
@@ -54,7 +49,7 @@ class TrainingStep:
                 metric.reset()
             optimizer.zero_grad(set_to_none=True)
             set_rng_step(state.timestamp.batch.value)  # whatever failed, or was evaluated
-            microbatches, parts = microbatching.cut(state, spec, share, count)
+            microbatches, parts = microbatching.cut(state, share)
             losses, lack = {}, None
             try:
                 losses = self._step(Microbatches(microbatches), Microbatches(parts))
