@@ -22,6 +22,7 @@ from lamina.errors import UsageError
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.costs import CPU
 from lamina.tracing.trace import Call, TraceOptions, is_tracing, options_of, summary, trace
+from lamina.util.reach import Reach
 
 X = torch.randn(4, 8)
 MEASURED = [TraceOptions(), TraceOptions(memory=True), TraceOptions(times=True)]
@@ -550,3 +551,9 @@ def test_a_graph_of_a_trace_is_let_go():
     traced(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), X)
     gc.collect()
     assert not [each for each in gc.get_objects() if type(each) is FakeTensor and id(each) not in before]
+
+
+def test_a_generator_that_has_no_state_is_left_alone():
+    reach = Reach([("it", {"draw": random.SystemRandom()})])
+    reach.restore()
+    assert not reach.sources

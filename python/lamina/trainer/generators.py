@@ -12,67 +12,46 @@ from typing import Any
 
 import torch
 
+from lamina.util.reach import Source, generator
+
 _DEPTH, _MOST, _ALL = 8, 100, 10_000  # how deep they are looked for, in containers of how many items, in all
 _OTHERS = str, bytes, type, types.ModuleType, torch.Tensor
 
 
 def generators(*holders: Any) -> dict[str, Any]:
-    """Their states, as plain containers: the process's, and those of what these objects hold, and so on."""
-    version, numbers, gauss = random.getstate()
-    found = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        found["numpy"] = list(numpy.random.get_state())
-    return found | {"own": {path: _state_of(each) for path, each in _held_by(holders)}}
+    """Their states: the process's, and those of what these objects hold, and so on."""
+    return {each.name: each.get() for each in _of_process()} | {
+        "own": {each.name: each.get() for each in _held_by(holders)}
+    }
 
 
 def set_generators(states: dict[str, Any], *holders: Any) -> None:
     """Puts them into these states."""
-    version, numbers, gauss = states["python"]
-    torch.set_rng_state(states["torch"])
-    random.setstate((version, tuple(numbers), gauss))
-    if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.set_state(tuple(states["numpy"]))
-    own = states.get("own", {})
-    for path, each in _held_by(holders):
-        if path in own:
-            _set_state(each, own[path])
+    for here, found in ((states, _of_process()), (states.get("own", {}), _held_by(holders))):
+        for each in found:
+            if each.name in here:
+                each.put(here[each.name])
 
 
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        version, numbers, gauss = generator.getstate()
-        return [version, list(numbers), gauss]
-    if hasattr(generator, "get_state"):
-        return list(generator.get_state())
-    return _as_texts(generator.bit_generator.state)
+def _of_process() -> Iterator[Source]:
+    """The generators that functions of modules draw from; NumPy's where something has imported it."""
+    yield Source("torch", "Generator", torch.get_rng_state, torch.set_rng_state)
+    yield Source("python", "Random", random.getstate, random.setstate)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        yield Source("numpy", "RandomState", numpy.random.get_state, numpy.random.set_state)
 
 
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate((state[0], tuple(state[1]), state[2]))
-    elif hasattr(generator, "set_state"):
-        generator.set_state(tuple(state))
-    else:
-        generator.bit_generator.state = _as_numbers(state)
-
-
-def _held_by(holders: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """The generators that these objects have as attributes, in containers or closures, and their paths."""
+def _held_by(holders: Iterable[Any]) -> Iterator[Source]:
+    """The generators that these objects have as attributes, in containers or closures, by their paths."""
     numpy = sys.modules.get("numpy")
-    kinds = torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ())
     waiting, seen = deque((str(number), 0, holder) for number, holder in enumerate(holders)), set()
     while waiting and len(seen) < _ALL:
         path, depth, holder = waiting.popleft()
         if id(holder) in seen or isinstance(holder, _OTHERS) or (numpy and isinstance(holder, numpy.ndarray)):
             continue
         seen.add(id(holder))
-        if isinstance(holder, kinds):
-            if not isinstance(holder, random.SystemRandom):
-                yield path, holder
+        if (found := generator(path, holder)) is not None:
+            yield found
         elif depth < _DEPTH:
             waiting += [(f"{path}.{name}", depth + 1, each) for name, each in _parts_of(holder)]
 
@@ -93,18 +72,3 @@ def _parts_of(holder: Any) -> Iterable[tuple[Any, Any]]:
 def _contents_of(cell: types.CellType) -> Any:
     with contextlib.suppress(ValueError):  # an empty one
         return cell.cell_contents
-
-
-def _as_texts(state: dict[str, Any]) -> dict[str, Any]:
-    """NumPy's state: its numbers have more than 64 bits."""
-    return {
-        name: _as_texts(value) if isinstance(value, dict) else str(value) if isinstance(value, int) else value
-        for name, value in state.items()
-    }
-
-
-def _as_numbers(state: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _as_numbers(value) if isinstance(value, dict) else int(value) if str(value).isdigit() else value
-        for name, value in state.items()
-    }

@@ -452,15 +452,14 @@ def _is_same(now: Content, before: Content) -> bool:
     )
 
 
-def _source(name: str, value: Any) -> Source | None:
-    """Returns how the state of an array or of a source of random numbers is read and set; None for anything else."""
+def generator(name: str, value: Any) -> Source | None:
+    """Returns how the state of a generator of random numbers is read and set; None for anything else, and for one that
+    has none."""
     kind = type(value).__name__
     if isinstance(value, torch.Generator):
         return Source(name, kind, lambda: value.get_state().numpy().tobytes(), functools.partial(_set_torchs, value))
-    if isinstance(value, random.Random):
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return Source(name, kind, value.getstate, value.setstate)
-    if isinstance(value, bytearray):
-        return Source(name, kind, lambda: bytes(value), functools.partial(value.__setitem__, slice(None)))
     numpy = sys.modules.get("numpy")
     if numpy is None or not hasattr(numpy, "random"):
         return None
@@ -469,9 +468,18 @@ def _source(name: str, value: Any) -> Source | None:
     if isinstance(value, numpy.random.Generator):
         bits = value.bit_generator
         return Source(name, kind, lambda: bits.state, functools.partial(setattr, bits, "state"))
-    if isinstance(value, numpy.ndarray) and value.flags.writeable and value.nbytes <= _LARGE_BYTES:
-        return Source(name, kind, value.copy, functools.partial(value.__setitem__, ...))
     return None
+
+
+def _source(name: str, value: Any) -> Source | None:
+    """Returns how the state of an array or of a generator is read and set; None for anything else."""
+    kind, numpy = type(value).__name__, sys.modules.get("numpy")
+    if isinstance(value, bytearray):
+        return Source(name, kind, lambda: bytes(value), functools.partial(value.__setitem__, slice(None)))
+    is_array = numpy is not None and isinstance(value, getattr(numpy, "ndarray", ()))
+    if is_array and value.flags.writeable and value.nbytes <= _LARGE_BYTES:
+        return Source(name, kind, value.copy, functools.partial(value.__setitem__, ...))
+    return generator(name, value)
 
 
 def _set_torchs(generator: torch.Generator, state: bytes) -> None:
