@@ -57,6 +57,16 @@ def test_an_error_of_the_training_is_not_lost_in_one_of_closing(capsys):
     trainer.close()
 
 
+def test_a_model_has_the_forward_again_that_it_was_given():
+    x, model, calls = torch.randn(9, 4), ComposerClassifier(nn.Linear(4, 4)), []
+    forward = model.forward
+    model.forward = own = lambda batch: calls.append(len(batch[0])) or forward(batch)
+    trainer = Trainer(model=model, max_duration=1, train_dataloader=DataLoader(TensorDataset(x, x.argmax(1)), 3))
+    trainer.fit()
+    trainer.close()
+    assert calls[-3:] == [3, 3, 3] and vars(model)["forward"] is own
+
+
 class Counts(Callback):
     def __init__(self):
         self.seen = []

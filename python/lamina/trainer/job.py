@@ -18,6 +18,7 @@ from lamina.pipeline.distributed_model import DistributedModel
 from lamina.pipeline.step import step
 from lamina.tensor_parallel.unslicing import make_plain
 from lamina.trainer.shares import Loaders
+from lamina.util.settings import replace
 
 
 class Method(str):
@@ -53,13 +54,14 @@ class TrainerJob:
         self._plain = dict(vars(optimizer))
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         self._dtypes = {name: tensor.dtype for name, tensor in _tensors(module)}
-        module.forward = functools.partial(_forward, module, module.forward)
+        self._undo = contextlib.ExitStack()
+        replace(self._undo, module, "forward", functools.partial(_forward, module, module.forward))
         try:
             self.model = DistributedModel(module, average_grads_across_microbatches=False)
             self.optimizer = DistributedOptimizer(optimizer, **scaling)
         except BaseException:
             shutdown()  # for a next Trainer to begin anew
-            del module.forward
+            self._undo.close()
             raise
         self._added = vars(optimizer).keys() - self._plain.keys()
         current.job().own(_Trainers).latest = self
@@ -101,7 +103,7 @@ class TrainerJob:
         current.job().own(Loaders).end_workers()
         barrier()
         shutdown()
-        vars(self.model.module).pop("forward")
+        self._undo.close()
         make_plain(self.model.module)  # where layers were sliced
         new = self._give_back(values)
         for name in self._added:

@@ -2,7 +2,10 @@
 """Text on its way to a stream."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TextIO
+
+from lamina.util.settings import replace
 
 
 class Tap:
@@ -14,10 +17,8 @@ class Tap:
     """
 
     def __init__(self, stream: TextIO, hear: Callable[[str], None]):
-        self._stream, self._hear = stream, hear
-        self._before = vars(stream).get("write")  # another one's
-        self._write = stream.write
-        stream.write = self._pass_on
+        self._hear, self._write, self._undo = hear, stream.write, ExitStack()
+        replace(self._undo, stream, "write", self._pass_on, stays=True)
 
     def _pass_on(self, text: str) -> int:
         if self._hear is not None:
@@ -27,9 +28,4 @@ class Tap:
     def close(self) -> None:
         """Hears nothing from now on. The stream has its own `write` again, unless another tap came later."""
         self._hear = None
-        if vars(self._stream).get("write") != self._pass_on:
-            return
-        if self._before is None:
-            del self._stream.write
-        else:
-            self._stream.write = self._before
+        self._undo.close()
