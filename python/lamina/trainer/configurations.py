@@ -10,14 +10,12 @@ bytes.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from lamina.errors import ConfigError
 from lamina.trainer.configuration_keys import raise_problems
 from lamina.trainer.deepspeed_config import read_deepspeed
 from lamina.trainer.fsdp_config import read_fsdp
 from lamina.trainer.precision import Precision, ensure_precision
-from lamina.trainer.settings import HALF, Given, Settings
+from lamina.trainer.settings import Given, Settings
 
 # Keys of a layout that shards. `lamina_config` may have others: a smaller degree, parameters that stay whole.
 _SHARDED = {
@@ -26,7 +24,6 @@ _SHARDED = {
 }
 _WHOLE = {"sharded_data_parallel_degree": 1, "shard_optimizer_state": False}
 _FREED = {"sdp_reshard_after_forward": True, "sdp_reshard_after_backward": True}
-_PREFETCH = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NONE": "none"}
 _LAYOUTS = {
     "FULL_SHARD": _FREED,
     "stage 3": _FREED,
@@ -88,27 +85,11 @@ def _copies(ranks: int, own: Mapping[str, Any]) -> tuple[int, int]:
     return copies // slices, copies // slices if own.get("prescaled_batch") is True else copies
 
 
-def _dtypes(wanted: Settings) -> dict[str, Any]:
-    """The keys for dtypes. A model of float32, whose gradients and buffers are to be that, too, stays as it is."""
-    full = {torch.float32: "fp32"}
-    is_half = wanted.param in HALF
-    of_buffers = ({None: "own"} | full | HALF) if is_half else HALF
-    return {
-        **{key: dtype == wanted.param for dtype, key in HALF.items()},
-        "reduce_dtype": (full | HALF if is_half else HALF).get(wanted.reduce),
-        "buffer_dtype": None if wanted.buffer == wanted.param else of_buffers.get(wanted.buffer),
-    }
-
-
 def _keys(wanted: Settings, own: Mapping[str, Any], holders: int, problems: list[str]) -> dict[str, Any]:
     """The keys of `init`: what the configuration says, and lamina_config where that does not contradict it."""
     is_sharded = _LAYOUTS[wanted.layout].keys() == _FREED.keys()
     layout = {"sharded_data_parallel_degree": holders, **_SHARDED} if is_sharded else {}
-    needed = {"ddp": True, **_dtypes(wanted), **_LAYOUTS[wanted.layout], **wanted.keys}
-    if is_sharded and wanted.backward_prefetch is not None:
-        needed["sdp_backward_prefetch"] = _PREFETCH[wanted.backward_prefetch]
-    if wanted.clipping_norm is not None:
-        needed["sdp_gradient_clipping"] = None
+    needed = {"ddp": True, **_LAYOUTS[wanted.layout], **wanted.keys}
     for key, value in needed.items():
         if own.get(key, value) != value:
             problems.append(

@@ -6,7 +6,7 @@ from typing import Any
 
 from lamina.trainer.configuration_keys import absent, dtype, flag, number, read, section
 from lamina.trainer.precision import Precision, ensure_precision
-from lamina.trainer.settings import Given, Settings
+from lamina.trainer.settings import Given, Settings, keys_of_dtypes
 
 _COUNT = number(1, whole=True), None
 _TIME = number(0), None  # of elements: says when something travels, and changes no result
@@ -86,17 +86,18 @@ def read_deepspeed(
     off = {each: name for each, (name, _) in sections.items() if each not in on and name in there}
     found = _precision(precision, on, off, given, problems)
     half = None if found is Precision.FP32 else found.dtype
-    stage = zero["stage"]
+    stage, norm = zero["stage"], values["gradient_clipping"] or None
+    keys = keys_of_dtypes(half, values["communication_data_type"] or half, half)
+    keys |= {name: zero[key] for key, (least, name) in _OF_INIT.items() if stage >= least and zero[key] is not None}
+    if norm is not None:
+        keys["sdp_gradient_clipping"] = None
     return Settings(
         precision=found,
         autocast=Precision.FP32,
         layout=f"stage {stage}",
-        param=half,
-        reduce=values["communication_data_type"] or half,
-        buffer=half,
-        keys={name: zero[key] for key, (least, name) in _OF_INIT.items() if stage >= least and zero[key] is not None},
+        keys=keys,
         loss_scale=_loss_scale(fp16),
-        clipping_norm=values["gradient_clipping"] or None,
+        clipping_norm=norm,
     )
 
 

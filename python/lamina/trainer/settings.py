@@ -39,11 +39,9 @@ class Settings:
         layout: its name for readers, a sharding strategy or a stage of DeepSpeed's; None: lamina_config alone says it.
         precision: that of the Trainer.
         autocast: that of forwards and losses; under `deepspeed_config` the model alone is half.
-        param, reduce, buffer: dtypes of parameters, of gradients that travel and of buffers; None: those they have.
         loss_scale: arguments of DistributedOptimizer for models that are half.
         clipping_norm: what the norm of all gradients is clipped to; None: nothing.
         activation_checkpointing: whether the modules that the model chooses are checkpointed.
-        backward_prefetch: when the next unit's values are expected; None: as `init` has it.
         min_params: see `units`; None: all modules that are called are units.
         verbose: whether the table of units is printed.
     """
@@ -52,13 +50,9 @@ class Settings:
     autocast: Precision
     layout: str | None = None
     keys: dict[str, Any] = dataclasses.field(default_factory=dict)
-    param: torch.dtype | None = None
-    reduce: torch.dtype | None = None
-    buffer: torch.dtype | None = None
     loss_scale: dict[str, Any] = dataclasses.field(default_factory=lambda: dict(_LOSS_SCALE))
     clipping_norm: float | None = None
     activation_checkpointing: bool = False
-    backward_prefetch: str | None = None
     min_params: float | None = None
     verbose: bool = False
 
@@ -75,3 +69,16 @@ class Settings:
     @property
     def _is_half(self) -> bool:
         return any(self.keys.get(key) is True for key in HALF.values())
+
+
+def keys_of_dtypes(param: torch.dtype | None, reduce: torch.dtype | None, buffer: torch.dtype | None) -> dict[str, Any]:
+    """The keys of `init` for the dtypes of parameters, of gradients that travel and of buffers; None: those they have.
+    A model of float32, whose gradients and buffers are to be that, too, stays as it is."""
+    full = {torch.float32: "fp32"}
+    is_half = param in HALF
+    of_buffers = ({None: "own"} | full | HALF) if is_half else HALF
+    return {
+        **{key: dtype == param for dtype, key in HALF.items()},
+        "reduce_dtype": (full | HALF if is_half else HALF).get(reduce),
+        "buffer_dtype": None if buffer == param else of_buffers.get(buffer),
+    }
