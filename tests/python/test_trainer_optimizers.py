@@ -4,7 +4,9 @@ import warnings
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from lamina.trainer import ComposerClassifier, Trainer, loggers, monitors
 from lamina.trainer.optimizers import DecoupledAdamW, DecoupledSGDW
 
 
@@ -125,6 +127,25 @@ def test_states_are_those_of_torchs_own():
     for own, loaded in zip(optimizer.state.values(), other.state.values(), strict=True):
         assert own.keys() == loaded.keys() == {"step", "exp_avg", "exp_avg_sq"}
         assert all(torch.equal(own[name], loaded[name]) for name in own)
+
+
+def test_what_a_deepspeed_config_clips_is_measured_as_the_optimizer_gets_it():
+    x, memory = torch.randn(6, 4), loggers.InMemoryLogger()
+    model = ComposerClassifier(torch.nn.Linear(4, 4), num_classes=4)
+    before = model.module.weight.detach().clone()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(TensorDataset(x, x.argmax(1)), 3),
+        max_duration=1,
+        optimizers=torch.optim.SGD(model.parameters(), 1.0),
+        deepspeed_config={"gradient_clipping": 1e-3},
+        callbacks=monitors.OptimizerMonitor(),
+        loggers=memory,
+    )
+    trainer.fit()
+    trainer.close()
+    assert memory.get_timeseries("l2_norm/grad/global")["l2_norm/grad/global"] == pytest.approx([1e-3] * 2, rel=1e-3)
+    assert 0 < (model.module.weight - before).norm() < 2.01e-3
 
 
 def test_composers_paths_have_lamina_s_own():

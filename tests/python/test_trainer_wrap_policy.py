@@ -9,8 +9,7 @@ from torch import nn
 
 import lamina
 from lamina.trainer import ComposerClassifier, ComposerModel
-from lamina.trainer.checkpointed import checkpoint_chosen
-from lamina.trainer.wrap_policy import table, units
+from lamina.trainer.wrap_policy import checkpoint_chosen, table, units
 
 
 class Block(nn.Module):

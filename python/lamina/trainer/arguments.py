@@ -127,7 +127,7 @@ class Arguments:
         flags = [field.name for field in dataclasses.fields(self) if field.type is bool]
         of_others = {
             "optimizers": lambda _, given: _one_optimizer(given, self.model),
-            "schedulers": lambda _, given: require_schedulers(listed(given), [self.optimizers]),
+            "schedulers": lambda _, given: require_schedulers(checks.listed(given), [self.optimizers]),
         }
         for name, read in (dict.fromkeys(flags, checks.flag) | _READERS | of_others).items():
             try:
@@ -161,13 +161,6 @@ def signature() -> inspect.Signature:
     return inspect.Signature([own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in named)])
 
 
-def listed(given: Any) -> list[Any]:
-    """One, several or None as a list."""
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
 def duration(name: str, given: Any) -> Time | None:
     """How far a training goes, by the argument of that name.
 
@@ -195,14 +188,14 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def _all_of(kind: type, given: Any) -> list[Any]:
-    several = listed(given)
+    several = checks.listed(given)
     if wrong := [type(each).__name__ for each in several if not isinstance(each, kind)]:
         raise ConfigError(f"they are objects of {kind.__name__}, and not of {', '.join(wrong)}")
     return several
 
 
 def _one_optimizer(given: Any, model: Any) -> Any:
-    several = listed(given)
+    several = checks.listed(given)
     if len(several) > 1 or not all(isinstance(each, torch.optim.Optimizer) for each in several):
         kinds = ", ".join(type(each).__name__ for each in several)
         raise ConfigError(f"it is one optimizer of torch's or of lamina's, not {kinds}")

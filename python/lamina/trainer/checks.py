@@ -38,6 +38,13 @@ def text(name: str, given: Any) -> str:
     return given
 
 
+def listed(given: Any) -> list[Any]:
+    """One, several or None as a list."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
 def function(name: str, given: Any) -> Any:
     """Something that can be called, or None."""
     if given is not None and not callable(given):

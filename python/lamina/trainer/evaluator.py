@@ -70,10 +70,10 @@ class Evaluator:
 
 def ensure_evaluators(given: Any) -> list[Evaluator]:
     """Evaluators as they are; a loader is one with the label "eval"."""
-    if given is None:
-        return []
-    several = given if isinstance(given, (list, tuple)) else [given]
-    every = [each if isinstance(each, Evaluator) else Evaluator(label="eval", dataloader=each) for each in several]
+    every = [
+        each if isinstance(each, Evaluator) else Evaluator(label="eval", dataloader=each)
+        for each in checks.listed(given)
+    ]
     labels = [each.label for each in every]
     if double := {label for label in labels if labels.count(label) > 1}:
         raise ConfigError(f"several evaluators are named {', '.join(sorted(double))}: Evaluator(label=...) names each")

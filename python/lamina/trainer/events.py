@@ -48,12 +48,8 @@ class Event(str, enum.Enum):
         return self.value
 
 
-class Callback:
-    """Hears of events: each is a method of its name, `def batch_end(self, state, logger)`, that does nothing here."""
-
-    def run_event(self, event: Event, state: Any, logger: Any) -> None:
-        """Calls the event's method; may be overridden in place of them."""
-        getattr(self, event.value)(state, logger)
+class _Stateful:
+    """Has, perhaps, something that a checkpoint keeps."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all of it that a checkpoint keeps."""
@@ -61,6 +57,14 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave."""
+
+
+class Callback(_Stateful):
+    """Hears of events: each is a method of its name, `def batch_end(self, state, logger)`, that does nothing here."""
+
+    def run_event(self, event: Event, state: Any, logger: Any) -> None:
+        """Calls the event's method; may be overridden in place of them."""
+        getattr(self, event.value)(state, logger)
 
     def close(self, state: Any, logger: Any) -> None:
         """The Trainer ends, well or not."""
@@ -77,7 +81,7 @@ for _event in Event:
     setattr(Callback, _event.value, _nothing)
 
 
-class Algorithm(abc.ABC):
+class Algorithm(_Stateful, abc.ABC):
     """Changes a training, before callbacks hear of an event."""
 
     @abc.abstractmethod
@@ -87,13 +91,6 @@ class Algorithm(abc.ABC):
     @abc.abstractmethod
     def apply(self, event: Event, state: Any, logger: Any) -> int | None:
         """Changes something, of the state for example."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns all of it that a checkpoint keeps."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Takes what `state_dict` gave."""
 
 
 def _logs(callback: Callback) -> bool:

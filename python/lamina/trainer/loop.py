@@ -2,17 +2,14 @@
 """The loop: batches, updates and evaluations, in any layout."""
 
 import datetime
-import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
-
-import torch
 
 from lamina.errors import UsageError
 from lamina.trainer import metrics
 from lamina.trainer.evaluation import Evaluation
 from lamina.trainer.events import Engine, Event
-from lamina.trainer.precision import get_precision_context
-from lamina.trainer.settings import Settings
 from lamina.trainer.shares import Share, Shares
 from lamina.trainer.state import State
 from lamina.trainer.training_step import TrainingStep
@@ -27,15 +24,14 @@ class Loop:
         state: its model is a DistributedModel whose losses add up over microbatches.
         engine: hears of all events.
         logger: gets the metrics.
-        settings: of numbers and layouts.
+        precision: the context of forwards and losses.
 
     Attributes:
         evaluate: evaluates by an Evaluator, see `Evaluation.run`.
     """
 
-    def __init__(self, state: State, engine: Engine, logger: Any, settings: Settings):
-        self._state, self._engine, self._logger, self._settings = state, engine, logger, settings
-        precision = functools.partial(get_precision_context, settings.autocast, "cpu")
+    def __init__(self, state: State, engine: Engine, logger: Any, precision: Callable[[], AbstractContextManager]):
+        self._state, self._engine, self._logger = state, engine, logger
         self._step = TrainingStep(state, engine, precision)
         self.evaluate = Evaluation(state, engine, logger, precision).run
 
@@ -96,8 +92,6 @@ class Loop:
         (optimizer,) = state.optimizers
         state.scaler.unscale_(optimizer)
         self._engine.run_event(Event.AFTER_TRAIN_BATCH)
-        if self._settings.clipping_norm is not None:
-            torch.nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.clipping_norm)
         state.scaler.step(optimizer)
         state.scaler.update()
         if state.train_metrics:

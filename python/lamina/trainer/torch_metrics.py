@@ -62,7 +62,7 @@ class LossMetric(_Mean):
         self._add(self.loss_function(preds, targets) * len(targets), len(targets))
 
 
-class LanguageCrossEntropy(_Mean):
+class LanguageCrossEntropy(CrossEntropy):
     """The cross entropy of logits, (..., words), or of outputs that have them, for a word at each position.
 
     Args:
@@ -71,14 +71,12 @@ class LanguageCrossEntropy(_Mean):
     """
 
     def __init__(self, vocab_size: int | None = None, dist_sync_on_step: bool = False, ignore_index: int = -100):
-        super().__init__(dist_sync_on_step)
-        self.vocab_size, self.ignore_index = vocab_size, ignore_index
+        super().__init__(ignore_index, dist_sync_on_step)
+        self.vocab_size = vocab_size
 
     def update(self, output: Mapping | torch.Tensor, target: torch.Tensor) -> None:
         logits = _scores(output)
-        words, target = logits.reshape(-1, self.vocab_size or logits.shape[-1]), target.reshape(-1)
-        loss = soft_cross_entropy(words, target, ignore_index=self.ignore_index, reduction="sum")
-        self._add(loss, (target != self.ignore_index).sum())
+        super().update(logits.reshape(-1, self.vocab_size or logits.shape[-1]), target.reshape(-1))
 
 
 class LanguagePerplexity(LanguageCrossEntropy):

@@ -23,27 +23,27 @@ from lamina.job.ranks import WORLD
 from lamina.job.seeds import set_rng_seed
 from lamina.model.shards import holder
 from lamina.trainer import checks, metrics
-from lamina.trainer.arguments import Arguments, listed, pieces, require_alike, signature
+from lamina.trainer.arguments import Arguments, pieces, require_alike, signature
 from lamina.trainer.arguments import duration as length
-from lamina.trainer.checkpointed import checkpoint_chosen
 from lamina.trainer.checkpoints import Saver, load
 from lamina.trainer.configurations import settings
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.trainer.events import Engine, Event
+from lamina.trainer.gradient_clipping import GradientClipping
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.logger import Logger
 from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger
 from lamina.trainer.loop import Loop
 from lamina.trainer.meta_values import give_values
-from lamina.trainer.precision import LossScaler
+from lamina.trainer.precision import LossScaler, get_precision_context
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.trainer.schedulers import bound_schedulers, require_schedulers, steps_every_batch
 from lamina.trainer.settings import Given, Settings
 from lamina.trainer.shares import Ends, Shares, copies, require_split
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp, TimeUnit
-from lamina.trainer.wrap_policy import table, units
+from lamina.trainer.wrap_policy import checkpoint_chosen, table, units
 from lamina.util.told import tell
 
 _DIVIDE = ("partitions", "pipeline_parallel_degree", "sharded_data_parallel_degree", "tensor_parallel_degree")
@@ -118,6 +118,8 @@ class Trainer:
         self._saved: list[dict[str, Any]] | None = None  # what a checkpoint says of the loaders
         self._is_resumed = False
         found = self._found = self._settings(given)
+        if found.clipping_norm is not None:
+            self.state.algorithms.append(GradientClipping("norm", found.clipping_norm))
         config = self._config(given, found)
         self._saver = self._saver_of(given)
         self.state.callbacks += [] if self._saver is None else [self._saver]
@@ -128,7 +130,8 @@ class Trainer:
         if self._saver is not None:
             self._saver.name_folder(self.state.run_name)
             self._saver.take_folder(True)
-        self._loop = Loop(self.state, self.engine, self.logger, found)
+        precision = functools.partial(get_precision_context, found.autocast, "cpu")
+        self._loop = Loop(self.state, self.engine, self.logger, precision)
         if self._spec is not None:
             self._read_on()
         self.engine.run_event(Event.INIT)
@@ -177,7 +180,7 @@ class Trainer:
         if train_dataloader is not None:
             self._spec, self._label = ensure_data_spec(train_dataloader), train_dataloader_label
         if schedulers is not None:
-            self._schedulers = require_schedulers(listed(schedulers), state.optimizers)
+            self._schedulers = require_schedulers(checks.listed(schedulers), state.optimizers)
             self._steps_every_batch = steps_every_batch(self._schedulers, step_schedulers_every_batch)
         if eval_dataloader is not None:
             self._set_evaluators(evaluators, eval_interval, eval_subset_num_batches)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units of a model: the modules whose parameters come and go together."""
+"""Modules that a model chooses: units, whose parameters come and go together, and those that are checkpointed."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from lamina import _lamina
+from lamina.activation_checkpointing.api import set_activation_checkpointing
 from lamina.modules.tree import is_called
 
 
@@ -70,6 +72,32 @@ def _answers(module: nn.Module, root: nn.Module) -> tuple[bool, bool | None, boo
         return False, None, False
     rule = asked_of(module, "_fsdp_wrap", root, "fsdp_wrap_fn")
     return True, {"_fsdp_wrap": True, "": False}.get(rule), rule == "fsdp_wrap_fn"
+
+
+def checkpoint_chosen(model: nn.Module) -> list[str]:
+    """Checkpoints modules of a ComposerModel wherever they are called; every rank does so, with a plain model.
+
+    The attribute `_activation_checkpointing` of a module decides, else `activation_checkpointing_fn(module)` of the
+    model's child that it is in. Where none is chosen, a warning says so.
+
+    Returns:
+        The names of the modules that were chosen.
+    """
+    chosen: dict[str, nn.Module] = {}
+    for child_name, root in children_to_wrap(model):
+        for name, module in root.named_modules(prefix=child_name):
+            if is_called(module) and asked_of(module, "_activation_checkpointing", root, "activation_checkpointing_fn"):
+                chosen[name] = module
+    for module in chosen.values():  # outer ones first, for a Sequential takes its children's mark away
+        runs_its_children = getattr(type(module), "forward", None) is nn.Sequential.forward
+        set_activation_checkpointing(module, strategy="contiguous" if runs_its_children else "each")
+    if not chosen:
+        warnings.warn(
+            "activation_checkpointing: no module is chosen: set module._activation_checkpointing = True, or give the "
+            "model that a ComposerModel holds a method activation_checkpointing_fn(module)",
+            stacklevel=2,
+        )
+    return list(chosen)
 
 
 def table(found: Sequence[Unit], checkpointed: Sequence[str], degree: int) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from lamina.dist.ranks import get_global_rank
 from lamina.errors import ConfigError
+from lamina.trainer import checks
 from lamina.trainer.events import Callback
 
 
@@ -46,8 +47,7 @@ def as_destinations(given: Any) -> list[LoggerDestination]:
     Errors:
         ConfigError: something else.
     """
-    several = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
-    return [_as_destination(each) for each in several]
+    return list(map(_as_destination, checks.listed(given)))
 
 
 def _as_destination(given: Any) -> LoggerDestination:
