@@ -13,6 +13,7 @@
 #include "lamina/archive/store.h"
 #include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
+#include "lamina/base/module_names.h"
 #include "lamina/base/str.h"
 #include "lamina/layout/parameter_layout.h"
 
@@ -29,7 +30,7 @@ constexpr auto kUserContent = "user_content.pt";
 constexpr std::string_view kMarks[] = {"_smp_is_partial", "_lamina_saved_by", "_lamina_parts"};
 
 bool is_mark(std::string_view name) {
-  return std::ranges::any_of(kMarks, [&](auto mark) { return name == mark || name.starts_with(base::str(mark, ".")); });
+  return std::ranges::any_of(kMarks, [&](auto mark) { return base::is_in_module(name, mark); });
 }
 
 // The module whose extra state has that name in a state dict, "" for the root; none for a name of something else.

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "lamina/base/module_names.h"
 #include "lamina/base/str.h"
 #include "lamina/digests/wholes.h"
 
@@ -95,7 +96,7 @@ std::string_view module_of(const Seen& seen) {
 }
 
 bool is_around(const std::string& module, const std::string& name) {
-  return module.empty() || name == module || name.starts_with(module + ".");
+  return module.empty() || base::is_in_module(name, module);
 }
 
 // The first call of the innermost module around this one that is called in its microbatch.

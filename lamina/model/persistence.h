@@ -14,7 +14,4 @@ namespace lamina::model {
 // names.
 bool may_be_sharded(std::string_view name, const at::Tensor& parameter, const config::Config& config);
 
-// Says whether an entry of `sdp_persistent_parameters` is the name of a parameter, or of a module that it is in.
-bool is_named_by(std::string_view entry, std::string_view parameter);
-
 }  // namespace lamina::model

@@ -10,12 +10,12 @@
 #include "lamina/base/edit_distance.h"
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
+#include "lamina/base/module_names.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/environment/memory.h"
 #include "lamina/messaging/agreement.h"
 #include "lamina/model/float_types.h"
-#include "lamina/model/persistence.h"
 #include "lamina/plan/format.h"
 #include "lamina/sharding/memory.h"
 
@@ -182,7 +182,7 @@ std::vector<std::string> units_of(const config::Config& config, const model::Mod
 void require_persistent(const config::Config& config, const model::ModuleTree& tree) {
   const auto& parameters = tree.parameters();
   for (const auto& entry : config.sdp_persistent_parameters.value_or(std::vector<std::string>())) {
-    const auto is_of_it = [&](const model::Held& held) { return model::is_named_by(entry, held.name); };
+    const auto is_of_it = [&](const model::Held& held) { return base::is_in_module(held.name, entry); };
     if (std::ranges::any_of(parameters, is_of_it)) continue;
     const auto nearest = parameters.empty() ? "" : base::nearest(parameters, entry, &model::Held::name).name;
     throw base::ConfigError(base::str("sdp_persistent_parameters: the model has no parameter \"", entry,

@@ -5,6 +5,8 @@
 #include <array>
 #include <map>
 
+#include "lamina/base/module_names.h"
+
 namespace lamina::sharding {
 namespace {
 
@@ -16,7 +18,7 @@ std::vector<std::size_t> inside_out(std::span<const AskedModule> modules) {
     open.pop_back();
   };
   for (std::size_t i = 1; i < modules.size(); ++i) {
-    while (!open.empty() && !modules[i].name.starts_with(modules[open.back()].name + ".")) close();
+    while (!open.empty() && !base::is_in_module(modules[i].name, modules[open.back()].name)) close();
     open.push_back(i);
   }
   while (!open.empty()) close();

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "lamina/base/error.h"
+#include "lamina/base/module_names.h"
 #include "lamina/base/str.h"
 #include "lamina/distributed_optimizer/optimizer.h"
 #include "lamina/runtime/rng_streams.h"
@@ -45,8 +46,7 @@ bool reader_knows() {
   PyObject* name = PyDict_GetItemString(globals, "__name__");
   if (name == nullptr || !PyUnicode_Check(name)) return false;
   const auto module = py::handle(name).cast<std::string>();
-  const auto is_of = [&](const std::string& package) { return module == package || module.starts_with(package + "."); };
-  return is_of("torch") || is_of("lamina");
+  return base::is_in_module(module, "torch") || base::is_in_module(module, "lamina");
 }
 
 // Says `text` once, in the place of torch's result `found` where warnings are errors.

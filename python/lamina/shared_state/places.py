@@ -14,6 +14,7 @@ from torch import nn
 from lamina.shared_state.contents import Content, changed, content, is_changeable, is_generator, is_of_the_script, token
 from lamina.shared_state.names import OF_TORCH, Found, Names, code_of, functions_of, itself, used_in
 from lamina.shared_state.uses import Use, uses
+from lamina.util.module_names import is_in_module
 
 _UNKNOWN = Use("", None, True, True, False, (0, 0), (0, 0))  # of what the source does not tell
 
@@ -129,7 +130,7 @@ class Place:
         readers = {what for code, whose in self.whose.items() if self._reads(code) for what in whose}
         if name == "the model":
             return "the step function" in readers
-        return any(what != name and not what.startswith(f"{name}.") for what in readers)
+        return not all(is_in_module(what, name) for what in readers)
 
     def keeps(self, here: int, change: Change | None = None) -> bool:
         """True where one call of a function here may read what another one has changed: several use it, or one sets it,

@@ -27,6 +27,7 @@ from lamina.errors import UsageError
 from lamina.tensor_parallel import marks
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.util.checks import nearest
+from lamina.util.module_names import is_in_module
 
 # Parts of a layer that a rank has. Other names of transformers' for the same are in _ALIASES.
 STYLES = (
@@ -132,7 +133,7 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
         if isinstance(module, DistributedModule):
             if in_parts and module.is_stack:
                 stacks.append(name)
-            is_inside = any(_is_under(name, each) for each in stacks)
+            is_inside = any(is_in_module(name, each) for each in stacks)
             plan = _by_plan(module, module.positions_plan if is_inside else module.slicing_plan, _BY_PARENT)
             has_part = is_inside or any(style in _BY_PARENT for style in plan.values())
             (inside if has_part else own).update(_below(name, plan))
@@ -142,7 +143,7 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
         if (plan := marks.plan_of(module)) is not None:
             given |= _below(name, _by_plan(module, plan))
             led.append(name)
-        elif (plan := _transformers_plan(module)) and not any(_is_under(name, each) for each in led):
+        elif (plan := _transformers_plan(module)) and not any(is_in_module(name, each) for each in led):
             transformers |= _below(name, _by_transformers_plan(module, plan))
             led.append(name)
     asked = transformers | known | own | given | inside
@@ -213,10 +214,6 @@ def _below(name: str, styles: Mapping[str, str]) -> dict[str, str]:
     return {f"{name}.{below}" if name else below: style for below, style in styles.items()}
 
 
-def _is_under(name: str, above: str) -> bool:
-    return not above or name == above or name.startswith(above + ".")
-
-
 def _with_low_rank(module: nn.Module, style: str) -> Iterator[tuple[str, nn.Module, str]]:
     """The layer itself. Of one with a correction of low rank beside it, as peft's LoRA has: its base, and that of the
     two small ones that has the same slices. Cut by columns it is the second, by rows the first."""
@@ -263,7 +260,7 @@ def _by_transformers_plan(module: nn.Module, plan: Mapping[str, str]) -> dict[st
     for pattern, given in plan.items():
         style = _ALIASES.get(given, given)
         for name in _matching(pattern, [*names, *parameters]):
-            if any(_is_under(name, each) for each in experts):
+            if any(is_in_module(name, each) for each in experts):
                 continue
             if name in parameters:
                 raise UsageError(

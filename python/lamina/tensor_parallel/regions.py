@@ -19,6 +19,7 @@ from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.tensor_parallel.turns import Turns, are_taken, take
 from lamina.tensor_parallel.unslicing import remember
+from lamina.util.module_names import is_in_module
 
 
 class _Region:
@@ -91,7 +92,7 @@ def _found(root: nn.Module) -> list[str]:
 
 def _outermost(names: Iterable[str]) -> list[str]:
     names = list(dict.fromkeys(names))
-    return [name for name in names if not any(name != other and _is_under(name, other) for other in names)]
+    return [name for name in names if not any(name != other and is_in_module(name, other) for other in names)]
 
 
 def _around(modules: dict[str, nn.Module], name: str) -> str:
@@ -119,7 +120,7 @@ def _stack(modules: dict[str, nn.Module], name: str, regions: Iterable[str]) -> 
     if not name or not isinstance(modules[above], nn.Sequential):
         return name
     parts = [f"{above}.{child}" if above else child for child, _ in modules[above].named_children()]
-    has_region = [any(_is_under(region, part) for region in regions) for part in parts]
+    has_region = [any(is_in_module(region, part) for region in regions) for part in parts]
     bare = [next(modules[part].parameters(), None) is None for part in parts]
     return above if all(map(any, zip(has_region, bare, strict=True))) else name
 
@@ -135,7 +136,3 @@ def _callable(modules: dict[str, nn.Module], name: str) -> str:
     """The nearest module, from this one up, that is called."""
     is_list = lambda module: isinstance(module, (nn.ModuleList, nn.ModuleDict))  # noqa: E731
     return next((above for above in _up(name) if not is_list(modules[above])), "")
-
-
-def _is_under(name: str, above: str) -> bool:
-    return not above or name == above or name.startswith(f"{above}.")

@@ -19,6 +19,7 @@ from lamina.tensor_parallel import layers, marks, registry
 from lamina.tensor_parallel.correspondence import Correspondence, matched
 from lamina.tensor_parallel.heads import whole_number
 from lamina.tensor_parallel.registry import DistributedModule, Registration, UnfitError
+from lamina.util.module_names import is_in_module
 from lamina.util.told import tell
 
 _HOOKS = "_lamina_hooks"  # of a module that has become another: its Registration
@@ -110,7 +111,7 @@ class _Replacement:
 def _candidates(root: nn.Module, known: Known, found: dict[str, Any]) -> Iterator[tuple[str, nn.Module, Registration]]:
     for name, module in root.named_modules():
         mark = marks.mark_of(module)
-        if not mark.enabled or mark.is_led or any(_is_under(name, each) for each in found):
+        if not mark.enabled or mark.is_led or any(is_in_module(name, each) for each in found):
             continue
         registration, ours = registry.registration_of(module), known(module)
         if registration is None:
@@ -121,17 +122,13 @@ def _candidates(root: nn.Module, known: Known, found: dict[str, Any]) -> Iterato
             yield name, module, registration
 
 
-def _is_under(name: str, above: str) -> bool:
-    return not above or name.startswith(above + ".")
-
-
 def _require_plain(root: nn.Module, name: str, module: nn.Module) -> None:
     for part in module.modules():
         if any(part.__dict__.get(kind) for kind in HOOKS):
             raise UnfitError(f"it has hooks, of a {type(part).__name__}")
     own = {id(each) for each in module.parameters()}
     for holder, parameter in root.named_parameters(remove_duplicate=False):
-        if id(parameter) in own and not _is_under(holder, name):
+        if id(parameter) in own and not is_in_module(holder, name):
             raise UnfitError(f"it shares parameters with {holder}")
 
 
