@@ -22,8 +22,7 @@ class Precision(str, enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Precision | None":
-        names = {word: each for each in cls for word in (each.value, each.name.lower())}
-        return (names | _OLD).get(str(value).lower())
+        return ({each.value: each for each in cls} | _OLD).get(str(value).lower())
 
     @property
     def dtype(self) -> torch.dtype:

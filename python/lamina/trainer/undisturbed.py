@@ -26,14 +26,12 @@ class Kept:
         self._buffers = {place: (buffer, buffer.clone()) for place, buffer in _buffers(model).items()}
         self._microbatches, self._session = num_microbatches(), current.session()
         self._steps, self._readers, self._generators = self._session.seeded_steps, readers, generators(*readers)
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-        self._of_devices = [(device, torch.cuda.get_rng_state(device)) for device in devices]
+        self._of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def put_back(self, alone: bool = False) -> None:
         """Makes all of it what it was; every rank calls it. One that does so alone leaves buffers that were moved."""
         set_generators(self._generators, *self._readers)
-        for device, state in self._of_devices:
-            torch.cuda.set_rng_state(state, device)
+        torch.cuda.set_rng_state_all(self._of_devices)
         set_num_microbatches(self._microbatches)
         if self._steps is not None:
             self._session.seeded_steps = self._steps
