@@ -134,7 +134,9 @@ def _part(batch: Any, samples: slice) -> Any:
     """Some samples of a batch."""
     if isinstance(batch, _PLAIN) or (isinstance(batch, torch.Tensor) and not batch.dim()):
         return batch
-    if isinstance(batch, torch.Tensor) or _is_list_of_samples(batch):
+    if isinstance(batch, torch.Tensor):
+        return batch[samples].unsafe_chunk(1)[0]  # a model that writes to it leaves what it has kept of another one
+    if _is_list_of_samples(batch):
         return batch[samples]
     if isinstance(batch, Mapping):
         return _like(batch, {name: _part(part, samples) for name, part in batch.items()})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step of a batch: forwards and backwards of its microbatches."""
 
+import copy
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -42,8 +43,10 @@ class TrainingStep:
         they may. Returns rank 0's seconds since the batch before."""
         state = self._state
         (optimizer,) = state.optimizers
+        batch = state.batch
         while True:
             kept = Kept(state.model) if state.auto_microbatching else None
+            state.batch = batch if kept is None else copy.deepcopy(batch)  # a model may write to it
             microbatching.expect(state, share.most)
             for metric in state.train_metrics.values():
                 metric.reset()
