@@ -485,3 +485,24 @@ def case_a_job_of_partitions_ends_before_its_first_step():
         model=model, optimizers=torch.optim.SGD(model.parameters(), 1), lamina_config={"partitions": 2}
     ).close()
     require_same(model.state_dict(), before)
+
+
+class Shifted(nn.Module):
+    """Has a buffer that is in no checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 5).double()
+        self.register_buffer("shift", torch.arange(5.0), persistent=False)
+
+    def forward(self, x):
+        return self.inner(x) + self.shift
+
+
+def case_buffers_that_no_checkpoint_has_are_there_when_the_job_has_ended():
+    for keys in ({}, {"partitions": 2}, {"sharded_data_parallel_degree": 2}):
+        model = Model("mean")
+        model.module = nn.Sequential(Shifted(), Shifted(), Shifted(), nn.Linear(5, 3).double())
+        trained(model, lamina_config=keys)
+        for module in model.module[:3]:
+            assert torch.equal(module.shift, torch.arange(5.0))

@@ -12,7 +12,8 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.lifetime import init, shutdown
-from lamina.job.messages import barrier
+from lamina.job.messages import allgather, barrier
+from lamina.job.ranks import WORLD
 from lamina.optim.optimizer import DistributedOptimizer
 from lamina.pipeline.distributed_model import DistributedModel
 from lamina.pipeline.step import step
@@ -99,7 +100,11 @@ class TrainerJob:
     def _make_whole(self) -> None:
         take_loaded()
         values, states = self.model.state_dict(), self.optimizer.state_dict()
-        self._here = self._names_here() if self.model.partitioned else values.keys()
+        if self.model.partitioned:
+            self._here = self._names_here()
+            values = self._buffers_of_all() | values
+        else:
+            self._here = values.keys()
         current.job().own(Loaders).end_workers()
         barrier()
         shutdown()
@@ -124,6 +129,12 @@ class TrainerJob:
         module = self.model.module
         here = set(map(id, (*self.model.local_parameters(), *self.model.local_buffers())))
         return {name for name, tensor in _tensors(module) if id(tensor) in here}
+
+    def _buffers_of_all(self) -> dict[str, torch.Tensor]:
+        """All buffers, by name: a state dict has only those that are kept in checkpoints."""
+        named = self.model.module.named_buffers(remove_duplicate=False)
+        own = {name: buffer for name, buffer in named if name in self._here}
+        return {name: buffer for theirs in allgather(own, WORLD) for name, buffer in theirs.items()}
 
     def _give_back(self, values: dict[str, torch.Tensor]) -> dict[int, nn.Parameter]:
         """Puts all values into the model. Returns the parameters that are others now, by the ids of the old ones: those
