@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases for two ranks: the Trainer with each layout that a configuration chooses has the weights of one process."""
 
+import functools
+
 import pytest
 import torch
 from equivalence.trainer_cases import Model, TrainerCase, check, data_of
@@ -506,3 +508,20 @@ def case_buffers_that_no_checkpoint_has_are_there_when_the_job_has_ended():
         trained(model, lamina_config=keys)
         for module in model.module[:3]:
             assert torch.equal(module.shift, torch.arange(5.0))
+
+
+def case_compiled_modules_train_in_each_layout():
+    def made():
+        model = Model("mean")
+        model.module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        return model
+
+    dataset = data_of(8, 2)
+    compiled = functools.partial(torch.compile, backend="eager")
+    expected, inner, outer, whole = trained(made()), made(), made(), made()
+    inner.module[0], outer.module = compiled(inner.module[0]), compiled(outer.module)
+    shards = {"fsdp_config": {"min_params": 1}}
+    for model, given, row in (inner, inner, shards), (outer, outer, shards), (whole, compiled(whole), {}):
+        loader = DataLoader(dataset, 4, sampler=lamina.dist.get_sampler(dataset))  # compiled while there are gradients
+        trained(given, grad_accum=2, eval_dataloader=loader, **row)
+        require_same(model.state_dict(), expected)

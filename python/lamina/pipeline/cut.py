@@ -300,8 +300,9 @@ class Cut:
         if check is not None:
             check.begin_step(self.model)
         self.make_again()
-        if self.pipelined and not self._compiler_is_seen:
-            self._compiler_is_seen = compiled.install(current.job().on_end)
+        if not self._compiler_is_seen:
+            is_sharded = self.model.sharding is not None
+            self._compiler_is_seen = compiled.install(current.job().on_end, self.pipelined, is_sharded)
         if not self.routed:  # one partition, whose first step this is
             self.route()
         if not self._announced:

@@ -48,6 +48,8 @@ partition:
 |---|---|---|
 | torch.nn.Module.zero_grad | zero_grad | a module's shards have no gradients either |
 | torch.nn.Parameter.grad | zero_grad | a sharded parameter has the gradient of its shard, a stand-in its part |
+| torch._subclasses.meta_utils.safe_grad | compiled | the compiler takes no gradient of a shard for its parameter's |
+| torch._dynamo.variables.builder.safe_grad | compiled | likewise |
 | torch.amp.GradScaler._unscale_grads_ | grad_scaler | gradients are found, and infinities in shards, by all ranks |
 | torch.optim.swa_utils.AveragedModel.update_parameters | averages | an average has the values of shards, too |
 

@@ -20,13 +20,17 @@ from lamina.util.settings import replace
 _ENGINE = torch._C._dynamo.eval_frame
 
 
-def install(undo: ExitStack) -> bool:
-    """Until `undo` is closed, compiled functions and modules are called with values. Does nothing until torch's
-    compiler has been imported, which takes seconds; returns whether it was."""
+def install(undo: ExitStack, references: bool, shards: bool) -> bool:
+    """Until `undo` is closed, compiled functions and modules are called with values where there are references, and
+    the compiler sees no gradients of shards. Does nothing until torch's compiler has been imported, which takes
+    seconds; returns whether it was."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return False
-    _replace(torch._dynamo.eval_frame, "_callback_from_stance", _before_a_call, undo)
-    _replace(torch._dynamo.convert_frame.CatchErrorsWrapper, "__call__", _before_the_lock, undo)
+    if references:
+        _replace(torch._dynamo.eval_frame, "_callback_from_stance", _before_a_call, undo)
+        _replace(torch._dynamo.convert_frame.CatchErrorsWrapper, "__call__", _before_the_lock, undo)
+    for reader in (torch._subclasses.meta_utils, torch._dynamo.variables.builder) if shards else ():
+        _replace(reader, "safe_grad", _without_shards, undo)
     return True
 
 
@@ -72,6 +76,16 @@ def _before_the_lock(original: Callable) -> Callable:
         return original(self, frame, *rest)
 
     return compile_frame
+
+
+def _without_shards(original: Callable) -> Callable:
+    """Runs for the compiler, which takes a gradient to be like its parameter."""
+
+    def safe_grad(tensor: torch.Tensor) -> torch.Tensor | None:
+        gradient = original(tensor)
+        return None if gradient is None or gradient.shape != tensor.shape else gradient
+
+    return safe_grad
 
 
 def _replace(where: Any, name: str, wrap: Callable, undo: ExitStack) -> None:

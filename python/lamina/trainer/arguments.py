@@ -13,6 +13,7 @@ import torch
 from lamina.errors import ConfigError
 from lamina.job import current
 from lamina.job.arguments import require_same
+from lamina.pipeline.compiled_parts import in_place
 from lamina.trainer import checks
 from lamina.trainer.checkpoints import found_checkpoint
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
@@ -239,7 +240,7 @@ def _optional(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
 # Readers of arguments, called with the name and what was given. Arguments that are True or False have no row.
 _READERS: dict[str, Callable[[str, Any], Any]] = {
-    "model": lambda _, given: require_model(given),
+    "model": lambda _, given: in_place(require_model(given)),
     "train_dataloader": _optional(lambda _, given: ensure_data_spec(given)),
     "train_dataloader_label": checks.text,
     "train_subset_num_batches": checks.count_or_all,

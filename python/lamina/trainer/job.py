@@ -18,6 +18,7 @@ from lamina.optim.optimizer import DistributedOptimizer
 from lamina.pipeline.distributed_model import DistributedModel
 from lamina.pipeline.step import step
 from lamina.tensor_parallel.unslicing import make_plain
+from lamina.torch_patches.compiled import left_alone
 from lamina.trainer.shares import Loaders
 from lamina.util.settings import replace
 
@@ -180,8 +181,13 @@ def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _forward(module: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
     if args and type(args[0]) is Method:
-        return getattr(module, args[0])(*args[1:], **kwargs)
+        return _call_method(module, *args, **kwargs)
     return forward(*args, **kwargs)
+
+
+@left_alone
+def _call_method(module: nn.Module, name: Method, *args: Any, **kwargs: Any) -> Any:
+    return getattr(module, name)(*args, **kwargs)
 
 
 def _end_current() -> None:
