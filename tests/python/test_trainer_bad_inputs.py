@@ -277,3 +277,10 @@ def test_a_wrong_argument_of_fit_or_eval_is_named_before_a_batch_is_read():
     with pytest.raises(ConfigError, match="a schedule of 9tok stays where it begins"):
         model.fit(duration="1ba", schedulers=schedules.StepScheduler("9tok"))
     assert model.state.timestamp.batch == 4
+
+
+def test_an_iterator_is_read_once():
+    one = trainer(train_dataloader=iter([(X, X[:, :2].argmax(1))]), max_duration=2)
+    with pytest.raises(UsageError, match="an iterator gives its batches once"):
+        one.fit()
+    assert one.state.timestamp.batch == 1

@@ -2,7 +2,7 @@
 """The loop: batches, updates and evaluations, in any layout."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -68,9 +68,10 @@ class Loop:
                 break  # amid the epoch
             next(batches, None)  # the loader draws as much as where the training goes on
             if not state.timestamp.batch_in_epoch.value:
-                raise UsageError(
-                    f"the loader {state.dataloader_label!r} gave no batch: with drop_last, none of all ranks was full"
-                )
+                why = "it is empty, or with drop_last no batch of all ranks was full"
+                if isinstance(state.dataloader, Iterator):
+                    why = "an iterator gives its batches once, a list or a DataLoader for each epoch"
+                raise UsageError(f"the loader {state.dataloader_label!r} gave no batch: {why}")
             state.timestamp = state.timestamp.to_next_epoch()
             for scheduler in [] if steps_every_batch else state.schedulers:
                 scheduler.step()
