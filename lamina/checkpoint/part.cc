@@ -19,14 +19,13 @@ layout::DType savable_dtype(const at::Tensor& tensor, const std::string& name) {
   };
   if (tensor.layout() != at::kStrided) refuse("sparse");
   if (tensor.is_quantized()) refuse("quantised");
-  if (tensor.is_complex()) refuse("complex");
   if (tensor.is_meta()) refuse("without values (meta)");
   const auto dtype = value::dtype_of(tensor.scalar_type());
   if (!dtype || archive::safetensors_name(*dtype).empty()) refuse("of a dtype that safetensors files do not have");
   return *dtype;
 }
 
-at::Tensor memory_of(const at::Tensor& tensor) { return tensor.detach().resolve_neg().contiguous(); }
+at::Tensor memory_of(const at::Tensor& tensor) { return tensor.detach().resolve_conj().resolve_neg().contiguous(); }
 
 Part whole_part(std::string name, archive::Kind kind, const at::Tensor& tensor) {
   Part part;

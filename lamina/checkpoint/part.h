@@ -21,7 +21,7 @@ struct Part {
 };
 
 // The part that is a whole tensor: of a shape of its own. Throws base::UsageError, which names it, for one that has no
-// place in a checkpoint: sparse, quantised, complex, a subclass's, or of a dtype that safetensors does not know.
+// place in a checkpoint: sparse, quantised, a subclass's, or of a dtype that safetensors does not know.
 Part whole_part(std::string name, archive::Kind kind, const at::Tensor& tensor);
 
 // Contiguous memory with the elements of a tensor, its own where that is such.

@@ -290,9 +290,9 @@ at::Tensor Reader::memory_for(const Place& place) {
 
 // True where the bytes of the tensor are the file's.
 bool Reader::is_like(const at::Tensor& tensor, const Place& place) {
-  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_neg() &&
-         tensor.scalar_type() == checkpoint::scalar_type(place.tensor->dtype) && tensor.numel() == place.region.size &&
-         !tensor.is_inference();
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() &&
+         !tensor.is_neg() && tensor.scalar_type() == checkpoint::scalar_type(place.tensor->dtype) &&
+         tensor.numel() == place.region.size && !tensor.is_inference();
 }
 
 void Reader::fill(std::vector<Place> places, const checkpoint::Peers& peers) const {

@@ -20,7 +20,8 @@ from lamina.checkpoints.checkpointed_job import CheckpointedJob
 
 
 class Odd(nn.Module):
-    """Parameters without elements, without dimensions, with gaps, and without gradients; buffers of other dtypes."""
+    """Parameters without elements, without dimensions, with gaps, without gradients, and complex; buffers of other dtypes, of
+    which one is the conjugate of its memory."""
 
     def __init__(self):
         super().__init__()
@@ -29,13 +30,16 @@ class Odd(nn.Module):
         self.scalar = nn.Parameter(torch.tensor(0.5))
         self.transposed = nn.Parameter(torch.randn(5, 4).t())
         self.unused = nn.Parameter(torch.randn(3))
+        self.complex = nn.Parameter(torch.randn(4, dtype=torch.complex64))
         self.head = nn.Linear(4, 4)
+        self.register_buffer("conjugate", torch.randn(4, dtype=torch.complex64).conj())
         self.register_buffer("flags", torch.tensor([True, False]))
         self.register_buffer("nothing", torch.zeros(2, 0, dtype=torch.int16))
         self.register_buffer("kept", torch.arange(3), persistent=False)
 
     def forward(self, x):
-        return self.head(x @ self.transposed.t()[:4, :4]) * self.scalar + self.empty.sum()
+        turned = (x * self.complex * self.conjugate).real
+        return self.head(turned @ self.transposed.t()[:4, :4]) * self.scalar + self.empty.sum()
 
 
 class Job:
