@@ -20,8 +20,8 @@ from lamina.checkpoints.checkpointed_job import CheckpointedJob
 
 
 class Odd(nn.Module):
-    """Parameters without elements, without dimensions, with gaps, without gradients, and complex; buffers of other dtypes, of
-    which one is the conjugate of its memory."""
+    """Parameters without elements, without dimensions, with gaps, without gradients, and complex; buffers of other
+    dtypes, of which one is the conjugate of its memory."""
 
     def __init__(self):
         super().__init__()
