@@ -10,11 +10,11 @@ SOAK = bool(os.environ.get("LAMINA_SOAK"))
 # `make test` runs such parts of the tests of these jobs, files and folders; `make soak`, and pytest by itself, run all.
 PARTS = {
     "tests/docs/test_pages.py": 0.2,
-    "tests/equivalence": 0.2,
+    "tests/equivalence": 0.15,
     "tests/fault": 0.3,
-    "tests/launch": 0.4,
+    "tests/launch": 0.35,
     "tests/multiprocess": 0.4,
-    "tests/multiprocess/test_cases.py": 0.2,
+    "tests/multiprocess/test_cases.py": 0.15,
     "tests/python/test_planning.py": 0.5,
     "tests/trainer": 0.4,
     "tests/verify": 0.15,

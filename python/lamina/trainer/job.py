@@ -103,7 +103,7 @@ class TrainerJob:
         values, states = self.model.state_dict(), self.optimizer.state_dict()
         if self.model.partitioned:
             self._here = self._names_here()
-            values = self._buffers_of_all() | values
+            values |= self._buffers_beside(values)
         else:
             self._here = values.keys()
         current.job().own(Loaders).end_workers()
@@ -131,10 +131,10 @@ class TrainerJob:
         here = set(map(id, (*self.model.local_parameters(), *self.model.local_buffers())))
         return {name for name, tensor in _tensors(module) if id(tensor) in here}
 
-    def _buffers_of_all(self) -> dict[str, torch.Tensor]:
-        """All buffers, by name: a state dict has only those that are kept in checkpoints."""
+    def _buffers_beside(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The buffers of all ranks that a state dict has not, by name: those that no checkpoint keeps."""
         named = self.model.module.named_buffers(remove_duplicate=False)
-        own = {name: buffer for name, buffer in named if name in self._here}
+        own = {name: buffer for name, buffer in named if name in self._here and name not in values}
         return {name: buffer for theirs in allgather(own, WORLD) for name, buffer in theirs.items()}
 
     def _give_back(self, values: dict[str, torch.Tensor]) -> dict[int, nn.Parameter]:
