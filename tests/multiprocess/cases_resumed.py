@@ -496,6 +496,16 @@ def case_checkpoints_have_their_names_and_as_many_stay():
         made.close()
         with pytest.raises(ConfigError, match="has checkpoints"):
             trainer("copies", save_folder=path)
+    with folder() as path:
+        made, _ = trainer("copies")
+        lamina.save_checkpoint(
+            path, "other", model=made.state.model, optimizer=made.state.optimizers[0], user_content={"epoch": 1}
+        )
+        made.close()
+        with pytest.raises(ConfigError, match="load_weights_only=True takes its weights"):
+            trainer("copies", load_path=path)
+        weights, _ = trainer("copies", load_path=path, load_weights_only=True)
+        weights.close()
     for wrong, said in (
         ({"autoresume": True}, "run_name"),
         ({"save_folder": "x", "save_interval": "1sp"}, "some epochs or batches"),

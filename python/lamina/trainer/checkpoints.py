@@ -22,6 +22,7 @@ from lamina.util.told import tell
 
 _RANK = re.compile(r"[-_.]?rank(\{rank\}|\d+)|\.pt$")  # parts of a name: a checkpoint is one of all ranks
 _PARTIAL = "_partial"  # the end of the name of a folder that has more than the model
+_FORM = "trainer 1"  # of what a checkpoint has of a training: another where that is read in another way
 
 
 class Saver(Callback):
@@ -46,7 +47,7 @@ class Saver(Callback):
         interval: int | str | Time | Callable[[State, Event], bool],
         weights_only: bool,
         keeps: int,
-        shares: Callable[[], Shares | None],
+        shares: Callable[[], Shares],
     ):
         self.folder = os.fspath(folder)
         self._name = _RANK.sub("", checks.text("save_filename", filename))
@@ -103,13 +104,13 @@ class Saver(Callback):
         if self._weights_only:
             save_checkpoint(self.folder, self.tag_of(state), partial=False, **arguments)
             return
-        shares = self._shares()
         content = {
+            "form": _FORM,
             "progress": state.progress(),
             "schedulers": [schedule.state_dict() for schedule in state.schedulers],
             "callbacks": _states(state.callbacks),
             "algorithms": _states(state.algorithms),
-            "readers": allgather(None if shares is None else shares.state_dict(), WORLD),
+            "readers": allgather(self._shares().state_dict(), WORLD),
         }
         kept = {"user_content": content, "num_kept_partial_checkpoints": self._keeps}
         save_checkpoint(self.folder, self.tag_of(state), optimizer=state.optimizers[0], **arguments, **kept)
@@ -120,6 +121,9 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
 
     Returns:
         What the ranks have read of the epoch, for Shares; None where it begins anew.
+
+    Errors:
+        ConfigError: something else has saved it than a Trainer of this form.
     """
     place = found_checkpoint(path)
     name = place.name.removesuffix(_PARTIAL)
@@ -131,6 +135,11 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
     content = resume_from_checkpoint(folder, tag, strict=strict, load_optimizer=not weights_only, missing_ok=missing_ok)
     if content is None or weights_only:
         return None
+    if not isinstance(content, dict) or content.get("form") != _FORM:
+        raise ConfigError(
+            f"{path} has no training that this version of the Trainer goes on with: load_path with "
+            "load_weights_only=True takes its weights"
+        )
     state.go_on(content["progress"])
     set_rng_seed(state.seed)
     for schedule, saved in zip(state.schedulers, content["schedulers"], strict=False):
