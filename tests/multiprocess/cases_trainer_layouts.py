@@ -297,6 +297,25 @@ def case_microbatches_and_batches_without_tokens_count_nothing():
         require_same(model.state_dict(), expected.state_dict())
 
 
+def case_an_evaluated_loss_counts_by_tokens_as_a_trained_one():
+    x, y = data_of(16, 1).tensors
+    y[[1, 2, 3, 5, 6, 7, 12]] = -1
+    data, model, found = TensorDataset(x, y), OfTokens(), []
+    expected = model.loss(model((x, y)), (x, y)).item()
+    for batch_size in (2, 8):
+        trainer = lamina.Trainer(
+            model=model,
+            optimizers=torch.optim.SGD(model.parameters(), 0.1),
+            accumulate_train_batch_on_tokens=True,
+            lamina_config={"timeout_s": 60},
+        )
+        loader = DataLoader(data, batch_size, sampler=lamina.dist.get_sampler(data))
+        trainer.eval(DataSpec(loader, get_num_tokens_in_batch=lambda batch: int((batch[1] >= 0).sum())))
+        found.append(trainer.state.eval_metric_values["loss"])
+        trainer.close()
+    assert found == pytest.approx([expected, expected], rel=1e-9)
+
+
 def case_an_evaluation_has_the_same_values_on_a_rank_without_data():
     from torchmetrics import MeanMetric  # takes four seconds
 

@@ -30,10 +30,19 @@ class Evaluation:
         engine: hears of events.
         logger: gets the metrics.
         precision: the context of forwards and losses.
+        by_tokens: whether losses count by their tokens, where a function counts those; else by their samples.
     """
 
-    def __init__(self, state: State, engine: Engine, logger: Any, precision: Callable[[], AbstractContextManager]):
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        logger: Any,
+        precision: Callable[[], AbstractContextManager],
+        by_tokens: bool,
+    ):
         self._state, self._engine, self._logger, self._precision = state, engine, logger, precision
+        self._by_tokens = by_tokens
 
     def run(self, evaluator: Evaluator, may_end: bool = False) -> bool:
         """Measures the model's metrics over an evaluator's data, or where it has none its loss. The training goes on as
@@ -42,10 +51,10 @@ class Evaluation:
         state, spec = self._state, evaluator.dataloader
         read = state.dataloader, state.dataloader_label, state.dataloader_len
         measured = self._measured = metrics.fresh(state.eval_metrics[evaluator.label])
-        total, samples, since, is_whole = 0.0, 0.0, time.monotonic(), True
+        total, counts, since, is_whole = 0.0, 0, time.monotonic(), True
         with undisturbed(state.model, spec.dataloader):
             state.model.eval()
-            shares = Shares(spec)
+            shares = Shares(spec, self._by_tokens and spec.counts_tokens and not measured)
             set_num_microbatches(1)
             state.set_dataloader(spec, evaluator.label, shares.length)
             state.eval_timestamp = Timestamp()
@@ -55,14 +64,12 @@ class Evaluation:
                     break
                 state.batch = share.batch
                 self._engine.run_event(Event.EVAL_BATCH_START)
-                total += sum(self._measure(Microbatches([state.batch]), Microbatches([share.samples])))
-                samples += share.all_samples
+                total += sum(self._measure(Microbatches([state.batch]), Microbatches([share.counts])))
+                counts += share.all_counts
                 state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
             if is_whole:
-                values = (
-                    metrics.computed(measured) if measured else {"loss": sum(of_each_copy(total)) / max(samples, 1)}
-                )
+                values = metrics.computed(measured) if measured else {"loss": sum(of_each_copy(total)) / max(counts, 1)}
         if is_whole:
             self._tell(evaluator, values, time.monotonic() - since)
         state.dataloader, state.dataloader_label, state.dataloader_len = read
@@ -79,8 +86,8 @@ class Evaluation:
 
     @step
     @torch.no_grad()
-    def _measure(self, batch: Any, samples: int) -> float:
-        """Adds a batch to the metrics; without any it returns the sum of its loss over samples."""
+    def _measure(self, batch: Any, counts: int) -> float:
+        """Adds a batch to the metrics; without any it returns its loss times what counts of it."""
         state, model, measured = self._state, self._state.model.module, self._measured
         state.batch = batch
         self._engine.run_event(Event.EVAL_BEFORE_FORWARD)
@@ -90,7 +97,7 @@ class Evaluation:
         if not measured:
             with self._precision():
                 loss = loss_of(model, state.outputs, batch)
-            return parts_of(loss)["total"].item() * samples if samples else 0.0
-        for metric in measured.values() if samples else ():
+            return parts_of(loss)["total"].item() * counts if counts else 0.0
+        for metric in measured.values() if counts else ():
             model.update_metric(batch, state.outputs, metric)
         return 0.0

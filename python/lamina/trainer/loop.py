@@ -25,15 +25,23 @@ class Loop:
         engine: hears of all events.
         logger: gets the metrics.
         precision: the context of forwards and losses.
+        by_tokens: whether losses count by their tokens; else by their samples.
 
     Attributes:
         evaluate: evaluates by an Evaluator, see `Evaluation.run`.
     """
 
-    def __init__(self, state: State, engine: Engine, logger: Any, precision: Callable[[], AbstractContextManager]):
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        logger: Any,
+        precision: Callable[[], AbstractContextManager],
+        by_tokens: bool,
+    ):
         self._state, self._engine, self._logger = state, engine, logger
         self._step = TrainingStep(state, engine, precision)
-        self.evaluate = Evaluation(state, engine, logger, precision).run
+        self.evaluate = Evaluation(state, engine, logger, precision, by_tokens).run
 
     def fit(self, shares: Shares, most: int, steps_every_batch: bool) -> bool:
         """Trains until the state says that it is done.

@@ -131,7 +131,7 @@ class Trainer:
             self._saver.name_folder(self.state.run_name)
             self._saver.take_folder(True)
         precision = functools.partial(get_precision_context, found.autocast, "cpu")
-        self._loop = Loop(self.state, self.engine, self.logger, precision)
+        self._loop = Loop(self.state, self.engine, self.logger, precision, self._by_tokens)
         if self._spec is not None:
             self._read_on()
         self.engine.run_event(Event.INIT)
