@@ -108,6 +108,25 @@ def case_a_schedule_is_that_of_one_process():
         require_trains_like(expected, keys, callbacks=follows)
 
 
+class RatesOfBatches(Callback):
+    def __init__(self):
+        self.rates = []
+
+    def batch_start(self, state, logger):
+        self.rates.append(state.optimizers[0].param_groups[0]["lr"])
+
+
+def case_a_schedule_is_that_of_the_time_and_the_duration_that_fit_has_set():
+    seen = RatesOfBatches()
+    trainer = trainer_of({}, schedulers=schedulers.LinearScheduler(), callbacks=seen)
+    trainer.fit()
+    trainer.fit(duration="3ba")
+    trainer.fit(reset_time=True)
+    rates = [3 / 3, 2 / 3, 1 / 3, 3 / 6, 2 / 6, 1 / 6, *(left / 6 for left in (6, 5, 4, 3, 2, 1))]
+    assert seen.rates == pytest.approx([0.1 * rate for rate in rates])
+    trainer.close()
+
+
 def measured_by_hand():
     """The measures of DecoupledAdamW in one process, of each update; from values before and after it."""
     model, data, seen = Model("mean"), data_of(12, 1), []

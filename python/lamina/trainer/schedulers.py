@@ -255,6 +255,15 @@ class PolynomialWithWarmupScheduler(_WarmedCurve):
 Scheduler = LRScheduler | Callable[..., float]
 
 
+class Follower(LambdaLR):
+    """Has an optimizer follow schedules: rates depend on the State alone."""
+
+    def set_rates(self) -> None:
+        """Sets the rates of now, after the training's time or its duration has become another between two batches."""
+        for group, rate, multiplier in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True):
+            group["lr"] = rate * multiplier(0)
+
+
 def require_schedulers(schedulers: Sequence[Scheduler], optimizers: Sequence[Any]) -> list[Scheduler]:
     """Schedulers for these optimizers, as they are.
 
@@ -306,7 +315,7 @@ def _follow(schedules: Sequence[Callable[..., float]], state: State, ssr: float)
         return math.prod(each(*given) for each, given in zip(schedules, arguments, strict=True))
 
     (optimizer,) = state.optimizers
-    return LambdaLR(optimizer, multiplier)
+    return Follower(optimizer, multiplier)
 
 
 def _arguments_of(schedule: Callable[..., float], state: State | None, ssr: float) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ from lamina.trainer.loop import Loop
 from lamina.trainer.meta_values import give_values
 from lamina.trainer.precision import LossScaler, get_precision_context
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
-from lamina.trainer.schedulers import bound_schedulers, require_schedulers, steps_every_batch
+from lamina.trainer.schedulers import Follower, bound_schedulers, require_schedulers, steps_every_batch
 from lamina.trainer.settings import Given, Settings
 from lamina.trainer.shares import Ends, Shares, copies, require_split
 from lamina.trainer.state import State
@@ -311,6 +311,9 @@ class Trainer:
     def _bind_schedulers(self) -> None:
         if self._schedulers:
             self.state.schedulers, self._schedulers = bound_schedulers(self._schedulers, self.state), []
+        for scheduler in self.state.schedulers:
+            if isinstance(scheduler, Follower):
+                scheduler.set_rates()
 
     def _saver_of(self, given: Arguments) -> Saver | None:
         if given.save_folder is None:
