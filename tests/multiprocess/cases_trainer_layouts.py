@@ -509,14 +509,16 @@ def case_a_job_of_partitions_ends_before_its_first_step():
 
 
 class Shifted(nn.Module):
-    """Has a buffer that is in no checkpoint."""
+    """Has a buffer that is in no checkpoint, and one that its calls set."""
 
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(5, 5).double()
         self.register_buffer("shift", torch.arange(5.0), persistent=False)
+        self.register_buffer("latest", None)
 
     def forward(self, x):
+        self.latest = x.detach()[0]
         return self.inner(x) + self.shift
 
 
@@ -526,7 +528,7 @@ def case_buffers_that_no_checkpoint_has_are_there_when_the_job_has_ended():
         model.module = nn.Sequential(Shifted(), Shifted(), Shifted(), nn.Linear(5, 3).double())
         trained(model, lamina_config=keys)
         for module in model.module[:3]:
-            assert torch.equal(module.shift, torch.arange(5.0))
+            assert torch.equal(module.shift, torch.arange(5.0)) and module.latest.shape == (5,)
 
 
 def case_compiled_modules_train_in_each_layout():

@@ -149,10 +149,11 @@ class TrainerJob:
             else:
                 made = new.setdefault(id(parameter), nn.Parameter(values[name], parameter.requires_grad))
                 module.get_submodule(place)._parameters[own] = made
-        for name in dict(module.named_buffers(remove_duplicate=False)).keys() & values.keys():
-            place, _, own = name.rpartition(".")
-            if name not in self._here:
-                module.get_submodule(place)._buffers[own] = values[name]
+        for place, part in module.named_modules(remove_duplicate=False):
+            for own in part._buffers:  # those of None, too: another partition may have set them
+                name = f"{place}.{own}" if place else own
+                if name in values and name not in self._here:
+                    part._buffers[own] = values[name]
         return new
 
 
