@@ -461,6 +461,23 @@ def case_sigterm_in_an_evaluation_ends_it_and_it_is_made_again():
             assert counts[2].evaluations == counts[0].evaluations
 
 
+class Terminated(Callback):
+    def fit_start(self, state, logger):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def case_sigterm_before_the_first_step_saves_what_was_loaded():
+    for layout in LAYOUTS:
+        with folder() as path:
+            options = {"run_name": "cut", "save_folder": path, "autoresume": True}
+            expected = ended(*trainer(layout, **options))
+            again, _ = trainer(layout, callbacks=[Terminated()], **options)
+            with pytest.raises(SystemExit) as end:
+                again.fit()
+            assert end.value.code == 143
+            require_same_bits(ended(*trainer(layout, **options)), expected)
+
+
 def case_sigterm_in_the_last_batch_is_not_lost():
     with folder() as path:
         made, _ = trainer("copies", ends_at=BATCHES, save_folder=path)

@@ -15,6 +15,7 @@ from lamina.job.ranks import WORLD, rank, size
 from lamina.job.seeds import set_rng_seed
 from lamina.trainer import checks
 from lamina.trainer.events import Callback, Event
+from lamina.trainer.job import take_loaded
 from lamina.trainer.shares import Shares
 from lamina.trainer.state import State
 from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
@@ -99,6 +100,7 @@ class Saver(Callback):
 
     def save(self, state: State, asynchronous: bool = True) -> None:
         """Saves now."""
+        take_loaded()  # where no step came before
         self._saved = state.timestamp
         arguments = {"model": state.model, "asynchronous": asynchronous}
         if self._weights_only:
