@@ -143,15 +143,16 @@ class Job:
 
 @contextlib.contextmanager
 def folder():
-    """A folder that all ranks see."""
+    """A folder that all ranks see, until all have left the body."""
     lamina.init(timeout_s=30)
     names = lamina.allgather(tempfile.mkdtemp() if lamina.rank() == 0 else "", lamina.CommGroup.WORLD)
     lamina.shutdown()
     try:
         yield pathlib.Path(names[0])
+        lamina.shutdown()
+        lamina.init(timeout_s=30)
     finally:
-        if lamina.is_initialized():
-            lamina.shutdown()
+        lamina.shutdown()
         shutil.rmtree(names[0], ignore_errors=True)
 
 

@@ -123,7 +123,7 @@ def case_contents_that_are_no_plain_data_are_refused_and_named_on_all_ranks():
             Colour.RED,
             object(),
             endless,
-            torch.zeros(2, dtype=torch.cfloat),
+            torch.zeros(2, dtype=torch.cdouble),
         )
         for content in odd:
             with pytest.raises(lamina.UsageError):
