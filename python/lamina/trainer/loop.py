@@ -3,12 +3,10 @@
 
 import datetime
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 from lamina.errors import UsageError
 from lamina.trainer import metrics
-from lamina.trainer.evaluation import Evaluation
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.shares import Share, Shares
 from lamina.trainer.state import State
@@ -24,24 +22,15 @@ class Loop:
         state: its model is a DistributedModel whose losses add up over microbatches.
         engine: hears of all events.
         logger: gets the metrics.
-        precision: the context of forwards and losses.
-        by_tokens: whether losses count by their tokens; else by their samples.
-
-    Attributes:
-        evaluate: evaluates by an Evaluator, see `Evaluation.run`.
+        training_step: runs the step of a batch.
+        measure: evaluates by an Evaluator, see `Evaluation.run`.
     """
 
     def __init__(
-        self,
-        state: State,
-        engine: Engine,
-        logger: Any,
-        precision: Callable[[], AbstractContextManager],
-        by_tokens: bool,
+        self, state: State, engine: Engine, logger: Any, training_step: TrainingStep, measure: Callable[..., bool]
     ):
         self._state, self._engine, self._logger = state, engine, logger
-        self._step = TrainingStep(state, engine, precision)
-        self.evaluate = Evaluation(state, engine, logger, precision, by_tokens).run
+        self._step, self._measure = training_step, measure
 
     def fit(self, shares: Shares, most: int, steps_every_batch: bool) -> bool:
         """Trains until the state says that it is done.
@@ -128,7 +117,7 @@ class Loop:
         state, event = self._state, Event(event)
         then = _CHECKPOINTS.get(event)
         for number, evaluator in enumerate(state.evaluators[first:], first):
-            if evaluator.eval_interval(state, event) and not self.evaluate(evaluator, may_end=True):
+            if evaluator.eval_interval(state, event) and not self._measure(evaluator, may_end=True):
                 state.unfinished = then and (event.value, number)  # a training at its end evaluates again
                 return False
         state.unfinished = None

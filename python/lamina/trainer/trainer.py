@@ -28,6 +28,7 @@ from lamina.trainer.arguments import duration as length
 from lamina.trainer.checkpoints import Saver, load
 from lamina.trainer.configurations import settings
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
+from lamina.trainer.evaluation import Evaluation
 from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.gradient_clipping import GradientClipping
@@ -43,6 +44,7 @@ from lamina.trainer.settings import Given, Settings
 from lamina.trainer.shares import Ends, Shares, copies, require_split
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp, TimeUnit
+from lamina.trainer.training_step import TrainingStep
 from lamina.trainer.wrap_policy import checkpoint_chosen, table, units
 from lamina.util.told import tell
 
@@ -131,7 +133,9 @@ class Trainer:
             self._saver.name_folder(self.state.run_name)
             self._saver.take_folder(True)
         precision = functools.partial(get_precision_context, found.autocast, "cpu")
-        self._loop = Loop(self.state, self.engine, self.logger, precision, self._by_tokens)
+        self._evaluation = Evaluation(self.state, self.engine, self.logger, precision, self._by_tokens)
+        training_step = TrainingStep(self.state, self.engine, precision)
+        self._loop = Loop(self.state, self.engine, self.logger, training_step, self._evaluation.run)
         if self._spec is not None:
             self._read_on()
         self.engine.run_event(Event.INIT)
@@ -254,7 +258,7 @@ class Trainer:
             self._set_evaluators(ensure_evaluators(eval_dataloader), 1, subset_num_batches)
         try:
             for evaluator in self.state.evaluators:
-                self._loop.evaluate(evaluator)
+                self._evaluation.run(evaluator)
         finally:
             self.state.evaluators, self.state.eval_metrics = evaluators, measured | self.state.eval_metrics
 
