@@ -55,3 +55,32 @@ if(LAMINA_SANITIZE)
                       -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${LAMINA_SANITIZE})
 endif()
+
+# [Note: one libstdc++] The engine shares torch's: streams, locales and exceptions belong to the libstdc++ of the process.
+# With a second one inside the engine, the first number that is written to a stream ends in signal 11. A linker takes the static one where the system has libstdc++.so.6 without the link that development packages bring.
+function(lamina_needs_shared_libstdcxx variable)
+  set(probe ${PROJECT_BINARY_DIR}/CMakeFiles/libstdcxx)
+  file(WRITE ${probe}.cc "#include <ostream>\nvoid write(std::ostream& out) { out << 1ul; }\n")
+  separate_arguments(flags UNIX_COMMAND "${CMAKE_CXX_FLAGS} ${CMAKE_SHARED_LINKER_FLAGS}")
+  execute_process(
+    COMMAND ${CMAKE_CXX_COMPILER} ${flags} -fPIC -shared ${probe}.cc -o ${probe}.so ${ARGN}
+    RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+  file(STRINGS ${probe}.so needed REGEX "libstdc\\+\\+\\.so\\.6|libc\\+\\+\\.so")
+  if(NOT failed AND needed)
+    set(${variable} ON PARENT_SCOPE)
+  else()
+    set(${variable} OFF PARENT_SCOPE)
+  endif()
+endfunction()
+
+lamina_needs_shared_libstdcxx(is_shared)
+if(NOT is_shared)
+  execute_process(
+    COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so.6 OUTPUT_VARIABLE libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE)
+  lamina_needs_shared_libstdcxx(is_shared ${libstdcxx})
+  if(NOT is_shared)
+    message(FATAL_ERROR " ${CMAKE_CXX_COMPILER} links the static libstdc++, and the engine has to share torch's: install "
+                        "the development files of libstdc++ (Debian: libstdc++-dev of your g++), without -static-libstdc++.")
+  endif()
+  link_libraries(${libstdcxx})
+endif()
