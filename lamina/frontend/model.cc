@@ -166,8 +166,9 @@ class Model::Life : public session::ModelFace {
       return base::str(row.layout.name, " lives in partition ", partition, " on rank ", session.owner(partition),
                        "; it was used on rank ", session.world().rank,
                        ": call its module as a lamina::Child, or place its user in the same partition with "
-                       "set_partition. What concerns all parameters, such as an average or a penalty, is done between "
-                       "steps: local_parameters() has those that are here, state_dict() all values on every rank");
+                       "set_partition. What concerns all parameters, such as an average, a penalty or a save, is done "
+                       "between steps by the DistributedModel, and not by the module that it wraps: its "
+                       "local_parameters() has those that are here, its state_dict() all values on every rank");
     };
     return {nullptr, why};
   }

@@ -175,9 +175,9 @@ std::string why_released(const Session& session, const std::string& name, base::
   return base::str(name, " lives in partition ", partition, " on rank ", session.owner(partition),
                    "; it was used on rank ", session.world().rank,
                    ": use it only inside the forward of its own module, or place its user in the same partition with "
-                   "set_partition. What concerns all parameters, such as an average or a penalty, is done between "
-                   "steps: model.local_named_parameters() has those that are here, model.state_dict() all values on "
-                   "every rank");
+                   "set_partition. What concerns all parameters, such as an average, a penalty or a save, is done "
+                   "between steps by the DistributedModel, and not by the module that it wraps: its "
+                   "local_named_parameters() has those that are here, its state_dict() all values on every rank");
 }
 
 auto why_released(const Session& session) {

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import lamina
-from lamina.errors import UsageError
+from lamina.errors import ConfigError, UsageError
 from lamina.model.shards import holder
-from lamina.trainer import Algorithm, Callback, DataSpec, Event
+from lamina.trainer import Algorithm, Callback, ComposerClassifier, DataSpec, Event
 
 NUMBERS = range(3000, 3020)
 
@@ -53,6 +53,28 @@ def case_stage_2_trains_as_one():
 
 def case_stage_3_trains_as_one():
     require_as_one(6, deepspeed_config={"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 9}})
+
+
+def case_modules_that_are_ignored_stay_whole_and_train_as_without():
+    weights = []
+    for ignores in False, True:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+        x = torch.randn(24, 8, dtype=torch.float64)
+        data = TensorDataset(x, x[:, :4].argmax(1))
+        loader = DataLoader(data, 4, sampler=lamina.dist.get_sampler(data))
+        model = ComposerClassifier(layers, num_classes=4)
+        config = {"min_params": 1, "ignored_modules": [layers[0]] if ignores else None}
+        given = {"optimizers": torch.optim.SGD(model.parameters(), lr=0.1), "fsdp_config": config, "seed": 0}
+        trainer = lamina.Trainer(model=model, train_dataloader=loader, max_duration="2ep", dist_timeout=60, **given)
+        trainer.fit()
+        held = [holder(layer.weight).numel() for layer in (layers[0], layers[2])]
+        assert held == ([64, 16] if ignores else [32, 16])
+        trainer.close()
+        weights.append(nn.utils.parameters_to_vector(layers.parameters()))
+    assert torch.allclose(*weights, rtol=0, atol=1e-12)
+    with pytest.raises(ConfigError, match=r"ignored_modules'\]: Tanh: it is no module of the model"):
+        lamina.Trainer(model=model, max_duration="1ep", fsdp_config={"ignored_modules": nn.Tanh()})
 
 
 class Measured(Model):

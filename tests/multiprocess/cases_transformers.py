@@ -2,6 +2,7 @@
 """transformers' Trainer over four ranks: four partitions, or two copies of two, against one process of its."""
 
 import contextlib
+import inspect
 import os
 import warnings
 from unittest import mock
@@ -9,9 +10,20 @@ from unittest import mock
 import pytest
 import torch
 import transformers
+from accelerate.utils import extract_model_from_parallel
 from multiprocess.cases_checkpoints import folder
 from multiprocess.cases_lightning import require_close
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainingArguments,
+)
+from transformers.modeling_utils import unwrap_model
 
 import lamina
 from lamina.errors import UsageError
@@ -42,13 +54,23 @@ def classifier():
     return BertForSequenceClassification(BertConfig(**sizes, **layers, **no_dropout)).double()
 
 
+def translator():
+    """Its labels are not shifted, for they are those of its decoder's inputs."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)).double()
+
+
 def data(model, rows):
     """Rows of words, some of which do not count, so that microbatches count for different parts."""
     words = torch.randint(0, 40, (rows, 8), generator=torch.Generator().manual_seed(0))
     if isinstance(model, BertForSequenceClassification):
         return [{"input_ids": each, "labels": each[0] % 2} for each in words]
     counted = [torch.where(torch.arange(8) < at % 7, -100, each) for at, each in enumerate(words)]
-    return [{"input_ids": each, "labels": labels} for each, labels in zip(words, counted, strict=True)]
+    found = [{"input_ids": each, "labels": labels} for each, labels in zip(words, counted, strict=True)]
+    if isinstance(model, T5ForConditionalGeneration):  # labels that are smoothed are not the model's
+        found = [{**each, "decoder_input_ids": each["input_ids"].roll(1)} for each in found]
+    return found
 
 
 def arguments(path, copies=1, **options):
@@ -76,7 +98,8 @@ def run(kind, make, path, rows=23, resume=None, **options):
     names = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_sum", "eval_rows")
     log = [{name: float(each[name]) for name in names if name in each} for each in trainer.state.log_history]
     state = {name: value.clone() for name, value in trainer.model_wrapped.state_dict().items()}
-    return {"log": log, "predictions": torch.tensor(predicted.predictions), "state": state, "trainer": trainer}
+    predictions = torch.tensor([] if predicted.predictions is None else predicted.predictions)
+    return {"log": log, "predictions": predictions, "state": state, "trainer": trainer}
 
 
 def alone(make, path, **options):
@@ -139,6 +162,37 @@ def case_a_training_resumes_from_its_checkpoint_in_any_layout():
             alone(language_model, path, rows=24, resume=place),
         ):
             require_close(resumed["state"], whole["state"])
+
+
+def case_smoothed_labels_are_shifted_where_the_models_are():
+    with folder() as path:
+        for make in language_model, classifier, translator:
+            options = {"label_smoothing_factor": 0.1, "rows": 24, "prediction_loss_only": True}
+            expected = alone(make, path, **options)
+            require_as_alone(over_ranks(COPIES, make, path, **options), expected)
+
+
+class Asks(TrainerMixin, transformers.Trainer):
+    """Computes a loss by what the model is."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        assert isinstance(model, PreTrainedModel)
+        assert isinstance(model, GPT2LMHeadModel)
+        assert model.config.model_type == "gpt2"
+        assert model.can_generate()
+        assert model.dtype is torch.float64
+        assert model.get_input_embeddings().weight.shape == (40, 16)
+        assert "input_ids" in inspect.signature(model.forward).parameters
+        for unwrap in self.accelerator.unwrap_model, extract_model_from_parallel, unwrap_model:
+            assert unwrap(model)._get_name() == "GPT2LMHeadModel"
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+def case_a_loss_of_ones_own_takes_the_wrapped_model_for_its_kind():
+    with folder() as path:
+        expected = alone(language_model, path, rows=24)
+        with mock.patch.dict(globals(), Trainer=Asks):
+            require_as_alone(over_ranks(COPIES, language_model, path, rows=24), expected)
 
 
 class Scaled(TrainerMixin, transformers.Trainer):

@@ -2,6 +2,7 @@
 """DistributedModel with one partition: it is the plain model."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -65,6 +66,37 @@ def test_names_are_those_of_the_wrapped_module(start, plain):
     assert [n for n, _ in model.named_modules()] == [n for n, _ in plain.named_modules()]
     assert list(model.state_dict()) == list(plain.state_dict())
     assert list(model.state_dict(prefix="p.")) == ["p." + name for name in plain.state_dict()]
+
+
+class Scaled(nn.Sequential):
+    """A model that others ask what it is."""
+
+    factor = 2.0
+
+    def forward(self, features, *, twice=False):
+        return super().forward(features) * (self.factor if twice else 1.0)
+
+    def doubled(self, features):
+        return self(features, twice=True)
+
+
+def test_it_is_taken_for_the_module_that_it_wraps(start):
+    plain = Scaled(nn.Linear(4, 1))
+    model = lamina.DistributedModel(plain)
+    assert isinstance(model, lamina.DistributedModel)
+    assert isinstance(model, Scaled)
+    assert (model.__class__, model._get_name()) == (Scaled, "Scaled")
+    assert inspect.signature(model.forward) == inspect.signature(plain.forward)
+    assert model.factor == 2.0
+    assert torch.equal(model.doubled(X), model(X) * 2)
+    model.factor = 3.0
+    assert plain.factor == 3.0
+    assert torch.equal(model(X, twice=True), plain(X) * 3)
+    assert repr(model).startswith("DistributedModel(\n  (module): Scaled(")
+    with pytest.raises(AttributeError, match="'Scaled' object has no attribute 'config'"):
+        model.config  # noqa: B018
+    with pytest.raises(lamina.UsageError, match="neither copied nor pickled"):
+        copy.deepcopy(model)
 
 
 def test_is_part_of_a_larger_modules_state(start, plain):

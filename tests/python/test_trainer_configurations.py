@@ -468,3 +468,81 @@ def test_what_is_given_is_left_as_it_is():
 def test_composer_offers_the_same_precision():
     assert composer.core.Precision is Precision
     assert composer.core.get_precision_context is get_precision_context
+
+
+WITHOUT_EFFECT = {
+    "fsdp_config": {
+        "limit_all_gathers": True,
+        "forward_prefetch": True,
+        "use_orig_params": False,
+        "state_dict_type": "sharded",
+        "sync_module_states": False,  # all ranks get the values of rank 0
+    },
+    "deepspeed_config": {
+        "steps_per_print": 2000,
+        "wall_clock_breakdown": False,
+        "tensorboard": {"enabled": True, "output_path": "logs"},
+        "activation_checkpointing": {"partition_activations": True},
+    },
+    "deepspeed_config['zero_optimization']": {
+        "overlap_comm": True,
+        "stage3_max_reuse_distance": 1e9,
+        "leaf_module": {},
+    },
+    "deepspeed_config['bf16']": {"check_grad_overflow": True},
+}
+
+
+@pytest.mark.parametrize("where, keys", WITHOUT_EFFECT.items(), ids=str)
+def test_keys_that_change_no_result_are_taken_and_told(where, keys):
+    plain = of(**nested(where, {}))
+    found = of(**nested(where, keys))
+    assert found.unheeded == [f"{where}[{key!r}]" for key in keys]
+    assert found.keys == plain.keys and plain.unheeded == []
+    assert of(fsdp_config={"sync_module_states": True}).unheeded == []
+
+
+OTHER_NUMBERS = {
+    "fsdp_config": {
+        "keep_low_precision_grads": True,
+        "process_group": "node",
+        "load_planner": "a planner",
+        "ignored_modules": "all",
+    },
+    "deepspeed_config": {
+        "prescale_gradients": True,
+        "gradient_predivide_factor": 2.0,
+        "gradient_allreduce_op": "sum",
+        "fp32_allreduce": True,
+        "elasticity": {"enabled": True},
+        "curriculum_learning": {"enabled": True},
+        "sparse_attention": {"mode": "fixed"},
+        "tensor_parallel": {"autotp_size": 2},
+    },
+    "deepspeed_config['zero_optimization']": {"zero_quantized_weights": True, "offload_param": {"device": "nvme"}},
+    "deepspeed_config['data_types']": {"grad_accum_dtype": "bf16"},
+    "deepspeed_config['fp16']": {"fp16_master_weights_and_grads": True},
+}
+
+
+@pytest.mark.parametrize("where, keys", OTHER_NUMBERS.items(), ids=str)
+def test_keys_that_change_numbers_and_are_not_there_are_refused_by_name(where, keys):
+    for line, (key, value) in zip(problems(**nested(where, keys)), keys.items(), strict=True):
+        assert line.startswith(f"{where}[{key!r}]: {value!r}") and "no key is called so" not in line
+
+
+def test_what_deepspeed_does_anyway_is_no_error():
+    same = {"prescale_gradients": False, "gradient_predivide_factor": 1, "gradient_allreduce_op": "mean"}
+    same |= {"data_types": {"grad_accum_dtype": "fp32"}, "elasticity": {"enabled": False}, "mp_size": 1}
+    assert of(deepspeed_config=same).unheeded == []
+
+
+def test_keys_have_their_other_names():
+    by_name = {"zero_optimization": {"stage": 3, "max_live_parameters": 7, "param_persistence_threshold": 3}}
+    assert of(deepspeed_config=by_name | {"bfloat16": {"enabled": True}}).keys["sdp_max_live_parameters"] == 7
+    assert of(deepspeed_config={"bfloat16": {"enabled": True}}).precision is Precision.AMP_BF16
+
+
+def test_a_key_that_is_like_none_is_told_with_all():
+    [line] = problems(fsdp_config={"quite_another": 1})
+    assert "no key is called so; there are sharding_strategy, min_params" in line

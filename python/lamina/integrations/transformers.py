@@ -6,6 +6,7 @@ microbatch, and the backward run. All ranks of a pipeline run the loop; the lead
 one process for each copy of the model, and exchanges nothing: what it gathers lamina does.
 """
 
+import copy
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -84,7 +85,8 @@ class TrainerMixin:
     @lamina.step
     def _train(self, inputs: dict[str, Any], items: Any, is_scaled: bool, rows: int | None) -> torch.Tensor:
         with self.compute_loss_context_manager():
-            loss = self.compute_loss(self.model_wrapped, inputs, num_items_in_batch=items if is_scaled else None)
+            given = copy.copy(inputs)  # from which labels are taken, if they are smoothed
+            loss = self.compute_loss(self.model_wrapped, given, num_items_in_batch=items if is_scaled else None)
         if not is_scaled:
             loss = loss * self._part(inputs, items, rows)
             loss = loss if items is not None else loss / self.current_gradient_accumulation_steps
@@ -111,7 +113,7 @@ class TrainerMixin:
     @lamina.step
     def _loss(self, inputs: dict[str, Any], items: Any) -> torch.Tensor:
         with self.compute_loss_context_manager():
-            return self.compute_loss(self.model_wrapped, inputs, num_items_in_batch=items)
+            return self.compute_loss(self.model_wrapped, copy.copy(inputs), num_items_in_batch=items)
 
     def _part(self, inputs: dict[str, Any], items: Any, rows: int | None) -> Any:
         """The part of a microbatch in the batches of an update: of their items, else of the rows of its batch."""

@@ -22,7 +22,7 @@ from lamina.pipeline import replaced_model
 from lamina.pipeline.compiled_parts import in_place
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
-from lamina.pipeline.wrapped import require_wrappable
+from lamina.pipeline.wrapped import as_in_wrapped, require_wrappable
 from lamina.tensor_parallel import slicing
 from lamina.tracing.trace import options_of
 from lamina.util import pytree
@@ -166,6 +166,7 @@ class DistributedModel(SavedModel):
             code="model-copied",
         )
 
+    @as_in_wrapped
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. With more than one partition inside step functions only, else UsageError."""
         self._check_called("the model was called", "a call")

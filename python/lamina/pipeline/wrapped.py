@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module around another, whose names it has."""
+"""A module around another, which is taken for that one."""
 
+import contextlib
+import functools
+import inspect
 import itertools
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +21,28 @@ from lamina.util.checks import require_module
 Names = Iterator[tuple[str, Any]]
 
 
+class as_in_wrapped:  # noqa: N801 -- a decorator
+    """A `forward` of a WrappedModule, whose signature is that of the wrapped module's."""
+
+    def __init__(self, function: types.FunctionType):
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __get__(self, wrapper: "WrappedModule | None", kind: type) -> Any:
+        if wrapper is None:
+            return self._function
+        signed = vars(wrapper).get("_signed")
+        if signed is None:
+            signed = vars(wrapper)["_signed"] = _signed_as(self._function, wrapper.module.forward)
+        return types.MethodType(signed, wrapper)
+
+
 class WrappedModule(nn.Module):
     """A module whose parameters, buffers and modules have the names that they have in the one it wraps.
+
+    Libraries ask models who they are (`isinstance(model, PreTrainedModel)`, `model.config`, the name of a class, the
+    signature of `forward`), and do something else with a stranger. So it is an instance of the wrapped module's class,
+    too, and has all attributes of that, to read and to set; methods are the wrapped module's.
 
     Args:
         module: the one that is wrapped, which `require_wrappable` has passed.
@@ -27,6 +51,30 @@ class WrappedModule(nn.Module):
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
+
+    @property
+    def __class__(self) -> type:
+        module = vars(self).get("_modules", {}).get("module")
+        return type(self) if module is None else type(module)
+
+    def __getattr__(self, name: str) -> Any:
+        modules = vars(self).get("_modules", {})
+        if name in modules:
+            return modules[name]
+        if "module" not in modules or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(modules["module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        modules = vars(self).get("_modules", {})
+        is_own = "module" not in modules or name in vars(self) or name in modules or hasattr(type(self), name)
+        if is_own or not hasattr(modules["module"], name):
+            super().__setattr__(name, value)
+        else:
+            setattr(modules["module"], name, value)
+
+    def __repr__(self) -> str:
+        return type(self).__name__ + super().__repr__().removeprefix(self._get_name())
 
     def get_module(self) -> nn.Module:
         """The module that is wrapped."""
@@ -70,6 +118,16 @@ def require_wrappable(module: Any) -> nn.Module:
                 code="model-meta",
             )
     return module
+
+
+def _signed_as(function: types.FunctionType, forward: Any) -> types.FunctionType:
+    """A copy of a method whose signature is that of a bound one, where that has any."""
+    parts = function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    copied = functools.update_wrapper(types.FunctionType(*parts), function)
+    own = inspect.Parameter("_wrapper", inspect.Parameter.POSITIONAL_ONLY)
+    with contextlib.suppress(TypeError, ValueError):  # of what is compiled
+        copied.__signature__ = inspect.Signature([own, *inspect.signature(forward).parameters.values()])
+    return copied
 
 
 def _with_values(module: nn.Module) -> str:

@@ -13,6 +13,7 @@ from lamina.util.checks import nearest
 
 # A reader takes a value, and returns what it means; its ValueError says what is wrong. With the default it is an entry.
 Table = Mapping[str, tuple[Callable[[Any], Any], Any]]
+UNHEEDED = object()  # what a value means that changes no result
 
 _DTYPES = {
     torch.float32: ("fp32", "float32", "torch.float32"),
@@ -21,7 +22,19 @@ _DTYPES = {
 }
 
 
-def read(where: str, given: Any, table: Table, problems: list[str]) -> dict[str, Any]:
+class Findings(list[str]):
+    """Problems of a configuration, all of them.
+
+    Attributes:
+        unheeded: keys that were given, and that change no result here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unheeded: list[str] = []
+
+
+def read(where: str, given: Any, table: Table, problems: Findings) -> dict[str, Any]:
     """The values of a configuration, with the table's defaults for what is not there or wrong."""
     values = {key: default for key, (_, default) in table.items()}
     if not isinstance(given, Mapping):
@@ -29,10 +42,12 @@ def read(where: str, given: Any, table: Table, problems: list[str]) -> dict[str,
         return values
     for key, value in given.items():
         if key not in table:
-            problems.append(f"{where}[{key!r}]: no key is called so; the nearest is {nearest(key, table)}")
+            problems.append(f"{where}[{key!r}]: no key is called so; {_alike(key, table)}")
             continue
         try:
             values[key] = table[key][0](value)
+            if values[key] is UNHEEDED:
+                problems.unheeded.append(f"{where}[{key!r}]")
         except ValueError as error:
             problems.append(f"{where}[{key!r}]: {error}")
     return values
@@ -98,6 +113,27 @@ def dtype(value: Any) -> torch.dtype | None:
     raise _not_allowed(value, f"fp32, fp16 or bf16; the nearest is {nearest(text, ('fp32', 'fp16', 'bf16'))}")
 
 
+def unheeded(value: Any) -> object:
+    """Reads what changes no result, whatever it is."""
+    return UNHEEDED
+
+
+def unheeded_as(read_it: Callable[[Any], Any]) -> Callable[[Any], object]:
+    """Reads what changes no result, where it is what that reader takes."""
+    return lambda value: unheeded(read_it(value))
+
+
+def only(expected: Any, why: str) -> Callable[[Any], Any]:
+    """Reads this value alone, or a text of it: any other changes a result, and is an error for that reason."""
+
+    def reader(value: Any) -> Any:
+        if value is not None and str(value).lower() not in (str(expected).lower(), str(expected).removesuffix(".0")):
+            raise ValueError(f"{value!r}: {why}; expected {expected!r}")
+        return expected
+
+    return reader
+
+
 def absent(why: str) -> Callable[[Any], None]:
     """Reads what says no: all else is an error, for that reason."""
 
@@ -109,6 +145,11 @@ def absent(why: str) -> Callable[[Any], None]:
             raise ValueError(f"{value!r}: {why}")
 
     return reader
+
+
+def _alike(key: Any, table: Table) -> str:
+    found = nearest(key, table, 0.6)
+    return f"the nearest is {found}" if found else f"there are {', '.join(table)}"
 
 
 def _not_allowed(value: Any, expected: str) -> ValueError:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lamina.errors import ConfigError
-from lamina.trainer.configuration_keys import raise_problems
+from lamina.trainer.configuration_keys import Findings, raise_problems
 from lamina.trainer.deepspeed_config import read_deepspeed
 from lamina.trainer.fsdp_config import read_fsdp
 from lamina.trainer.precision import Precision, ensure_precision
@@ -50,7 +50,7 @@ def settings(
     Errors:
         ConfigError: all that is wrong, at once, with nearest names and both numbers of a contradiction.
     """
-    given, problems = given or Given(), []
+    given, problems = given or Given(), Findings()
     own = dict(lamina_config) if isinstance(lamina_config, Mapping) else {}
     if not isinstance(lamina_config, Mapping | None):
         problems.append(f"lamina_config: {lamina_config!r} is not allowed; expected a dictionary")
@@ -71,6 +71,7 @@ def settings(
             problems.append("fsdp_config and deepspeed_config are both given; expected one of them")
     wanted.keys = own if wanted.layout is None else _keys(wanted, own, holders, problems)
     raise_problems(problems)
+    wanted.unheeded = problems.unheeded
     return wanted
 
 

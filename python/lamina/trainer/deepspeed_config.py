@@ -4,51 +4,111 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lamina.trainer.configuration_keys import absent, dtype, flag, number, read, section
+from lamina.trainer.configuration_keys import (
+    Findings,
+    absent,
+    dtype,
+    flag,
+    number,
+    only,
+    read,
+    section,
+    unheeded,
+    unheeded_as,
+)
 from lamina.trainer.precision import Precision, ensure_precision
 from lamina.trainer.settings import Given, Settings, keys_of_dtypes
 
 _COUNT = number(1, whole=True), None
-_TIME = number(0), None  # of elements: says when something travels, and changes no result
-_FLAG = flag, None
+_SECTION = section, {}
+_UNHEEDED = unheeded, None
+_FLAG = unheeded_as(flag), None
+_TIME = unheeded_as(number(0)), None  # of elements: says when something travels
 _OFFLOAD = absent("states and parameters in the memory of the host are not there yet"), None
+_BATCHES = absent("it changes the sizes of batches, which the Trainer's loaders have: leave it out"), None
+_MODEL = absent("it changes the model, and is not there: leave it out"), None
+_LAYOUT = absent("lamina_config={...} has partitions and slices, keys of lamina.init: leave it out"), None
+_QUANTISED = absent("values and gradients travel as communication_data_type says: leave it out"), None
+_AVERAGED = "gradients are summed in float32 and divided once, by the number of samples: leave it out"
 _KEYS = {
     "train_batch_size": _COUNT,
     "train_micro_batch_size_per_gpu": _COUNT,
     "gradient_accumulation_steps": _COUNT,
-    "zero_optimization": (section, {}),
-    "fp16": (section, {}),
-    "bf16": (section, {}),
+    "zero_optimization": _SECTION,
+    "fp16": _SECTION,
+    "bf16": _SECTION,
     "gradient_clipping": (number(0), 0.0),
     "communication_data_type": (dtype, None),
-    "zero_allow_untested_optimizer": _FLAG,
     "optimizer": (absent("the Trainer's argument `optimizers` says which one: leave this out"), None),
     "scheduler": (absent("the Trainer's argument `schedulers` says which one: leave this out"), None),
     "amp": (absent("apex is not there: the Trainer's `precision`, or fp16, says it"), None),
+    "torch_autocast": (absent("the Trainer's `precision` says it: leave this out"), None),
+    "zero_allow_untested_optimizer": _FLAG,
+    "prescale_gradients": (only(False, _AVERAGED), None),
+    "gradient_predivide_factor": (only(1.0, _AVERAGED), None),
+    "gradient_allreduce_op": (only("mean", _AVERAGED), None),
+    "managed_gradient_accumulation": (only(True, "the Trainer's microbatches are the accumulation"), None),
+    "fp32_allreduce": (only(False, "communication_data_type says it"), None),
+    "data_types": _SECTION,
+    "mp_size": (only(1, "lamina_config={...} has partitions and slices, keys of lamina.init"), None),
+    **dict.fromkeys(("elasticity", "autotuning", "curriculum_learning", "data_efficiency"), _BATCHES),
+    **dict.fromkeys(("progressive_layer_drop", "sparse_attention", "quantize_training"), _MODEL),
+    **dict.fromkeys(("compression_training", "eigenvalue", "hybrid_engine", "weight_quantization"), _MODEL),
+    **dict.fromkeys(("pipeline", "tensor_parallel", "expert_parallel", "sequence_parallel_size"), _LAYOUT),
+    **dict.fromkeys(
+        (
+            *("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown", "log_level"),
+            *("tensorboard", "wandb", "csv_monitor", "comet", "monitor_config"),
+            *("comms_logger", "flops_profiler", "aio", "nebula", "compile", "graph_harvesting"),
+            *("disable_allgather", "sparse_gradients", "zero_force_ds_cpu_optimizer", "dataloader_drop_last"),
+            *("activation_checkpointing", "checkpoint", "load_universal_checkpoint", "vocabulary_size"),
+            *("use_data_before_expert_parallelism", "seq_parallel_communication_data_type"),
+        ),
+        _UNHEEDED,
+    ),
+}
+_STAGE3 = {
+    "prefetch_bucket_size": _TIME,
+    "max_reuse_distance": _TIME,
+    "model_persistence_threshold": _TIME,
+    "max_live_parameters": _COUNT,
+    "param_persistence_threshold": (number(0, whole=True), None),
+    "gather_16bit_weights_on_model_save": _FLAG,  # state dicts are always whole
+    "gather_fp16_weights_on_model_save": _FLAG,
+    "module_granularity_threshold": _UNHEEDED,
+    "use_all_reduce_for_fetch_params": _UNHEEDED,
+    "allgather_sequential": _UNHEEDED,
 }
 _ZERO = {
     "stage": (number(0, 3, whole=True), 0),
     "reduce_bucket_size": _COUNT,
-    "allgather_bucket_size": _TIME,
-    "sub_group_size": _TIME,
-    "overlap_comm": _FLAG,
-    "reduce_scatter": _FLAG,
-    "allgather_partitions": _FLAG,
-    "contiguous_gradients": _FLAG,
-    "round_robin_gradients": _FLAG,
-    "stage3_prefetch_bucket_size": _TIME,
-    "stage3_max_reuse_distance": _TIME,
-    "stage3_model_persistence_threshold": _TIME,
-    "stage3_max_live_parameters": _COUNT,
-    "stage3_param_persistence_threshold": (number(0, whole=True), None),
-    "stage3_gather_16bit_weights_on_model_save": _FLAG,  # state dicts are always whole
-    "stage3_gather_fp16_weights_on_model_save": _FLAG,
-    "offload_param": _OFFLOAD,
-    "offload_optimizer": _OFFLOAD,
-    "cpu_offload": _OFFLOAD,
+    **dict.fromkeys(("allgather_bucket_size", "sub_group_size"), _TIME),
+    **dict.fromkeys(("overlap_comm", "reduce_scatter", "allgather_partitions"), _FLAG),
+    **dict.fromkeys(("contiguous_gradients", "round_robin_gradients"), _FLAG),
+    **{f"stage3_{name}": entry for name, entry in _STAGE3.items()},
+    **dict.fromkeys(("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_params"), _OFFLOAD),
+    **dict.fromkeys(("cpu_offload_param", "zenflow"), _OFFLOAD),
+    **dict.fromkeys(("zero_quantized_weights", "zero_quantized_gradients"), _QUANTISED),
+    **dict.fromkeys(("zero_quantized_nontrainable_weights", "zeropp_loco_param"), _QUANTISED),
+    **dict.fromkeys(
+        (
+            *("use_multi_rank_bucket_allreduce", "grad_hooks"),
+            *("load_from_fp32_weights", "elastic_checkpoint", "pipeline_loading_checkpoint", "legacy_stage1"),
+            *("ignore_unused_parameters", "override_module_apply", "log_trace_cache_warnings", "leaf_module"),
+            *("enable_sanity_checks", "memory_efficient_linear", "cpu_offload_use_pin_memory"),
+            *("zero_hpz_partition_size", "mics_shard_size", "mics_hierarchical_params_gather"),
+            "save_muon_momentum_buffer_in_memory",
+        ),
+        _UNHEEDED,
+    ),
 }
-_BF16 = {"enabled": (flag, False)}
-_FP16 = _BF16 | {
+_MASTERS = absent("masters are float32"), None
+_HALF = {"enabled": (flag, False)}
+_BF16 = _HALF | {
+    **dict.fromkeys(("immediate_grad_update", "check_grad_overflow", "check_overflow"), _UNHEEDED),
+    **dict.fromkeys(("bf16_master_weights_and_grads", "bf16_optimizer_states"), _MASTERS),
+}
+_FP16 = _HALF | {
     "loss_scale": (number(0), 0.0),
     "initial_scale_power": (number(0, 127, whole=True), 16),
     "loss_scale_window": (number(1, whole=True), 1000),
@@ -56,7 +116,11 @@ _FP16 = _BF16 | {
     "consecutive_hysteresis": (flag, False),
     "min_loss_scale": (number(2.0**-126), 1.0),
     "auto_cast": _FLAG,  # floating-point arguments are always converted
-    "fp16_master_weights_and_grads": (absent("masters are float32"), None),
+    "fp16_master_weights_and_grads": _MASTERS,
+}
+_DATA_TYPES = {
+    name: (only("fp32", "gradients add up in float32, and parameters and buffers are as the precision says"), None)
+    for name in ("grad_accum_dtype", "param_dtype", "buffer_dtype")
 }
 # Keys of `init`, and the first stage in which they say something.
 _OF_INIT = {
@@ -67,7 +131,7 @@ _OF_INIT = {
 
 
 def read_deepspeed(
-    config: Any, precision: Precision | None, given: Given, readers: int, problems: list[str]
+    config: Any, precision: Precision | None, given: Given, readers: int, problems: Findings
 ) -> Settings:
     """Settings that it asks for: `{}` is stage 0, no clipping, and the Trainer's precision.
 
@@ -75,8 +139,11 @@ def read_deepspeed(
         precision: the Trainer's argument; None where it was not given.
         readers: the number of loaders that read different data.
     """
+    config = _renamed(config, {"bfloat16": "bf16"})
     values = read("deepspeed_config", config, _KEYS, problems)
-    zero = read("deepspeed_config['zero_optimization']", values["zero_optimization"], _ZERO, problems)
+    of_zero = _renamed(values["zero_optimization"], {name: f"stage3_{name}" for name in _STAGE3})
+    zero = read("deepspeed_config['zero_optimization']", of_zero, _ZERO, problems)
+    read("deepspeed_config['data_types']", values["data_types"], _DATA_TYPES, problems)
     fp16 = read("deepspeed_config['fp16']", values["fp16"], _FP16, problems)
     bf16 = read("deepspeed_config['bf16']", values["bf16"], _BF16, problems)
     _check_batches(values, given, readers, problems)
@@ -101,8 +168,13 @@ def read_deepspeed(
     )
 
 
+def _renamed(config: Any, other: Mapping[str, str]) -> Any:
+    """Gives a configuration the names that keys have here."""
+    return {other.get(key, key): value for key, value in config.items()} if isinstance(config, Mapping) else config
+
+
 def _precision(
-    argument: Precision | None, on: list[Precision], off: dict[Precision, str], given: Given, problems: list[str]
+    argument: Precision | None, on: list[Precision], off: dict[Precision, str], given: Given, problems: Findings
 ) -> Precision:
     if len(on) > 1:
         problems.append("deepspeed_config has fp16 and bf16, both enabled; expected one of them")
@@ -128,7 +200,7 @@ def _loss_scale(fp16: Mapping[str, Any]) -> dict[str, Any]:
     return {"dynamic_loss_scale": True, "dynamic_loss_args": args}
 
 
-def _check_batches(values: Mapping[str, Any], given: Given, readers: int, problems: list[str]) -> None:
+def _check_batches(values: Mapping[str, Any], given: Given, readers: int, problems: Findings) -> None:
     """Compares the sizes of batches and their number with the loader's and the Trainer's."""
     size, micro = given.batch_size, given.device_train_microbatch_size
     pieces = (given.grad_accum or 1) if micro is None else None

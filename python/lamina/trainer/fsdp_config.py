@@ -4,12 +4,26 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lamina.trainer.configuration_keys import absent, dtype, flag, number, one_of, read
+from torch import nn
+
+from lamina.trainer.configuration_keys import UNHEEDED, Findings, absent, dtype, flag, number, one_of, read, unheeded
 from lamina.trainer.precision import Precision
 from lamina.trainer.settings import Settings, keys_of_dtypes
 
 _PREFETCH = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NONE": "none"}
 _MIXED = one_of("FULL", "DEFAULT", "PURE")
+_CHECKPOINTS = "checkpoints are lamina's, which load in any layout: leave it out"
+_DEGREE = 'lamina_config={"sharded_data_parallel_degree": n} shards over n ranks: leave it out'
+
+
+def _modules(value: Any) -> list[nn.Module]:
+    found = [] if value is None else [value] if isinstance(value, nn.Module) else value
+    if isinstance(found, str) or not all(isinstance(each, nn.Module) for each in found):
+        raise ValueError(f"{value!r} is not allowed; expected modules of the model")
+    return list(found)
+
+
+# Later versions of Composer, and torch, have keys that the first ones do not.
 _KEYS = {
     "sharding_strategy": (one_of("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"), "FULL_SHARD"),
     "min_params": (number(0), 1e8),
@@ -19,11 +33,30 @@ _KEYS = {
     "activation_checkpointing": (flag, False),
     "activation_cpu_offload": (flag, False),
     "verbose": (flag, False),
+    "sync_module_states": (lambda given: None if flag(given) else UNHEEDED, None),  # all get rank 0's values
+    "ignored_modules": (_modules, ()),
+    "keep_low_precision_grads": (absent("masters, and their gradients, are float32"), None),
+    "te_shard_fp8_weight": (absent("fp8 is not there"), None),
+    "load_planner": (absent(_CHECKPOINTS), None),
+    "save_planner": (absent(_CHECKPOINTS), None),
+    "device_mesh": (absent(_DEGREE), None),
+    "process_group": (absent(_DEGREE), None),
+    "data_parallel_shard_degree": (absent(_DEGREE), None),
+    "data_parallel_replicate_degree": (absent(_DEGREE), None),
+    **dict.fromkeys(
+        (
+            *("limit_all_gathers", "forward_prefetch", "forward_prefetch_limit", "backward_prefetch_limit"),
+            *("use_orig_params", "flatten_parameters", "activation_checkpointing_reentrant", "te_checkpoint_wrapper"),
+            *("state_dict_type", "load_fsdp_monolith_rank0_only", "load_monolith_rank0_only"),
+            *("sharded_ckpt_prefix_dir", "auto_wrap"),
+        ),
+        (unheeded, None),
+    ),
 }
 _DTYPES = {f"{name}_dtype": (dtype, None) for name in ("param", "reduce", "buffer")}
 
 
-def read_fsdp(config: Any, precision: Precision, problems: list[str]) -> Settings:
+def read_fsdp(config: Any, precision: Precision, problems: Findings) -> Settings:
     """Settings that it asks for: `{}` is all defaults; strings in any case, numbers as text, too."""
     values = read("fsdp_config", config, _KEYS, problems)
     mixed, half = values["mixed_precision"], precision.dtype
@@ -50,4 +83,5 @@ def read_fsdp(config: Any, precision: Precision, problems: list[str]) -> Setting
         activation_checkpointing=values["activation_checkpointing"],
         min_params=values["min_params"],
         verbose=values["verbose"],
+        ignored=values["ignored_modules"],
     )

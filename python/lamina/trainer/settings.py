@@ -2,9 +2,11 @@
 """Settings of a training, and the arguments that they depend on."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from lamina.trainer.precision import Precision
 
@@ -44,6 +46,8 @@ class Settings:
         activation_checkpointing: whether the modules that the model chooses are checkpointed.
         min_params: see `units`; None: all modules that are called are units.
         verbose: whether the table of units is printed.
+        ignored: modules that stay whole on every rank, with all that is in them.
+        unheeded: keys that were given, and that change no result.
     """
 
     precision: Precision
@@ -55,6 +59,8 @@ class Settings:
     activation_checkpointing: bool = False
     min_params: float | None = None
     verbose: bool = False
+    ignored: Sequence[nn.Module] = ()
+    unheeded: Sequence[str] = ()
 
     @property
     def grad_scaler(self) -> bool:

@@ -45,7 +45,7 @@ from lamina.trainer.shares import Ends, Shares, copies, require_split
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp, TimeUnit
 from lamina.trainer.training_step import TrainingStep
-from lamina.trainer.wrap_policy import checkpoint_chosen, table, units
+from lamina.trainer.wrap_policy import checkpoint_chosen, names_in, table, units
 from lamina.util.told import tell
 
 _DIVIDE = ("partitions", "pipeline_parallel_degree", "sharded_data_parallel_degree", "tensor_parallel_degree")
@@ -374,9 +374,12 @@ class Trainer:
             if degree > 1:
                 found.keys.setdefault("sdp_units", [unit.name for unit in every if unit.rule != "whole"])
                 persistent = [name for unit in every if unit.rule == "whole" for name in unit.parameters]
+                persistent += names_in(given.model, found.ignored)
                 found.keys.setdefault("sdp_persistent_parameters", persistent)
             if found.verbose and get_global_rank() == 0:
                 print(table(every, chosen, degree))
+        if found.unheeded and get_global_rank() == 0:
+            tell(f"no effect, for they change no result: {', '.join(found.unheeded)}")
         self.state.precision = found.precision
         self._parameters = sum(parameter.numel() for parameter in given.model.parameters())
         return found

@@ -10,6 +10,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.activation_checkpointing.api import set_activation_checkpointing
+from lamina.errors import ConfigError
 from lamina.modules.tree import is_called
 
 
@@ -62,6 +63,19 @@ def units(model: nn.Module, min_params: float) -> list[Unit]:
         Unit(name, rule, dict(named[number] for number in held))
         for name, rule, held in _lamina.units_by_rules(asked, sizes, min_params)
     ]
+
+
+def names_in(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
+    """The names of all parameters in these modules of the model.
+
+    Errors:
+        ConfigError: one is not of the model.
+    """
+    own = set(model.modules())
+    if others := [type(module).__name__ for module in modules if module not in own]:
+        raise ConfigError(f"fsdp_config['ignored_modules']: {', '.join(others)}: it is no module of the model")
+    inside = {id(parameter) for module in modules for parameter in module.parameters()}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in inside]
 
 
 def _answers(module: nn.Module, root: nn.Module) -> tuple[bool, bool | None, bool]:
