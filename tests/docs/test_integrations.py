@@ -16,6 +16,7 @@ PRINTED = {
     "with_accelerate.py": r"2 ranks, loss [\d.]+",
     "with_fabric.py": r"2 ranks over lamina loss [\d.]+",
     "with_trainer.py": r"2 ranks over lamina loss [\d.]+",
+    "with_prometheus.py": r"2 ranks lamina_step 7 .*lamina_loss_train_total [\d.]+",
     "lightning_pipeline.py": r"2 ranks, loss [\d.]+",
     "trainer_pipeline.py": r"2 ranks, loss [\d.]+",
 }

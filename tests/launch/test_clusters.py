@@ -4,6 +4,7 @@
 import importlib.util
 import re
 import shlex
+import sys
 import tempfile
 
 import pytest
@@ -15,7 +16,8 @@ from soak import SOAK
 PAGE = (ROOT / "docs/clusters.md").read_text()
 SHELL, PYTHON, MANIFESTS = (re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) for kind in ("sh", "python", "yaml"))
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-OBJECTS = {each["kind"]: each for text in MANIFESTS for each in yaml.safe_load_all(text)}
+OBJECTS = {each.get("kind", "sky"): each for text in MANIFESTS for each in yaml.safe_load_all(text)}
+PROGRAMS = {re.match(r"# (\w+\.py)\n", text)[1]: text for text in PYTHON}
 
 
 @pytest.fixture
@@ -93,9 +95,9 @@ def test_the_pods_of_a_manifest_meet(launcher, place, manifest):
 
 @pytest.mark.skipif(not SOAK and importlib.util.find_spec("ray") is None, reason="pip install ray")
 def test_the_tasks_of_ray_meet(launcher, place):
-    (recipe,), (command,) = PYTHON, (text for text in SHELL if text.startswith("python"))
-    name = re.match(r"# (\w+\.py)\n", recipe)[1]
-    assert name in command
+    (command,) = (text for text in SHELL if text.startswith("python"))
+    name = shlex.split(command)[1]
+    recipe = PROGRAMS[name]
     machine = {"ray.init()": "ray.init(num_cpus=4)", "29500": str(launcher.reserve_port())}
     for told, here in machine.items():
         recipe = recipe.replace(told, here)
@@ -104,3 +106,43 @@ def test_the_tasks_of_ray_meet(launcher, place):
         env = place | {"RAY_TMPDIR": short, "HOME": short}
         job = launcher.start(*shlex.split(command)[1:], binary=launcher.folder / "tools/python", env=env)
         assert len(require_met(launcher, [job])) == 3
+
+
+def machines(launcher, place, command, of_each):
+    """One `sh -c` for each machine, with what each is told."""
+    return [launcher.start("-c", command, binary="/bin/sh", env=place | told) for told in of_each]
+
+
+def test_the_pods_of_a_pytorchjob_meet(launcher, place):
+    spec = OBJECTS["PyTorchJob"]["spec"]
+    kinds = spec["pytorchReplicaSpecs"]
+    (master,) = kinds["Master"]["template"]["spec"]["containers"]
+    assert master["name"] == "pytorch" and master["command"] == ["sh", "-c"] and kinds["Worker"] == kinds["Master"]
+    count = sum(each["replicas"] for each in kinds.values())
+    # As the training operator sets them.
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launcher.reserve_port())}
+    told |= {"PET_NNODES": str(count), "PET_NPROC_PER_NODE": spec["nprocPerNode"], "WORLD_SIZE": str(count)}
+    each = [told | {"PET_NODE_RANK": str(index), "RANK": str(index)} for index in range(count)]
+    started = machines(launcher, place, master["args"][0], each)
+    assert len(require_met(launcher, started)) == count * int(spec["nprocPerNode"]) - 1
+
+
+def test_the_machines_of_a_sky_task_meet(launcher, place):
+    task = OBJECTS["sky"]
+    command = task["run"].replace("29500", str(launcher.reserve_port()))
+    count = task["num_nodes"]
+    told = {"SKYPILOT_NODE_IPS": "127.0.0.1\n" * count, "SKYPILOT_NUM_NODES": str(count)}
+    started = machines(launcher, place, command, [told | {"SKYPILOT_NODE_RANK": str(rank)} for rank in range(count)])
+    ranks = count * int(re.search(r"lamina run .* -n (\d+)", command)[1])
+    assert len(require_met(launcher, started)) == ranks - 1
+
+
+@pytest.mark.skipif(not SOAK and importlib.util.find_spec("hydra") is None, reason="pip install hydra-core")
+def test_the_program_of_hydra_composes_on_every_rank(launcher):
+    (command,) = (text for text in SHELL if "on_hydra.py" in text)
+    words = shlex.split(command)[1:]
+    (launcher.folder / "on_hydra.py").write_text(PROGRAMS["on_hydra.py"])
+    run = launcher.run(*words, env={"LAMINA_PYTHON": sys.executable})
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("2 ranks, rate 0.1") == 1
+    assert sorted(each.name for each in (launcher.folder / "outputs").iterdir()) == ["0", "1"]
