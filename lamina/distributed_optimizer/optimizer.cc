@@ -68,7 +68,16 @@ void Optimizer::step(UserOptimizer& user, const ModelInUse& model, const Closure
   }
   measured_after_ = -1;
   clip_.reset();
-  begun_.overflow ? scale_->update(true) : update(user);
+  begun_.overflow ? leave_out() : update(user);
+}
+
+// Once, by the job's first rank: so a dynamic scale finds its height.
+void Optimizer::leave_out() {
+  const double before = scale_->value();
+  scale_->update(true);
+  if (!std::exchange(tells_of_overflow_, false) || ranks_.own != base::Rank(0)) return;
+  base::log_warning(base::str("a step is left out, for its gradients overflowed in half precision. The loss scale was ",
+                              before, ", and is ", scale_->value(), " from here on; this is said once"));
 }
 
 double Optimizer::clip(UserOptimizer& user, const ModelInUse& model, double max_norm) {
@@ -201,11 +210,12 @@ void Optimizer::measure(UserOptimizer& user, const ModelInUse& model) {
   begun_.norm = measure.norm / scale_->value();
   begun_.overflow = scale_->is_on() && measure.overflow;
   begun_.clipped_norm = begun_.norm;
+  if (begun_.overflow) return;  // nothing is clipped in a step that is left out
   const double clip = limit / (begun_.norm + kEpsilon);
   if (clip >= 1) return;
   begun_.factor *= clip;
   begun_.clipped_norm *= clip;
-  if (!clip_ && parameters_.sharding() != nullptr) tell_of_clipping();
+  if (!clip_ && parameters_.sharding() != nullptr && std::isfinite(begun_.norm)) tell_of_clipping();
 }
 
 void Optimizer::require_scaled(Unscaled unscaled) const {

@@ -97,6 +97,7 @@ class Optimizer {
   void require_scaled(Unscaled unscaled) const;
   void measure(UserOptimizer& user, const ModelInUse& model);
   void tell_of_clipping();
+  void leave_out();
   void update(UserOptimizer& user);
   void update_wholes(UserOptimizer& user, const UpdateTerms& terms);
 
@@ -114,7 +115,7 @@ class Optimizer {
   std::int64_t backwards_ = 0;        // of the model, when gradients were last forgotten
   std::int64_t plain_ = 0;            // gradients of other backwards, then: see Backwards::plain()
   std::int64_t broken_off_ = 0;       // updates that an error ended, which this rank alone may have caught
-  bool tells_of_clipping_;
+  bool tells_of_clipping_, tells_of_overflow_ = true;
   bool clips_as_shards_ = false;
   Updated updated_;
 };

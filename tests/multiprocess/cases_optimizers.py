@@ -713,6 +713,19 @@ def case_clipping_by_default_is_told_once():
         lamina.shutdown()
 
 
+def case_a_step_that_overflows_is_told_as_that_and_not_as_clipped():
+    lamina.init(ddp=True, sharded_data_parallel_degree=2, fp16=True, timeout_s=30, sdp_param_persistence_threshold=0)
+    model = lamina.DistributedModel(nn.Linear(2, 2))
+    optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), dynamic_loss_scale=True)
+    with said_on_stderr() as said:
+        for _ in range(3):  # with the scale that a dynamic one begins with
+            model.backward(model(torch.ones(1, 2)).float().sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "clipped" not in said[0] and "nan" not in said[0]
+    assert said[0].count("a step is left out, for its gradients overflowed") == (lamina.rank() == 0)
+
+
 def case_a_plain_optimizer_of_the_model_is_alike_on_all_copies():
     lamina.init(ddp=True, timeout_s=30)
     model, own = lamina.DistributedModel(nn.Linear(2, 2)), nn.Linear(2, 2)
