@@ -43,6 +43,9 @@ inline constexpr Saying kSayings[] = {
     {"not-a-function", "{} takes a function, not {}"},
     {"no-seed", "{} needs the key `seed`; without it the state of torch's generator says"},
     {"end-of-program", "came to the end of its program"},
+    {"as-many-calls",
+     "copies of the model with different numbers of batches train inside of model.join(), or with the weights that an "
+     "exact sampler gives each batch (in Python lamina.dist.exact_batches); when to stop is decided by all together"},
     // The model.
     {"model-twice",
      "there is a DistributedModel already: a job has one; call shutdown() to begin another job",

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/messaging/recording_transport.h"
 
 namespace lamina::messaging {
@@ -25,7 +26,9 @@ void Messenger::lose(base::Rank lost, const std::string& why) {
   if (first_lost_) known += base::str("; rank ", *first_lost_, " was lost before");
   if (!first_lost_) first_lost_ = lost;
   const auto left = mailbox_.waits().left(lost);
-  if (!left.empty()) known += "; all ranks make the same calls of lamina, and as many";
+  if (!left.empty()) {
+    known += base::str("; all ranks make the same calls of lamina, and as many: ", faces::said("as-many-calls"));
+  }
   const base::Loss loss{lost, left.empty() ? why : base::str("it ", left), known};
   mailbox_.lose(loss);
   for (const auto& watcher : watchers_) watcher.lost(loss);

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "lamina/base/rank_list.h"
+#include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 
 namespace lamina::messaging {
 namespace {
@@ -101,7 +103,8 @@ std::string text_of(const MutualWaits::Path& circle) {
   for (const auto& told : circle) words += base::str(words.empty() ? "" : "; ", told.words);
   return base::str("ranks wait for each other: ", words,
                    ". Make these calls on all of these ranks, in the same order: not on one alone, as under "
-                   "`if rank() == 0`");
+                   "`if rank() == 0`",
+                   "; ", faces::said("as-many-calls"));
 }
 
 }  // namespace
