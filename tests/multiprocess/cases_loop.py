@@ -106,6 +106,70 @@ def case_evaluators_have_their_metrics_intervals_and_numbers_of_batches():
         Evaluator(label="x", dataloader=[], metric_names=["f1"]).metrics_of({"accuracy": None})
 
 
+class When(Callback):
+    """After which batches evaluations have ended, and of how many samples they were."""
+
+    def __init__(self):
+        self.batches, self.samples = [], []
+
+    def eval_end(self, state, logger):
+        self.batches.append(state.timestamp.batch.value)
+        self.samples.append(state.eval_timestamp.sample.value)
+
+
+def case_intervals_and_numbers_of_batches_are_those_of_the_latest_who_said_them():
+    every, seen = Evaluator(label="few", dataloader=shared(data_of(12, 2), 2)), When()
+    options = {"max_duration": "4ba", "eval_dataloader": every, "callbacks": seen}
+    for interval, most, expected in (("4ba", -1, [4]), ("1ba", 1, [1, 2, 3, 4])):
+        seen.batches, seen.samples = [], []
+        trainer = trainer_of(
+            Model("mean"), shared(data_of(24, 1), 2), eval_interval=interval, eval_subset_num_batches=most, **options
+        )
+        trainer.fit()
+        assert seen.batches == expected and set(seen.samples) == {12 if most < 0 else 6}
+    for read in (trainer.eval, lambda **given: trainer.eval(every, **given)):
+        read(subset_num_batches=1)
+        assert seen.samples[-1] == 6
+    trainer.eval()
+    assert seen.samples[-1] == 6
+    trainer.eval(every)
+    assert seen.samples[-1] == 12 and every.eval_interval is every.subset_num_batches is None
+
+
+def case_parts_of_a_training_are_evaluated_as_often_as_is_asked():
+    for until, interval, expected in (
+        ("15ba", "0.1dur", [2, 3, 5, 6, 8, 9, 11, 12, 14, 15]),
+        ("7ba", "0.5dur", [4, 7]),
+        ("90sp", "0.2dur", [3, 6, 9, 12, 15]),
+        ("3ep", "0.25dur", [3, 6, 9, 12]),
+        ("2ep", "0.3dur", [3, 5, 8]),  # and not at the end, 3.3 parts
+        ("90tok", "0.34dur", [6, 11, 15]),
+    ):
+        seen = When()
+        spec = DataSpec(shared(data_of(24, 1), 2), get_num_tokens_in_batch=lambda batch: len(batch[0]))
+        options = {"max_duration": until, "eval_interval": interval, "callbacks": seen}
+        trainer_of(Model("mean"), spec, eval_dataloader=shared(data_of(6, 2), 2), **options).fit()
+        asked = expected if seen.batches[: len(expected)] == expected else None
+        assert asked and len(seen.batches) <= len(expected) + 1, (until, interval, seen.batches)
+
+
+class Only(IterableDataset):
+    """Has samples on rank 1 alone."""
+
+    def __iter__(self):
+        own = data_of(5, 2).tensors
+        return zip(*own, strict=True) if lamina.rank() == 1 else iter(())
+
+
+def case_an_evaluation_of_which_one_rank_has_all_is_that_of_one_process():
+    model = Model("mean")
+    trainer = trainer_of(model, shared(data_of(6, 1), 2), eval_dataloader=DataLoader(Only(), 2))
+    trainer.eval()
+    batch = data_of(5, 2).tensors
+    expected = model.loss(model(batch), batch).mean().item()
+    assert trainer.state.eval_metric_values["loss"] == pytest.approx(expected)
+
+
 class Uneven(IterableDataset):
     """Rank 0 has no sample, rank 1 two, rank 2 seven."""
 

@@ -20,8 +20,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import lamina
 from lamina.errors import ConfigError
-from lamina.trainer import Callback, ComposerModel, DataSpec, Evaluator, Trainer
+from lamina.trainer import Algorithm, Callback, ComposerModel, DataSpec, Evaluator, Trainer
 from lamina.trainer.monitors import ThresholdStopper
+from lamina.trainer.schedulers import LinearScheduler
 
 BATCHES = 6  # of two epochs
 KEYS = {"progress_bar": False, "lamina_config": {"timeout_s": 60}}
@@ -351,6 +352,138 @@ class Evaluated(Callback):
 
     def eval_end(self, state, logger):
         self.seen.append(int(state.timestamp.batch))
+
+
+def case_an_epoch_that_goes_on_with_other_batches_reads_each_sample_once():
+    """On one copy or two, with microbatches of any kind; rates and parts of the training go by epochs."""
+
+    def run(path, layout, rows, until, **options):
+        model, seen, rates = Model(), Samples(), Rates()
+        model.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))  # takes a batch of one sample
+        data = TensorDataset(torch.randn(24, 6), torch.arange(24) % 3, torch.arange(24.0))
+        loader = DataLoader(data, rows, sampler=lamina.dist.get_sampler(data, shuffle=True))
+        given = KEYS | {"optimizers": torch.optim.SGD(model.parameters(), 0.1), "callbacks": [seen, rates], "seed": 1}
+        given |= {"schedulers": LinearScheduler(), "lamina_config": {"timeout_s": 60} | LAYOUTS[layout], **options}
+        load = {"load_path": path} if until is None else {}
+        made = Trainer(model=model, train_dataloader=loader, max_duration="2ep", save_folder=path, **given, **load)
+        made.fit() if until is None else made.fit(duration=until)
+        made.close()
+        return seen.of_all, rates.seen
+
+    kinds = itertools.product((("copies", 4), ("partitions", 8)), (("copies", 3), ("partitions", 5)), ("auto", 2))
+    for (first, rows), (then, others), cut in some(list(kinds), 3, seed=7):
+        with folder() as path:
+            microbatches = {"device_train_microbatch_size": cut}
+            before, _ = run(path / "a", first, rows, "1ba", **microbatches)
+            after, rates = run(path / "a", then, others, None, **microbatches)
+            assert sorted(before + after) == sorted([*range(24)] * 2), (first, then)
+            assert rates[0] == pytest.approx(0.1 * (1 - 8 / 48))
+            assert sorted(rates, reverse=True) == rates and rates[-1] < 0.02
+
+
+class Samples(Callback):
+    """The numbers of the samples that all ranks have read."""
+
+    def __init__(self):
+        self.of_all = []
+
+    def batch_start(self, state, logger):
+        own = [] if state.batch is None else state.batch[2].int().tolist()
+        self.of_all += [number for each in lamina.allgather(own, lamina.WORLD) for number in each]
+
+
+class Rates(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def batch_start(self, state, logger):
+        self.seen.append(state.optimizers[0].param_groups[0]["lr"])
+
+
+class Own(Callback):
+    """Counts for its own rank, in a tensor."""
+
+    def __init__(self):
+        self.read = torch.zeros(2)
+
+    def batch_end(self, state, logger):
+        self.read += lamina.rank() + 1
+
+    def state_dict(self):
+        return {"read": self.read} if self.read.any() else {}
+
+    def load_state_dict(self, state):
+        self.read = state["read"]
+
+
+class Same(Own):
+    def batch_end(self, state, logger):
+        self.read += 1
+
+
+class OwnAlgorithm(Algorithm):
+    def __init__(self):
+        self.calls = {}
+
+    def match(self, event, state):
+        return event.value == "batch_end" and lamina.rank() == 1
+
+    def apply(self, event, state, logger):
+        self.calls[str(state.timestamp.batch)] = lamina.rank()
+
+    def state_dict(self):
+        return self.calls
+
+    def load_state_dict(self, state):
+        self.calls = state
+
+
+def case_states_of_callbacks_and_algorithms_are_those_of_each_rank():
+    with folder() as path:
+        first, _ = trainer("copies", save_folder=path, callbacks=[Own(), Same()], algorithms=OwnAlgorithm())
+        first.fit(duration="2ba")
+        first.close()
+        own, same, algorithm = Own(), Same(), OwnAlgorithm()
+        again, _ = trainer("copies", load_path=path, callbacks=[own, same], algorithms=algorithm)
+        assert own.read.tolist() == [2 * (lamina.rank() + 1)] * 2 and same.read.tolist() == [2, 2]
+        assert algorithm.calls == ({"1ba": 1, "2ba": 1} if lamina.rank() else {})
+        again.close()
+
+
+def case_a_call_of_fit_that_a_job_broke_off_ends_where_it_would_have():
+    class Broken(Callback):
+        def batch_end(self, state, logger):
+            if state.fits == breaks[0] and state.timestamp.batch.value == breaks[1]:
+                raise KeyError("as if it was killed")
+
+    def run(path, *calls):
+        options = {"run_name": "run", "save_folder": path, "autoresume": True, "save_interval": "1ba"}
+        made, _ = trainer("copies", callbacks=[Broken()], **options)
+        try:
+            for call in calls:
+                made.fit(**call)
+        finally:
+            made.close()
+        return made.state.timestamp.batch.value
+
+    for breaks, calls, end in (
+        ((0, 3), [{"duration": "4ba"}], 4),
+        ((0, 3), [{"duration": "4ba", "reset_time": True}], 4),
+        ((1, BATCHES + 1), [{}, {"duration": "2ba"}], BATCHES + 2),
+    ):
+        with folder() as path:
+            with pytest.raises(KeyError):
+                run(path, *calls)
+            breaks = None, None
+            assert run(path, *calls) == end, calls
+            assert run(path, *calls) == end, calls
+    breaks, twice = (1, 4), [{"duration": "2ba"}] * 2
+    with folder() as path:
+        with pytest.raises(KeyError):
+            run(path, *twice)
+        breaks = None, None
+        with pytest.raises(ConfigError, match="which call this one is, is not known"):
+            run(path, *twice)
 
 
 def case_what_was_measured_and_evaluated_is_known_after_the_last_batch():

@@ -104,7 +104,6 @@ CALLS = [
     ),
     (lambda: trainer(console_stream="stdin"), "stream", "'stdout' and 'stderr'"),
     (lambda: trainer(log_to_console=True, console_log_interval="1tok"), "console_log_interval", "epochs or batches"),
-    (lambda: trainer(eval_interval="2ba"), "eval_interval", "an eval_dataloader"),
     (lambda: trainer(eval_dataloader=loader(), eval_interval="1tok"), "eval_interval", "some epochs, batches or parts"),
     (lambda: trainer(eval_dataloader=loader(), eval_interval="often"), "eval_interval", TIME),
     (lambda: trainer(eval_dataloader=loader(), eval_interval=True), "eval_interval", TIME),
@@ -284,3 +283,79 @@ def test_an_iterator_is_read_once():
     with pytest.raises(UsageError, match="an iterator gives its batches once"):
         one.fit()
     assert one.state.timestamp.batch == 1
+
+
+EVERY = Evaluator(label="a", dataloader=loader(), eval_interval=1)
+# Arguments that have no effect beside the others, and what is said of them.
+IDLE = [
+    ({"save_interval": "1ba", "save_filename": "x"}, "save_filename and save_interval: no effect without save_folder"),
+    ({"save_overwrite": True}, "save_overwrite: no effect without save_folder"),
+    ({"save_num_checkpoints_to_keep": 2}, "save_num_checkpoints_to_keep: no effect without save_folder"),
+    ({"save_latest_filename": "x", "save_folder": "saved"}, "save_latest_filename: no effect: load_path=save_folder"),
+    ({"load_weights_only": True}, "load_weights_only: no effect without load_path"),
+    ({"load_strict_model_weights": True}, "load_strict_model_weights: no effect without load_path"),
+    ({"eval_interval": "2ba"}, "eval_interval: no effect without eval_dataloader"),
+    ({"eval_interval": "2ba", "eval_dataloader": []}, "eval_interval: no effect without eval_dataloader"),
+    ({"eval_subset_num_batches": 2}, "eval_subset_num_batches: no effect without eval_dataloader"),
+    ({"eval_interval": "2ba", "eval_dataloader": EVERY}, "eval_interval: no effect, for each Evaluator has"),
+    ({"step_schedulers_every_batch": True}, "step_schedulers_every_batch: no effect without schedulers"),
+    ({"console_log_interval": "2ba"}, "console_log_interval: no effect without log_to_console"),
+    ({"console_stream": "stdout", "progress_bar": False}, "console_stream: no effect without log_to_console"),
+    ({"auto_log_hparams": True}, "auto_log_hparams: no effect without loggers"),
+    (
+        {"train_dataloader": None, "train_dataloader_label": "x"},
+        "train_dataloader_label: no effect without train_dataloader",
+    ),
+    ({"seed": 3, "lamina_config": {"seed": 4}}, "seed=3: no effect, for lamina_config says seed: 4"),
+    ({"dist_timeout": 30, "lamina_config": {"timeout_s": 40}}, "dist_timeout=30: no effect"),
+]
+
+
+@pytest.mark.parametrize("given, said", IDLE, ids=[" ".join(given) for given, _ in IDLE])
+def test_an_argument_without_effect_is_told_in_a_line(given, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trainer(**given).close()
+    assert f"lamina: Trainer: {said}" in capsys.readouterr().err
+
+
+def test_what_has_an_effect_is_not_told(tmp_path, capsys):
+    saves = {"save_folder": str(tmp_path), "save_interval": "1ba", "save_overwrite": True}
+    evaluates = {"eval_dataloader": loader(), "eval_interval": "2ba", "eval_subset_num_batches": 1}
+    follows = {"schedulers": schedules.LinearScheduler(), "step_schedulers_every_batch": True}
+    logs = {"log_to_console": True, "console_log_interval": "2ba", "auto_log_hparams": True}
+    trainer(seed=3, lamina_config={"seed": 3}, **saves, **evaluates, **follows, **logs).close()
+    assert "no effect" not in capsys.readouterr().err
+
+
+def test_an_argument_of_fit_without_effect_is_told_in_a_line(capsys):
+    one = trainer()
+    one.fit(eval_interval="2ba", step_schedulers_every_batch=True, train_dataloader_label="x", duration="1ba")
+    said = capsys.readouterr().err
+    for name, needed in (
+        ("eval_interval", "eval_dataloader"),
+        ("step_schedulers_every_batch", "schedulers"),
+        ("train_dataloader_label", "train_dataloader"),
+    ):
+        assert f"lamina: fit: {name}: no effect without {needed}\n" in said
+    one.close()
+
+
+def test_an_evaluation_of_nothing_is_an_error_before_the_first_batch():
+    few = DataLoader(TensorDataset(X[:3], X[:3, :2].argmax(1)), 8, drop_last=True)
+    one = trainer(eval_dataloader=few)
+    for call in one.fit, one.eval:
+        with pytest.raises(
+            (ConfigError, UsageError), match="the evaluation 'eval' has no value, for its loader gives no batch"
+        ):
+            call()
+    assert not one.state.timestamp.batch.value and not one.state.eval_metric_values
+    with pytest.raises(UsageError, match="an iterator gives its batches once"):
+        one.eval(iter([]))
+    one.close()
+
+
+def test_what_counts_nothing_has_no_value():
+    one = trainer()
+    with pytest.raises(UsageError, match="has no value: none of its 0sp counts"):
+        one.eval(DataSpec(loader(), get_num_samples_in_batch=lambda batch: 0))
+    one.close()

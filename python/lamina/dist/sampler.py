@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from lamina.job import current
 from lamina.dist import ranks
 from lamina.errors import ConfigError
+from lamina.job import current
 
 
 class ExactSampler(DistributedSampler):
@@ -49,13 +49,14 @@ class ExactSampler(DistributedSampler):
         count = len(dataset)
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1 or drop_last):
             raise ConfigError(f"batch_size={batch_size!r} is a number of samples, and goes without drop_last")
-        self.batch_size = batch_size
+        self.batch_size, self._begin = batch_size, 0
         self.total_size = count - count % num_replicas if drop_last else count
         self.num_samples = len(self._mine())
 
-    def move(self, num_replicas: int, rank: int) -> None:
-        """Takes this place among the ranks. All samples are dealt out, with `drop_last`, too."""
-        self.num_replicas, self.rank, self.total_size = num_replicas, rank, len(self.dataset)
+    def move(self, num_replicas: int, rank: int, begin: int = 0) -> None:
+        """Takes this place among the ranks. All samples from number `begin` of the order on are dealt out, with
+        `drop_last`, too."""
+        self.num_replicas, self.rank, self.total_size, self._begin = num_replicas, rank, len(self.dataset), begin
         self.num_samples = len(self._mine())
 
     def __iter__(self) -> Iterator[int]:
@@ -67,9 +68,11 @@ class ExactSampler(DistributedSampler):
 
     def _mine(self) -> Sequence[int]:
         if self.batch_size is None:
-            return range(self.rank, self.total_size, self.num_replicas)
-        begins = range(self.rank * self.batch_size, self.total_size, self.num_replicas * self.batch_size)
-        return [position for begin in begins for position in range(begin, min(begin + self.batch_size, self.total_size))]
+            return range(self._begin + self.rank, self.total_size, self.num_replicas)
+        begins = range(self._begin + self.rank * self.batch_size, self.total_size, self.num_replicas * self.batch_size)
+        return [
+            position for begin in begins for position in range(begin, min(begin + self.batch_size, self.total_size))
+        ]
 
 
 def get_sampler(

@@ -20,6 +20,7 @@ from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.devices import Device, get_device
 from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.trainer.events import Algorithm, Callback
+from lamina.trainer.idle_arguments import tell_idle_of_trainer
 from lamina.trainer.loggers import as_destinations
 from lamina.trainer.model import require_model
 from lamina.trainer.reproducibility import require_seed
@@ -117,6 +118,9 @@ class Arguments:
         problems += arguments._problems()
         if problems:
             raise ConfigError("\n  ".join(["Trainer: " + problems[0], *problems[1:]]))
+        tell_idle_of_trainer(
+            given, {field.name: field.default for field in dataclasses.fields(cls)}, arguments.eval_dataloader
+        )
         return arguments
 
     def _problems(self) -> Iterator[str]:
@@ -137,8 +141,6 @@ class Arguments:
                 yield str(error) if str(error).startswith((f"{name}=", f"{name}:")) else f"{name}: {error}"
         if self.device_train_microbatch_size is not None and self.grad_accum not in (None, 1):
             yield "grad_accum and device_train_microbatch_size say the same: give one of them"
-        if not self.eval_dataloader and (callable(self.eval_interval) or self.eval_subset_num_batches != -1):
-            yield "eval_interval and eval_subset_num_batches say nothing without an eval_dataloader"
         if self.autoresume and not (self.save_folder and self.run_name):
             yield "autoresume goes on from the newest checkpoint of save_folder, in a run with a run_name: give both"
         if self.save_weights_only and (self.autoresume or self.save_num_checkpoints_to_keep != -1):

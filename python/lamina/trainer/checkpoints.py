@@ -11,15 +11,15 @@ from lamina.checkpoints.loading import resume_from_checkpoint
 from lamina.checkpoints.saving import save_checkpoint
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, rank, size
+from lamina.job.ranks import WORLD
 from lamina.job.seeds import set_rng_seed
 from lamina.trainer import checks
 from lamina.trainer.events import Callback, Event
 from lamina.trainer.job import take_loaded
 from lamina.trainer.shares import Shares
 from lamina.trainer.state import State
+from lamina.trainer.states_of_ranks import differing, own_of
 from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
-from lamina.util.told import tell
 
 _RANK = re.compile(r"[-_.]?rank(\{rank\}|\d+)|\.pt$")  # parts of a name: a checkpoint is one of all ranks
 _PARTIAL = "_partial"  # the end of the name of a folder that has more than the model
@@ -106,12 +106,13 @@ class Saver(Callback):
         if self._weights_only:
             save_checkpoint(self.folder, self.tag_of(state), partial=False, **arguments)
             return
+        states = {"callbacks": _states(state.callbacks), "algorithms": _states(state.algorithms)}
         content = {
             "form": _FORM,
             "progress": state.progress(),
             "schedulers": [schedule.state_dict() for schedule in state.schedulers],
-            "callbacks": _states(state.callbacks),
-            "algorithms": _states(state.algorithms),
+            **states,
+            "of_ranks": {kind: differing(each) for kind, each in states.items()},
             "readers": allgather(self._shares().state_dict(), WORLD),
         }
         kept = {"user_content": content, "num_kept_partial_checkpoints": self._keeps}
@@ -146,14 +147,13 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
     set_rng_seed(state.seed)
     for schedule, saved in zip(state.schedulers, content["schedulers"], strict=False):
         schedule.load_state_dict(saved)
+    of_ranks = content.get("of_ranks", {})
     for kind, objects in (("callbacks", state.callbacks), ("algorithms", state.algorithms)):
-        for each, saved in zip(objects, (content[kind].get(key) for key in _keys(objects)), strict=True):
-            if saved:
+        own = own_of(path, content[kind], of_ranks.get(kind, {}))
+        for key, each in zip(_keys(objects), objects, strict=True):
+            if saved := own.get(key):
                 each.load_state_dict(saved)
-    readers = content["readers"]
-    if rank() == 0 and len(readers) != size() and state.timestamp.batch_in_epoch.value:
-        tell(f"{path} was saved by {len(readers)} ranks, amid an epoch: {size()} ranks go on with the same batches")
-    return readers
+    return content["readers"]
 
 
 def found_checkpoint(given: str) -> Path:

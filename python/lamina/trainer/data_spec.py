@@ -97,6 +97,12 @@ class DataSpec:
             )
         return list(found), counts
 
+    def rest(self, batch: Any, count: int) -> list[Any]:
+        """The batch without its first `count` samples, in one batch or several."""
+        if self.split_batch is split:
+            return [_part(batch, slice(count, None))]
+        return list(self.split_batch(batch, count)[1:])
+
 
 def ensure_data_spec(given: Any) -> DataSpec:
     """A DataSpec as it is, or of a loader, or of a dictionary of its arguments."""

@@ -3,12 +3,13 @@
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from lamina.errors import ConfigError, UsageError
 from lamina.job.ranks import WORLD, set_num_microbatches
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
@@ -17,7 +18,8 @@ from lamina.trainer.evaluator import Evaluator
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.job import Method
 from lamina.trainer.losses import loss_of, parts_of
-from lamina.trainer.shares import Shares, gathered, of_each_copy
+from lamina.trainer.ranks import gathered, of_each_copy
+from lamina.trainer.shares import Shares
 from lamina.trainer.state import State
 from lamina.trainer.time import Timestamp
 from lamina.trainer.undisturbed import undisturbed
@@ -44,10 +46,10 @@ class Evaluation:
         self._state, self._engine, self._logger, self._precision = state, engine, logger, precision
         self._by_tokens = by_tokens
 
-    def run(self, evaluator: Evaluator, may_end: bool = False) -> bool:
-        """Measures the model's metrics over an evaluator's data, or where it has none its loss. The training goes on as
-        if nothing had been. Returns whether it is whole: with `may_end` it ends where a rank wants the training to end,
-        and has no values."""
+    def run(self, evaluator: Evaluator, may_end: bool = False, most: int | None = None) -> bool:
+        """Measures the model's metrics over an evaluator's data, or where it has none its loss; over `most` batches, if
+        that is not the evaluator's number. The training goes on as if nothing had been. Returns whether it is whole:
+        with `may_end` it ends where a rank wants the training to end, and has no values."""
         state, spec = self._state, evaluator.dataloader
         read = state.dataloader, state.dataloader_label, state.dataloader_len
         measured = self._measured = metrics.fresh(state.eval_metrics[evaluator.label])
@@ -56,10 +58,10 @@ class Evaluation:
             state.model.eval()
             shares = Shares(spec, self._by_tokens and spec.counts_tokens and not measured)
             set_num_microbatches(1)
-            state.set_dataloader(spec, evaluator.label, shares.length)
+            state.set_dataloader(spec, evaluator.label, shares.batches())
             state.eval_timestamp = Timestamp()
             self._engine.run_event(Event.EVAL_START)
-            for share in shares.of_epoch(0, evaluator.subset_num_batches):
+            for share in shares.of_epoch(0, evaluator.subset_num_batches if most is None else most):
                 if not (is_whole := not (may_end and share.stops)):
                     break
                 state.batch = share.batch
@@ -69,7 +71,8 @@ class Evaluation:
                 state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
             if is_whole:
-                values = metrics.computed(measured) if measured else {"loss": sum(of_each_copy(total)) / max(counts, 1)}
+                _require_counted(evaluator, state.eval_timestamp, counts)
+                values = metrics.computed(measured) if measured else {"loss": sum(of_each_copy(total)) / counts}
         if is_whole:
             self._tell(evaluator, values, time.monotonic() - since)
         state.dataloader, state.dataloader_label, state.dataloader_len = read
@@ -101,3 +104,28 @@ class Evaluation:
         for metric in measured.values() if counts else ():
             model.update_metric(batch, state.outputs, metric)
         return 0.0
+
+
+def require_batches(evaluator: Evaluator) -> None:
+    """Raises where it is known that an evaluation would read nothing, or all copies the same."""
+    if Shares(evaluator.dataloader).batches() == 0:
+        raise _nothing(evaluator, ConfigError)
+
+
+def _require_counted(evaluator: Evaluator, time: Timestamp, counts: int) -> None:
+    """Raises where an evaluation has read nothing, or nothing that counts: it has no value."""
+    if not time.batch.value:
+        raise _nothing(evaluator, UsageError)
+    if not counts:
+        raise UsageError(
+            f"the evaluation {evaluator.label!r} has no value: none of its {time.sample} counts, as "
+            "DataSpec(get_num_samples_in_batch=..., get_num_tokens_in_batch=...) count them"
+        )
+
+
+def _nothing(evaluator: Evaluator, kind: type) -> Exception:
+    if isinstance(evaluator.dataloader.dataloader, Iterator):
+        why = "an iterator gives its batches once, a list or a DataLoader for each evaluation"
+    else:
+        why = "it is empty, or with drop_last no batch of all ranks was full"
+    return kind(f"the evaluation {evaluator.label!r} has no value, for its loader gives no batch: {why}")

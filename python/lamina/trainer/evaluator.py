@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data and metrics of evaluations, and the moments at which they happen."""
 
-import math
+import copy
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from lamina.trainer import checks
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.events import Event
 from lamina.trainer.state import State
-from lamina.trainer.time import EPOCH_OR_BATCH, Time, TimeUnit, named_time
+from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
 
 When = Callable[[State, Event], bool]
 
@@ -50,6 +50,15 @@ class Evaluator:
             checks.count_or_all("Evaluator: subset_num_batches", subset_num_batches)
         self.subset_num_batches = subset_num_batches
         self.eval_interval = None if eval_interval is None else ensure_when(eval_interval)
+
+    def settled(self, eval_interval: When, subset_num_batches: int) -> "Evaluator":
+        """Itself with these where it has none of its own: another one, for it may be given to several Trainers."""
+        found = copy.copy(self)
+        if self.eval_interval is None:
+            found.eval_interval = eval_interval
+        if self.subset_num_batches is None:
+            found.subset_num_batches = subset_num_batches
+        return found
 
     def metrics_of(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """The metrics that it measures, of these by name.
@@ -113,11 +122,15 @@ def _passed(state: State, interval: Time) -> bool:
         return not state.timestamp.batch_in_epoch.value and state.timestamp.epoch.value % interval.value == 0
     if interval.unit is TimeUnit.BATCH:
         return state.timestamp.batch.value % interval.value == 0
-    part = state.max_duration * interval
-    before, now = state.timestamp_before.get(part.unit), state.timestamp.get(part.unit)
-    if part.unit is TimeUnit.EPOCH:
+    return _parts(state, state.timestamp, interval) > _parts(state, state.timestamp_before, interval)
+
+
+def _parts(state: State, at: Timestamp, interval: Time) -> int:
+    """How many parts of the training have passed then."""
+    unit, whole = state.max_duration.unit, state.max_duration.value
+    done = at.get(unit).value
+    if unit is TimeUnit.EPOCH:
         if state.dataloader_len is None:
             raise ConfigError("eval_interval in dur needs a loader with a length, where max_duration is in epochs")
-        batches = math.ceil(round(state.max_duration.value * interval.value * state.dataloader_len, 6))
-        return state.timestamp.batch.value % batches == 0
-    return now.value // max(part.value, 1e-9) > before.value // max(part.value, 1e-9)
+        done = state.epochs(at)
+    return int(round(done / (whole * interval.value), 9))  # three tenths are not quite 3 times 0.1

@@ -69,7 +69,8 @@ class Loop:
                 if isinstance(state.dataloader, Iterator):
                     why = "an iterator gives its batches once, a list or a DataLoader for each epoch"
                 raise UsageError(f"the loader {state.dataloader_label!r} gave no batch: {why}")
-            state.timestamp = state.timestamp.to_next_epoch()
+            state.timestamp, state.dataloader_len = state.timestamp.to_next_epoch(), shares.batches(most)
+            state.go_on_amid_epoch(False)
             for scheduler in [] if steps_every_batch else state.schedulers:
                 scheduler.step()
             self._engine.run_event(Event.EPOCH_END)

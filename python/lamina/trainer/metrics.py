@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lamina.trainer.shares import of_each_copy
+from lamina.trainer.ranks import of_each_copy
 
 
 def fresh(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import torch
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.ranks import WORLD, num_microbatches, rank, set_num_microbatches
-from lamina.trainer.shares import Share, gathered, leads
+from lamina.trainer.ranks import gathered, leads
+from lamina.trainer.shares import Share
 from lamina.trainer.state import State
 from lamina.util.told import tell
 

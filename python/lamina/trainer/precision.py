@@ -9,7 +9,7 @@ import torch
 
 from lamina.amp import GradScaler
 from lamina.errors import ConfigError
-from lamina.trainer.shares import copies
+from lamina.trainer.ranks import copies
 from lamina.util.checks import nearest
 
 

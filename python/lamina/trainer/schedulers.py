@@ -2,7 +2,8 @@
 """Schedules of learning rates: a multiplier of the initial one, as a function of the time of a training.
 
 [Note: times of a schedule] A schedule converts its times to one unit before it looks at them. Epochs, and parts of a
-training that is counted in epochs, become batches: of all ranks together, so any number of ranks has the same.
+training that is counted in epochs, become batches: of all ranks together, so any number of ranks has the same. Where
+epochs had other batches before, a part of an epoch counts as that, in batches as they are now.
 """
 
 import contextlib
@@ -64,7 +65,8 @@ class MultiStepScheduler(ComposerScheduler):
     def schedule(self, state: State, ssr: float = 1.0) -> float:
         factor = 1.0
         for milestone in self.milestones:
-            if state.timestamp >= _converted(milestone, state, ssr):
+            now, passed_at = _numbers(state, ssr, milestone)
+            if now >= passed_at:
                 factor *= self.gamma
         return factor
 
@@ -76,7 +78,8 @@ class ConstantScheduler(ComposerScheduler):
         self.alpha, self.t_max = self._number("alpha", alpha), self._time("t_max", t_max)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
-        return self.alpha if state.timestamp < _converted(self.t_max, state, ssr) else 1.0
+        now, end = _numbers(state, ssr, self.t_max)
+        return self.alpha if now < end else 1.0
 
 
 class ExponentialScheduler(ComposerScheduler):
@@ -162,10 +165,10 @@ class _Warmed(ComposerScheduler):
         self.scale_warmup = checks.flag(f"{type(self).__name__}: scale_warmup", scale_warmup)
 
     def schedule(self, state: State, ssr: float = 1.0) -> float:
-        warmup = _converted(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
+        ratio = ssr if self.scale_warmup else 1.0
+        warmup, (now, _) = _converted(self.t_warmup, state, ratio), _numbers(state, ratio, self.t_warmup)
         if not warmup.value:
             warnings.warn(f"{type(self).__name__}: {self.t_warmup} of this training is no warmup at all", stacklevel=2)
-        now = state.timestamp.get(warmup.unit).value
         after = self.after(state, warmup, ssr)  # errors of its times come before the first batch
         return now / warmup.value * self.peak if now < warmup.value else after
 
@@ -199,7 +202,7 @@ class _WarmedCurve(_Warmed):
                 f"{type(self).__name__}: t_warmup={self.t_warmup} and t_max={self.curve.t_max} are not counted in the "
                 f"same unit: in a training of {state.max_duration} one is {warmup.unit.value}, one {end.unit.value}"
             )
-        now = state.timestamp.get(end.unit).value
+        now, _ = _numbers(state, ssr, self.curve.t_max)
         return self.curve.at(_part(now - warmup.value, end.value - warmup.value) if end > warmup else 0.0)
 
 
@@ -355,8 +358,9 @@ def _converted(time: Time, state: State, ssr: float) -> Time:
 
 def _numbers(state: State, ssr: float, time: Time) -> tuple[float, float]:
     """The state's time, and another one, converted to one unit."""
-    converted = _converted(time, state, ssr)
-    return state.timestamp.get(converted.unit).value, converted.value
+    converted, now = _converted(time, state, ssr), state.timestamp
+    unit = state.max_duration.unit if time.unit is TimeUnit.DURATION else time.unit
+    return state.batches() if unit is TimeUnit.EPOCH else now.get(converted.unit).value, converted.value
 
 
 def _part(now: float, end: float) -> float:

@@ -42,6 +42,8 @@ class State:
         train_metrics, eval_metrics: metrics, the latter by the evaluator's label.
         train_metric_values, eval_metric_values: their values, as plain numbers.
         total_loss_dict: the losses of the last batch of all ranks.
+        fits: how many calls of `fit` have ended.
+        fit_began: where the latest one began.
         unfinished: an event and the number of the evaluator with which the training goes on, where it ended amid that.
     """
 
@@ -76,8 +78,13 @@ class State:
         self.eval_metric_values: dict[str, Any] = {}
         self.total_loss_dict: dict[str, float] = {}
         self.unfinished: tuple[str, int] | None = None
+        self.fits = 0
+        self.fit_began: Timestamp | None = None
         self._max_duration: Time | None = None
         self._is_stopped = False
+        self._before = (0, 0.0)  # batches of the epoch, and their part of it, before it was dealt anew
+        self._part = 0.0  # of an epoch, that a checkpoint has
+        self._stopped_before: str | None = None  # the max_duration of a training that a checkpoint has, and was stopped
 
     @property
     def max_duration(self) -> Time | None:
@@ -113,6 +120,11 @@ class State:
             "scaler": self.scaler.state_dict(),
             "run_name": self.run_name,
             "unfinished": self.unfinished,
+            "epoch_part": None
+            if self.dataloader_len is None
+            else self.epochs(self.timestamp) - self.timestamp.epoch.value,
+            "fits": self.fits,
+            "fit_began": None if self.fit_began is None else self.fit_began.state_dict(),
             **{name: getattr(self, name) for name in _MEASURED},
         }
 
@@ -122,13 +134,39 @@ class State:
         self.timestamp_before = Timestamp.of_state(progress["timestamp_before"])
         self.seed = progress["seed"]
         self.unfinished = progress.get("unfinished")
-        self._is_stopped = progress["stopped_before"] == str(self.max_duration)
+        self.fits, began = progress.get("fits", 0), progress.get("fit_began")
+        self.fit_began = None if began is None else Timestamp.of_state(began)
+        self._stopped_before, self._part = progress["stopped_before"], progress.get("epoch_part") or 0.0
+        self.go_on_until(None)
         if self.auto_microbatching:
             self.device_train_microbatch_size = progress["microbatch_size"]
         if progress["scaler"]:
             self.scaler.load_state_dict(progress["scaler"])
         for name in _MEASURED:
             getattr(self, name).update(progress[name])
+
+    def go_on_until(self, until: Time | None) -> None:
+        """Goes on with what a checkpoint has, until then if it is not None. Where that was stopped before, it is."""
+        if until is not None:
+            self.max_duration = until
+        self._is_stopped = self._stopped_before == str(self.max_duration)
+
+    def go_on_amid_epoch(self, is_dealt_anew: bool) -> None:
+        """The epoch goes on; perhaps with other batches than before."""
+        self._before = (self.timestamp.batch_in_epoch.value, self._part) if is_dealt_anew else (0, 0.0)
+
+    def epochs(self, at: Timestamp) -> float:
+        """How many epochs have passed then: the current one's part by its batches."""
+        before, part = self._before
+        batches, of_all = at.batch_in_epoch.value - before, self.dataloader_len - before
+        return at.epoch.value + part + (1 - part) * min(max(batches / max(of_all, 1), 0), 1)
+
+    def batches(self) -> float:
+        """How many batches such as those of now have passed: epochs that had others count as epochs."""
+        now, length = self.timestamp, int(self.dataloader_len)
+        if not self._before[0] and now.batch == now.epoch.value * length + now.batch_in_epoch.value:
+            return now.batch.value
+        return self.epochs(now) * length
 
     def get_elapsed_duration(self) -> Time | None:
         """Which part of the training is done, from 0 to 1."""

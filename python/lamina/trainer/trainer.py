@@ -3,6 +3,7 @@
 
 import contextlib
 import functools
+import inspect
 import logging
 import signal
 import sys
@@ -28,20 +29,22 @@ from lamina.trainer.arguments import duration as length
 from lamina.trainer.checkpoints import Saver, load
 from lamina.trainer.configurations import settings
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
-from lamina.trainer.evaluation import Evaluation
+from lamina.trainer.evaluation import Evaluation, require_batches
 from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.gradient_clipping import GradientClipping
+from lamina.trainer.idle_arguments import tell_idle_of_fit
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.logger import Logger
 from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger
 from lamina.trainer.loop import Loop
 from lamina.trainer.meta_values import give_values
 from lamina.trainer.precision import LossScaler, get_precision_context
+from lamina.trainer.ranks import copies
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.trainer.schedulers import Follower, bound_schedulers, require_schedulers, steps_every_batch
 from lamina.trainer.settings import Given, Settings
-from lamina.trainer.shares import Ends, Shares, copies, require_split
+from lamina.trainer.shares import Ends, Shares
 from lamina.trainer.state import State
 from lamina.trainer.time import Time, Timestamp, TimeUnit
 from lamina.trainer.training_step import TrainingStep
@@ -118,7 +121,7 @@ class Trainer:
         self.engine = Engine(self.state, self.logger)
         self._shares: Shares | None = None
         self._saved: list[dict[str, Any]] | None = None  # what a checkpoint says of the loaders
-        self._is_resumed = False
+        self._calls_before: int | None = None  # of fit, that had ended before the one which autoresume goes on with
         found = self._found = self._settings(given)
         if found.clipping_norm is not None:
             self.state.algorithms.append(GradientClipping("norm", found.clipping_norm))
@@ -173,12 +176,14 @@ class Trainer:
         Errors:
             ConfigError: no loader, no duration, or one that has passed.
         """
+        given = dict(locals())
         self._job.require("Trainer.fit")
         state, more, evaluators = self.state, length("duration", duration), ensure_evaluators(eval_dataloader)
         checks.text("train_dataloader_label", train_dataloader_label)
         checks.flag("reset_time", reset_time)
         checks.count_or_all("eval_subset_num_batches", eval_subset_num_batches)
         ensure_when(eval_interval)
+        tell_idle_of_fit(given, {name: each.default for name, each in _FIT.parameters.items()}, evaluators)
         if train_subset_num_batches is not None:
             self._most = checks.count_or_all("train_subset_num_batches", train_subset_num_batches)
         if train_dataloader is not None:
@@ -193,19 +198,12 @@ class Trainer:
         if device_train_microbatch_size is not None or grad_accum is not None:
             size = pieces("device_train_microbatch_size", device_train_microbatch_size)
             self._set_microbatches(size, pieces("grad_accum", grad_accum))
-        if reset_time:
-            state.timestamp = state.timestamp_before = Timestamp()
-            state.unfinished = None
-        if reset_time or more is not None:  # however it was stopped before
-            state.max_duration = state.max_duration if more is None else state.timestamp.get(more.unit) + more
+        self._set_time(more, reset_time)
         self._require_work()
         self._read_on()
         self._bind_schedulers()
         if not state.timestamp.batch.value:
             self._tell_layout()
-        if self._saved is not None:
-            self._shares.go_on(self._saved, state.timestamp.batch_in_epoch.value)
-            self._saved = None
         with _asked_to_end(self._saver is not None):
             try:
                 with self._job.training():
@@ -213,10 +211,42 @@ class Trainer:
             except BaseException:
                 self.engine.close()  # for loggers to write the traceback
                 raise
+            state.fits += not (stops or self._is_repeated)
             if stops:
                 self._saver.save(state, asynchronous=False)
                 self.close()
                 sys.exit(_TERMINATED)
+
+    def _set_time(self, more: Time | None, reset_time: bool) -> None:
+        """A call of `fit` begins: sets how far it goes, and the time anew where that is asked for. The call that a job
+        has broken off, and a checkpoint goes on with, ends where it would have ended.
+
+        Errors:
+            ConfigError: it is not known which of a script's calls that is.
+        """
+        state, is_absolute = self.state, more is None and not reset_time
+        self._is_resumed, before = self._calls_before is not None, self._calls_before
+        if before and not is_absolute:
+            raise ConfigError(
+                f"fit(duration=...) and fit(reset_time=True) of a training that autoresume has go on from "
+                f"{state.timestamp.batch}, after {before} other calls of fit: which call this one is, is not known. "
+                "Say max_duration to the Trainer, and call fit() once; what is to happen between is a callback's"
+            )
+        self._is_repeated = bool(before) and state.max_duration is not None and state.is_done
+        self._calls_before = before - 1 if self._is_repeated else None
+        if self._is_repeated or (before == 0 and is_absolute):
+            return
+        if before == 0 and state.fit_began is not None:
+            state.go_on_until(None if more is None else state.fit_began.get(more.unit) + more)
+            if state.is_done and get_global_rank() == 0:
+                tell(f"fit: nothing is left to be trained: in a job before, it ended at {state.timestamp.batch}")
+            return
+        if reset_time:
+            state.timestamp = state.timestamp_before = Timestamp()
+            state.unfinished = None
+        if not is_absolute:  # however it was stopped before
+            state.max_duration = state.max_duration if more is None else state.timestamp.get(more.unit) + more
+        state.fit_began = state.timestamp
 
     def _require_work(self) -> None:
         """Raises where there is nothing to be trained with, or no time."""
@@ -234,9 +264,8 @@ class Trainer:
             if state.timestamp < state.max_duration:
                 why = f"the training was stopped at {state.timestamp.batch}"
             raise ConfigError(f"fit: {why}: fit(duration=...) goes on for as long, fit(reset_time=True) begins anew")
-        self._is_resumed = False
         for evaluator in state.evaluators:
-            require_split(evaluator.dataloader)
+            require_batches(evaluator)
 
     def eval(
         self,
@@ -247,18 +276,18 @@ class Trainer:
 
         Args:
             eval_dataloader: loaders or Evaluators; else those of the Trainer.
-            subset_num_batches: how many batches are read of those without a number of their own; -1: all.
+            subset_num_batches: how many batches are read, whatever the evaluators' own numbers are; -1: as they say.
         """
         self._job.require("Trainer.eval")
         if eval_dataloader is None and not self.state.evaluators:
             raise ConfigError("eval: there is no eval_dataloader: give it to the Trainer, or to eval()")
-        checks.count_or_all("subset_num_batches", subset_num_batches)
+        most = checks.count_or_all("subset_num_batches", subset_num_batches)
         evaluators, measured = self.state.evaluators, self.state.eval_metrics
         if eval_dataloader is not None:
-            self._set_evaluators(ensure_evaluators(eval_dataloader), 1, subset_num_batches)
+            self._set_evaluators(ensure_evaluators(eval_dataloader), 1, -1)
         try:
             for evaluator in self.state.evaluators:
-                self._evaluation.run(evaluator)
+                self._evaluation.run(evaluator, most=evaluator.subset_num_batches if most == -1 else most)
         finally:
             self.state.evaluators, self.state.eval_metrics = evaluators, measured | self.state.eval_metrics
 
@@ -275,10 +304,13 @@ class Trainer:
         is_amid = self._saved is None and before is not None and bool(state.timestamp.batch_in_epoch.value)
         if is_amid and before.spec.dataloader is self._spec.dataloader:
             self._saved = [before.state_dict()]
+        if self._saved is not None:
+            time = state.timestamp
+            self._shares.go_on(self._saved, time.batch_in_epoch.value, time.sample_in_epoch.value)
+            state.go_on_amid_epoch(self._shares.is_dealt_anew)
+            self._saved = None
         state.train_dataloader, state.counts_tokens = self._spec.dataloader, self._spec.counts_tokens
-        batches, most = self._shares.length, self._most
-        length = batches if batches is None or most < 0 else min(batches, most)
-        state.set_dataloader(self._spec, self._label, length)
+        state.set_dataloader(self._spec, self._label, self._shares.batches(self._most))
 
     def _set_microbatches(self, size: int | str | None, count: int | str | None) -> None:
         state = self.state
@@ -334,10 +366,11 @@ class Trainer:
         weights_only, strict = given.load_weights_only, given.load_strict_model_weights
         if given.autoresume:
             self._saved = load(self._saver.folder, self.state, False, True, missing_ok=True)
-            self._is_resumed = self._saved is not None  # its last job may have ended when there was nothing left to do
-        if given.load_path is not None and not self._is_resumed:
+            self._calls_before = None if self._saved is None else self.state.fits
+        if given.load_path is not None and self._saved is None:
             self._saved = load(given.load_path, self.state, weights_only, strict)
-        self._job.has_loaded = self._is_resumed or given.load_path is not None
+            self.state.fits = 0
+        self._job.has_loaded = self._saved is not None or given.load_path is not None
 
     def _microbatches(self) -> int:
         """How many microbatches a full batch of a copy has."""
@@ -350,12 +383,7 @@ class Trainer:
     def _set_evaluators(self, evaluators: list[Evaluator], interval: Any, most: int) -> None:
         found = self._model.get_metrics(is_train=False) if evaluators else {}
         self.state.eval_metrics = {evaluator.label: evaluator.metrics_of(found) for evaluator in evaluators}
-        for evaluator in evaluators:
-            if evaluator.eval_interval is None:
-                evaluator.eval_interval = ensure_when(interval)
-            if evaluator.subset_num_batches is None:
-                evaluator.subset_num_batches = most
-        self.state.evaluators = evaluators
+        self.state.evaluators = [evaluator.settled(ensure_when(interval), most) for evaluator in evaluators]
 
     def _settings(self, given: Arguments) -> Settings:
         """The settings that the configurations stand for. The modules that they choose are checkpointed."""
@@ -405,6 +433,9 @@ class Trainer:
         state.seed, state.run_name = allgather((seed, state.run_name or name), WORLD)[0]
         seed_all(state.seed)
         set_rng_seed(state.seed)
+
+
+_FIT = inspect.signature(Trainer.fit)
 
 
 def _count(parameters: int) -> str:

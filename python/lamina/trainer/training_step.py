@@ -16,7 +16,8 @@ from lamina.pipeline.step import step
 from lamina.trainer import microbatching
 from lamina.trainer.events import Engine, Event
 from lamina.trainer.losses import loss_of, parts_of, require_trainable, totals
-from lamina.trainer.shares import Share, copies, gathered, own_copy
+from lamina.trainer.ranks import copies, gathered, own_copy
+from lamina.trainer.shares import Share
 from lamina.trainer.state import State
 from lamina.trainer.undisturbed import Kept
 
