@@ -13,7 +13,6 @@ from tree import ROOT, tracked
 MOST = 60
 # Not yet split, with the lines that they have: these become fewer.
 LEFT = {
-    ("python/bindings/checkpoint.cc", "bind_checkpoint"): 77,
     ("python/lamina/checkpoints/saving.py", "save_checkpoint"): 69,
 }
 SHELL = re.compile(r"^\s*(?:function\s+)?([\w-]+)\s*\(\)\s*\{(.*?)^\s*\}", re.MULTILINE | re.DOTALL)

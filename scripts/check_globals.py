@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent / "python" / "lamina"
 
 # By module: the globals that it may have, and why nobody owns them.
 REASONS = {
+    "__init__": ("cmake_prefix_path", "a name that users read, as torch.utils has it"),
     "deferred_init.delayed": ("_delayed _active", "models are made before there is a job"),
     "dist.signal_files": ("_waits", "a number in the store, which outlives jobs"),
     "dist.starting": ("_meetings _maker", "torch's own group of processes, which outlives jobs"),

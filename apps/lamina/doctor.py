@@ -182,7 +182,7 @@ def described(facts):
                 yield f"{indent}{name}"
                 yield from lines(value, indent + "  ")
             elif name != "log" and value is not None:
-                shown = " / ".join(map(str, value)) if isinstance(value, list) else {True: "works"}.get(value, value)
+                shown = " / ".join(map(str, value)) if isinstance(value, list) else "works" if value is True else value
                 yield f"{indent}{name:<24}{shown}"
 
     for name in ("lamina", "torch", "system", "ranks"):

@@ -15,8 +15,9 @@ std::string not_allowed(std::string_view name, std::string_view value, std::stri
 
 std::string json_reason(const std::exception& error) {
   const std::string text = error.what();
-  const auto at = text.find("line ");
-  return at == std::string::npos ? text : text.substr(at);
+  if (const auto line = text.find("line "); line != std::string::npos) return text.substr(line);
+  const auto kind = text.find("] ");  // "[json.exception.type_error.302] "
+  return text.starts_with("[json.") && kind != std::string::npos ? text.substr(kind + 2) : text;
 }
 
 void Problems::add(std::string_view key, std::string text) {

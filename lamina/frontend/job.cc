@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/log.h"
+#include "lamina/dist/dist.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/frontend/checkpointed_job.h"
 #include "lamina/frontend/current.h"
@@ -19,6 +20,8 @@ void require_same(const config::Config& now, const config::Config& asked) {
   if (differences.empty()) return;
   throw faces::refusal<base::ConfigError>("other-configuration", differences);
 }
+
+const environment::World& world() { return frontend::current().session->world(); }
 
 }  // namespace
 
@@ -67,9 +70,9 @@ void shutdown() {
   if (error) std::rethrow_exception(error);
 }
 
-int rank() { return static_cast<int>(frontend::current().session->world().rank.value); }
-int size() { return frontend::current().session->world().size; }
-int local_rank() { return frontend::current().session->world().local_rank; }
+int rank() { return frontend::has_current() ? static_cast<int>(world().rank.value) : dist::get_global_rank(); }
+int size() { return frontend::has_current() ? world().size : dist::get_world_size(); }
+int local_rank() { return frontend::has_current() ? world().local_rank : dist::get_local_rank(); }
 int rank_in(Group group) {
   const auto& session = *frontend::current().session;
   return session.topology().index(group, session.world().rank);

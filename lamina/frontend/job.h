@@ -66,10 +66,11 @@ bool is_initialized();
 // ends well: its peers learn of it when it has.
 void shutdown();
 
-// This process among those of the job; all throw UsageError before init.
+// This process among those of the job; without a job what the launcher says, as lamina/dist/dist.h.
 int rank();
 int size();
 int local_rank();
+// All further ones throw UsageError before init.
 int rank_in(Group group);
 int size_of(Group group);
 inline int pp_rank() { return rank_in(Group::kPp); }

@@ -6,6 +6,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/config/problems.h"
 #include "lamina/observe/chrome_trace.h"
 #include "lamina/observe/chrome_trace_names.h"
 
@@ -92,6 +93,8 @@ Timeline read_chrome_trace(std::istream& in) {
   try {
     return timeline_of(Json::parse(in));
   } catch (const Json::exception& error) {
+    throw base::FormatError(base::str("not a timeline that lamina wrote: ", config::json_reason(error)));
+  } catch (const base::FormatError& error) {
     throw base::FormatError(base::str("not a timeline that lamina wrote: ", error.what()));
   }
 }

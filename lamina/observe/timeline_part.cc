@@ -22,6 +22,7 @@
 #include "lamina/base/output_file.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
+#include "lamina/config/problems.h"
 #include "lamina/observe/chrome_trace.h"
 
 namespace lamina::observe {
@@ -112,7 +113,7 @@ Timeline decode(std::string_view bytes) {
     for (const auto& record : json.at(2)) timeline.ranks.push_back(to_record(record));
     return timeline;
   } catch (const Json::exception& error) {
-    throw base::FormatError(base::str("a part of a timeline: ", error.what()));
+    throw base::FormatError(base::str("a part of a timeline: ", config::json_reason(error)));
   }
 }
 

@@ -51,7 +51,7 @@ struct Reference {
 };
 
 // An object only a face understands: the name of the codec that wrote it, its bytes, and the tensors it holds, which
-// travel as tensors. Codecs are the faces' (python/lamina/remote/codec.py is behind the one of Python).
+// travel as tensors. Codecs are the faces' (python/lamina/job/codec.py is behind the one of Python).
 struct Opaque {
   std::string codec;
   std::string bytes;

@@ -38,7 +38,7 @@ std::vector<int> group_members(Session& session, const std::string& kind, std::o
   return members;
 }
 
-// A function of Python's on every rank: what others have it make is made by the face (lamina/remote/making.py).
+// A function of Python's on every rank: what others have it make is made by the face (python/lamina/remote/placed.py).
 constexpr auto kMaker = "lamina.make";
 
 value::Value make_remote(value::Value arguments) {

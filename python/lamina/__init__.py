@@ -19,7 +19,9 @@
 Started by `lamina run -n 2 train.py`. Everything else of the script stays as it is.
 """
 
-import importlib.metadata
+import difflib as _difflib
+import importlib.metadata as _metadata
+from pathlib import Path as _Path
 
 from lamina import torch_version as _torch_version  # noqa: F401 -- finds the engine
 
@@ -119,9 +121,14 @@ from lamina.verification import recording as _recording  # noqa: F401 -- records
 from lamina.verification import step_check as _step_check  # noqa: F401 -- compares first steps
 
 try:
-    __version__ = importlib.metadata.version("lamina")
-except importlib.metadata.PackageNotFoundError:  # run from a source tree
+    __version__ = _metadata.version("lamina")
+except _metadata.PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
+
+# The folder for CMAKE_PREFIX_PATH with which find_package(lamina) finds the headers and the engine.
+cmake_prefix_path = str(
+    next((each for each in map(_Path, __path__) if (each / "lib/cmake/lamina").is_dir()), __path__[0])
+)
 
 __all__ = [
     "DP_GROUP",
@@ -164,6 +171,7 @@ __all__ = [
     "broadcast",
     "checkpoint",
     "checkpoint_sequential",
+    "cmake_prefix_path",
     "delay_param_initialization",
     "dist",
     "distribute",
@@ -232,11 +240,18 @@ __all__ = [
 # so does the first of torch's optimizers, in each rank.
 __preload__ = ("torch._dynamo",)
 
-_NOT_YET = {
-    "CheckpointManager",
-    "amp",
-}
+# Packages that scripts name; all others are the inside.
+_PACKAGES = ("amp", "callbacks", "dist", "nn", "optim", "optimizers", "remote", "state", "trainer")
+_NOT_YET = {"CheckpointManager"}
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> object:
-    raise AttributeError(f"lamina.{name} is not available yet" if name in _NOT_YET else f"lamina has no {name!r}")
+    if name in _NOT_YET:
+        raise AttributeError(f"lamina.{name} is not available yet")
+    places = [f"lamina.{place}.{name}" for place in _PACKAGES if name in getattr(globals()[place], "__all__", ())]
+    places = places or [f"lamina.{near}" for near in _difflib.get_close_matches(name, __dir__(), 1)]
+    raise AttributeError(f"lamina has no {name!r}" + (f"; there is {places[0]}" if places else ""))

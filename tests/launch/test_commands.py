@@ -50,6 +50,19 @@ def test_a_doctor_says_what_to_do_without_the_package(launcher):
     assert result.stdout.rstrip().split("\n")[-1] == f"there is no torch in {sys.executable}: pip install torch"
 
 
+def test_a_doctor_prints_numbers_as_numbers(launcher):
+    result = launcher.run("doctor", env={"LAMINA_PYTHON": sys.executable, "LAMINA_UCX": "/", "OMP_NUM_THREADS": "1"})
+    assert re.search(r"^ +threads +1$", result.stdout, re.MULTILINE), result.stdout
+
+
+def test_a_trace_of_another_file_is_told_in_a_line(launcher):
+    for name, text in {"words": "no JSON", "list": "[1]", "part": '{"otherData": {"program": "lamina"}}'}.items():
+        (launcher.folder / name).write_text(text)
+        result = launcher.run("trace", launcher.folder / name)
+        assert result.returncode == 2 and result.stderr.count("\n") == 1
+        assert "not a timeline that lamina wrote" in result.stderr and "json.exception" not in result.stderr
+
+
 def test_a_doctor_names_a_ucx_that_is_not_there(launcher):
     result = launcher.run("doctor", env={"LAMINA_PYTHON": sys.executable, "LAMINA_UCX": str(launcher.folder)})
     assert result.returncode == 1

@@ -145,7 +145,10 @@ def check_cpp(source: Path, python: Path, package: Path, folder: Path) -> None:
         "CCACHE_BASEDIR": str(folder),
         "CCACHE_NOHASHDIR": "1",
     }
-    place = [f"-DCMAKE_PREFIX_PATH={package}", f"-DPython3_EXECUTABLE={python}", "-DCMAKE_BUILD_TYPE=Debug", *ccache]
+    page = (source / "docs/installing.md").read_text()
+    told = run(python, "-c", re.search(r"CMAKE_PREFIX_PATH=\"\$\(python -c '(.*)'\)\"", page)[1], cwd=folder).strip()
+    assert Path(told) == package
+    place = [f"-DCMAKE_PREFIX_PATH={told}", f"-DPython3_EXECUTABLE={python}", "-DCMAKE_BUILD_TYPE=Debug", *ccache]
     run("cmake", "-S", folder / "project", "-B", folder / "made", *place, env=environment)
     run("cmake", "--build", folder / "made", env=environment)
     run(python.parent / "lamina", "run", "-n", "2", "-c", folder / "made/train", cwd=folder)

@@ -85,6 +85,18 @@ def test_the_environment_counts_instead_of_the_arguments(monkeypatch):
     assert lamina.num_microbatches() == 5
 
 
+def test_without_a_job_ranks_are_what_the_launcher_says(monkeypatch):
+    assert (lamina.rank(), lamina.size(), lamina.local_rank(), lamina.local_size()) == (0, 1, 0, 1)
+    lamina.init()
+    lamina.shutdown()
+    assert (lamina.rank(), lamina.size()) == (0, 1)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert (lamina.rank(), lamina.size()) == (3, 4)
+    with pytest.raises(lamina.UsageError, match=r"call lamina.init\(\) first"):
+        lamina.local_rank()
+
+
 def test_without_a_launcher_degrees_become_one_with_one_warning():
     with pytest.warns(UserWarning, match="partitions") as caught:
         lamina.init(partitions=4, microbatches=2, default_partition=3)
@@ -126,7 +138,6 @@ def test_every_key_of_the_configuration_can_be_read():
 @pytest.mark.parametrize(
     "call",
     [
-        lamina.rank,
         lamina.pp_size,
         lamina.get_mp_group,
         lamina.num_microbatches,

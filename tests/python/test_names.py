@@ -4,6 +4,7 @@
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,6 +129,17 @@ def test_what_does_not_exist_yet_says_so(package):
 
 def test_every_public_name_exists():
     assert all(hasattr(lamina, name) for name in lamina.__all__)
+    assert (Path(lamina.cmake_prefix_path) / "lib/cmake/lamina/laminaConfig.cmake").exists()
+
+
+def test_what_a_user_is_shown_is_what_scripts_use():
+    shown = [name for name in dir(lamina) if not name.startswith("__")]
+    assert {"init", "step", "dist", "nn", "trainer"} <= set(shown)
+    assert not {"job", "util", "calls", "shared_state", "torch_patches", "_lamina"} & set(shown)
+    with pytest.raises(AttributeError, match=r"there is lamina.dist.get_sampler"):
+        _ = lamina.get_sampler
+    with pytest.raises(AttributeError, match=r"there is lamina.DistributedModel"):
+        _ = lamina.DistributedModl
 
 
 def test_groups_and_rank_types_are_what_the_originals_are_called():

@@ -4,6 +4,7 @@ names. A group of an axis is the ranks that differ in that axis alone."""
 
 import enum
 
+from lamina import _lamina
 from lamina.errors import refusal
 from lamina.job import current
 
@@ -35,23 +36,37 @@ WORLD_RANK, MP_RANK, DP_RANK, PP_RANK, TP_RANK, RDP_RANK = RankType
 
 
 def rank() -> int:
-    """This rank in the world."""
-    return current.session().rank
+    """This rank in the world. Before `init` and after `shutdown` it is what the launcher says; 0 without one."""
+    return _in_job_or_told("rank", "RANK", 0)
 
 
 def size() -> int:
-    """The number of ranks in the job."""
-    return current.session().size
+    """The number of ranks in the job; without a job as `rank`, and 1 without a launcher."""
+    return _in_job_or_told("size", "WORLD_SIZE", 1)
 
 
 def local_rank() -> int:
-    """This rank among those of its machine."""
-    return current.session().local_rank
+    """This rank among those of its machine; without a job as `rank`.
+
+    Errors:
+        UsageError: there is no job, and the launcher does not say: ranks tell each other in `init`.
+    """
+    return _in_job_or_told("local_rank", "LOCAL_RANK", 0)
 
 
 def local_size() -> int:
-    """The number of ranks on this machine."""
-    return current.session().local_size
+    """The number of ranks on this machine; without a job as `size`, errors as `local_rank`."""
+    return _in_job_or_told("local_size", "LOCAL_WORLD_SIZE", 1)
+
+
+def _in_job_or_told(name: str, variable: str, alone: int) -> int:
+    if (job := current.job_if_any()) is not None:
+        return getattr(job.session, name)
+    if (value := _lamina.told(variable)) is not None:
+        return value
+    if (_lamina.told("WORLD_SIZE") or 1) > 1:
+        raise refusal("not-initialised", "lamina.init()")
+    return alone
 
 
 def num_microbatches() -> int:

@@ -31,7 +31,7 @@ class PartitionedModel:
     Attributes:
         tree: its modules.
         owners: per node of the tree, the partition that owns it.
-        anywhere: the node of each module that runs where its argument lies (`tracing/anywhere.py`), by id(module).
+        anywhere: the node of each module that runs where its argument lies (`lamina/remote/anywhere.h`), by id(module).
         partition: this rank's.
         session: of the job.
         runs: modules that are called at once, numbered on from the nodes.
