@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ import composer.trainer.trainer
 import composer.utils
 import lamina.trainer
 from lamina.errors import ConfigError
-from lamina.trainer import Callback, ComposerClassifier, Engine, Event, State, Time, Trainer
+from lamina.trainer import Callback, ComposerClassifier, Engine, Event, State, Time, Trainer, states_of_ranks
 from lamina.trainer.loggers import LoggerDestination
 
 
@@ -224,3 +226,27 @@ def test_a_callback_knows_the_loader_when_the_trainer_is_made():
         callbacks=begins,
     )
     assert (begins.length, begins.label) == (3, "half")
+
+
+def test_states_are_alike_by_their_values_and_not_by_what_holds_them(monkeypatch):
+    circle = []
+    circle.append(circle)
+    alike = {"tensor": torch.arange(3.0), "parameter": nn.Parameter(torch.ones(2)), "text": "ab", "numbers": np.ones(2)}
+    other = copy.deepcopy(alike)
+    gathered = {"A.0": [alike, other], "B.0": [{"x": torch.ones(2)}, {"x": torch.zeros(2)}], "C.0": [circle, circle]}
+    of_each = [{name: each[rank] for name, each in gathered.items()} for rank in range(2)]
+    digests = [{name: states_of_ranks._digest(each) for name, each in own.items()} for own in of_each]
+    answers = iter([digests, of_each])
+    monkeypatch.setattr(states_of_ranks, "allgather", lambda own, group: next(answers))
+    assert states_of_ranks.differing(of_each[0]).keys() == {"B.0", "C.0"}
+    assert states_of_ranks.are_alike([alike, other]) and not states_of_ranks.are_alike([alike, circle])
+
+
+def test_on_another_number_of_ranks_states_are_rank_0s_and_a_line_says_so(monkeypatch, capsys):
+    saved, of_ranks = {"A.0": "both", "B.0": "zero"}, {"B.0": ["zero", "one"]}
+    for size, rank, own in ((2, 1, "one"), (2, 0, "zero"), (3, 2, "zero"), (1, 0, "zero")):
+        monkeypatch.setattr(states_of_ranks, "size", lambda size=size: size)
+        monkeypatch.setattr(states_of_ranks, "rank", lambda rank=rank: rank)
+        assert states_of_ranks.own_of("saved", saved, of_ranks) == {"A.0": "both", "B.0": own}
+    said = "lamina: saved: each of 2 ranks had a state of its own of B: on 1 ranks it is rank 0's\n"
+    assert capsys.readouterr().err == said

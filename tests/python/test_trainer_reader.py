@@ -121,6 +121,8 @@ def stages(seed, copies=None):
 def require_each_once(place, make, samples, every):
     seen, saved, batches = [], [], 0
     for rows, copies, count in every:
+        if len(seen) == samples:
+            break  # where an epoch has ended
         found, saved = read(count, place, make, samples, rows, copies, saved, (batches, len(seen)))
         seen += found
         batches += count
@@ -184,3 +186,16 @@ def test_the_sampler_deals_all_samples_to_whoever_reads_next(place):
     each.go_on(saved, 2, 6)
     next(each.of_epoch(-1, False))
     assert len(list(loader.sampler)) == 40
+
+
+def test_a_second_fit_goes_on_with_what_its_own_rank_has_read(place):
+    for make in DEALT["exact"], DEALT["torchdata"], SPLIT["iterable"]:
+        seen, saved = read(2, place, make, 40, 3, 2, [], ())
+        more, saved = read(1, place, make, 40, 4, 2, saved, (2, len(seen)))
+        for own in range(2):
+            place["own"] = own
+            each = Reader(DataSpec(make(40, 4, 2, own)))
+            each.go_on([saved[own]], 3, len(seen) + len(more))
+            for batch in itertools.takewhile(lambda batch: batch is not END, each.of_epoch(-1, False)):
+                more += batch[0].tolist() if isinstance(batch, list) else batch.tolist()
+        assert sorted(seen + more) == list(range(40))

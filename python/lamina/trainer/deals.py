@@ -76,6 +76,14 @@ def is_torchdatas(loader: Any) -> bool:
     )
 
 
+def goes_past_batches(state: Any) -> bool:
+    """Tells whether a state of torchdata's loader, of a dataset without indices, has numbers of batches alone. It would
+    go past them, and count them twice in its next state."""
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    has_place = isinstance(state, dict) and state.get("dataset_iter_state") is not None
+    return not has_place and all(map(goes_past_batches, parts))
+
+
 def _is_known(given: Any, kinds: tuple[type, ...], of_torchdata: str) -> bool:
     """Tells whether it goes through samples as one of these."""
     other = getattr(sys.modules.get(_TORCHDATA), of_torchdata, None)

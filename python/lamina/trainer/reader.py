@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, rank
 from lamina.trainer.data_spec import DataSpec
-from lamina.trainer.deals import Deal, is_torchdatas
+from lamina.trainer.deals import Deal, goes_past_batches, is_torchdatas
 from lamina.trainer.generators import generators, set_generators
 from lamina.trainer.ranks import copies, leads, own_copy
 from lamina.trainer.states_of_ranks import are_alike
@@ -186,8 +186,9 @@ class Reader:
         left = max(min(bounds), 0) if bounds else None
         batches = self._begin(saved, by_sigterm)
         for number in itertools.count():
-            found = END if self._given == left else next(batches, END)
-            self._is_through = found is END and self._given != left
+            is_cut_off = left is not None and self._given >= left
+            found = END if is_cut_off else next(batches, END)
+            self._is_through = found is END and not is_cut_off
             if self.is_dealt_anew and self._is_placed and not number:
                 self._deal.begin()  # for whoever reads the loader next: these batches are being dealt
             yield found
@@ -227,6 +228,8 @@ class Reader:
         """Tells whether the loader goes on with its saved state. One of torchdata's counts samples of its copy in the
         order in which they are dealt, and at the end of an epoch it would draw numbers to find that."""
         if is_torchdatas(self._loader):
+            if self._is_iterable and goes_past_batches(self._saved.get("loader")):
+                return False
             return bool(self._read) and is_own and not self.is_dealt_anew
         return not (self.is_dealt_anew and self._is_placed) if self._read else self._saved["is_through"]
 

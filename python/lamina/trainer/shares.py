@@ -162,7 +162,8 @@ def _together(own: Word) -> list[Word]:
     if ended and len(ended) < len(everyone):
         raise UsageError(
             f"the training has ended on rank {', '.join(map(str, ended))} alone: callbacks that stop it, and the "
-            "Trainer's arguments, do so on all ranks with the same batch",
+            "Trainer's arguments, do so on all ranks with the same batch. lamina.allgather(value, lamina.WORLD) "
+            "gives each what all of them know",
             code="trainer-alike",
         )
     return everyone

@@ -18,7 +18,7 @@ def differing(states: Mapping[str, Any]) -> dict[str, list[Any]]:
     alike is not sent."""
     digests = allgather({name: _digest(state) for name, state in states.items()}, WORLD)
     names = sorted(set().union(*digests))
-    others = [name for name in names if len({each.get(name) for each in digests}) > 1]
+    others = [name for name in names if len({each.get(name) for each in digests}) > 1 or digests[0].get(name) is None]
     if not others:
         return {}
     everyone = allgather({name: states.get(name) for name in others}, WORLD)
@@ -62,12 +62,12 @@ class _Pickler(pickle.Pickler):
 
 
 def _digest(state: Any) -> bytes | None:
-    """A digest of a state; None of one that cannot be pickled, which its save refuses."""
+    """A digest of a state; None of one that has none, for it holds itself or cannot be pickled."""
     found = _Hash()
     pickler = _Pickler(found)
     pickler.fast = True
     try:
         pickler.dump(state)
-    except (pickle.PicklingError, TypeError, AttributeError, RecursionError):
+    except Exception:
         return None
     return found.of_all.digest()

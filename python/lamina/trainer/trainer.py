@@ -367,6 +367,8 @@ class Trainer:
         if given.autoresume:
             self._saved = load(self._saver.folder, self.state, False, True, missing_ok=True)
             self._calls_before = None if self._saved is None else self.state.fits
+            if self._saved is not None and given.load_path is not None and get_global_rank() == 0:
+                tell("Trainer: load_path: no effect, for autoresume goes on from save_folder")
         if given.load_path is not None and self._saved is None:
             self._saved = load(given.load_path, self.state, weights_only, strict)
             self.state.fits = 0
