@@ -148,6 +148,9 @@ def test_what_is_not_known_of_other_copies_or_workers_is_said(place, capsys):
     read(ALL, place, SPLIT["iterable"], 40, 3, 4, saved, (2, 12))
     said = capsys.readouterr().err
     assert "on 4 copies of the model instead of 2. Some may be read twice and some never, for the loader splits" in said
+    _, saved = read(2, place, SPLIT["iterable with a state"], 40, 3, 2, [], ())
+    read(ALL, place, SPLIT["iterable with a state"], 40, 3, 4, saved, (2, 12))
+    assert "Some may be read twice and some never, for the state is that of 2 copies" in capsys.readouterr().err
     _, saved = read(2, place, DEALT["torch"], 40, 3, 2, [], ())
     other = lambda n, rows, of, own: DataLoader(  # noqa: E731
         numbers(n), rows, sampler=DistributedSampler(numbers(n), of, own, seed=5)

@@ -167,6 +167,8 @@ class Reader:
             if read.get("order", self._deal.order) == self._deal.order:
                 return ""
             return "its number of samples, or the sampler's shuffle or seed, is another than before"
+        if before != copies() and self._loads:
+            return f"the state is that of {before} copies: only the loader knows what it means on {copies()}"
         if self._loads or not self.is_dealt_anew:
             return ""
         if before != copies():
