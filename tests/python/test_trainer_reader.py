@@ -156,7 +156,12 @@ def test_what_is_not_known_of_other_copies_or_workers_is_said(place, capsys):
         numbers(n), rows, sampler=DistributedSampler(numbers(n), of, own, seed=5)
     )
     read(ALL, place, other, 40, 3, 2, saved, (2, 12))
-    assert "the sampler's shuffle or seed, is another than before" in capsys.readouterr().err
+    random_order = lambda n, rows, of, own: DataLoader(numbers(n), rows, shuffle=True)  # noqa: E731
+    read(ALL, place, random_order, 40, 3, 1, saved, (2, 12))
+    _, saved = read(2, place, random_order, 40, 3, 1, [], ())
+    read(ALL, place, DEALT["torch"], 40, 3, 1, saved, (2, 6))
+    said = capsys.readouterr().err
+    assert said.count("or the sampler, its shuffle or its seed, is another than before") == 3, said
 
 
 def test_batches_that_are_as_before_are_gone_past_without_a_line(place, capsys):

@@ -163,10 +163,10 @@ class Reader:
 
     def _doubt(self, read: dict[str, Any], before: int) -> str:
         """Says why samples may be read twice or never; "" where each is read once."""
+        if read and read.get("order") != (self._deal.order if self._is_placed else None):
+            return "its number of samples, or the sampler, its shuffle or its seed, is another than before"
         if self._is_placed:
-            if read.get("order", self._deal.order) == self._deal.order:
-                return ""
-            return "its number of samples, or the sampler's shuffle or seed, is another than before"
+            return ""
         if before != copies() and self._loads:
             return f"the state is that of {before} copies: only the loader knows what it means on {copies()}"
         if self._loads or not self.is_dealt_anew:
