@@ -32,6 +32,7 @@ REASONS = {
     "optim.registry": ("_forms _needs", "scripts register their optimizers before there is a job"),
     "pipeline.other_random": ("_told", "a warning is given once"),
     "state": ("cfg", "a name that scripts import"),
+    "tensor_parallel.partial": ("_here", "modules below a region ask whether they are in it"),
     "tensor_parallel.turns": ("_taken", "a context variable: modules below a region ask whether they are in it"),
     "tensor_parallel.marks": ("_enabled", "models are made before there is a job"),
     "torch_patches.clipping": ("_norms", "torch's functions, which are the process's, ask for the current model"),

@@ -28,6 +28,7 @@ ORDER = (
     "deferred_init",
     "tracing",
     "model",
+    "proof",
     "calls",
     "saved_state",
     "optim",

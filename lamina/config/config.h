@@ -42,6 +42,7 @@ struct Config {
   bool horovod = false;
   int tensor_parallel_degree = 1;
   bool prescaled_batch = false;
+  bool prove_slices = true;
 
   // Precision, and memory for time.
   bool fp16 = false;

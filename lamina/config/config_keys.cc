@@ -159,6 +159,7 @@ std::vector<Key> make_keys() {
       flag("horovod", &C::horovod),
       integer("tensor_parallel_degree", &C::tensor_parallel_degree, 1),
       flag("prescaled_batch", &C::prescaled_batch),
+      flag("prove_slices", &C::prove_slices),
       flag("fp16", &C::fp16),
       flag("bf16", &C::bf16),
       flag("fp16_params", &C::fp16_params),

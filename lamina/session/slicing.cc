@@ -71,6 +71,11 @@ at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Sli
   return tensor_parallel::whole_of(*session.team(), slice, slicing);
 }
 
+std::vector<tensor_parallel::Compared> compare_slices(Session& session, std::span<const tensor_parallel::Twice> values,
+                                                      double tolerance) {
+  return tensor_parallel::compare(*session.team(), values, tolerance);
+}
+
 at::Tensor slice_of(Session& session, const at::Tensor& whole, const layout::Slicing& slicing) {
   const auto& topology = session.topology();
   return tensor_parallel::slice_of(whole, slicing, topology.index(Group::kTp, session.world().rank),

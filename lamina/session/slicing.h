@@ -10,6 +10,7 @@
 
 #include "lamina/layout/parameter_layout.h"
 #include "lamina/session/session.h"
+#include "lamina/tensor_parallel/proof.h"
 
 namespace lamina::session {
 
@@ -34,6 +35,10 @@ void require_same_batch(Session& session, const std::vector<at::Tensor>& given);
 
 // The whole of this rank's slice, and of the other members' of its team; collective over that.
 at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Slicing& slicing);
+
+// Compares members' own values with whole ones, see tensor_parallel::compare(); collective over the TP_GROUP.
+std::vector<tensor_parallel::Compared> compare_slices(Session& session, std::span<const tensor_parallel::Twice> values,
+                                                      double tolerance);
 
 // This rank's slice of a whole.
 at::Tensor slice_of(Session& session, const at::Tensor& whole, const layout::Slicing& slicing);

@@ -347,6 +347,23 @@ void order_turns(Session& session, const std::vector<at::Tensor>& parameters) {
   session::order_turns(session, parameters);
 }
 
+using PythonTwice = std::tuple<std::optional<at::Tensor>, std::optional<at::Tensor>, double>;
+using PythonCompared = std::tuple<std::string, std::int64_t, std::vector<std::int64_t>>;
+
+std::vector<PythonCompared> compare_slices(Session& session, const std::vector<PythonTwice>& given, double tolerance) {
+  const Release release;
+  std::vector<tensor_parallel::Twice> values;
+  for (const auto& [whole, own, floor] : given) {
+    values.push_back({whole.value_or(at::Tensor()), own.value_or(at::Tensor()), floor});
+  }
+  constexpr const char* kWords[] = {"alike", "part", "scattered", "terms", "zero", "another"};
+  std::vector<PythonCompared> found;
+  for (auto& each : session::compare_slices(session, values, tolerance)) {
+    found.emplace_back(kWords[static_cast<int>(each.verdict)], each.dim, std::move(each.sizes));
+  }
+  return found;
+}
+
 void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
   session.def("slice", &slice, py::arg("parameters"), py::arg("make"))
       .def(
@@ -360,6 +377,7 @@ void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
             if (auto* team = self.known_team()) team->give_up(error);
           },
           py::arg("exception"))
+      .def("compare_slices", &compare_slices, py::arg("values"), py::arg("tolerance"))
       .def("require_same_batch", &session::require_same_batch, py::arg("given"), py::call_guard<Release>())
       .def(
           "whole_of",

@@ -134,6 +134,7 @@ class Config:
     auto_partition: bool
     default_partition: int
     ddp: bool
+    prove_slices: bool
     buffer_dtype: str | None
     timeout_s: float
     seed: int | None
@@ -258,6 +259,11 @@ class Session:
     ) -> None: ...
     def require_same_batch(self, given: Sequence[torch.Tensor]) -> None:
         """DesyncError where another rank of the team has been given other tensors; collective over it."""
+    def compare_slices(
+        self, values: Sequence[tuple[torch.Tensor | None, torch.Tensor | None, float]], tolerance: float
+    ) -> list[tuple[str, int, list[int]]]:
+        """Returns what this rank's values are of whole ones, each pair with what counts as zero: "alike", "part",
+        "scattered", "terms", "zero" or "another", and of parts the dimension and the sizes of all; collective."""
     def whole_of(self, slice: torch.Tensor, slicing: Slicing) -> torch.Tensor: ...
     def slice_of(self, whole: torch.Tensor, slicing: Slicing) -> torch.Tensor: ...
     def team(self) -> str:

@@ -65,10 +65,10 @@ std::map<std::string, Case> cases() {
       {"verify_steps", {{"0", "1", "3"}, {"-1", "0.5", "true", "\"1\"", "null"}, ""}},
       {"seed", {{"0", "9223372036854775807", "null"}, {"-1", "0.0", "true", "\"0\""}, ""}},
   };
-  for (const char* name :
-       {"deterministic_server", "auto_partition", "skip_tracing", "load_partition", "contiguous", "ddp", "horovod",
-        "prescaled_batch", "fp16", "bf16", "fp16_params", "shard_optimizer_state", "offload_activations",
-        "sdp_hierarchical_allgather", "sdp_reshard_after_forward", "sdp_reshard_after_backward", "xla", "fork"}) {
+  for (const char* name : {"deterministic_server", "auto_partition", "skip_tracing", "load_partition", "contiguous",
+                           "ddp", "horovod", "prescaled_batch", "prove_slices", "fp16", "bf16", "fp16_params",
+                           "shard_optimizer_state", "offload_activations", "sdp_hierarchical_allgather",
+                           "sdp_reshard_after_forward", "sdp_reshard_after_backward", "xla", "fork"}) {
     all.emplace(name, kFlag);
   }
   all["sdp_reshard_after_backward"].needs = "\"sdp_reshard_after_forward\": false";

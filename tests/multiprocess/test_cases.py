@@ -19,6 +19,7 @@ LAUNCHES = {
     "multiprocess.cases_sliced_state": 2,
     "multiprocess.cases_sliced_batches": 2,
     "multiprocess.cases_sliced_models": 2,
+    "multiprocess.cases_sliced_proofs": 2,
     "multiprocess.cases_sliced_pipeline": 4,
     "multiprocess.cases_gathered_pipeline": 4,
     "multiprocess.cases_sliced_shards": 8,

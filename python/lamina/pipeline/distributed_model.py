@@ -23,6 +23,8 @@ from lamina.pipeline.compiled_parts import in_place
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import as_in_wrapped, require_wrappable
+from lamina.proof import parts
+from lamina.proof.proofs import Proofs
 from lamina.tensor_parallel import slicing
 from lamina.tracing.trace import options_of
 from lamina.util import pytree
@@ -106,9 +108,7 @@ class DistributedModel(SavedModel):
         self._dtype = precision.half_of(job.session.config)
         self._is_sliced = job.sliced
         self._compares = self._is_sliced and job.session.config.prescaled_batch  # what its first call is given
-        if self._is_sliced:
-            groups.of_job()
-            slicing.slice_model(module, job.session, delayed.initialise)
+        self._proofs = _sliced(module, job) if self._is_sliced else None
         if self._is_sliced or replaced.rows:
             see_to_steps(job)
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
@@ -186,7 +186,11 @@ class DistributedModel(SavedModel):
             if self._compares and not self._cut.pipelined:
                 job.session.require_same_batch(pytree.tensors((args, kwargs)))
                 self._compares = False
-            output = self.module(*args, **kwargs)
+            if self._proofs is None:
+                output = self.module(*args, **kwargs)
+            else:
+                with self._proofs.watching(self.module):
+                    output = parts.wholes(self.module(*args, **kwargs))
         except BaseException as error:
             if self._is_sliced and job is not None and not current.in_step():
                 job.session.give_up_step(error)  # the others wait for what this call was to give them
@@ -368,6 +372,15 @@ class DistributedModel(SavedModel):
         self._require_job(name)
         if not current.in_step():
             raise refusal("outside-step", what, "decorated with @lamina.step")
+
+
+def _sliced(module: nn.Module, job: current.Job) -> Proofs | None:
+    """Cuts the layers of a model. Returns the proofs of its calls, where they are wanted."""
+    groups.of_job()
+    slicing.slice_model(module, job.session, delayed.initialise)
+    proofs = Proofs(module, job.session) if job.session.config.prove_slices else None
+    slicing.let_batches_take_turns(module, job.session)
+    return proofs
 
 
 def _reducer() -> _lamina.Reducer | None:

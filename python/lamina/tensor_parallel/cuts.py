@@ -2,14 +2,14 @@
 """The cuts of planned layers: which dimensions of their parameters, in what units, and what each rank computes."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
 from lamina.errors import UsageError, refusal
-from lamina.tensor_parallel import plans
+from lamina.tensor_parallel import layers, plans
 from lamina.tensor_parallel.heads import Heads, Share, heads_of, share, whole_number
-from lamina.tensor_parallel.layers import Here, Slicing
+from lamina.tensor_parallel.layers import Here, Slicing, is_linear
 from lamina.tensor_parallel.plans import Planned
 
 _LINEAR_STYLES = ("colwise", "packed_colwise", "colwise_gather_output", "rowwise", "rowwise_split_input")
@@ -70,10 +70,11 @@ class Cutter:
             members.setdefault(id(each.parent), []).append(each)
         self._members = {key: each for key, each in members.items() if any(map(_gives_parts, each))}
         self._heads = {key: self._heads_of(each) for key, each in self._members.items()}
+        self._require_said_heads()
         self._places = {key: each[0].place for key, each in self._members.items() if self._heads[key] is not None}
         for each in elsewhere:
             self._require_same_heads(planned[each.name], each)
-        self.cuts = {each.name: self._cut(each) for each in [*planned.values(), *self._norms_inside(planned)]}
+        self.cuts = {each.name: self._cut(each) for each in planned.values()}
 
     def around(self) -> list[Around]:
         """The modules that compute with parts."""
@@ -93,14 +94,20 @@ class Cutter:
     def _heads_of(self, members: list[Planned]) -> Heads | None:
         columns = [_extent(each) for each in members if _gives_parts(each)]
         rows = [_extent(each) for each in members if each.style == "rowwise" and is_linear(each.layer)]
-        heads = heads_of(members[0].parent, columns, rows, self._degree, self._index, self._said)
-        if heads is not None and (own := list(heads.module._parameters)):
+        said = next((each.heads for each in members if each.heads is not None), None)
+        return heads_of(members[0].parent, columns, rows, self._degree, self._index, self._said, said)
+
+    def _require_said_heads(self) -> None:
+        """Errors: UsageError: no module has the attribute that a script has named."""
+        names = {each.heads for members in self._members.values() for each in members if isinstance(each.heads, str)}
+        found = {heads.said for heads in self._heads.values() if heads is not None}
+        if missing := sorted(names - found):
+            kinds = sorted({type(each[0].parent).__name__ for each in self._members.values()})
             raise UsageError(
-                f"{members[0].place} has heads that are sliced and parameters of its own ({', '.join(own)}), "
-                "which is not available yet with tensor_parallel_degree above 1: leave its layers out of the plan",
-                code="tp-layer",
+                f'set_tensor_parallelism(heads="{missing[0]}"): no module around layers of the plan that are cut by '
+                f"columns has such a number: there are {', '.join(kinds)}",
+                code="tp-plan",
             )
-        return heads
 
     def _require_same_heads(self, planned: Planned, elsewhere: Planned) -> None:
         found = (self._heads.get(id(each.parent)) for each in (planned, elsewhere))
@@ -109,20 +116,6 @@ class Cutter:
                 f"{planned.name} is in {elsewhere.place}, too, which has other heads: leave it out of the plan",
                 code="tp-layer",
             )
-
-    def _norms_inside(self, planned: Mapping[str, Planned]) -> Iterable[Planned]:
-        """Layers that no plan names, and that take one head after another, as norms of queries do."""
-        known = {id(each.layer) for each in planned.values()}
-        for key, place in self._places.items():
-            heads = self._heads[key]
-            for name, layer in heads.module.named_children() if heads is not None else ():
-                path = f"{place}.{name}" if place else name
-                own = list(layer.parameters(recurse=False))
-                if hasattr(layer, plans.STYLE_OF_ITSELF):
-                    continue
-                if own and id(layer) not in known and all(list(each.shape) == [heads.width] for each in own):
-                    known.add(id(layer))
-                    yield Planned(path, layer, heads.module, place, _REPLICATED, layer)
 
     def _cut(self, planned: Planned) -> Cut:
         layer, style = planned.layer, planned.style
@@ -147,11 +140,12 @@ class Cutter:
         here, own = self._here(planned, size, unit)
         count = own * len(sections)
         if style in _ROWS:
-            return Cut(layer, style, {"weight": (into, sections)}, here, {"in_features": count, "nx": count})
+            sizes = _sizes(planned, {"in_features": count, "nx": count})
+            return Cut(layer, style, {"weight": (into, sections)}, here, sizes)
         slices: dict[str, Slicing] = {"weight": (out, sections)}
         if layer.bias is not None:
             slices["bias"] = (0, sections)
-        return Cut(layer, style, slices, here, {"out_features": count, "nf": count})
+        return Cut(layer, style, slices, here, _sizes(planned, {"out_features": count, "nf": count}))
 
     def _cut_of_embedding(self, planned: Planned) -> Cut:
         layer, style = planned.layer, planned.style
@@ -168,11 +162,11 @@ class Cutter:
         here, own = self._here(planned, extent, unit)
         slices: dict[str, Slicing] = {"weight": (dimension, [(extent, unit)])}
         if dimension == 1:
-            return Cut(layer, style, slices, here, {"embedding_dim": own})
+            return Cut(layer, style, slices, here, _sizes(planned, {"embedding_dim": own}))
         padding = layer.padding_idx
-        if padding is not None:
-            padding = padding - first if (first := here.share.first) <= padding < first + own else None
-        return Cut(layer, style, slices, here, {"num_embeddings": own, "padding_idx": padding})
+        if padding is not None and (first := here.share.first) <= padding < first + own:
+            here = replace(here, padding=padding - first)
+        return Cut(layer, style, slices, here, _sizes(planned, {"num_embeddings": own, "padding_idx": here.padding}))
 
     def _here(self, planned: Planned, size: int, unit: int) -> tuple[Here, int]:
         """A layer's knowledge of its slice, and how much of a section this rank has."""
@@ -226,11 +220,13 @@ class Cutter:
         return found[0] if len(found) == 1 else None
 
 
-def is_linear(layer: nn.Module) -> bool:
-    """True for torch's Linear and transformers' Conv1D."""
-    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(layer).__mro__)
-    conv1d = ("transformers.pytorch_utils.Conv1D", "transformers.modeling_utils.Conv1D")
-    return isinstance(layer, nn.Linear) or any(kind in conv1d for kind in kinds)
+def _sizes(planned: Planned, sizes: dict[str, int | None]) -> dict[str, int | None]:
+    """The sizes that a layer has from now on. One with a forward of its own that takes and gives wholes sees those of
+    the whole."""
+    takes_or_gives_parts = planned.style in (*plans.COLUMNS, "rowwise") and not (
+        planned.style == "rowwise" and isinstance(planned.layer, nn.Embedding)
+    )
+    return sizes if takes_or_gives_parts or not layers.has_own_forward(planned.layer) else {}
 
 
 def _gives_parts(planned: Planned) -> bool:

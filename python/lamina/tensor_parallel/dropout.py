@@ -11,7 +11,7 @@ one on other ranks (`calls/remote_call.py`), and with what a checkpoint computes
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
+from lamina.tensor_parallel import partial
 from lamina.tensor_parallel.heads import Share
 
 _HEADS_AT = -3  # of queries, and of probabilities [..., heads, queries, keys]
@@ -169,15 +170,14 @@ def inside(module: nn.Module, parts: Parts, state: State) -> Iterator[None]:
 
 def recomputing(function: Callable) -> Callable:
     """`function`, which is called now and again in a backward: both times in the call that this thread is in now."""
-    mode = current()
-    if mode is None:
+    mode, is_in_region = current(), partial.is_in_region()
+    if mode is None and not is_in_region:
         return function
-    module, parts, state = mode.module, mode.parts, mode.state
+    call = None if mode is None else (mode.module, mode.parts, mode.state)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if current() is mode:
-            return function(*args, **kwargs)
-        with inside(module, parts, state):
+        is_known = call is None or current() is mode
+        with partial.inside(is_in_region), nullcontext() if is_known else inside(*call):
             return function(*args, **kwargs)
 
     return run

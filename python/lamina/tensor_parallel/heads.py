@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The heads of attention of a module whose layers are sliced: those of queries and of keys that a rank has."""
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -44,6 +46,7 @@ class Heads:
         count, keys: how many heads, of queries and of keys.
         width: features of a head; None where the module does not say.
         degree, index: of the team, and this rank's.
+        said: the name under which the script says that the module has their number.
     """
 
     module: nn.Module
@@ -52,6 +55,7 @@ class Heads:
     width: int | None
     degree: int
     index: int
+    said: str | None = None
 
     @property
     def units(self) -> int:
@@ -84,21 +88,31 @@ class Heads:
             )
         return unit
 
-    def attributes(self) -> dict[str, int]:
-        """The module's numbers of heads, and sizes of all heads, as they are on this rank."""
+    def attributes(self) -> dict[str, Any]:
+        """The module's numbers of heads, and sizes of all heads, as they are on this rank. An object that has one is a
+        copy, for other modules may have it, too."""
         own, keys = self.own.own, len(self.own_keys())
-        result = {name: own for name in _COUNTS if whole_number(self.module, name)}
+        result: dict[str, Any] = {name: own for name in _COUNTS if whole_number(self.module, name)}
         result |= {name: keys for name in _KEY_COUNTS if whole_number(self.module, name)}
         result |= {name: own // keys for name in _GROUPS if whole_number(self.module, name)}
         for name in _SIZES:
             size = whole_number(self.module, name)
             if size and size % self.count == 0:
                 result[name] = size // self.count * own
+        if self.said is not None:
+            name, _, below = self.said.partition(".")
+            result[name] = _with_number(self.module.__dict__[name], below, own)
         return result
 
 
 def heads_of(
-    module: nn.Module, columns: Iterable[int], rows: Iterable[int], degree: int, index: int, first_rank: str
+    module: nn.Module,
+    columns: Iterable[int],
+    rows: Iterable[int],
+    degree: int,
+    index: int,
+    first_rank: str,
+    said: str | int | None = None,
 ) -> Heads | None:
     """The heads of a module; None where it has none.
 
@@ -106,6 +120,7 @@ def heads_of(
         columns: the outputs of its layers cut by columns.
         rows: the inputs of those cut by rows.
         first_rank: says whose degree that is.
+        said: the name under which some modules have the number of heads, or that number, of those that it divides.
 
     Errors:
         UsageError: a rank would have none.
@@ -113,6 +128,12 @@ def heads_of(
     columns, rows = list(columns), list(rows)
     width = next(filter(None, (whole_number(module, name) for name in _WIDTHS)), None)
     count = next(filter(None, (whole_number(module, name) for name in _COUNTS)), None)
+    if said is not None and (found := _said_number(module, said, [*columns, *rows])) is not None:
+        count = found
+        if width is None and rows and rows[0] % count == 0:
+            width = rows[0] // count
+    else:
+        said = None
     if count is None and width is not None:
         count = max(1, (rows[0] if rows else max(columns)) // width)
     if count is None:
@@ -123,11 +144,32 @@ def heads_of(
     kind = type(module).__name__
     if count % keys:
         raise UsageError(f"{kind} has {count} heads, and {keys} of keys, which does not divide that", code="tp-layer")
-    heads = Heads(module, count, keys, width, degree, index)
+    heads = Heads(module, count, keys, width, degree, index, said if isinstance(said, str) else None)
     if share(heads.units, degree, degree - 1).own == 0:
         has = f"{kind} has {count} heads, in {heads.units} parts that are not torn"
         raise refusal("some-without-slices", has, first_rank)
     return heads
+
+
+def _said_number(module: nn.Module, said: str | int, sizes: list[int]) -> int | None:
+    """The number of heads that a module has by what the script says; None for none."""
+    if isinstance(said, int):
+        return said if all(size % said == 0 for size in sizes) else None
+    name, _, below = said.partition(".")
+    value = module.__dict__.get(name)
+    for each in filter(None, below.split(".")):
+        value = getattr(value, each, None)
+    return value if type(value) is int and value > 0 else None
+
+
+def _with_number(value: Any, name: str, number: int) -> Any:
+    """A copy of an object that has this number under a name; the number itself without one."""
+    if not name:
+        return number
+    other = copy.copy(value)
+    first, _, below = name.partition(".")
+    setattr(other, first, _with_number(getattr(value, first), below, number))
+    return other
 
 
 def whole_number(module: nn.Module, name: str) -> int | None:

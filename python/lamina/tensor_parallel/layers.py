@@ -17,6 +17,7 @@ from torch import nn
 from lamina.tensor_parallel import dropout
 from lamina.tensor_parallel.dropout import Parts, SlicedDropout, State
 from lamina.tensor_parallel.heads import Share, share
+from lamina.util.settings import setting
 
 # As `_lamina.Slicing`.
 Slicing = tuple[int, list[tuple[int, int]]]
@@ -29,8 +30,20 @@ _GIVES = "_lamina_gives"  # of one in it: this rank's part of what it gives, or 
 _PLACE = "_lamina_place"  # of a stack whose activations lie in parts of positions, and of what is in it: a Place
 TURNS = "_lamina_turns"  # of a region: its Turns
 REGION = "_lamina_region"  # of a sliced layer: the name of its region
+PROOF = "_lamina_proof"  # of a module whose calls are proven, see [Note: proofs] in proof/proofs.py
+_STYLE = "_lamina_sliced_by"  # of a sliced layer: its style
 _NOTHING = Share(0, 0, 0)
-NOTES = (_SLICES, _HERE, _PARTS, _GIVES, _PLACE, TURNS, REGION)  # attributes of modules that compute with slices
+NOTES = (
+    _SLICES,
+    _HERE,
+    _PARTS,
+    _GIVES,
+    _PLACE,
+    TURNS,
+    REGION,
+    PROOF,
+    _STYLE,
+)  # attributes of modules that compute with slices
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,7 @@ class Here:
         share: this rank's part of it.
         chosen: of outputs that all ranks have, those that are computed here; None for all.
         by_parent: whether the module around it has a part in the exchanges with other ranks.
+        padding: the word of an embedding's slice that has no gradient.
     """
 
     team: str
@@ -50,6 +64,7 @@ class Here:
     share: Share = _NOTHING
     chosen: tuple[int, ...] | None = None
     by_parent: bool = False
+    padding: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +158,7 @@ class _Words:
         here = self.__dict__[_HERE]
         own = input - here.share.first
         is_elsewhere = (own < 0) | (own >= self.weight.shape[0])
-        output = super().forward(own.masked_fill(is_elsewhere, 0))
+        output = nn.functional.embedding(own.masked_fill(is_elsewhere, 0), self.weight, here.padding)
         output = output.masked_fill(is_elsewhere.unsqueeze(-1), 0)
         return torch.ops.lamina.tp_all_reduce(output, here.team)
 
@@ -193,6 +208,16 @@ class _Member:
         return output
 
 
+class _BySteps:
+    """A module of torch's that computes with weights of layers in it, unless it calls them: here it does."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # torch takes the way of many steps then
+            return super().forward(*args, **kwargs)
+        with setting(False, torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled):
+            return super().forward(*args, **kwargs)
+
+
 _LINEAR = {
     "colwise": _ByColumns,
     "packed_colwise": _ByColumns,
@@ -218,9 +243,49 @@ def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here
     """Makes a layer one that computes with its slices."""
     if slices:
         layer.__dict__[_SLICES] = slices
-    layer.__dict__[_HERE] = here
+    layer.__dict__[_HERE], layer.__dict__[_STYLE] = here, style
     kinds = _EMBEDDING if isinstance(layer, nn.Embedding) else _BY_PARENT if here.by_parent else _LINEAR
-    layer.__class__ = with_other_forward(kinds[style], type(layer))
+    kind, base = type(layer), _base_of(type(layer))
+    if kind is base or (not slices and here.chosen is None):
+        layer.__class__ = with_other_forward(kinds[style], kind)
+    else:
+        layer.__class__ = with_other_base(kind, with_other_forward(kinds[style], base))
+
+
+def has_own_forward(layer: nn.Module) -> bool:
+    """True for a layer whose class computes something else than torch's Linear or Embedding, or transformers' Conv1D,
+    that it is derived from."""
+    return type(layer).forward is not _base_of(type(layer)).forward
+
+
+def reaches_base(layer: nn.Module) -> bool:
+    """False for a layer with a forward of its own that never calls the one of the class that it is derived from."""
+    kinds = type(layer).__mro__
+    above = kinds[: kinds.index(_base_of(type(layer)))]
+    forwards = [vars(kind)["forward"] for kind in above if "forward" in vars(kind)]
+    return all("__class__" in getattr(getattr(each, "__code__", None), "co_freevars", ()) for each in forwards)
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """True for torch's Linear and transformers' Conv1D."""
+    return isinstance(layer, nn.Linear) or any(map(_is_conv1d, type(layer).__mro__))
+
+
+def style_of(layer: nn.Module) -> str | None:
+    """The style of a sliced layer; None for any other."""
+    return layer.__dict__.get(_STYLE)
+
+
+def _is_conv1d(kind: type) -> bool:
+    return f"{kind.__module__}.{kind.__qualname__}" in (
+        "transformers.pytorch_utils.Conv1D",
+        "transformers.modeling_utils.Conv1D",
+    )
+
+
+def _base_of(kind: type) -> type:
+    """The class among those that a layer is derived from whose forward its slices replace; itself for any other."""
+    return next((each for each in kind.__mro__ if each in (nn.Linear, nn.Embedding) or _is_conv1d(each)), kind)
 
 
 def become_around(
@@ -233,6 +298,16 @@ def become_around(
         if _GIVES not in member.__dict__:
             member.__class__ = with_other_forward(_Member, type(member))
         member.__dict__[_GIVES] = gives
+
+
+def has_fast_path(module: nn.Module) -> bool:
+    """True for a module of torch's that may pass by the layers in it."""
+    return isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer | nn.MultiheadAttention)
+
+
+def leave_fast_path(module: nn.Module) -> None:
+    """From now on a module calls the layers in it."""
+    module.__class__ = with_other_forward(_BySteps, type(module))
 
 
 def divide_positions(stack: nn.Module, team: str, index: int, degree: int) -> None:
@@ -366,6 +441,13 @@ def _copied(layer: nn.Module, input: torch.Tensor) -> torch.Tensor:
     if mode.copied is None or mode.copied[0] is not input or mode.copied[1] != version:
         mode.copied = (input, version, torch.ops.lamina.tp_copy(input, team))
     return mode.copied[2]
+
+
+@functools.cache
+def with_other_base(kind: type, base: type) -> type:
+    """The class of that name in which what `kind` calls of the class that it is derived from reaches `base` first."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind, base), names)
 
 
 @functools.cache

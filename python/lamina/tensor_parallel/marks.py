@@ -18,6 +18,7 @@ from lamina.util.checks import require_booleans, require_module
 
 _MARK = "_lamina_tensor_parallel"  # a Mark
 _PLAN = "_lamina_slicing_plan"  # by set_tensor_parallelism(plan=...)
+_HEADS = "_lamina_heads"  # by set_tensor_parallelism(heads=...)
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def set_tensor_parallelism(
     enabled: bool = True,
     plan: Mapping[str, str] | None = None,
     replace: bool = False,
+    heads: str | int | None = None,
     **tp_config: Any,
 ) -> None:
     """As `tensor_parallelism`, for a module and those under it, before the model is wrapped.
@@ -79,10 +81,13 @@ def set_tensor_parallelism(
             Linear or Conv1D below `module`, in which "*" stands for one part: {"layers.*.q_proj": "colwise", ...}. What
             a layer cut by columns gives lies in parts; one cut by rows takes such parts, and gives the whole. Nothing
             under it is replaced.
+        heads: says, with a plan, how many heads the modules have whose layers are cut by columns, where that stands
+            under a name of their own. "nhead" or "config.heads" is an attribute of theirs; its number becomes this
+            rank's. A number is for code that takes it from sizes.
         replace, tp_config: see `tensor_parallelism`.
 
     Errors:
-        UsageError: not a module, or not a plan.
+        UsageError: not a module, not a plan, or heads without one.
     """
     require_module(module, "set_tensor_parallelism()")
     require_booleans(enabled=enabled, replace=replace)
@@ -92,12 +97,20 @@ def set_tensor_parallelism(
             f'{{"layers.*.q_proj": "colwise"}}, not {plan!r}',
             code="tp-plan",
         )
+    is_name = isinstance(heads, str) and all(map(str.isidentifier, heads.split(".")))
+    if heads is not None and (plan is None or not (is_name or (type(heads) is int and heads > 0))):
+        raise UsageError(
+            "set_tensor_parallelism(heads=...) takes the name of the attribute that says how many heads modules of a "
+            f"plan have, or their number, beside plan=..., not {heads!r}",
+            code="tp-plan",
+        )
     mark = Mark(enabled, replace, dict(tp_config), plan is not None)
     for part in module.modules():
         part.__dict__[_MARK] = mark
         part.__dict__.pop(_PLAN, None)
+        part.__dict__.pop(_HEADS, None)
     if plan is not None and enabled:
-        module.__dict__[_PLAN] = dict(plan)
+        module.__dict__[_PLAN], module.__dict__[_HEADS] = dict(plan), heads
 
 
 def mark_of(module: nn.Module) -> Mark:
@@ -113,6 +126,11 @@ def is_marked(module: nn.Module) -> bool:
 def plan_of(module: nn.Module) -> dict[str, str] | None:
     """The plan that it was given; None for none."""
     return module.__dict__.get(_PLAN)
+
+
+def said_heads(module: nn.Module) -> str | int | None:
+    """The name or number of heads that came with its plan; None for none."""
+    return module.__dict__.get(_HEADS)
 
 
 def _is_plan(plan: Any) -> bool:

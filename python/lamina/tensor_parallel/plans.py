@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lamina.errors import UsageError
-from lamina.tensor_parallel import marks
+from lamina.tensor_parallel import layers, marks
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.util.checks import nearest
 from lamina.util.module_names import is_in_module
@@ -98,6 +98,7 @@ class Planned:
         member: the module that has its place in the parent: itself, or a wrapper.
         may_stay_whole: True where no script has asked for it.
         by_parent: True where the module around it has a part in the exchanges with other ranks.
+        heads: the name or number that the script has given for the parent's heads.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Planned:
     member: nn.Module
     may_stay_whole: bool = True
     by_parent: bool = False
+    heads: str | int | None = None
 
 
 def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[str, Planned]:
@@ -121,6 +123,7 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
         UsageError: a plan names what is not there, or a style that is not known.
     """
     given: dict[str, str] = {}
+    heads: dict[str, str | int | None] = {}
     known: dict[str, str] = {}
     transformers: dict[str, str] = {}
     led: list[str] = []  # modules with a plan for all that is under them
@@ -141,7 +144,9 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
             continue
         known |= _below(name, _known_of(module))
         if (plan := marks.plan_of(module)) is not None:
-            given |= _below(name, _by_plan(module, plan))
+            below = _below(name, _by_plan(module, plan))
+            given |= below
+            heads |= dict.fromkeys(below, marks.said_heads(module))
             led.append(name)
         elif (plan := _transformers_plan(module)) and not any(is_in_module(name, each) for each in led):
             transformers |= _below(name, _by_transformers_plan(module, plan))
@@ -159,9 +164,18 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
             for below, part, its_style in _with_low_rank(module, style):
                 plain, by_parent = _BY_PARENT.get(its_style, its_style), its_style in _BY_PARENT
                 found[name + below] = Planned(
-                    name + below, part, modules[place], place, plain, module, name not in given, by_parent
+                    name + below,
+                    part,
+                    modules[place],
+                    place,
+                    plain,
+                    module,
+                    name not in given,
+                    by_parent,
+                    heads.get(name),
                 )
-    return found
+    passed_by = {each.place for each in found.values() if each.may_stay_whole and not layers.reaches_base(each.layer)}
+    return {name: each for name, each in found.items() if not (each.may_stay_whole and each.place in passed_by)}
 
 
 def elsewhere(root: nn.Module, planned: Iterable[Planned]) -> list[Planned]:

@@ -63,6 +63,14 @@ def make_regions(root: nn.Module, turns: Turns) -> None:
         module.__class__ = layers.with_other_forward(_Region, type(module))
 
 
+def smallest(root: nn.Module) -> dict[str, nn.Module]:
+    """The regions of a model's sliced layers, by name, none in another: those of layers that other ones need not be
+    called with. A module that is in two places has one name."""
+    modules = dict(root.named_modules(remove_duplicate=False))
+    found = [_callable(modules, _around(modules, name)) for name in modules if layers.is_sliced(modules[name])]
+    return {name: module for module, name in {modules[name]: name for name in _outermost(found)}.items()}
+
+
 def batches(modules: Iterable[nn.Module]) -> list[int]:
     """With how many batches each of these modules computes, where the model has one."""
     modules = list(modules)

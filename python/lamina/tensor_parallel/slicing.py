@@ -59,10 +59,18 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
         for attribute, count in numbers.items():
             setattr(each.module, attribute, count)
         layers.become_around(each.module, each.heads and each.heads.own, each.members, session.team())
+    for module in root.modules():
+        if layers.has_fast_path(module) and any(map(layers.is_sliced, module.modules())):
+            remember(module)
+            layers.leave_fast_path(module)
     checkpoints.install(dropout.recomputing, current.job().on_end)
     for module in root.modules() if _in_parts(session) else ():
         if isinstance(module, DistributedModule) and module.is_stack:
             layers.divide_positions(module, session.team(), session.group_rank("tp"), session.group_size("tp"))
+
+
+def let_batches_take_turns(root: nn.Module, session: _lamina.Session) -> None:
+    """Has the ranks of TP_GROUP compute with the batches of all of them, where each has its own."""
     if session.group_size("replicas") != session.group_size("same_parts"):
         make_regions(root, Turns(session.team(), session.group_size("tp"), session.group_rank("tp")))
 

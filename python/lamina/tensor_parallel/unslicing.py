@@ -29,6 +29,17 @@ def remember(module: nn.Module, names: tuple[str, ...] = ()) -> None:
         was.attributes.setdefault(name, module.__dict__[name])
 
 
+def set_class(module: nn.Module, kind: type) -> None:
+    """Gives a module another class, in steps, too: it is ours that changes, and nothing of the script's."""
+    object.__setattr__(module, "__class__", kind)
+
+
+def kind_before(module: nn.Module) -> type:
+    """The class of a module before it was cut."""
+    was = module.__dict__.get(_WAS)
+    return type(module) if was is None else was.kind
+
+
 @torch.no_grad()
 def make_whole(root: nn.Module, session: _lamina.Session) -> Callable[[], None]:
     """Gives sliced layers whole parameters, and makes them what they were; collective over TP_GROUP. Returns what
@@ -58,12 +69,12 @@ def make_plain(root: nn.Module) -> Callable[[], None]:
         for name in layers.NOTES:
             module.__dict__.pop(name, None)
         module.__dict__.update(was.attributes)
-        module.__class__ = was.kind
+        set_class(module, was.kind)
 
     def undo() -> None:
         for module, kind, attributes in now:
             names = (*layers.NOTES, *attributes.get(_WAS, Was(kind, {})).attributes)
             module.__dict__.update({name: attributes[name] for name in names if name in attributes})
-            module.__class__ = kind
+            set_class(module, kind)
 
     return undo

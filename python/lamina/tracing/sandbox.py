@@ -60,7 +60,7 @@ def undisturbed(root: nn.Module, call: Call) -> Iterator[Reach]:
     before. Of plain tensors that is for whoever writes them: see `Reach.tensors`."""
     modules = ((path or "the model", module) for path, module in root.named_modules())
     reach = Reach([*modules, ("its arguments", (call.args, call.kwargs))])
-    streams = _Streams()
+    streams = Streams()
     try:
         yield reach
     finally:
@@ -127,7 +127,7 @@ def moved(device: torch.device | None) -> Make:
     return make
 
 
-class _Streams:
+class Streams:
     """The generators of torch, Python and, where a script uses it, NumPy."""
 
     def __init__(self):
@@ -136,7 +136,15 @@ class _Streams:
         self._python = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy.random" in sys.modules else None
 
+    def have_advanced(self) -> bool:
+        """True where torch's numbers on this device have been drawn since."""
+        cuda = self._cuda is not None and any(
+            not torch.equal(*states) for states in zip(self._cuda, torch.cuda.get_rng_state_all(), strict=True)
+        )
+        return cuda or not torch.equal(self._cpu, torch.get_rng_state())
+
     def restore(self) -> None:
+        """Puts them back."""
         torch.set_rng_state(self._cpu)
         random.setstate(self._python)
         if self._cuda is not None:

@@ -50,6 +50,25 @@ def where() -> str:
     return _place(frames[-1].f_back) if frames else ""
 
 
+def place_of_script() -> str:
+    """The place in code of nobody's library that this thread is in; "" where there is none."""
+    frame: FrameType | None = sys._getframe().f_back
+    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+        frame = frame.f_back
+    return _place(frame)
+
+
+def place_of_error(error: BaseException) -> str:
+    """The innermost place in code of nobody's library that an error has come through."""
+    found, at = "", error.__traceback__
+    while at is not None:
+        if not at.tb_frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+            file = at.tb_frame.f_code.co_filename
+            found = f"{file.removeprefix(os.getcwd() + os.sep)}:{at.tb_lineno}"
+        at = at.tb_next
+    return found
+
+
 def _of_libraries(frame: FrameType | None) -> Iterator[FrameType]:
     """The frame and its callers, up to the user's code."""
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):

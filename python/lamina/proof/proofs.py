@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of modules with sliced layers, proven to compute what they would with whole layers.
+
+[Note: proofs] A plan says which layers are cut, and nothing of the code between and around them. That may normalise
+over what lies in parts, compute a scale from a number of heads that is this rank's, or have parameters of its own. So
+the ranks of a TP_GROUP run the *region* around the layers twice before its first call of each kind: with whole layers,
+and with slices, from the same inputs and random numbers. It is the smallest module that nothing in parts goes into or
+comes out of. Results, gradients of inputs and gradients of parameters are compared by value; see
+lamina/tensor_parallel/proof.h. Kinds of calls differ in modes, flags and types of arguments.
+
+What follows for a whole parameter in a region is measured: its gradient is alike on all ranks, or theirs add up to the
+whole one's, as that of a learned activation between layers does. From then on these are added (`partial`). Where a
+result is a part of the whole's, a stand-in for the whole is returned (`parts`). All else is an error that names the
+operation where the runs part.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina.errors import Error, UsageError
+from lamina.proof import parts
+from lamina.proof.places import Operations, first_parted
+from lamina.proof.runs import NoDropout, Outcome, Runs
+from lamina.proof.signatures import CallKind, Kind, kinds_of
+from lamina.tensor_parallel import layers, partial, regions
+from lamina.tensor_parallel.registry import DistributedModule
+from lamina.tensor_parallel.unslicing import kind_before, remember
+from lamina.util.call_sites import place_of_error
+from lamina.util.told import tell
+
+_SMALL_BYTES = 1 << 28  # of a region's parameters in doubles, up to which these are computed with
+# Relative differences of norms that are rounding, and what counts as zero beside the largest gradient.
+_TOLERANCES = {torch.float64: 1e-4, torch.float32: 2e-3}
+_OF_HALF = 5e-2
+_ZERO = 0.1
+
+
+@dataclass
+class Findings:
+    """Results of the proof of calls of one kind.
+
+    Attributes:
+        partial: names of modules in the region, and of their parameters, whose gradients are added.
+        cuts: of results of which each rank has a part, by number.
+    """
+
+    partial: list[tuple[str, str]] = field(default_factory=list)
+    cuts: dict[int, parts.Cut] = field(default_factory=dict)
+
+
+class _Proven:
+    """A region whose calls are proven."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        proofs: Proofs = self.__dict__[layers.PROOF]
+        return proofs.call(self, super().forward, args, kwargs)
+
+
+class Proofs:
+    """The proofs of a model.
+
+    Args:
+        root: the model, whose layers are sliced.
+    """
+
+    def __init__(self, root: nn.Module, session: _lamina.Session):
+        found = {name: module for name, module in regions.smallest(root).items() if not _is_known(module)}
+        self._session = session
+        self._names = {id(module): name for name, module in found.items()}
+        self._kinds = {id(found[name]): kind for name, kind in kinds_of(found).items()}
+        self._call_kinds = {id(module): CallKind(module) for module in found.values()}
+        self._findings: dict[tuple[Kind, Kind], Findings] = {}
+        self._made: dict[tuple[int, Kind], Findings] = {}
+        self._running = threading.local()
+        self._seconds, self._is_told = 0.0, False
+        self._modes: set[tuple[bool, bool]] = set()
+        for module in found.values():
+            remember(module)
+            module.__dict__[layers.PROOF] = self
+            module.__class__ = layers.with_other_forward(_Proven, type(module))
+
+    def __deepcopy__(self, memo: Any) -> "Proofs":
+        return self
+
+    def __reduce__(self) -> Any:
+        return _nothing_to_prove, ()
+
+    def call(self, region: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call of a region, which is proven before where no such was."""
+        if torch.compiler.is_compiling():
+            return forward(*args, **kwargs)
+        if getattr(self._running, "now", False) or id(region) not in self._kinds or _lamina.is_alone():
+            return forward(*args, **kwargs)
+        key = id(region), self._call_kinds[id(region)].of(args, kwargs)
+        if (found := self._made.get(key)) is None:
+            found = self._made[key] = self._found(region, key[1], args, kwargs)
+        args, kwargs = parts.own((args, kwargs))
+        with partial.inside():
+            output = forward(*args, **kwargs)
+        return parts.given(output, found.cuts)
+
+    @contextmanager
+    def watching(self, root: nn.Module) -> Iterator[None]:
+        """Around calls of the model. The first in each mode runs compiled modules as they were written, for proofs are
+        made of those. Afterwards it is said once what they took."""
+        mode = torch.is_grad_enabled(), root.training
+        is_first = mode not in self._modes and not torch.compiler.is_compiling()
+        eager = is_first and "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if eager else nullcontext():
+            yield
+        self._modes.add(mode)
+        self._say_cost()
+
+    def _say_cost(self) -> None:
+        if self._seconds and not self._is_told and self._session.rank == 0:
+            tell(
+                f"{len(self._findings)} kinds of modules with sliced layers were compared with whole ones, in "
+                f"{self._seconds:.1f} s (prove_slices: false leaves that out)"
+            )
+        self._is_told = self._is_told or self._seconds > 0
+
+    def _found(self, region: nn.Module, call: Kind, args: tuple, kwargs: dict[str, Any]) -> Findings:
+        key = self._kinds[id(region)], call
+        if key not in self._findings:
+            began = time.monotonic()
+            self._running.now = True
+            try:
+                name = self._names[id(region)]
+                self._findings[key] = _Proof(self._session, name, region, args, kwargs).run()
+            finally:
+                self._running.now = False
+                self._seconds += time.monotonic() - began
+        found = self._findings[key]
+        for path, parameter in found.partial:
+            module = region.get_submodule(path)
+            remember(module)
+            partial.make_partial(module, (parameter,), self._session.team())
+        return found
+
+
+class _Proof:
+    """The proof of one call."""
+
+    def __init__(self, session: _lamina.Session, name: str, region: nn.Module, args: tuple, kwargs: dict[str, Any]):
+        self._session, self._region, self._args, self._kwargs = session, region, args, kwargs
+        self._whose = f"{name or 'the model'} ({type(region).__name__})"
+        self._sliced = [each for each in region.modules() if layers.is_sliced(each)]
+        self._index = session.group_rank("tp")
+
+    def run(self) -> Findings:
+        """Errors: UsageError: slices compute something else."""
+        if why := _why_not(self._region):
+            return self._unproven(why)
+        error: Exception | None = None
+        for dtype in self._dtypes():
+            runs = Runs(self._region, self._session, self._args, self._kwargs, dtype)
+            try:
+                whole = runs.run(True, _random_like)
+            except Error:
+                raise
+            except Exception as raised:
+                error = raised
+                continue
+            return self._compared(runs, whole, self._tolerance(dtype))
+        return self._unproven(f"with whole layers it ends in {type(error).__name__}: {str(error)[:200]}")
+
+    def _compared(self, runs: Runs, whole: Outcome, tolerance: float) -> Findings:
+        found, wrong = self._findings(runs, whole, tolerance, None)
+        if not wrong:
+            return found
+        if whole.has_drawn:
+            without = runs.run(True, _random_like, NoDropout())
+            found, still = self._findings(runs, without, tolerance, NoDropout())
+            if not still:
+                if self._session.rank == 0:
+                    tell(f"{self._whose}: dropout of what lies in parts draws other numbers than the plain model's")
+                return found
+        raise self._refusal(f"{wrong} differs{self._where(runs, tolerance)}")
+
+    def _findings(
+        self, runs: Runs, whole: Outcome, tolerance: float, surroundings: NoDropout | None
+    ) -> tuple[Findings, str]:
+        """Results of a run with slices, and the first thing that differs in it; "" for nothing."""
+        found, wrong = Findings(), []
+
+        def gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            verdicts = self._verdicts(zip(whole.outputs, outputs, strict=False), tolerance, 1e-6)
+            if len(outputs) != len(whole.outputs):
+                wrong.append("the number of its results")
+            given = _random_like(whole.outputs)
+            for number, (verdict, dimension, sizes) in enumerate(verdicts):
+                if verdict == "part":
+                    found.cuts[number] = parts.Cut(dimension, tuple(sizes), self._session.team())
+                    own = given[number].split(sizes, dimension)[self._index]
+                    given[number] = own
+                elif verdict != "alike":
+                    wrong.append(f"result {number}" if len(outputs) > 1 else "its result")
+            return given if not wrong else [torch.zeros_like(each) for each in outputs]
+
+        try:
+            own = runs.run(False, gradients, surroundings)
+        except Exception as error:
+            place = place_of_error(error)
+            at = f" in {place}" if place else ""
+            raise self._refusal(f"with slices it ends{at} in {type(error).__name__}: {str(error)[:200]}") from error
+        if not torch.is_grad_enabled():
+            gradients(own.outputs)
+        names = sorted(whole.beside.keys() | own.beside.keys())
+        beside = [(whole.beside.get(name), own.beside.get(name)) for name in names]
+        for name, (verdict, _, _) in zip(names, self._verdicts(beside, tolerance, 1e-6), strict=True):
+            if verdict != "alike":
+                wrong.append(f"its {name}, which it leaves to others,")
+        if torch.is_grad_enabled() and not wrong:
+            wrong += self._of_gradients(runs, whole, own, tolerance, found)
+        return found, wrong[0] if wrong else ""
+
+    def _of_gradients(self, runs: Runs, whole: Outcome, own: Outcome, tolerance: float, found: Findings) -> list[str]:
+        wrong = []
+        pairs = list(zip(whole.of_inputs, own.of_inputs, strict=True))
+        for number, (verdict, _, _) in enumerate(self._verdicts(pairs, tolerance, _ZERO)):
+            if verdict not in ("alike", "zero"):
+                wrong.append(f"the gradient of its input {number}")
+        pairs = [
+            (left if left is None or each.slicing is None else self._session.slice_of(left, each.slicing), right)
+            for each, left, right in zip(runs.trained, whole.of_parameters, own.of_parameters, strict=True)
+        ]
+        for each, (verdict, _, _) in zip(runs.trained, self._verdicts(pairs, tolerance, _ZERO), strict=True):
+            if each.slicing is None and verdict in ("terms", "zero"):
+                found.partial.append((each.name.rpartition(".")[0], each.key))
+            elif verdict not in ("alike", "zero"):
+                wrong.append(f"the gradient of {each.name}")
+        return wrong
+
+    def _verdicts(self, pairs: Any, tolerance: float, zero: float) -> list[tuple[str, int, list[int]]]:
+        pairs = list(pairs)
+        sizes = [each.double().square().mean().sqrt().item() for each, _ in pairs if _is_finite(each)]
+        floor = zero * max(sizes, default=0.0)
+        return self._session.compare_slices([(whole, own, floor) for whole, own in pairs], tolerance)
+
+    def _where(self, runs: Runs, tolerance: float) -> str:
+        """Where the runs part, in words; "" where that is not found."""
+        found = {}
+        for whole in (True, False):
+            operations = Operations(self._sliced)
+            try:
+                runs.run(whole, None, operations.recording(), in_training=False)
+            except Exception:
+                return ""
+            found[whole] = operations.found
+        compare = lambda pairs: [each[0] for each in self._verdicts(pairs, tolerance, 1e-6)]  # noqa: E731
+        parted = first_parted(found[True], found[False], compare)
+        return "" if parted is None else f" from {parted} on, which needs what the other ranks have"
+
+    def _refusal(self, difference: str) -> UsageError:
+        styles = ", ".join(
+            f'{path or "itself"} "{style}"'
+            for path, module in self._region.named_modules()
+            if (style := layers.style_of(module)) is not None
+        )
+        return UsageError(
+            f"{self._whose} computes something else with sliced layers than with whole ones: {difference} (its layers: "
+            f'{styles}). Let what needs the whole get it, by "colwise_gather_output" and "rowwise_split_input" in the '
+            "places of the layers before and after it; say how many heads there are, where that stands under a name of "
+            "its own (set_tensor_parallelism(..., heads=...)); or leave the layers out of the plan",
+            code="tp-unproven",
+        )
+
+    def _unproven(self, why: str) -> Findings:
+        if self._session.rank == 0:
+            tell(f"{self._whose} has sliced layers, and was not compared with the whole: {why}")
+        return Findings()
+
+    def _dtypes(self) -> list[torch.dtype | None]:
+        elements = sum(each.numel() for each in self._region.parameters()) * self._session.group_size("tp")
+        return [torch.float64 if elements * 8 <= _SMALL_BYTES else torch.float32, None]
+
+    def _tolerance(self, dtype: torch.dtype | None) -> float:
+        if dtype is None:
+            dtype = next((each.dtype for each in self._region.parameters()), torch.float32)
+        return _TOLERANCES.get(dtype, _OF_HALF)
+
+
+def _is_known(region: nn.Module) -> bool:
+    """True for a module of which it is known that it computes alike: a layer alone, and those of lamina's own."""
+    if layers.is_sliced(region):
+        return not layers.has_own_forward(region)
+    if any(layers.place_of(module) is not None for module in region.modules()):
+        return True
+    kinds = map(kind_before, region.modules())
+    is_ours = isinstance(region, DistributedModule) and kind_before(region).__module__.startswith("lamina.")
+    return is_ours and all(kind.__module__.partition(".")[0] in ("lamina", "torch") for kind in kinds)
+
+
+def _why_not(region: nn.Module) -> str:
+    for name, tensor in [*region.named_parameters(), *region.named_buffers()]:
+        if tensor.is_meta or _lamina.is_released(tensor):
+            return f"{name} is on another rank"
+    return ""
+
+
+def _is_finite(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and tensor.numel() > 0 and bool(tensor.isfinite().all())
+
+
+def _random_like(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    found = []
+    for number, each in enumerate(outputs):
+        generator = torch.Generator().manual_seed(number)
+        found.append(torch.randn(each.shape, generator=generator, dtype=torch.float64).to(each))
+    return found
+
+
+def _nothing_to_prove() -> Any:
+    return None

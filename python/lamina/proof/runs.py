@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of a region, run again with whole layers and with slices: see [Note: proofs] in proofs.py."""
+
+import contextvars
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from lamina import _lamina
+from lamina.libraries import hugging_face
+from lamina.model.shards import gathered_parameters
+from lamina.proof import parts
+from lamina.tensor_parallel import layers, partial
+from lamina.tensor_parallel.layers import Slicing
+from lamina.tensor_parallel.unslicing import make_plain
+from lamina.torch_patches import module_call
+from lamina.tracing.sandbox import Call, Streams, copied, put_stand_ins, undisturbed
+from lamina.util import pytree
+
+_NOISE = 0.1  # of a parameter's values
+_NOISE_OF_ZEROS = 0.02
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter in a region.
+
+    Attributes:
+        name: in the region.
+        module, key: whose it is.
+        parameter: itself.
+        slicing: None for a whole one.
+        values: those that it has in a run with whole layers, and in one with slices.
+    """
+
+    name: str
+    module: nn.Module
+    key: str
+    parameter: torch.Tensor
+    slicing: Slicing | None
+    values: dict[bool, torch.Tensor]
+
+
+@dataclass
+class Outcome:
+    """The results of a run.
+
+    Attributes:
+        outputs: tensors that the region returned.
+        beside: those that it has left in its modules or handed to hooks of transformers, by name.
+        of_inputs, of_parameters: gradients; None without.
+        has_drawn: whether random numbers were drawn.
+    """
+
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    beside: dict[str, torch.Tensor] = field(default_factory=dict)
+    of_inputs: list[torch.Tensor | None] = field(default_factory=list)
+    of_parameters: list[torch.Tensor | None] = field(default_factory=list)
+    has_drawn: bool = False
+
+
+Gradients = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+class Runs:
+    """Runs of one call of a region, from the same inputs, values and random numbers. Nothing is left of them, and hooks
+    of the script are not called.
+
+    Args:
+        region: the module.
+        args, kwargs: of the call.
+        dtype: in which it is computed where types are smaller; None for the region's own.
+
+    Attributes:
+        trained: the parameters.
+    """
+
+    def __init__(
+        self,
+        region: nn.Module,
+        session: _lamina.Session,
+        args: tuple,
+        kwargs: dict[str, Any],
+        dtype: torch.dtype | None,
+    ):
+        self._region, self._args, self._kwargs, self._dtype = region, args, kwargs, dtype
+        self._given = {True: parts.wholes((args, kwargs)), False: parts.own((args, kwargs))}
+        self._has_gradients = torch.is_grad_enabled()
+        with gathered_parameters(list(region.parameters())):
+            self.trained = list(self._prepared(session))
+        self._streams = Streams()
+
+    def run(
+        self,
+        whole: bool,
+        gradients: Gradients | None,
+        surroundings: AbstractContextManager[Any] | None = None,
+        in_training: bool = True,
+    ) -> Outcome:
+        """Runs it once.
+
+        Args:
+            whole: whether with whole layers.
+            gradients: called with what the region returned, gives the gradients of that; None for no backward.
+            surroundings: entered around the region's forward.
+            in_training: False for one in evaluation.
+        """
+        region, found = self._region, Outcome()
+        with self._sandbox(whole) as stand_ins, torch.inference_mode(False), partial.inside(), _kept_by_nobody():
+            inputs: list[torch.Tensor] = []
+            args, kwargs = copied(self._given[whole], lambda tensor: self._input(tensor, inputs))
+            for module in region.modules() if not in_training else ():
+                module.__dict__["training"] = False
+            with surroundings or nullcontext(), torch.set_grad_enabled(self._has_gradients):
+                context = contextvars.copy_context()
+                output, collected = context.run(_called, region, args, kwargs)
+            found.outputs = pytree.tensors(output)
+            found.beside = collected | self._left_behind(stand_ins)
+            if self._has_gradients and gradients is not None:
+                self._run_backward(found, inputs, stand_ins, gradients(found.outputs))
+            found.has_drawn = self._streams.have_advanced()
+        found.outputs = [each.detach() for each in found.outputs]
+        found.beside = {name: each.detach() for name, each in found.beside.items()}
+        return found
+
+    def _prepared(self, session: _lamina.Session) -> Iterator[Trained]:
+        slicings, seen = layers.slicings(self._region), set()
+        for path, module in self._region.named_modules():
+            for key, parameter in module._parameters.items():
+                if parameter is None or id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
+                slicing = slicings.get(id(parameter))
+                whole = parameter.detach() if slicing is None else session.whole_of(parameter.detach(), slicing)
+                whole = _with_noise(self._converted(whole.clone()), len(seen))
+                own = whole if slicing is None else session.slice_of(whole, slicing)
+                name = f"{path}.{key}" if path else key
+                yield Trained(name, module, key, parameter, slicing, {True: whole, False: own})
+
+    @contextmanager
+    def _sandbox(self, whole: bool) -> Iterator[dict[int, torch.Tensor]]:
+        """Inside, the region has stand-ins for its tensors, by the id of each."""
+        region = self._region
+        stand_ins = {
+            id(each.parameter): nn.Parameter(value := each.values[whole].clone(), value.is_floating_point())
+            for each in self.trained
+        }
+
+        def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in stand_ins:
+                stand_ins[id(tensor)] = self._converted(tensor.detach().clone())
+            return stand_ins[id(tensor)]
+
+        with undisturbed(region, Call(self._args, self._kwargs)), module_call.replaced((), {}):
+            make_sliced = make_plain(region) if whole else lambda: None
+            try:
+                put_stand_ins(region, stand_in)
+                for module in region.modules():
+                    _hide_hooks(module)
+                self._streams.restore()
+                yield stand_ins
+            finally:
+                make_sliced()
+
+    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._dtype is None or not tensor.is_floating_point():
+            return tensor
+        return tensor.to(torch.promote_types(tensor.dtype, self._dtype))
+
+    def _input(self, tensor: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:
+        value = self._converted(tensor.detach().clone())
+        if not (self._has_gradients and value.is_floating_point()):
+            return value
+        given = pytree.tensors((self._args, self._kwargs))
+        if not tensor.requires_grad and any(each.requires_grad for each in given):
+            return value
+        inputs.append(value.requires_grad_())
+        return value.clone()  # which may be written
+
+    def _left_behind(self, stand_ins: dict[int, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Buffers that were written, and tensors that became attributes."""
+        before = {id(each): each for each in stand_ins.values()}
+        return {
+            f"{path}.{name}" if path else name: value
+            for path, module in self._region.named_modules()
+            for name, value in [*vars(module).items(), *module._buffers.items()]
+            if isinstance(value, torch.Tensor)
+            and not isinstance(value, nn.Parameter)
+            and (id(value) not in before or value._version > 0)
+        }
+
+    def _run_backward(
+        self, found: Outcome, inputs: list[torch.Tensor], stand_ins: dict[int, torch.Tensor], given: list[torch.Tensor]
+    ) -> None:
+        leaves = inputs + [stand_ins[id(each.parameter)] for each in self.trained]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        pairs = [(output, by) for output, by in zip(found.outputs, given, strict=True) if output.requires_grad]
+        got: dict[int, torch.Tensor | None] = {}
+        if pairs and wanted:
+            total = torch.stack([(output * gradient).sum().real.double() for output, gradient in pairs]).sum()
+            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+            got = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients, strict=True)}
+        found.of_inputs = [got.get(id(each)) for each in inputs]
+        found.of_parameters = [got.get(id(stand_ins[id(each.parameter)])) for each in self.trained]
+
+
+class NoDropout(TorchFunctionMode):
+    """Inside, nothing is dropped."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if function is functional.dropout:
+            return args[0] if args else kwargs["input"]
+        if function is functional.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            elif "dropout_p" in kwargs:
+                kwargs = kwargs | {"dropout_p": 0.0}
+        return function(*args, **kwargs)
+
+
+def _called(region: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The result of a call, and what transformers' hooks have collected in it."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    asked = (capturing and capturing._active_collector.get()) or ()
+    kept: dict[str, list[Any]] = defaultdict(list, {key: [] for key in asked})
+    if asked:
+        capturing._active_collector.set(kept)
+    output = region.forward(*args, **kwargs)
+    collected = {f"{key} {number}": each for key, found in kept.items() for number, each in enumerate(found)}
+    return output, {name: each for name, each in collected.items() if isinstance(each, torch.Tensor)}
+
+
+def _kept_by_nobody() -> AbstractContextManager[None]:
+    """Inside, what is kept for backwards is not seen by activation checkpointing around."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+def _hide_hooks(module: nn.Module) -> None:
+    """Hooks of torch's own compute weights, and those of transformers collect what is compared; no others are
+    called."""
+    held = module.__dict__
+    before = held["_forward_pre_hooks"].items()
+    held["_forward_pre_hooks"] = OrderedDict((key, hook) for key, hook in before if _is_torchs(hook))
+    after = held["_forward_hooks"].items()
+    held["_forward_hooks"] = OrderedDict((key, hook) for key, hook in after if hugging_face.is_collector(hook))
+    held["_backward_hooks"], held["_backward_pre_hooks"] = OrderedDict(), OrderedDict()
+
+
+def _is_torchs(hook: Any) -> bool:
+    return type(hook).__module__.startswith("torch.nn.utils.")
+
+
+def _with_noise(value: torch.Tensor, seed: int) -> torch.Tensor:
+    """A value that is no constant: a parameter that begins with zeros or ones would hide how it is used."""
+    if not value.is_floating_point() or value.numel() == 0:
+        return value
+    size = value.double().square().mean().sqrt().item()
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(value.shape, generator=generator, dtype=torch.float32).to(value)
+    return value + noise * (size * _NOISE if size > 0 else _NOISE_OF_ZEROS)
