@@ -102,11 +102,13 @@ class Proofs:
             return forward(*args, **kwargs)
         key = id(region), self._call_kinds[id(region)].of(args, kwargs)
         if (found := self._made.get(key)) is None:
-            found = self._made[key] = self._found(region, key[1], args, kwargs)
+            found = self._found(region, key[1], args, kwargs)
+            if found is not None:
+                self._made[key] = found
         args, kwargs = parts.own((args, kwargs))
         with partial.inside():
             output = forward(*args, **kwargs)
-        return parts.given(output, found.cuts)
+        return output if found is None else parts.given(output, found.cuts)
 
     @contextmanager
     def watching(self, root: nn.Module) -> Iterator[None]:
@@ -128,17 +130,19 @@ class Proofs:
             )
         self._is_told = self._is_told or self._seconds > 0
 
-    def _found(self, region: nn.Module, call: Kind, args: tuple, kwargs: dict[str, Any]) -> Findings:
+    def _found(self, region: nn.Module, call: Kind, args: tuple, kwargs: dict[str, Any]) -> Findings | None:
         key = self._kinds[id(region)], call
         if key not in self._findings:
             began = time.monotonic()
             self._running.now = True
             try:
-                name = self._names[id(region)]
-                self._findings[key] = _Proof(self._session, name, region, args, kwargs).run()
+                made = _Proof(self._session, self._names[id(region)], region, args, kwargs).run()
             finally:
                 self._running.now = False
                 self._seconds += time.monotonic() - began
+            if made is None:
+                return None
+            self._findings[key] = made
         found = self._findings[key]
         for path, parameter in found.partial:
             module = region.get_submodule(path)
@@ -156,22 +160,38 @@ class _Proof:
         self._sliced = [each for each in region.modules() if layers.is_sliced(each)]
         self._index = session.group_rank("tp")
 
-    def run(self) -> Findings:
-        """Errors: UsageError: slices compute something else."""
+    def run(self) -> Findings | None:
+        """Returns None where there is no memory for it now.
+
+        Errors:
+            UsageError: slices compute something else.
+        """
         if why := _why_not(self._region):
             return self._unproven(why)
         error: Exception | None = None
         for dtype in self._dtypes():
             runs = Runs(self._region, self._session, self._args, self._kwargs, dtype)
             try:
-                whole = runs.run(True, _random_like)
+                whole, error = runs.run(True, _random_like), None
             except Error:
                 raise
             except Exception as raised:
                 error = raised
-                continue
-            return self._compared(runs, whole, self._tolerance(dtype))
+            failed = self._of_all(0 if error is None else 2 if _lacks_memory(error) else 1)
+            if 2 in failed:
+                self._unproven("there is no memory for it")
+                return None
+            if error is None:  # where another rank has failed, the next collective says so
+                return self._compared(runs, whole, self._tolerance(dtype))
+            if 0 in failed:
+                raise error
         return self._unproven(f"with whole layers it ends in {type(error).__name__}: {str(error)[:200]}")
+
+    def _of_all(self, number: int) -> list[int]:
+        """The numbers that the ranks give; collective."""
+        device = next((each.device for each in self._region.parameters()), torch.device("cpu"))
+        own, size = torch.tensor([number], device=device), self._session.group_size("tp")
+        return torch.ops.lamina.tp_gather(own, 0, [1] * size, self._session.team()).tolist()
 
     def _compared(self, runs: Runs, whole: Outcome, tolerance: float) -> Findings:
         found, wrong = self._findings(runs, whole, tolerance, None)
@@ -208,7 +228,11 @@ class _Proof:
 
         try:
             own = runs.run(False, gradients, surroundings)
+        except Error:
+            raise
         except Exception as error:
+            if _lacks_memory(error):
+                raise
             place = place_of_error(error)
             at = f" in {place}" if place else ""
             raise self._refusal(f"with slices it ends{at} in {type(error).__name__}: {str(error)[:200]}") from error
@@ -305,6 +329,10 @@ def _why_not(region: nn.Module) -> str:
         if tensor.is_meta or _lamina.is_released(tensor):
             return f"{name} is on another rank"
     return ""
+
+
+def _lacks_memory(error: Exception) -> bool:
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def _is_finite(tensor: torch.Tensor | None) -> bool:
