@@ -3,6 +3,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -11,15 +12,29 @@ from multiprocess.cases_checkpoints import folder
 from multiprocess.replicas import close, share, whole
 from multiprocess.steps import train_step
 from soak import some
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import lamina
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
-from lamina.trainer import Callback, Event, Trainer, loggers, monitors, schedulers
+from lamina.trainer import (
+    Callback,
+    ComposerClassifier,
+    Evaluator,
+    Event,
+    HuggingFaceModel,
+    Trainer,
+    loggers,
+    monitors,
+    schedulers,
+)
 from lamina.trainer.gradient_clipping import GradientClipping
 from lamina.trainer.optimizers import DecoupledAdamW, DecoupledSGDW
 
@@ -307,3 +322,198 @@ def case_a_trainer_follows_one_whose_callback_raised():
             with pytest.raises(ArithmeticError, match=f"planted in {event}"):
                 trainer_of(keys, callbacks=RaisesAt(event, ranks), eval_dataloader=evaluated).fit()
             require_trains_like(expected, keys)
+
+
+class Classified(Dataset):
+    """Points of four classes, 11 of them: ranks have 6 and 5."""
+
+    def __len__(self):
+        return 11
+
+    def __getitem__(self, number):
+        x = torch.randn(8, generator=torch.Generator().manual_seed(number))
+        return x, x[:4].argmax()
+
+
+def classifier(**options):
+    torch.manual_seed(0)
+    model, data = ComposerClassifier(nn.Linear(8, 4), num_classes=4), Classified()
+    of = {"sampler": lamina.dist.get_sampler(data)}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    given = {"train_dataloader": DataLoader(data, 2, **of), "max_duration": "2ep", "optimizers": optimizer} | options
+    return Trainer(model=model, seed=1, lamina_config={"timeout_s": 60}, progress_bar=False, **given)
+
+
+def case_metrics_are_found_by_their_old_and_their_new_names():
+    data, memory = Classified(), loggers.InMemoryLogger()
+    stoppers = [monitors.EarlyStopper(name, "eval", patience=9) for name in ("Accuracy", "MulticlassAccuracy")]
+    loader = DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
+    for named in "Accuracy", "MulticlassAccuracy":
+        evaluator = Evaluator(label="eval", dataloader=loader, metric_names=[named])
+        trainer = classifier(eval_dataloader=evaluator, callbacks=stoppers, loggers=memory)
+        trainer.fit()
+        values, metrics = trainer.state.eval_metric_values, trainer.state.eval_metrics["eval"]
+        assert list(values) == [named]
+        assert values["Accuracy"] == values["MulticlassAccuracy"] == values.get("Accuracy")
+        assert metrics["Accuracy"] is metrics["MulticlassAccuracy"]
+        assert "CrossEntropy" not in metrics and "BinaryF1Score" not in values
+        for path in "metrics/eval/Accuracy", "metrics/eval/MulticlassAccuracy":
+            assert memory.most_recent_values[path] == values["Accuracy"]
+            assert len(memory.get_timeseries(path)[path]) >= 2
+        trainer.close()
+
+
+def case_a_checkpoint_by_hand_is_loaded():
+    with folder() as path:
+        trainer = classifier(max_duration="3ba")
+        with pytest.raises(ConfigError, match="needs none"):
+            trainer.save_checkpoint_to_save_folder()
+        trainer.fit()
+        place = trainer.save_checkpoint(str(path / "{run_name}" / "at-ba{batch}-rank{rank}.pt"))
+        weights = trainer.save_checkpoint(str(path / "weights.pt"), weights_only=True)
+        assert trainer.saved_checkpoints == [place, weights]
+        run = trainer.state.run_name
+        assert place == str(path / run / "at-ba3")
+        trainer.fit(duration="2ba")
+        expected = trainer.state.model.state_dict()
+        trainer.close()
+        trainer = classifier(max_duration="5ba", load_path=place)
+        assert trainer.state.timestamp.batch.value == 3
+        trainer.fit()
+        assert all(torch.equal(expected[name], value) for name, value in trainer.state.model.state_dict().items())
+        trainer.close()
+        trainer = classifier(max_duration="1ba", load_path=weights, load_weights_only=True)
+        assert trainer.state.timestamp.batch.value == 0
+        trainer.close()
+
+
+def case_no_checkpoint_stays_where_none_is_to_be_kept():
+    with folder() as path:
+        trainer = classifier(
+            save_folder=str(path / "saved"), save_num_checkpoints_to_keep=0, load_exclude_algorithms=[]
+        )
+        trainer.fit()
+        trainer.close()
+        assert [each.name for each in path.rglob("*.safetensors")] == []
+
+
+class Predicted(Callback):
+    def __init__(self):
+        self.heard = []
+
+    def run_event(self, event, state, logger):
+        if event.is_predict:
+            self.heard.append(event.value)
+
+
+def case_predictions_are_those_of_the_model():
+    data, heard = Classified(), Predicted()
+    for keys in {}, {"partitions": 2}, {"sharded_data_parallel_degree": 2, "sdp_gradient_clipping": None}:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+        plain = copy.deepcopy(layers).eval()
+        model = ComposerClassifier(layers, num_classes=4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        given = {"lamina_config": {"timeout_s": 60} | keys, "callbacks": [heard], "max_duration": "1ep"}
+        trainer = Trainer(model=model, optimizers=optimizer, **given)
+        heard.heard.clear()
+        found = trainer.predict(DataLoader(data, 2, sampler=lamina.dist.get_sampler(data)))
+        copies = 1 if "partitions" in keys else 2
+        own = range(lamina.rank() if copies == 2 else 0, 11, copies)
+        expected = plain(torch.stack([data[number][0] for number in own])).split(2)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+        assert heard.heard.count("predict_batch_end") == -(-11 // (2 * copies))
+        assert heard.heard[0] == "predict_start" and heard.heard[-1] == "predict_end"
+        assert (
+            trainer.predict(DataLoader(data, 2, sampler=lamina.dist.get_sampler(data)), 1, return_outputs=False) == []
+        )
+        trainer.close()
+
+
+def case_modules_that_a_tuple_hides_are_named_where_ranks_have_others():
+    class Hiding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = (nn.ModuleList([nn.Linear(4, 4)]),)
+            self.head = nn.Linear(4, 4)
+
+    for is_alike in False, True:
+        lamina.init(ddp=True, timeout_s=60)
+        torch.manual_seed(0 if is_alike else lamina.rank())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            lamina.DistributedModel(nn.Sequential(Hiding()))
+        texts = [str(each.message) for each in told]
+        assert any(text.startswith("0.blocks: modules in a list") for text in texts) == (not is_alike), texts
+        lamina.shutdown()
+
+
+def case_a_model_of_transformers_is_made_anew_of_its_checkpoint():
+    words = {"[UNK]": 0, "a": 1, "b": 2, "c": 3}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+    sizes = {"vocab_size": 4, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    with folder() as path:
+        torch.manual_seed(0)
+        model = HuggingFaceModel(GPT2LMHeadModel(GPT2Config(**sizes)), fast)
+        data = [{"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor([1, 2, 3])}] * 4
+        loader = DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
+        given = {"optimizers": torch.optim.SGD(model.parameters(), 0.1), "lamina_config": {"timeout_s": 60}}
+        options = {"max_duration": "1ep", "save_folder": str(path / "saved"), "progress_bar": False}
+        trainer = Trainer(model=model, train_dataloader=loader, **given, **options)
+        trainer.fit()
+        trainer.close()
+        place = str(path / "saved" / "latest-rank0.pt")
+        made, with_it = HuggingFaceModel.hf_from_composer_checkpoint(place)
+        assert type(made) is GPT2LMHeadModel and made.config.n_embd == 8
+        assert with_it("b a")["input_ids"] == fast("b a")["input_ids"] == [2, 1]
+        kind = "transformers.AutoModelForSequenceClassification"
+        other, _ = HuggingFaceModel.hf_from_composer_checkpoint(place, kind, {"num_labels": 3, "pad_token_id": 0})
+        assert type(other).__name__ == "GPT2ForSequenceClassification" and other.score.out_features == 3
+        again = HuggingFaceModel(other, with_it)
+        given |= {"optimizers": torch.optim.SGD(again.parameters(), 0.1), "max_duration": 1}
+        trainer = Trainer(model=again, load_path=place, load_weights_only=True, progress_bar=False, **given)
+        loaded = again.state_dict()["model.transformer.wte.weight"]
+        trainer.close()
+        assert torch.equal(loaded, model.model.transformer.wte.weight)
+        # As Composer's files have it.
+        file = path / f"composers{lamina.dist.get_global_rank()}.pt"
+        torch.save({"state": {"integrations": {"huggingface": model.get_metadata()}}}, file)
+        made, with_it = HuggingFaceModel.hf_from_composer_checkpoint(file)
+        assert type(made) is GPT2LMHeadModel and with_it("b a")["input_ids"] == [2, 1]
+        torch.save({"state": {}}, file)
+        with pytest.raises(ConfigError, match="it has no model of transformers"):
+            HuggingFaceModel.hf_from_composer_checkpoint(file)
+        torch.save({"state": Classified()}, file)
+        with pytest.raises(ConfigError, match="cannot be read without executing"):
+            HuggingFaceModel.hf_from_composer_checkpoint(file)
+
+
+def case_metrics_that_an_evaluator_names_are_added():
+    model = HuggingFaceModel(GPT2LMHeadModel(GPT2Config(vocab_size=4, n_embd=8, n_layer=1, n_head=2)))
+    model.add_eval_metrics(Evaluator(label="eval", dataloader=[], metric_names=["LanguageCrossEntropy"]))
+    assert list(model.get_metrics()) == ["LanguageCrossEntropy"] and not model.get_metrics(is_train=True)
+    with pytest.raises(ConfigError, match="'MIoU' is no metric that is made without arguments"):
+        model.add_eval_metrics(Evaluator(label="eval", dataloader=[], metric_names=["MIoU"]))
+
+
+def case_names_of_composers_say_what_is_there_in_their_place():
+    trainer = classifier(fsdp_config={}, deepspeed_config=None)
+    assert trainer.fsdp_enabled and not trainer.deepspeed_enabled and trainer.state.fsdp_enabled
+    assert trainer.state.previous_timestamp == trainer.state.timestamp
+    assert not hasattr(trainer.state, "state_dict") and not hasattr(trainer, "nothing_like_it")
+    for of, name in (
+        (trainer, "export_for_inference"),
+        (trainer.state, "load_state_dict"),
+        (trainer.engine, "register_pass"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} of Composer's is not there: "):
+            getattr(of, name)
+    trainer.logger.upload_file("there.txt", "here.txt")  # nobody does
+    assert not trainer.logger.has_file_upload_destination()
+    assert Event.PREDICT_START.is_predict and Event.EVAL_END.is_after_event and Event.BATCH_START.is_before_event
+    assert Event.BEFORE_FORWARD.canonical_name == "forward" and Event.EVAL_BATCH_END.canonical_name == "eval_batch"
+    trainer.close()

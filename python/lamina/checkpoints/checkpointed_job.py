@@ -186,7 +186,8 @@ class CheckpointedJob:
         """Files of Hugging Face's that tell how to make the model."""
         config = getattr(self._job.model.module, "config", None)
         to_json = getattr(config, "to_json_string", None)
-        return {"config.json": to_json()} if callable(to_json) else {}
+        others = getattr(self._job.model.module, "texts_of_tokenizer", dict)
+        return others() | ({"config.json": to_json()} if callable(to_json) else {})
 
     def extra_states(self) -> dict[str, Any]:
         """The extra states of modules here, by name."""

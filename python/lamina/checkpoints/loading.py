@@ -13,7 +13,7 @@ from lamina.checkpoints.together import everywhere
 from lamina.checkpoints.torch_files import torch_file
 from lamina.job import current
 from lamina.job.arguments import require_same
-from lamina.util.checks import require_booleans, require_no_nul
+from lamina.util.checks import require_booleans, require_local
 
 
 def resume_from_checkpoint(
@@ -82,7 +82,7 @@ def resume_from_checkpoint(
         **flags,
     )
     require_booleans(**flags)
-    require_no_nul(path=path, tag=tag)
+    require_local(path=path, tag=tag)
     _lamina.require_model(job.model is not None, "resume_from_checkpoint()")
     saves_of(job).end()
     if not partial:

@@ -13,7 +13,7 @@ from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.arguments import require_same
-from lamina.util.checks import require_booleans, require_count, require_no_nul
+from lamina.util.checks import require_booleans, require_count, require_local
 
 
 class CheckpointHandle:
@@ -107,7 +107,7 @@ def save_checkpoint(
     require_booleans(
         partial=partial, translate_if_full=translate_if_full, asynchronous=asynchronous, allow_pickle=allow_pickle
     )
-    require_no_nul(path=path)
+    require_local(path=path)
     if num_kept_partial_checkpoints is not None:
         require_count(num_kept_partial_checkpoints=num_kept_partial_checkpoints)
     if form not in (None, "lamina", smp_files.FORM):

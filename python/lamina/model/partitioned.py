@@ -3,7 +3,8 @@
 
 import io
 import itertools
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,9 +182,11 @@ def as_agreed(
         word: the report, and the state that modules write, of world rank 0.
     """
     if session.size > 1:
-        constants = tree.constants()
-        if not session.are_alike("world", str(sorted(constants.items()))):
-            _tell_of_constants(session, session.all_gather("world", constants))
+        beside = tree.constants(), tree.hidden_modules()
+        if not session.are_alike("world", str([sorted(each.items()) for each in beside])):
+            constants, hidden = zip(*session.all_gather("world", beside), strict=True)
+            _tell_of_constants(session, constants)
+            _warn_of_hidden(hidden)
     if session.rank == 0 and session.group_size("partitions") > 1:
         say(plan.rstrip())
     model = PartitionedModel(tree, cut, word[0], session, word[1])
@@ -274,11 +277,26 @@ def _keep_dense(model: PartitionedModel) -> None:
                 module.use_nested_tensor = False
 
 
-def _tell_of_constants(session: _lamina.Session, everyone: list[dict[str, str]]) -> None:
-    apart = {name for name, value in everyone[0].items() if any(other.get(name) != value for other in everyone)}
-    if apart and session.rank == 0:
+def _apart(everyone: Sequence[dict[str, str]]) -> str:
+    """The names of what has different values on some ranks."""
+    names = {name for each in everyone for name in each}
+    return ", ".join(sorted(name for name in names if len({each.get(name) for each in everyone}) > 1))
+
+
+def _warn_of_hidden(everyone: Sequence[dict[str, str]]) -> None:
+    if apart := _apart(everyone):
+        warnings.warn(
+            f"{apart}: modules in a list, tuple or dictionary of Python's are no part of the model. Values differ "
+            "between ranks and stay so, model.parameters() has them not, and no checkpoint does: put them into an "
+            "nn.ModuleList or nn.ModuleDict (a comma after it makes a tuple), or give the ranks one seed",
+            stacklevel=2,
+        )
+
+
+def _tell_of_constants(session: _lamina.Session, everyone: Sequence[dict[str, str]]) -> None:
+    if (apart := _apart(everyone)) and session.rank == 0:
         tell(
-            f"{', '.join(sorted(apart))}: tensors in attributes, which differ between ranks and stay so; register them "
+            f"{apart}: tensors in attributes, which differ between ranks and stay so; register them "
             "as buffers, of which all get those of rank 0, or give the ranks one seed"
         )
 

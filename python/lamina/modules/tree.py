@@ -3,7 +3,7 @@
 
 import ctypes
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -85,6 +85,34 @@ class ModuleTree:
             for attribute, value in vars(module).items()
             if type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
         }
+
+    def hidden_modules(self) -> dict[str, str]:
+        """Modules that a list, a tuple or a dictionary in an attribute holds, and the model does not: by the name of
+        the attribute a digest of their values, which nobody sends."""
+        found, own = {}, self._parts.keys()
+        for name, module in self.root.named_modules():
+            for attribute, value in vars(module).items():
+                if attribute.startswith("_") or not isinstance(value, (list, tuple, set, frozenset, dict)):
+                    continue
+                hidden = [each for each in _modules_in(value) if id(each) not in own]
+                tensors = [tensor for each in hidden for tensor in (*each.parameters(), *each.buffers())]
+                if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
+                    continue
+                digest = hashlib.sha256()
+                for tensor in tensors:
+                    digest.update(_bytes(tensor))
+                if tensors:
+                    found[f"{name}.{attribute}" if name else attribute] = digest.hexdigest()
+        return found
+
+
+def _modules_in(value: object, depth: int = 4) -> Iterator[nn.Module]:
+    """The modules in a container of Python's, with those inside."""
+    if isinstance(value, nn.Module):
+        yield value
+    elif isinstance(value, (list, tuple, set, frozenset, dict)) and depth:
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _modules_in(each, depth - 1)
 
 
 def is_called(module: nn.Module) -> bool:

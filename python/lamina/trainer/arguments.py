@@ -4,7 +4,6 @@
 import dataclasses
 import inspect
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -127,7 +126,8 @@ class Arguments:
         """Says what is wrong, and puts in the place of each argument what it stands for."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in (*_NEVER, *_NOT_YET):
-            if (value := getattr(self, name)) is not defaults[name] and value != defaults[name]:
+            value = getattr(self, name)
+            if value is not defaults[name] and value != defaults[name] and not (name in _NOT_YET and value == []):
                 yield f"{name}: " + (f"there is none here: {_NEVER[name]}" if name in _NEVER else "is not there yet")
         flags = [field.name for field in dataclasses.fields(self) if field.type is bool]
         of_others = {
@@ -211,7 +211,7 @@ def _one_optimizer(given: Any, model: Any) -> Any:
 
 
 def _path(name: str, given: Any) -> str:
-    path = checks.text(name, os.fspath(given))
+    path = checks.path(name, given)
     is_saving = current.is_initialized()  # perhaps there, by the Trainer before
     if not is_saving and not found_checkpoint(path).is_dir():
         raise checks.wrong(name, path, "a checkpoint that a Trainer has saved, or their folder: it is not there")
@@ -257,7 +257,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "run_name": lambda name, given: checks.text(name, given) if given else None,
     "python_log_level": _optional(_log_level),
     "load_path": _optional(_path),
-    "save_folder": _optional(lambda name, given: checks.text(name, os.fspath(given))),
+    "save_folder": _optional(checks.path),
     "save_latest_filename": _optional(checks.text),
     "device": lambda _, given: get_device(given),
     "grad_accum": pieces,

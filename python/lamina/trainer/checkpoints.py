@@ -34,8 +34,11 @@ class Saver(Callback):
         filename: their names: with {epoch}, {batch}, {sample}, {token}, {run_name}.
         interval: epochs or batches between them, and at the end of the training; or a function of State and event.
         weights_only: whether the model alone is saved.
-        keeps: how many stay, the latest ones; -1: all.
+        keeps: how many stay, the latest ones; -1: all; 0: none, so that none is saved.
         shares: what the training reads.
+
+    Attributes:
+        saves: whether any is saved.
 
     Errors:
         ConfigError: an interval, a name or a number that is none.
@@ -56,10 +59,12 @@ class Saver(Callback):
             raise checks.wrong("save_filename", filename, "a name, from which .pt and rank{rank} fall off")
         self._is_due = interval if callable(interval) else _periodically(interval)
         self._saves_end = not callable(interval)
-        keeps = checks.count_or_all("save_num_checkpoints_to_keep", keeps)
+        self.saves = type(keeps) is not int or keeps != 0
+        keeps = checks.count_or_all("save_num_checkpoints_to_keep", keeps) if self.saves else -1
         self._keeps = None if keeps == -1 else keeps
         self._weights_only, self._shares = weights_only, shares
         self._saved: Timestamp | None = None
+        self.places: list[str] = []  # of all that were saved
         self.tag_of(State(None, "run", 0))
 
     def name_folder(self, run_name: str) -> None:
@@ -95,13 +100,25 @@ class Saver(Callback):
         """Saves, where it is time."""
         if event not in (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) or self._saved == state.timestamp:
             return
+        if not self.saves:
+            return
         if self._is_due(state, event) or (self._saves_end and state.is_done):
             self.save(state)
 
     def save(self, state: State, asynchronous: bool = True) -> None:
-        """Saves now."""
+        """Saves now.
+
+        Errors:
+            ConfigError: there is nothing that is read, whose place a checkpoint of a training has.
+        """
+        if not self._weights_only and self._shares() is None:
+            raise ConfigError(
+                "a checkpoint of a training has its place in the data, and there is no train_dataloader yet: "
+                "weights_only=True saves the model"
+            )
         take_loaded()  # where no step came before
         self._saved = state.timestamp
+        self.places.append(os.path.join(self.folder, self.tag_of(state)))
         arguments = {"model": state.model, "asynchronous": asynchronous}
         if self._weights_only:
             save_checkpoint(self.folder, self.tag_of(state), partial=False, **arguments)

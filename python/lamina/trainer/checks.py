@@ -3,9 +3,13 @@
 
 import math
 import numbers
+import os
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from lamina.errors import ConfigError
+from lamina.util.checks import require_local
 
 
 def number(name: str, given: Any, least: float = -math.inf, whole: bool = False) -> Any:
@@ -36,6 +40,15 @@ def text(name: str, given: Any) -> str:
     if not isinstance(given, str) or not given:
         raise wrong(name, given, "a string, and not empty")
     return given
+
+
+def path(name: str, given: Any) -> str:
+    """A path of a file system of this machine; that of an address `file://`."""
+    found = text(name, os.fspath(given) if hasattr(given, "__fspath__") else given)
+    if found.startswith("file://"):
+        found = text(name, url2pathname(urlsplit(found).path))
+    require_local(ConfigError, **{name: found})
+    return found
 
 
 def listed(given: Any) -> list[Any]:

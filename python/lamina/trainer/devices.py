@@ -27,6 +27,12 @@ class Device:
         """The tensor, or a copy of it there."""
         return tensor.to(self.name)
 
+    def optimizer_to_device(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer, with the tensors of its states there."""
+        for state in optimizer.state.values():
+            state.update(self.batch_to_device(dict(state)))
+        return optimizer
+
     def batch_to_device(self, batch: Any) -> Any:
         """A batch whose tensors are there."""
         return tree_map(lambda part: self.tensor_to_device(part) if isinstance(part, torch.Tensor) else part, batch)

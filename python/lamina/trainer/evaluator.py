@@ -10,6 +10,7 @@ from lamina.errors import ConfigError
 from lamina.trainer import checks
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.events import Event
+from lamina.trainer.metric_names import other_name
 from lamina.trainer.state import State
 from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
 
@@ -71,6 +72,8 @@ class Evaluator:
         found = {}
         for pattern in self.metric_names:
             named = {name: metric for name, metric in metrics.items() if re.match(f"(?:{pattern})$", name)}
+            if (other := other_name(pattern, metrics)) is not None and not named:
+                named = {pattern: metrics[other]}
             if not named:
                 raise ConfigError(f"{self.label}: no metric is named {pattern!r}; there are {', '.join(metrics)}")
             found |= named

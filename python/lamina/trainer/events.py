@@ -6,6 +6,7 @@ import enum
 import sys
 from typing import Any
 
+from lamina.trainer.composers_names import OF_ENGINE, Elsewhere
 from lamina.util.told import tell
 
 
@@ -39,6 +40,38 @@ class Event(str, enum.Enum):
     EVAL_AFTER_FORWARD = "eval_after_forward"
     EVAL_BATCH_END = "eval_batch_end"
     EVAL_END = "eval_end"
+    PREDICT_START = "predict_start"
+    PREDICT_BATCH_START = "predict_batch_start"
+    PREDICT_BEFORE_FORWARD = "predict_before_forward"
+    PREDICT_AFTER_FORWARD = "predict_after_forward"
+    PREDICT_BATCH_END = "predict_batch_end"
+    PREDICT_END = "predict_end"
+
+    @property
+    def is_before_event(self) -> bool:
+        """Tells whether another event ends what this one begins."""
+        return self.name.endswith("_START") or "BEFORE_" in self.name
+
+    @property
+    def is_after_event(self) -> bool:
+        """Tells whether this one ends what another event began."""
+        return self.name.endswith("_END") or "AFTER_" in self.name
+
+    @property
+    def canonical_name(self) -> str:
+        """The name without its start, end, before or after."""
+        words = self.value.replace("before_", "").replace("after_", "")
+        return words.removesuffix("_start").removesuffix("_end")
+
+    @property
+    def is_predict(self) -> bool:
+        """Tells whether it is of a prediction."""
+        return self.name.startswith("PREDICT_")
+
+    @property
+    def is_eval(self) -> bool:
+        """Tells whether it is of an evaluation."""
+        return self.name.startswith("EVAL_")
 
     @classmethod
     def _missing_(cls, value: object) -> "Event | None":
@@ -97,13 +130,16 @@ def _logs(callback: Callback) -> bool:
     return hasattr(callback, "log_metrics")
 
 
-class Engine:
+class Engine(Elsewhere):
     """Tells algorithms and callbacks of events.
 
     Args:
         state: of the training; it has both.
         logger: they get it.
     """
+
+    _elsewhere = OF_ENGINE
+    state, logger = property(lambda self: self._state), property(lambda self: self._logger)
 
     def __init__(self, state: Any, logger: Any):
         self._state, self._logger = state, logger

@@ -4,6 +4,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lamina.dist.ranks import get_global_rank
+from lamina.util.told import tell
+
 
 class Logger:
     """Gives metrics and others to all destinations of this rank.
@@ -14,7 +17,7 @@ class Logger:
     """
 
     def __init__(self, state: Any, destinations: Any = ()):
-        self._state = state
+        self._state, self._told = state, False
         self.destinations = list(destinations) if isinstance(destinations, Sequence) else [destinations]
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -27,6 +30,28 @@ class Logger:
         """Gives them settings of the run."""
         for destination in self.destinations:
             destination.log_hyperparameters(dict(hyperparameters))
+
+    def log_images(self, images: Any, name: str = "Images", *args: Any, **options: Any) -> None:
+        """Gives them images; those that show none leave them."""
+        for destination in self.destinations:
+            destination.log_images(images, name, *args, **options)
+
+    def log_table(self, columns: list[str], rows: list[list[Any]], name: str = "Table") -> None:
+        """Gives them a table; those that show none leave it."""
+        for destination in self.destinations:
+            destination.log_table(columns, rows, name)
+
+    def has_file_upload_destination(self) -> bool:
+        """Tells whether one of them uploads files."""
+        return any(destination.can_upload_files() for destination in self.destinations)
+
+    def upload_file(self, remote_file_name: str, file_path: str, *, overwrite: bool = False) -> None:
+        """Gives them a file to upload. Where none does, it stays where it is, and a line says so."""
+        if not self.has_file_upload_destination() and not self._told and get_global_rank() == 0:
+            tell(f"{file_path}: no logger uploads files, so they stay where they are")
+            self._told = True
+        for destination in self.destinations:
+            destination.upload_file(self._state, remote_file_name, file_path, overwrite=overwrite)
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Gives them notes for finding errors."""

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
+from lamina.trainer.metric_names import MetricsByName
 from lamina.trainer.ranks import of_each_copy
 
 
 def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
     """Copies that have seen nothing, and that no process of torch's synchronises."""
-    copies = {name: copy.deepcopy(metric) for name, metric in metrics.items()}
+    copies = MetricsByName({name: copy.deepcopy(metric) for name, metric in metrics.items()})
     for metric in copies.values():
         metric.reset()
         metric.distributed_available_fn = _alone

@@ -16,6 +16,7 @@ from lamina.torch_patches import clipping
 from lamina.trainer import checks
 from lamina.trainer.adam_metrics import AdamMetrics
 from lamina.trainer.events import Callback
+from lamina.trainer.metric_names import MetricsByName
 from lamina.trainer.optimizers import DecoupledAdamW
 from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
 
@@ -156,7 +157,7 @@ class _Watcher(Callback):
         self._look(state, state.eval_metric_values, state.eval_metrics.get(self.dataloader_label, {}))
 
     def epoch_end(self, state: Any, logger: Any) -> None:
-        self._look(state, state.total_loss_dict | state.train_metric_values, state.train_metrics)
+        self._look(state, MetricsByName(state.total_loss_dict | state.train_metric_values), state.train_metrics)
 
     def batch_end(self, state: Any, logger: Any) -> None:
         if self._each_batch:

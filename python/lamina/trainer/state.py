@@ -4,7 +4,9 @@
 import contextvars
 from typing import Any
 
+from lamina.trainer.composers_names import OF_STATE, Elsewhere
 from lamina.trainer.data_spec import DataSpec
+from lamina.trainer.metric_names import MetricsByName
 from lamina.trainer.time import Time, Timestamp, ensure_time
 
 
@@ -24,14 +26,14 @@ class _OfMicrobatch:
 _MEASURED = "total_loss_dict", "train_metric_values", "eval_metric_values"
 
 
-class State:
+class State(Elsewhere):
     """A training as callbacks and algorithms see it, and may change it.
 
     Attributes:
         model: the model; its names are those of the user's.
         batch, outputs, loss: the current ones, in a step those of the microbatch.
         timestamp: how far the training is.
-        eval_timestamp: how far the evaluation is.
+        eval_timestamp, predict_timestamp: how far the evaluation, or the prediction, is.
         max_duration: how far it goes.
         device_train_microbatch_size, grad_accum: how a batch is cut, the one or the other.
         device: where it runs.
@@ -44,11 +46,18 @@ class State:
         total_loss_dict: the losses of the last batch of all ranks.
         fits: how many calls of `fit` have ended.
         fit_began: where the latest one began.
+        fsdp_config, deepspeed_config: as the Trainer was given them.
         unfinished: an event and the number of the evaluator with which the training goes on, where it ended amid that.
     """
 
     batch, outputs, loss = _OfMicrobatch(), _OfMicrobatch(), _OfMicrobatch()
     rank_zero_seed = property(lambda self: self.seed)
+    previous_timestamp = property(lambda self: self.timestamp_before)
+    fsdp_enabled = property(lambda self: self.fsdp_config is not None)
+    deepspeed_enabled = property(lambda self: self.deepspeed_config is not None)
+    is_model_ddp = False  # torch's
+    profiler = None
+    _elsewhere = OF_STATE
 
     def __init__(self, model: Any, run_name: str, seed: int | None):
         self.model = model
@@ -61,7 +70,9 @@ class State:
         self.callbacks: list[Any] = []
         self.evaluators: list[Any] = []
         self.timestamp = self.timestamp_before = Timestamp()  # now, and a batch ago
-        self.eval_timestamp = Timestamp()
+        self.eval_timestamp = self.predict_timestamp = Timestamp()
+        self.fsdp_config: Any = None
+        self.deepspeed_config: Any = None
         self.dataloader: Any = None
         self.train_dataloader: Any = None
         self.counts_tokens = True
@@ -74,8 +85,8 @@ class State:
         self.precision = "fp32"
         self.train_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, dict[str, Any]] = {}
-        self.train_metric_values: dict[str, Any] = {}
-        self.eval_metric_values: dict[str, Any] = {}
+        self.train_metric_values: dict[str, Any] = MetricsByName()
+        self.eval_metric_values: dict[str, Any] = MetricsByName()
         self.total_loss_dict: dict[str, float] = {}
         self.unfinished: tuple[str, int] | None = None
         self.fits = 0
@@ -125,7 +136,7 @@ class State:
             else self.epochs(self.timestamp) - self.timestamp.epoch.value,
             "fits": self.fits,
             "fit_began": None if self.fit_began is None else self.fit_began.state_dict(),
-            **{name: getattr(self, name) for name in _MEASURED},
+            **{name: dict(getattr(self, name)) for name in _MEASURED},
         }
 
     def go_on(self, progress: dict[str, Any]) -> None:

@@ -274,6 +274,10 @@ class Timestamp:
             for name, value in vars(self).items()
         }
 
+    def get_state(self) -> dict[str, Any]:
+        """Its fields, by name."""
+        return dict(vars(self))
+
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Timestamp":
         """The one with this `state_dict`."""

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ from lamina.trainer import checks, metrics
 from lamina.trainer.arguments import Arguments, pieces, require_alike, signature
 from lamina.trainer.arguments import duration as length
 from lamina.trainer.checkpoints import Saver, load
+from lamina.trainer.composers_names import OF_TRAINER, Elsewhere
 from lamina.trainer.configurations import settings
 from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.evaluation import Evaluation, require_batches
@@ -40,6 +42,7 @@ from lamina.trainer.loggers import ConsoleLogger, LoggerDestination, ProgressBar
 from lamina.trainer.loop import Loop
 from lamina.trainer.meta_values import give_values
 from lamina.trainer.precision import LossScaler, get_precision_context
+from lamina.trainer.prediction import Prediction
 from lamina.trainer.ranks import copies
 from lamina.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.trainer.schedulers import Follower, bound_schedulers, require_schedulers, steps_every_batch
@@ -55,7 +58,7 @@ _DIVIDE = ("partitions", "pipeline_parallel_degree", "sharded_data_parallel_degr
 _TERMINATED = 128 + signal.SIGTERM
 
 
-class Trainer:
+class Trainer(Elsewhere):
     """Trains a model, in any layout as one device would.
 
         trainer = Trainer(model=model, train_dataloader=loader, max_duration="2ep", optimizers=optimizer)
@@ -92,10 +95,23 @@ class Trainer:
 
     Errors:
         ConfigError: all that is wrong with the arguments, before anything is started.
+
+    Attributes:
+        state, logger, engine: what callbacks hear of.
+        local_hparams: the arguments as texts, by name.
     """
+
+    fsdp_enabled = property(lambda self: self.state.fsdp_enabled)
+    deepspeed_enabled = property(lambda self: self.state.deepspeed_enabled)
+    fsdp_config = property(lambda self: self.state.fsdp_config)
+    deepspeed_config = property(lambda self: self.state.deepspeed_config)
+
+    _elsewhere = OF_TRAINER
 
     def __init__(self, **arguments: Any):
         given = Arguments.of(arguments)
+        self.auto_log_hparams, self.python_log_level = given.auto_log_hparams, given.python_log_level
+        self.local_hparams = {name: repr(value) for name, value in arguments.items()}
         if given.python_log_level is not None:
             logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
             for name in ("lamina", "composer"):
@@ -109,6 +125,8 @@ class Trainer:
         self.state = State(given.model, given.run_name or "", given.seed)
         self.state.device = given.device
         self.state.max_duration = given.max_duration
+        self.state.fsdp_config, self.state.deepspeed_config = given.fsdp_config, given.deepspeed_config
+        self._saved_by_hand: list[str] = []
         self._set_microbatches(given.device_train_microbatch_size, given.grad_accum)
         self.state.train_metrics = metrics.fresh(given.model.get_metrics(is_train=True))
         self._set_evaluators(given.eval_dataloader, given.eval_interval, given.eval_subset_num_batches)
@@ -137,6 +155,7 @@ class Trainer:
             self._saver.take_folder(True)
         precision = functools.partial(get_precision_context, found.autocast, "cpu")
         self._evaluation = Evaluation(self.state, self.engine, self.logger, precision, self._by_tokens)
+        self._prediction = Prediction(self.state, self.engine, precision)
         training_step = TrainingStep(self.state, self.engine, precision)
         self._loop = Loop(self.state, self.engine, self.logger, training_step, self._evaluation.run)
         if self._spec is not None:
@@ -147,7 +166,7 @@ class Trainer:
         self._load(given)
         self.engine.run_event(Event.AFTER_LOAD)
         if given.auto_log_hparams:
-            self.logger.log_hyperparameters({name: repr(value) for name, value in arguments.items()})
+            self.logger.log_hyperparameters(self.local_hparams)
 
     __init__.__signature__ = signature()
 
@@ -204,7 +223,7 @@ class Trainer:
         self._bind_schedulers()
         if not state.timestamp.batch.value:
             self._tell_layout()
-        with _asked_to_end(self._saver is not None):
+        with _asked_to_end(self._saver is not None and self._saver.saves):
             try:
                 with self._job.training():
                     stops = self._loop.fit(self._shares, self._most, self._steps_every_batch)
@@ -291,6 +310,60 @@ class Trainer:
         finally:
             self.state.evaluators, self.state.eval_metrics = evaluators, measured | self.state.eval_metrics
 
+    def predict(
+        self,
+        dataloader: Iterable | DataSpec | dict[str, Any],
+        subset_num_batches: int = -1,
+        *,
+        return_outputs: bool = True,
+    ) -> list[Any]:
+        """The outputs of the model for each batch that this rank reads, on the host. Callbacks hear of events, and
+        `state.outputs` are those of a batch.
+
+        Args:
+            dataloader: over several ranks with a DistributedSampler: no sample is repeated.
+            subset_num_batches: how many batches are read at most; -1: all.
+            return_outputs: with False the list is empty, for callbacks that keep outputs elsewhere.
+        """
+        self._job.require("Trainer.predict")
+        spec = ensure_data_spec(dataloader)
+        most = checks.count_or_all("predict: subset_num_batches", subset_num_batches)
+        return self._prediction.run(spec, most, bool(checks.flag("predict: return_outputs", return_outputs)))
+
+    def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False) -> str:
+        """Saves the training as it is now, as `load_path` takes it; every rank calls it, between steps.
+
+        Args:
+            name: its path, with {epoch}, {batch}, {sample}, {token} and {run_name} in the last part.
+            weights_only: whether the model alone is saved.
+
+        Returns:
+            The path of the checkpoint.
+        """
+        self._job.require("Trainer.save_checkpoint")
+        folder, own = os.path.split(checks.path("save_checkpoint: name", name))
+        checks.flag("save_checkpoint: weights_only", weights_only)
+        saver = Saver(folder or ".", own, "1ep", weights_only, -1, lambda: self._shares)
+        saver.name_folder(self.state.run_name)
+        saver.take_folder(True)
+        saver.save(self.state, asynchronous=False)
+        self._saved_by_hand += saver.places
+        return saver.places[0]
+
+    def save_checkpoint_to_save_folder(self) -> None:
+        """Saves the training as it is now among those of `save_folder`; every rank calls it, between steps."""
+        self._job.require("Trainer.save_checkpoint_to_save_folder")
+        if self._saver is None:
+            raise ConfigError(
+                "save_checkpoint_to_save_folder: there is no save_folder: save_checkpoint(name) needs none"
+            )
+        self._saver.save(self.state, asynchronous=False)
+
+    @property
+    def saved_checkpoints(self) -> list[str]:
+        """The paths of all checkpoints that were saved, those that newer ones have replaced included."""
+        return [*(self._saver.places if self._saver is not None else ()), *self._saved_by_hand]
+
     def close(self) -> None:
         """Ends the job; every rank calls it. The model and its optimizer are plain ones again, whole on every rank."""
         self.engine.close()
@@ -356,9 +429,12 @@ class Trainer:
             return None
         options = given.save_interval, given.save_weights_only, given.save_num_checkpoints_to_keep
         saver = Saver(given.save_folder, given.save_filename, *options, lambda: self._shares)
+        if not saver.saves and get_global_rank() == 0:
+            tell("save_num_checkpoints_to_keep=0: no checkpoint stays, so none is saved")
         if given.run_name or "{run_name}" not in saver.folder:
             saver.name_folder(given.run_name or "")
-            saver.take_folder(given.save_overwrite or given.autoresume or given.load_path is not None)
+            goes_on = given.save_overwrite or given.autoresume or given.load_path is not None
+            saver.take_folder(goes_on or not saver.saves)
         return saver
 
     def _load(self, given: Arguments) -> None:

@@ -3,12 +3,15 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from lamina.errors import UsageError, refusal
+from lamina.errors import Error, UsageError, refusal
+
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def require_module(module: Any, what: str) -> None:
@@ -38,12 +41,20 @@ def require_positive(**given: Any) -> None:
             raise refusal("not-positive", name, repr(value))
 
 
-def require_no_nul(**given: Any) -> None:
-    """Errors: UsageError: a path or a name has a NUL, at which the system would cut it off."""
+def require_local(kind: type[Error] = UsageError, **given: Any) -> None:
+    """Errors: UsageError, or of that kind: a path or a name is an address of a store, or has a NUL, at which the system
+    would cut it off."""
     for name, value in given.items():
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(text, str) and "\0" in text:
-            raise UsageError(f"{name} has a NUL, which no name of a file has: {text!r}")
+            raise kind(f"{name} has a NUL, which no name of a file has: {text!r}")
+        if isinstance(text, str) and (found := _ADDRESS.match(text)):
+            raise kind(
+                f"{name}={text!r}: {found[0]} begins the address of a store, and this is a path of a file system that "
+                f"all ranks see: take one, of a store that is mounted for example. fsspec.filesystem({found[1]!r}) "
+                "copies: put(folder, address, recursive=True) what was saved, get(...) before a load",
+                code="checkpoint-remote",
+            )
 
 
 def nearest(given: object, known: Iterable[str], cutoff: float = 0.0) -> str:

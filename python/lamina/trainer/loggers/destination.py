@@ -26,6 +26,19 @@ class LoggerDestination(Callback):
     def log_traces(self, traces: dict[str, Any]) -> None:
         """Notes for finding errors, by name."""
 
+    def log_images(self, images: Any, name: str = "Images", *args: Any, **options: Any) -> None:
+        """Images, for a destination that shows some."""
+
+    def log_table(self, columns: list[str], rows: list[list[Any]], name: str = "Table") -> None:
+        """A table, for a destination that shows some."""
+
+    def can_upload_files(self) -> bool:
+        """Tells whether it does something with `upload_file`."""
+        return False
+
+    def upload_file(self, state: Any, remote_file_name: str, file_path: str, *, overwrite: bool = False) -> None:
+        """A file that is to be there under another name."""
+
 
 class LoggerAdapter(LoggerDestination):
     """Gives metrics to a `lamina.Logger`: the numbers among them, on world rank 0."""

@@ -48,7 +48,7 @@ class FileLogger(LoggerDestination):
     ):
         if remote_file_name is not None:
             raise ConfigError("FileLogger: remote_file_name: files are not uploaded; filename says where they are")
-        self.filename_format = checks.text("FileLogger: filename", filename)
+        self.filename_format = checks.path("FileLogger: filename", filename)
         self.overwrite, self.should_log_traces = checks.flag("FileLogger: overwrite", overwrite), log_traces
         self.buffer_size = checks.number("FileLogger: buffer_size", buffer_size, 1, whole=True)
         self.flush_interval = checks.number("FileLogger: flush_interval", flush_interval, 1, whole=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from lamina.errors import UsageError
 from lamina.trainer.loggers.destination import LoggerDestination
+from lamina.trainer.metric_names import MetricsByName
 from lamina.trainer.time import Timestamp
 
 
@@ -19,9 +20,9 @@ class InMemoryLogger(LoggerDestination):
     """
 
     def __init__(self) -> None:
-        self.data: dict[str, list[tuple[Timestamp, Any]]] = {}
-        self.most_recent_values: dict[str, Any] = {}
-        self.most_recent_timestamps: dict[str, Timestamp] = {}
+        self.data: dict[str, list[tuple[Timestamp, Any]]] = MetricsByName()
+        self.most_recent_values: dict[str, Any] = MetricsByName()
+        self.most_recent_timestamps: dict[str, Timestamp] = MetricsByName()
         self.hyperparameters: dict[str, Any] = {}
         self.state: Any = None
 
