@@ -49,9 +49,10 @@ void check_printable(const std::string& tag) {
 // Files are opened by C strings, which end at a NUL. What is an address of a store would be a folder here, in silence.
 void check_folder(const Path& folder) {
   if (const auto scheme = base::scheme_of(folder.native()); !scheme.empty()) {
-    throw UsageError(base::str("\"", base::printable_line(folder.native()), "\" is an address (", scheme,
-                               "://), and checkpoints are in folders that all ranks see: mount the store, or copy them"),
-                     base::Code{"checkpoint-remote"});
+    throw UsageError(
+        base::str("\"", base::printable_line(folder.native()), "\" is an address (", scheme,
+                  "://), and checkpoints are in folders that all ranks see: mount the store, or copy them"),
+        base::Code{"checkpoint-remote"});
   }
   if (folder.native().find('\0') == std::string::npos) return;
   throw UsageError(base::str("\"", base::printable_line(folder.native()), "\" is no name of a folder: it has a NUL"));

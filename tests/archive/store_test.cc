@@ -168,6 +168,14 @@ TEST(Store, CommitsNothingWhereAFileIsNotAsItsWriterSays) {
   EXPECT_EQ(store.find("a").manifest.id, "id1");
 }
 
+TEST(Store, RefusesAnAddressWhichWouldBecomeAFolder) {
+  SimulatedFiles files;
+  for (const auto* address : {"s3://bucket/saved", "gs://bucket", "hf://a/b", "memory://c"}) {
+    EXPECT_THROW(Store(files, address), base::UsageError) << address;
+  }
+  EXPECT_NO_THROW(Store(files, "runs/a:b"));
+}
+
 TEST(Store, RefusesTagsAndIdsThatAreNoPartsOfNames) {
   SimulatedFiles files;
   Store store(files, kFolder);
