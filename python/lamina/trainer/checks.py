@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from lamina.errors import ConfigError
-from lamina.util.checks import require_local
+from lamina.util.checks import of_address
 
 
 def number(name: str, given: Any, least: float = -math.inf, whole: bool = False) -> Any:
@@ -47,7 +47,8 @@ def path(name: str, given: Any) -> str:
     found = text(name, os.fspath(given) if hasattr(given, "__fspath__") else given)
     if found.startswith("file://"):
         found = text(name, url2pathname(urlsplit(found).path))
-    require_local(ConfigError, **{name: found})
+    if problem := of_address(name, found):
+        raise ConfigError(problem, code="checkpoint-remote")
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from lamina.errors import Error, UsageError, refusal
+from lamina.errors import UsageError, refusal
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -41,20 +41,27 @@ def require_positive(**given: Any) -> None:
             raise refusal("not-positive", name, repr(value))
 
 
-def require_local(kind: type[Error] = UsageError, **given: Any) -> None:
-    """Errors: UsageError, or of that kind: a path or a name is an address of a store, or has a NUL, at which the system
-    would cut it off."""
+def require_local(**given: Any) -> None:
+    """Errors: UsageError: a path or a name is an address of a store, or has a NUL, at which the system would cut it
+    off."""
     for name, value in given.items():
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(text, str) and "\0" in text:
-            raise kind(f"{name} has a NUL, which no name of a file has: {text!r}")
-        if isinstance(text, str) and (found := _ADDRESS.match(text)):
-            raise kind(
-                f"{name}={text!r}: {found[0]} begins the address of a store, and this is a path of a file system that "
-                f"all ranks see: take one, of a store that is mounted for example. fsspec.filesystem({found[1]!r}) "
-                "copies: put(folder, address, recursive=True) what was saved, get(...) before a load",
-                code="checkpoint-remote",
-            )
+            raise UsageError(f"{name} has a NUL, which no name of a file has: {text!r}")
+        if isinstance(text, str) and (problem := of_address(name, text)):
+            raise UsageError(problem, code="checkpoint-remote")
+
+
+def of_address(name: str, text: str) -> str:
+    """Says what is wrong with an address of a store in the place of a path; nothing where it is a path."""
+    found = _ADDRESS.match(text)
+    if found is None:
+        return ""
+    return (
+        f"{name}={text!r}: {found[0]} begins the address of a store, and this is a path of a file system that all "
+        f"ranks see: take one, of a store that is mounted for example. fsspec.filesystem({found[1]!r}) copies: put(folder, "
+        "address, recursive=True) what was saved, get(...) before a load"
+    )
 
 
 def nearest(given: object, known: Iterable[str], cutoff: float = 0.0) -> str:
