@@ -59,8 +59,8 @@ def of_address(name: str, text: str) -> str:
         return ""
     return (
         f"{name}={text!r}: {found[0]} begins the address of a store, and this is a path of a file system that all "
-        f"ranks see: take one, of a store that is mounted for example. fsspec.filesystem({found[1]!r}) copies: put(folder, "
-        "address, recursive=True) what was saved, get(...) before a load"
+        f"ranks see: take one, of a store that is mounted for example. fsspec.filesystem({found[1]!r}) copies: put("
+        "folder, address, recursive=True) what was saved, get(...) before a load"
     )
 
 
