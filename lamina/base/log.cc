@@ -3,8 +3,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "lamina/base/printable.h"
 #include "lamina/base/str.h"
@@ -15,7 +19,30 @@ namespace {
 std::mutex mutex;
 std::string name;  // guarded by mutex
 
+constexpr std::array kLevels = {"error", "warning", "info", "debug"};
+
+void write_warning(std::string_view line) {
+  std::lock_guard guard(mutex);
+  const std::string text = str("[lamina", name.empty() ? "" : " ", name, "] warning: ", printable(line), "\n");
+  // A single write keeps the line whole among the lines of other processes; a closed stderr is nobody's error.
+  [[maybe_unused]] auto written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+Level level_of_environment() {
+  const char* word = std::getenv("LAMINA_LOG");
+  if (word == nullptr || *word == '\0') return Level::kInfo;
+  const auto found = std::ranges::find(kLevels, std::string_view(word));
+  if (found != kLevels.end()) return static_cast<Level>(found - kLevels.begin());
+  write_warning(str("LAMINA_LOG is ", word, ", which is none of error, warning, info and debug: info is taken"));
+  return Level::kInfo;
+}
+
 }  // namespace
+
+bool says(Level level) {
+  static const Level most = level_of_environment();
+  return level <= most;
+}
 
 void set_log_name(std::string_view value) {
   std::lock_guard guard(mutex);
@@ -23,10 +50,7 @@ void set_log_name(std::string_view value) {
 }
 
 void log_warning(std::string_view line) {
-  std::lock_guard guard(mutex);
-  const std::string text = str("[lamina", name.empty() ? "" : " ", name, "] warning: ", printable(line), "\n");
-  // A single write keeps the line whole among the lines of other processes; a closed stderr is nobody's error.
-  [[maybe_unused]] auto written = ::write(STDERR_FILENO, text.data(), text.size());
+  if (says(Level::kWarning)) write_warning(line);
 }
 
 }  // namespace lamina::base

@@ -85,6 +85,9 @@ inline constexpr Saying kSayings[] = {
      "{} cannot be split into {} microbatches: its size is a multiple of neither that number nor the size of {}. If "
      "each microbatch is to have all of it, {}",
      {"step-uneven"}},
+    {"list-not-clear",
+     "it is not clear how {} is cut: it may hold an element for each sample, or tensors with a row for each. {}",
+     {"step-list"}},
     {"outputs-differ",
      "microbatches have returned tensors of the shapes {} and {}, which no stack, sum or mean takes: take concat() of "
      "them, or return what has the same shape for any number of samples",

@@ -156,7 +156,7 @@ class Model::Life : public session::ModelFace {
     model_.cut_ = agreed.cut;
     model_.report_ = agreed.table;
     const bool tells = job_.session->world().rank == base::Rank(0) && job_.pipelined();
-    if (tells) std::fputs(base::printable(model_.report_).c_str(), stderr);
+    if (tells && base::says(base::Level::kInfo)) std::fputs(base::printable(model_.report_).c_str(), stderr);
     model_.table_ = model_.make_table();
   }
   const model::ParameterTable& table() override { return model_.table(); }

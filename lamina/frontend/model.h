@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -62,6 +63,9 @@ class Routing;
 struct Batch {
   pipeline::Pieces pieces;
   std::optional<base::UsageError> refused;  // the error that the step is
+  std::set<std::size_t> lists = {};         // arguments that hold an element for each sample
+
+  bool cuts_list(std::size_t argument) const { return lists.contains(argument); }
 };
 
 using NamedTensors = std::vector<data_parallel::NamedTensor>;

@@ -14,6 +14,7 @@
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/serializer.h"
 #include "lamina/frontend/step_output.h"
+#include "lamina/pipeline/lists.h"
 
 namespace lamina {
 
@@ -67,6 +68,7 @@ Argument argument_of(const Along<T>& argument) {
 // Remarks on the batches of a step function, each made once.
 struct Said {
   std::atomic<bool> split = false, nothing = false, fewer = false;
+  std::map<std::string, pipeline::Part::Known> lists;  // what was decided of them, by name; of one call at a time
 };
 
 // How the arguments are cut into microbatches: see [Note: uneven batches] in lamina/pipeline/pieces.h. One that does
@@ -79,6 +81,7 @@ struct PartOf {
   const pipeline::Pieces& pieces;
   base::Microbatch microbatch;
   int argument;
+  bool by_elements = false;  // it is a list with an element for each sample
 };
 // Makes that part of `argument`: of each tensor in it a piece along the axis, a view; 0-dimensional ones, and all else,
 // whole. Throws base::UsageError for a tensor without that axis.
@@ -125,7 +128,7 @@ class StepFunction {
     using Result = decltype(function_(frontend::part_of(args, std::declval<frontend::PartOf>())...));
     const auto batch = frontend::batch_of({frontend::argument_of(args)...}, *said_);
     const auto call = [&]([[maybe_unused]] base::Microbatch microbatch) {
-      return function_(frontend::part_of(args, {batch.pieces, microbatch, static_cast<int>(I)})...);
+      return function_(frontend::part_of(args, {batch.pieces, microbatch, static_cast<int>(I), batch.cuts_list(I)})...);
     };
     if constexpr (std::is_void_v<Result>) {
       frontend::run_step(
@@ -151,12 +154,13 @@ class StepFunction {
 };
 
 // Makes a function a step function. Calling it splits the tensors among its arguments into microbatches along axis 0,
-// and says at the first call what it found; whole() and along() change that. It runs the function once for each
-// microbatch, on the rank of partition 0. Of a batch that does not divide, microbatches differ by one sample, and each
-// counts as much as its samples in gradients and reduce_mean(). The other ranks of the pipeline call it as well, and
-// run what they own of the model; their arguments are not looked at. All of them get the results, detached: a
-// StepOutput in the place of each tensor that the function returns (step_output.h). What the function, or a module on
-// any rank, throws is thrown on every rank of the pipeline.
+// and says at the first call what it found; whole() and along() change that. A list
+// with an element for each sample is cut by elements ([Note: lists of samples] in lamina/pipeline/lists.h). It runs the
+// function once for each microbatch, on the rank of partition 0. Of a batch that does not divide, microbatches differ
+// by one sample, and each counts as much as its samples in gradients and reduce_mean(). The other ranks of the pipeline
+// call it as well, and run what they own of the model; their arguments are not looked at. All of them get the results,
+// detached: a StepOutput in the place of each tensor that the function returns (step_output.h). What the function, or a
+// module on any rank, throws is thrown on every rank of the pipeline.
 //
 // The function runs in other threads than the caller's, one at a time. What it writes outside of itself it writes on
 // one rank only.

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "lamina/base/log.h"
 #include "lamina/base/printable.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/value/encoding.h"
@@ -45,6 +46,8 @@ PYBIND11_MODULE(_lamina, module) {
     const auto& saying = lamina::faces::kSayings[place];
     return std::pair(lamina::faces::fill(saying.text, values), saying.code.name);
   });
+  module.def("says_info", [] { return lamina::base::says(lamina::base::Level::kInfo); });
+  module.def("says_details", [] { return lamina::base::says(lamina::base::Level::kDebug); });
   module.def("printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); });
   module.def("printable_line",
              [](const py::bytes& text) { return lamina::base::printable_line(std::string_view(text)); });

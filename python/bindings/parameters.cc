@@ -2,6 +2,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <array>
+
 #include "lamina/base/error.h"
 #include "lamina/base/module_names.h"
 #include "lamina/base/str.h"
@@ -39,14 +42,19 @@ bool told = false, told_of_shards = false;
 std::weak_ptr<sharding::Sharding> sharded;                                // whose parameters are looked for
 std::vector<std::weak_ptr<distributed_optimizer::Optimizer>> optimizers;  // whose stand-ins are
 
-// True where the Python code that runs is torch's or ours: optimizers and the like look at every gradient, and know.
+// Packages that look at every gradient, and know: torch and ours for optimizers and the like, others in loops that
+// leave norms and clipping to torch's functions.
+constexpr std::array kKnow = {
+    "torch", "lamina", "accelerate", "transformers", "lightning_fabric", "pytorch_lightning", "lightning"};
+
+// True where the Python code that runs is one of theirs.
 bool reader_knows() {
   PyObject* globals = PyEval_GetGlobals();
   if (globals == nullptr) return true;
   PyObject* name = PyDict_GetItemString(globals, "__name__");
   if (name == nullptr || !PyUnicode_Check(name)) return false;
   const auto module = py::handle(name).cast<std::string>();
-  return base::is_in_module(module, "torch") || base::is_in_module(module, "lamina");
+  return std::ranges::any_of(kKnow, [&](const char* package) { return base::is_in_module(module, package); });
 }
 
 // Says `text` once, in the place of torch's result `found` where warnings are errors.

@@ -13,6 +13,7 @@
 #include "lamina/messaging/same_arguments.h"
 #include "lamina/model/cut.h"
 #include "lamina/pipeline/backwards.h"
+#include "lamina/pipeline/lists.h"
 #include "lamina/pipeline/offsets.h"
 #include "lamina/pipeline/pieces.h"
 #include "lamina/remote/anywhere.h"
@@ -327,11 +328,24 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
   return session->leave(interrupted);
 }
 
+using Part = std::tuple<int, std::int64_t, std::size_t, std::int64_t, std::int64_t, int>;
+
+std::pair<std::vector<bool>, std::optional<std::size_t>> lists_of_samples(const std::vector<Part>& given) {
+  std::vector<pipeline::Part> parts;
+  for (const auto& [kind, size, end, dtype, dims, known] : given) {
+    parts.push_back(
+        {static_cast<pipeline::Part::Kind>(kind), size, end, dtype, dims, static_cast<pipeline::Part::Known>(known)});
+  }
+  auto found = pipeline::lists_of_samples(parts);
+  return {std::move(found.by_elements), found.not_clear};
+}
+
 void bind_batches(py::module_& module) {
   module.def("looks_like_offsets", &looks_like_offsets);
   module.def("counted", [](const std::vector<std::int64_t>& samples, std::size_t microbatches) {
     return pipeline::counted(samples, microbatches);
   });
+  module.def("lists_of_samples", &lists_of_samples, py::arg("parts"));
   py::class_<pipeline::Pieces>(module, "Pieces")
       .def(py::init([](const std::vector<std::int64_t>& sizes, int microbatches, bool needs_all) {
              return pipeline::Pieces(sizes, microbatches, needs_all);

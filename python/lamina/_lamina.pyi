@@ -39,6 +39,12 @@ def set_hooks(
     UsageError, DesyncError, PeerError, TimeoutError, FormatError, CancelledError, InternalError.
     """
 
+def says_info() -> bool:
+    """True unless LAMINA_LOG asks for warnings or errors alone."""
+
+def says_details() -> bool:
+    """True where LAMINA_LOG is "debug"."""
+
 def printable(text: bytes) -> str:
     """UTF-8 with each character that a terminal would obey as "\\x1b"; tabs and ends of lines stay."""
 
@@ -53,6 +59,10 @@ def looks_like_offsets(tensor: torch.Tensor, lengths: Sequence[int], is_called_s
 
 def counted(samples: Sequence[int], microbatches: int) -> int:
     """How many of so many microbatches are not repeated: see lamina/pipeline/pieces.h."""
+
+def lists_of_samples(
+    parts: Sequence[tuple[int, int, int, int, int, int]],
+) -> tuple[list[bool], int | None]: ...
 
 class Pieces:
     """How the tensors of a batch are cut into microbatches: see lamina/pipeline/pieces.h."""

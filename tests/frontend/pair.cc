@@ -217,6 +217,16 @@ void uneven_batches() {
   const auto beside = step([&](const Tensor& x, const Tensor&) { return model(x); });
   expect_error<Error>([&] { beside(torch::ones({6, kWidth}), torch::ones({4})); },
                       {"argument 1 of shape [4]", "whole", "[step-uneven]"});
+  const auto pictures = step([&](const std::vector<Tensor>& each, const Tensor& x) {
+    for (const auto& picture : each) expect(picture.size(0) == 3, "a picture is torn");
+    expect(static_cast<std::int64_t>(each.size()) == x.size(0), "another number of pictures");
+    return model(x);
+  });
+  pictures(std::vector<Tensor>(8, torch::ones({3, 2, 2})), torch::ones({8, kWidth}));
+  const auto alone =
+      step([&](const std::vector<Tensor>& each) { return model(torch::ones({1, kWidth})) + each[0][0][0][0]; });
+  expect_error<Error>([&] { alone(std::vector<Tensor>(8, torch::ones({3, 2, 2}))); },
+                      {"argument 0", "lamina::along", "[step-list]"});
   shutdown();
 }
 

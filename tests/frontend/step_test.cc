@@ -36,6 +36,16 @@ TEST(Split, WholeAndAlongSayOtherwise) {
   EXPECT_TRUE(frontend::part_of(along(1, x), {pieces, base::Microbatch(1), 0}).equal(x.narrow(1, 2, 2)));
 }
 
+TEST(Split, AListOfSamplesIsCutByElements) {
+  const pipeline::Pieces pieces(std::vector<std::int64_t>{3}, 2);
+  const std::vector<at::Tensor> pictures{at::full({3, 4}, 0.0), at::full({3, 5}, 1.0), at::full({3, 6}, 2.0)};
+  const auto first = frontend::part_of(pictures, {pieces, base::Microbatch(0), 0, true});
+  const auto second = frontend::part_of(pictures, {pieces, base::Microbatch(1), 0, true});
+  ASSERT_EQ(first.size(), 2);
+  ASSERT_EQ(second.size(), 1);
+  EXPECT_TRUE(second[0].equal(pictures[2]));
+}
+
 TEST(Split, APieceIsAViewWhoseWritesTheOthersDoNotSee) {
   const auto x = at::full({4}, 1.0);
   const auto first = part(x, 0, 2);

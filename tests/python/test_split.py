@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree
 
 from lamina.errors import UsageError
-from lamina.pipeline.split import Splitter
+from lamina.pipeline.split import Splitter, sample_lists
 
 Pair = collections.namedtuple("Pair", "x y")
 
@@ -260,3 +260,48 @@ def test_a_summary_says_what_was_split_and_which_lists_of_the_batch_were_not():
     assert splitter.summary() == (
         "batch['x'] (4, 3) along axis 0, batch['mask'] (2, 2) along axis 0; whole to each: labels (a list of 4)"
     )
+
+
+def cut_as_arguments(count, lists=None, axes=None, **given):
+    lists = lists or sample_lists()
+    axes = axes or {}
+    found, not_clear = lists.find((name, value, axes.get(name, 0), name in axes) for name, value in given.items())
+    if not_clear is not None:
+        return not_clear
+    splitter = Splitter(count, by_elements=found)
+    for name, value in given.items():
+        splitter.look(value, axes.get(name, 0), name, name in axes)
+    splitter.cut()
+    splitter.require_no_offsets()
+    pieces = {name: splitter.split(value, axes.get(name, 0), name) for name, value in given.items()}
+    return pieces, splitter.summary()
+
+
+def test_lists_of_samples_are_cut_by_elements():
+    pictures = [torch.full((3, 4 + number % 2, 4), number) for number in range(6)]
+    names = tuple("abcdef")
+    pieces, summary = cut_as_arguments(3, pictures=pictures, names=names, y=torch.arange(6), size=(4,) * 6)
+    assert [[int(each[0, 0, 0]) for each in piece] for piece in pieces["pictures"]] == [[0, 1], [2, 3], [4, 5]]
+    assert pieces["names"] == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert pieces["size"] == [(4,) * 6] * 3
+    assert "pictures (6 samples) by elements, names (6 samples) by elements, y (6,) along axis 0" in summary
+
+
+def test_lists_of_tensors_with_the_rows_of_the_batch_are_cut_by_rows():
+    pieces, _ = cut_as_arguments(2, pair=[torch.ones(4, 2), torch.ones(4)], y=torch.ones(4))
+    assert [[len(each) for each in piece] for piece in pieces["pair"]] == [[2, 2], [2, 2]]
+
+
+def test_a_list_that_may_be_either_is_named_and_what_is_said_of_it_decides():
+    pictures = [torch.ones(3, 4, 4)] * 6
+    assert cut_as_arguments(3, pictures=pictures) == "pictures"
+    assert cut_as_arguments(3, batch={"a": [pictures]}) == "batch['a'][0]"
+    pieces, _ = cut_as_arguments(3, axes={"pictures": 0}, pictures=pictures)
+    assert [[each.shape[0] for each in piece] for piece in pieces["pictures"]] == [[1] * 6] * 3
+
+
+def test_what_a_list_was_in_the_first_batch_holds_for_a_smaller_one():
+    lists = sample_lists()
+    for rows in (8, 3, 1):
+        pieces, _ = cut_as_arguments(1, lists=lists, states=[torch.ones(rows, 5, 2)] * 3)
+        assert [len(each) for each in pieces["states"][0]] == [rows] * 3

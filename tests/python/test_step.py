@@ -147,10 +147,16 @@ def test_the_first_call_says_what_is_split_and_what_is_not(start, capfd):
         step(torch.zeros(8, 3), mask=torch.zeros(4, 4), labels=list("abcdefgh"), whole=BATCH, rate=0.1, more=BATCH)
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("lamina: ")]
     assert len(told) == 1 and told[0].endswith(
-        "step: split into 4 microbatches: x (8, 3) along axis 0, mask (4, 4) along axis 0, more (8, 1) along axis 0; "
-        'whole to each: labels (a list of 8). To keep an argument whole: non_split_inputs=["name"]; another axis: '
+        "step: split into 4 microbatches: x (8, 3) along axis 0, mask (4, 4) along axis 0, labels (8 samples) by "
+        'elements, more (8, 1) along axis 0. To keep an argument whole: non_split_inputs=["name"]; another axis: '
         'input_split_axes={"name": 1}'
     )
+
+
+def test_one_step_function_of_a_job_is_told_how_its_batch_is_cut(start, capfd):
+    for function in (lambda x: None, lambda y: None):
+        lamina.step(function)(torch.zeros(8, 3))
+    assert capfd.readouterr().err.count("split into 4 microbatches") == 1
 
 
 def test_a_call_that_splits_nothing_warns_once(start):

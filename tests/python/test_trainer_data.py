@@ -7,10 +7,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lamina.errors import ConfigError, UsageError
 from lamina.trainer import Evaluator
-from lamina.trainer.data_spec import DataSpec, count_samples, ensure_data_spec, split
+from lamina.trainer.data_spec import DataSpec, PlainBatches, ensure_data_spec
 
 Pair = namedtuple("Pair", "x y")
 X = torch.arange(10).reshape(5, 2)
+
+
+def count_samples(batch):
+    return PlainBatches().count(batch)
+
+
+def split(batch, size):
+    return PlainBatches().split(batch, size)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +61,29 @@ def test_microbatches_of_a_mapping_are_of_its_type(kind):
     found = split(batch, 2)
     assert [len(each["x"]) for each in found] == [2, 2, 1] and all(type(each) is type(batch) for each in found)
     assert len(batch["x"]) == 5
+
+
+def test_lists_of_samples_are_cut_by_elements():
+    pictures = [torch.ones(3, 4 + number % 2, 4) for number in range(5)]
+    boxes = [{"boxes": torch.ones(1 + number % 2, 4)} for number in range(5)]
+    for batch in ((pictures, boxes), {"pictures": pictures, "targets": boxes}, (pictures, torch.arange(5)), boxes):
+        spec = DataSpec([batch])
+        pieces, counts = spec.microbatches(batch, 2, 1)
+        assert counts == [2, 2, 1] and all(type(piece) is type(batch) for piece in pieces)
+        first = (
+            pieces[1] if batch is boxes else next(iter(pieces[1].values() if isinstance(batch, dict) else pieces[1]))
+        )
+        assert len(first) == 2 and first[0] is (boxes if batch is boxes else pictures)[2]
+        (rest,) = spec.rest(batch, 3)
+        assert spec.get_num_samples_in_batch(rest) == 2
+
+
+def test_what_a_list_is_holds_for_the_batches_after_it():
+    plain = PlainBatches()
+    rows = lambda count: [torch.ones(count, 6, 2) for _ in range(3)]  # noqa: E731
+    assert [plain.count(rows(count)) for count in (8, 3, 1)] == [8, 3, 1]
+    with pytest.raises(UsageError, match=r"not clear how batch is cut.*split_batch.*\[step-list\]"):
+        count_samples(rows(3))
 
 
 def test_what_cannot_be_cut_or_counted_says_what_to_do():

@@ -316,26 +316,26 @@ def test_epochs_on_a_console_and_other_durations(state):
     assert stream.getvalue() == "[epoch=1][batch=3/3]:\n[sample=24/40]:\n"
 
 
-def test_without_a_terminal_progress_is_a_line_each_ten_seconds(state, monkeypatch):
+def test_without_a_terminal_progress_is_a_line_each_ten_seconds_and_at_each_end(state, monkeypatch):
     stream, now = Stream(), 100.0
     monkeypatch.setattr(progress_bar_logger.time, "monotonic", lambda: now)
     logger = loggers.ProgressBarLogger(stream)
     logger.fit_start(state, None)
-    for batch, now in enumerate((104.0, 110.0, 119.0, 120.5), 1):  # noqa: B007
+    for batch, now in enumerate((104.0, 110.0, 112.0), 1):  # noqa: B007
         state.timestamp = Timestamp(batch=batch, batch_in_epoch=batch)
         logger.log_metrics({"loss/train/total": batch / 2, "epoch": 0})
         logger.batch_end(state, None)
     logger.eval_start(state, None)
-    state.dataloader_label, state.dataloader_len, now = "other", None, 140.0
+    state.dataloader_label, state.dataloader_len, now = "other", None, 132.0
     logger.eval_batch_end(state, None)
     logger.log_metrics({"metrics/other/accuracy": 0.25})
-    for now in (141.0, 150.0):  # noqa: B007
-        logger.eval_end(state, None)
+    now = 133.0
+    logger.eval_end(state, None)
     logger.close(state, None)
     assert stream.getvalue() == (
-        "epoch 1 of 2, batch 2 of 3, loss/train/total 1.0000\n"
-        "epoch 1 of 2, batch 4 of 3, loss/train/total 2.0000\n"
-        "evaluation of other, batch 1\n"
+        "epoch 1 of 2, batch 2 of 3, 0.2 batches a second, loss/train/total 1.0000\n"
+        "epoch 1 of 2, batch 3 of 3, 0.5 batches a second, loss/train/total 1.5000\n"
+        "evaluation of other, batch 1, 0.05 batches a second\n"
         "evaluation of other, batch 1 of 1, metrics/other/accuracy 0.2500\n"
     )
     monkeypatch.setenv("RANK", "1")

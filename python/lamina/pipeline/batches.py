@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lamina.errors import UsageError, said
+from lamina.errors import UsageError, refusal, said
 from lamina.job import current
-from lamina.pipeline.split import Splitter
-from lamina.util.told import tell
+from lamina.pipeline.split import Splitter, sample_lists
+from lamina.util.told import tell, tells_details
 
 _OTHERWISE = 'To keep an argument whole: non_split_inputs=["name"]; another axis: input_split_axes={"name": 1}'
 
@@ -47,6 +47,7 @@ class Batches:
         self._whole = whole
         self._axes = axes
         self._said: set[str] = set()
+        self._lists = sample_lists()
 
     def split(
         self, bound: inspect.BoundArguments, owners: int, job: current.Job
@@ -64,7 +65,7 @@ class Batches:
         batch = self._batch(bound, owners)
         if ready := {key: value for key, value in batch.items() if isinstance(value, Microbatches)}:
             return self._ready(bound, ready, job)
-        splitter = Splitter(job.microbatches, job.session.needs_all_microbatches)
+        splitter = Splitter(job.microbatches, job.session.needs_all_microbatches, self._sample_lists(batch, job))
         for (_, name), value in batch.items():
             splitter.look(value, self._axes.get(name, 0), name, name in self._axes)
         splitter.cut()
@@ -79,6 +80,25 @@ class Batches:
             for microbatch in range(splitter.count)
         ]
         return each, splitter.samples
+
+    def _sample_lists(self, batch: Mapping[tuple[bool, str], Any], job: current.Job) -> list[Any]:
+        """The lists among the arguments that hold an element for each sample.
+
+        Errors:
+            UsageError: one of them may be either.
+        """
+        if job.microbatches == 1:
+            return []
+        named = ((name, value, self._axes.get(name, 0), name in self._axes) for (_, name), value in batch.items())
+        found, not_clear = self._lists.find(named)
+        if not_clear is not None:
+            name = not_clear.partition("[")[0].partition(".")[0]
+            remedy = (
+                f'input_split_axes={{"{name}": 0}} cuts each tensor in it, non_split_inputs=["{name}"] gives it whole '
+                "to each microbatch, and lamina.Microbatches(pieces) is cut already"
+            )
+            raise refusal("list-not-clear", f"argument {not_clear}", remedy)
+        return found
 
     def _ready(
         self, bound: inspect.BoundArguments, ready: dict[tuple[bool, str], Microbatches], job: current.Job
@@ -121,6 +141,10 @@ class Batches:
 
     def _tell(self, splitter: Splitter, job: current.Job) -> None:
         if summary := splitter.summary():
+            told = job.own(_functions_told_of)
+            if told and self._name not in told and not tells_details():
+                return  # one is enough to know how
+            told.add(self._name)
             self._say_once(job, "split", f"split into {splitter.count} microbatches: {summary}. {_OTHERWISE}")
         elif "nothing" not in self._said:
             self._said.add("nothing")
@@ -131,6 +155,11 @@ class Batches:
         if what not in self._said and job.session.rank == 0:
             tell(f"{self._name}: {line}")
         self._said.add(what)
+
+
+def _functions_told_of() -> set[str]:
+    """The names of step functions of a job of which it was said how their batches are cut."""
+    return set()
 
 
 def _is_rest(bound: inspect.BoundArguments, name: str) -> bool:

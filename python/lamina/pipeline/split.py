@@ -4,7 +4,7 @@
 import copy
 import re
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils import _pytree
 
 from lamina import _lamina
 from lamina.errors import UsageError, refusal
+from lamina.pipeline.sample_lists import SampleLists
 from lamina.util import pytree
 
 _NAMED = 8  # so many tensors are named in a summary
@@ -29,14 +30,16 @@ class Splitter:
     Args:
         microbatches: as many as there are to be.
         needs_all: whether there are so many of a batch with fewer samples, too.
+        by_elements: lists that hold an element for each sample.
     """
 
-    def __init__(self, microbatches: int, needs_all: bool = False):
+    def __init__(self, microbatches: int, needs_all: bool = False, by_elements: Sequence[Any] = ()):
         self._asked = microbatches
         self._needs_all = needs_all
         self._tensors: dict[tuple[int, int], _Split] = {}  # by id and axis, in their order
         self._sliced: list[str] = []  # that say by themselves how they are split
         self._lists: list[tuple[str, int]] = []  # that hold nothing to split, and their lengths
+        self._by_elements = {id(each) for each in by_elements}
         self._pieces = _lamina.Pieces([], microbatches)
 
     @property
@@ -59,7 +62,9 @@ class Splitter:
         Errors:
             UsageError: a tensor without that axis, or of a kind that has no pieces.
         """
-        if isinstance(value, torch.Tensor) or _is_array(value):
+        if id(value) in self._by_elements:
+            self._tensors[id(value), 0] = _Split(value, 0, name, len(value), is_said=True)
+        elif isinstance(value, torch.Tensor) or _is_array(value):
             if value.ndim > 0 and (id(value), axis) not in self._tensors:
                 self._tensors[id(value), axis] = _Split(value, axis, name, _size(value, axis, name), is_said)
         elif callable(getattr(value, "smp_slice", None)):
@@ -93,9 +98,10 @@ class Splitter:
         """One value per microbatch.
 
         Tensors and numpy arrays are split into pieces, which are views; one that is given twice has the same pieces
-        twice. Lists, tuples, sets, mappings, dataclasses, namespaces and what is registered with torch's pytree
-        are searched for them. An object that has a method `smp_slice(num_mb, mb, axis)` is asked for its pieces.
-        Everything else, 0-dimensional tensors too, goes to every microbatch as it is.
+        twice. Lists that hold an element for each sample are cut as they are. Other lists, tuples, sets, mappings,
+        dataclasses, namespaces and what is registered with torch's pytree are searched for them. An object that has a
+        method `smp_slice(num_mb, mb, axis)` is asked for its pieces. Everything else, 0-dimensional tensors too, goes
+        to every microbatch as it is.
 
         Args:
             value: an argument of the step function.
@@ -104,6 +110,8 @@ class Splitter:
             inside: the ids of the containers that it is in.
         """
         whole = [value] * self.count
+        if id(value) in self._by_elements:
+            return self._pieces_of(value, 0, name)
         if isinstance(value, torch.Tensor) or _is_array(value):
             return whole if value.ndim == 0 else self._pieces_of(value, axis, name)
         if callable(smp_slice := getattr(value, "smp_slice", None)):
@@ -141,7 +149,7 @@ class Splitter:
         """Lists what was split, with its axis, and lists of the batch's length that were not; "" if nothing was
         split."""
         tensors = self._tensors.values()
-        split = [f"{each.name} {tuple(each.tensor.shape)} along axis {each.axis}" for each in tensors] + self._sliced
+        split = [each.summary() for each in tensors] + self._sliced
         named = ", ".join(split[:_NAMED])
         more = f" and {len(split) - _NAMED} more" if len(split) > _NAMED else ""
         rows = {each.size for each in tensors}
@@ -170,7 +178,17 @@ class _Split:
     pieces: list[Any] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"argument {self.name} of shape {tuple(self.tensor.shape)}"
+        return f"argument {self.name} {self._kind()}"
+
+    def summary(self) -> str:
+        """Its name and shape, and along which axis it is split."""
+        if isinstance(self.tensor, (list, tuple)):
+            return f"{self.name} ({self.size} samples) by elements"
+        return f"{self.name} {tuple(self.tensor.shape)} along axis {self.axis}"
+
+    def _kind(self) -> str:
+        is_list = isinstance(self.tensor, (list, tuple))
+        return f"with {self.size} samples" if is_list else f"of shape {tuple(self.tensor.shape)}"
 
 
 def _size(tensor: Any, axis: int, name: str) -> int:
@@ -189,6 +207,8 @@ def _size(tensor: Any, axis: int, name: str) -> int:
 
 
 def _cut(tensor: Any, axis: int, places: list[tuple[int, int]]) -> list[Any]:
+    if isinstance(tensor, (list, tuple)):
+        return [tensor[begin : begin + length] for begin, length in places]
     if not isinstance(tensor, torch.Tensor):
         before = (slice(None),) * (axis % tensor.ndim)
         return [tensor[(*before, slice(begin, begin + length))] for begin, length in places]
@@ -203,6 +223,15 @@ def _cut(tensor: Any, axis: int, places: list[tuple[int, int]]) -> list[Any]:
 def _is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def sample_lists() -> SampleLists:
+    """Finds lists of samples in what a Splitter searches."""
+    return SampleLists(lambda value: None if _is_opaque(value) or (parts := _parts(value)) is None else parts[0])
+
+
+def _is_opaque(value: Any) -> bool:
+    return isinstance(value, PackedSequence) or callable(getattr(value, "smp_slice", None))
 
 
 def _parts(value: Any) -> Parts | None:

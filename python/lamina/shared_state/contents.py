@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lamina.util.reach import ITERATORS
@@ -107,8 +108,10 @@ def whole_of(value: Any) -> Any:
 
 def memory_of(tensor: torch.Tensor) -> int:
     """Names what tensors in one memory have in common."""
-    in_memory = tensor.layout is torch.strided and tensor.numel() > 0
-    return tensor.untyped_storage().data_ptr() if in_memory else id(tensor)
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return id(tensor)
+    storage = tensor.untyped_storage()
+    return storage._cdata if isinstance(tensor, FakeTensor) or tensor.is_meta else storage.data_ptr()
 
 
 def content(value: Any, known: Collection[int] = ()) -> Content:

@@ -27,7 +27,7 @@ from lamina.modules.tree import ModuleTree
 from lamina.tracing.record import WritesParameterError
 from lamina.tracing.sandbox import Call
 from lamina.tracing.trace import TraceOptions, trace
-from lamina.util.told import say, tell
+from lamina.util.told import print_text, tell
 
 
 def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) -> list[dict[str, Any]]:
@@ -129,9 +129,9 @@ def _show(error: Exception) -> None:
     theirs = error.__cause__ if isinstance(error, Error) else error
     if theirs is not None:
         hide_ours(theirs)
-        say("".join(traceback.format_exception(theirs)).rstrip("\n"))
+        print_text("".join(traceback.format_exception(theirs)).rstrip("\n"))
     said = str(error) if isinstance(error, Error) else f"--model: {type(error).__name__}: {error}".splitlines()[0]
-    say(f"lamina plan: {said}")
+    print_text(f"lamina plan: {said}")
 
 
 def _module(built: Any) -> nn.Module:

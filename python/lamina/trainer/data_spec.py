@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lamina.errors import ConfigError, UsageError
+from lamina.errors import ConfigError, UsageError, refusal
+from lamina.pipeline.sample_lists import SampleLists
 from lamina.trainer import checks
 
 _PLAIN = (int, float, str, bool, type(None))
@@ -24,8 +25,8 @@ class DataSpec:
         num_tokens: of an epoch, on all ranks together.
         device_transforms: changes a batch when it is on its device.
         split_batch: cuts a batch into a list of microbatches of a number of samples, the last with fewer. Without it
-            tensors, lists and tuples are cut along their first axis, in dictionaries and tuples too; plain values
-            there are of every sample.
+            tensors are cut along their first axis, in dictionaries, lists and tuples too; lists that hold an element
+            for each sample are cut themselves. Other plain values are of every sample.
         get_num_samples_in_batch: counts a batch's samples; else what the tensors' first axes agree on.
         get_num_tokens_in_batch: counts its tokens; else 0. Both count microbatches, too.
         already_split: whether each rank's loader reads other samples, so that no DistributedSampler is needed.
@@ -62,8 +63,10 @@ class DataSpec:
         self.device_transforms = _function("device_transforms", device_transforms, lambda batch: batch)
         self.counts_tokens = get_num_tokens_in_batch is not None
         self.cuts_itself = split_batch is not None or get_num_samples_in_batch is not None
-        self.split_batch = _function("split_batch", split_batch, split)
-        self.get_num_samples_in_batch = _counting("get_num_samples_in_batch", get_num_samples_in_batch, count_samples)
+        self._plain = None if split_batch is not None else PlainBatches()
+        plain = self._plain or PlainBatches()
+        self.split_batch = _function("split_batch", split_batch, plain.split)
+        self.get_num_samples_in_batch = _counting("get_num_samples_in_batch", get_num_samples_in_batch, plain.count)
         self.get_num_tokens_in_batch = _counting("get_num_tokens_in_batch", get_num_tokens_in_batch, lambda batch: 0)
         self.already_split = checks.flag("DataSpec: already_split", already_split)
 
@@ -99,8 +102,8 @@ class DataSpec:
 
     def rest(self, batch: Any, count: int) -> list[Any]:
         """The batch without its first `count` samples, in one batch or several."""
-        if self.split_batch is split:
-            return [_part(batch, slice(count, None))]
+        if self._plain is not None:
+            return [self._plain.rest(batch, count)]
         return list(self.split_batch(batch, count)[1:])
 
 
@@ -111,59 +114,82 @@ def ensure_data_spec(given: Any) -> DataSpec:
     return DataSpec(**given) if isinstance(given, dict) else DataSpec(given)
 
 
-def count_samples(batch: Any) -> int:
-    """The length of the first axis of a batch's tensors.
+class PlainBatches:
+    """Batches of tensors, plain values and lists in dictionaries, lists and tuples. What was decided of a list in one
+    of them holds for the others."""
 
-    Errors:
-        UsageError: they differ, or there are none.
-    """
-    sizes = set(_sizes(batch))
-    if len(sizes) != 1:
-        found = f"first axes of {', '.join(map(str, sorted(sizes)))}" if sizes else "no tensors"
-        raise UsageError(f"how many samples a batch has is not clear: it has {found}. {_OTHERWISE}")
-    return sizes.pop()
+    def __init__(self) -> None:
+        self._lists = SampleLists(_children)
+
+    def count(self, batch: Any) -> int:
+        """The number of samples: rows of tensors, and elements of lists that have one for each.
+
+        Errors:
+            UsageError: they differ, or there are none.
+        """
+        sizes = set(_sizes(batch, self._sample_lists(batch)))
+        if len(sizes) != 1:
+            found = f"first axes of {', '.join(map(str, sorted(sizes)))}" if sizes else "no tensors"
+            raise UsageError(f"how many samples a batch has is not clear: it has {found}. {_OTHERWISE}")
+        return sizes.pop()
+
+    def split(self, batch: Any, size: int) -> list[Any]:
+        """The batch in microbatches of that many samples, in order, the last with fewer.
+
+        Errors:
+            UsageError: what it consists of cannot be cut.
+        """
+        lists = self._sample_lists(batch)
+        counts = {-(-max(samples, 1) // size) for samples in _sizes(batch, lists)} or {1}
+        if len(counts) > 1:
+            raise UsageError(f"parts of a batch have different numbers of samples. {_OTHERWISE}")
+        return [_part(batch, slice(number * size, (number + 1) * size), lists) for number in range(counts.pop())]
+
+    def rest(self, batch: Any, count: int) -> Any:
+        """The batch without its first `count` samples."""
+        return _part(batch, slice(count, None), self._sample_lists(batch))
+
+    def _sample_lists(self, batch: Any) -> set[int]:
+        """The ids of lists in it that hold an element for each sample."""
+        found, not_clear = self._lists.find([("batch", batch, 0, False)])
+        if not_clear is not None:
+            raise refusal("list-not-clear", not_clear, _OTHERWISE)
+        return {id(each) for each in found}
 
 
-def split(batch: Any, size: int) -> list[Any]:
-    """The batch in microbatches of that many samples, in order, the last with fewer.
-
-    Errors:
-        UsageError: what it consists of cannot be cut.
-    """
-    counts = {-(-max(samples, 1) // size) for samples in _sizes(batch)} or {1}
-    if len(counts) > 1:
-        raise UsageError(f"parts of a batch have different numbers of samples. {_OTHERWISE}")
-    return [_part(batch, slice(number * size, (number + 1) * size)) for number in range(counts.pop())]
+def _children(value: Any) -> list[tuple[str, Any]] | None:
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", child) for key, child in value.items()]
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return [(f"[{index}]", child) for index, child in enumerate(value)]
+    return None
 
 
-def _part(batch: Any, samples: slice) -> Any:
+def _part(batch: Any, samples: slice, lists: set[int]) -> Any:
     """Some samples of a batch."""
     if isinstance(batch, _PLAIN) or (isinstance(batch, torch.Tensor) and not batch.dim()):
         return batch
     if isinstance(batch, torch.Tensor):
         return batch[samples].unsafe_chunk(1)[0]  # a model that writes to it leaves what it has kept of another one
-    if _is_list_of_samples(batch):
+    if id(batch) in lists or _is_list_of_samples(batch):
         return batch[samples]
     if isinstance(batch, Mapping):
-        return _like(batch, {name: _part(part, samples) for name, part in batch.items()})
+        return _like(batch, {name: _part(part, samples, lists) for name, part in batch.items()})
     if isinstance(batch, (list, tuple)):
-        parts = [_part(part, samples) for part in batch]
+        parts = [_part(part, samples, lists) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     raise UsageError(f"a batch of {type(batch).__name__} cannot be cut into microbatches. {_OTHERWISE}")
 
 
-def _sizes(batch: Any) -> Iterable[int]:
+def _sizes(batch: Any, lists: set[int]) -> Iterable[int]:
     if isinstance(batch, torch.Tensor):
         if batch.dim():
             yield len(batch)
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from _sizes(part)
-    elif _is_list_of_samples(batch):
+    elif id(batch) in lists or _is_list_of_samples(batch):
         yield len(batch)
-    elif isinstance(batch, (list, tuple)):
-        for part in batch:
-            yield from _sizes(part)
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _sizes(part, lists)
 
 
 def _is_list_of_samples(batch: Any) -> bool:

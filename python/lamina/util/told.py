@@ -8,12 +8,23 @@ from lamina import _lamina
 
 
 def tell(line: str) -> None:
-    """Says a line."""
+    """Says a line, unless LAMINA_LOG asks for less than "info"."""
     say(f"lamina: {line}")
 
 
 def say(text: str) -> None:
-    """Says a text of one line or several."""
+    """Says a text of one line or several, as `tell`."""
+    if _lamina.says_info():
+        print_text(text)
+
+
+def tells_details() -> bool:
+    """True where LAMINA_LOG is "debug"."""
+    return _lamina.says_details()
+
+
+def print_text(text: str) -> None:
+    """Says what was asked for, or is an error's."""
     print(printable(text), file=sys.stderr, flush=True)
 
 

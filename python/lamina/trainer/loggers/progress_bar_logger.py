@@ -16,8 +16,9 @@ _LINE_EVERY_S, _BAR_EVERY_S = 10.0, 0.1
 
 
 class ProgressBarLogger(LoggerDestination):
-    """Shows how far a training or an evaluation is, on world rank 0: a bar, where rich is installed and the stream is a
-    terminal, below what is printed; else a line each ten seconds.
+    """Shows how far a training or an evaluation is, on world rank 0. That is a bar below what is printed, where rich is
+    installed and the stream is a terminal. Else it is a line each ten seconds, and at the end of each epoch and
+    evaluation.
 
     Args:
         stream: "stdout", "stderr" or a file.
@@ -39,7 +40,8 @@ class ProgressBarLogger(LoggerDestination):
     def batch_end(self, state: Any, logger: Any) -> None:
         now, most = state.timestamp, state.max_duration
         of = f" of {most.value}" if most is not None and most.unit is TimeUnit.EPOCH else ""
-        self._show(f"epoch {now.epoch.value + 1}{of}", now.batch_in_epoch.value, state.dataloader_len, "loss/train")
+        done, all = now.batch_in_epoch.value, state.dataloader_len
+        self._show(f"epoch {now.epoch.value + 1}{of}", done, all, "loss/train", is_last=done == all)
 
     def eval_start(self, state: Any, logger: Any) -> None:
         self._evaluated = 0
@@ -47,19 +49,19 @@ class ProgressBarLogger(LoggerDestination):
 
     def eval_batch_end(self, state: Any, logger: Any) -> None:
         self._evaluated += 1
-        self._show(f"evaluation of {state.dataloader_label}", self._evaluated, state.dataloader_len)
+        self._show(f"evaluation of {state.dataloader_label}", self._evaluated, state.dataloader_len, is_last=False)
 
     def eval_end(self, state: Any, logger: Any) -> None:
         what, count = f"evaluation of {state.dataloader_label}", self._evaluated
-        self._show(what, count, count, f"metrics/{state.dataloader_label}/")
+        self._show(what, count, count, f"metrics/{state.dataloader_label}/", is_last=True)
 
     def close(self, state: Any, logger: Any) -> None:
         if self._view is not None:
             self._view.close()
             self._view = None
 
-    def _show(self, what: str, done: int, total: int | None, kind: str | None = None) -> None:
-        if self._view is not None and self._view.is_due(is_last=done == total):
+    def _show(self, what: str, done: int, total: int | None, kind: str | None = None, *, is_last: bool) -> None:
+        if self._view is not None and self._view.is_due(is_last):
             known = self._metrics.items() if kind is not None else ()
             values = [f"{name} {format_log_data_value(value)}" for name, value in known if name.startswith(kind)]
             self._view.show(what, done, total, ", ".join(values))
@@ -67,15 +69,21 @@ class ProgressBarLogger(LoggerDestination):
 
 class _Lines:
     def __init__(self, stream: TextIO):
-        self._stream, self._last_s = stream, time.monotonic()
+        self._stream = stream
+        self._last = "", 0, time.monotonic()  # what was shown, how many batches of it, when
 
     def is_due(self, is_last: bool) -> bool:
-        return time.monotonic() - self._last_s >= _LINE_EVERY_S
+        return is_last or time.monotonic() - self._last[2] >= _LINE_EVERY_S
 
     def show(self, what: str, done: int, total: int | None, values: str) -> None:
-        self._last_s = time.monotonic()
+        before, count, since = self._last
+        now = time.monotonic()
+        speed = (done - (count if what == before else 0)) / max(now - since, 1e-9)
+        self._last = what, done, now
         of = "" if total is None else f" of {total}"
-        print(", ".join(filter(None, [what, f"batch {done}{of}", values])), file=self._stream, flush=True)
+        speed_words = f"{speed:.3g} batches a second" if speed > 0 else ""
+        words = [what, f"batch {done}{of}", speed_words, values]
+        print(", ".join(filter(None, words)), file=self._stream, flush=True)
 
     def close(self) -> None:
         pass

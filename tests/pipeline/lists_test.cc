@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/lists.h"
+
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+#include <string>
+
+namespace lamina::pipeline {
+namespace {
+
+using Known = Part::Known;
+
+// A tree of parts, written as it would be in Python.
+struct Tree {
+  Part::Kind kind;
+  std::int64_t size = 0, dims = 2, dtype = 0;
+  std::vector<Tree> held;
+  Known known = Known::kNot;
+};
+
+Tree tensor(std::int64_t rows, std::int64_t dims = 2, std::int64_t dtype = 0) {
+  return {Part::Kind::kTensor, rows, dims, dtype, {}};
+}
+Tree picture() { return tensor(3, 3); }
+Tree word() { return {Part::Kind::kOther, 0, 2, 0, {}}; }
+Tree list(std::vector<Tree> held, Known known = Known::kNot) {
+  const auto size = static_cast<std::int64_t>(held.size());
+  return {Part::Kind::kList, size, 2, 0, std::move(held), known};
+}
+Tree of(std::int64_t count, const Tree& each) { return list(std::vector(count, each)); }
+Tree names(std::int64_t count) { return of(count, word()); }
+Tree dict(std::vector<Tree> held) { return {Part::Kind::kContainer, 0, 2, 0, std::move(held)}; }
+
+void flatten(const Tree& tree, std::vector<Part>& parts) {
+  const auto place = parts.size();
+  parts.push_back({tree.kind, tree.size, 0, tree.dtype, tree.dims, tree.known});
+  for (const auto& each : tree.held) flatten(each, parts);
+  parts[place].end = parts.size();
+}
+
+// The lists of a batch in the order of the walk: E for one that is cut by elements, r for another one; "?" where that
+// is not clear.
+std::string decided(std::initializer_list<Tree> arguments) {
+  std::vector<Part> parts;
+  for (const auto& each : arguments) flatten(each, parts);
+  const auto found = lists_of_samples(parts);
+  if (found.not_clear) return "?";
+  std::string text;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].kind == Part::Kind::kList) text += found.by_elements[i] ? 'E' : 'r';
+  }
+  return text;
+}
+
+TEST(ListsOfSamples, AListOfTensorsWithTheRowsOfTheBatchIsCutByRows) {
+  EXPECT_EQ(decided({list({tensor(8), tensor(8)})}), "r");
+  EXPECT_EQ(decided({list({tensor(8), tensor(8, 1)}), tensor(8)}), "r");
+  EXPECT_EQ(decided({of(8, tensor(8)), tensor(8)}), "r");  // as many as rows, all of them with rows
+  EXPECT_EQ(decided({dict({list({tensor(8), tensor(8)}), tensor(8)})}), "r");
+  EXPECT_EQ(decided({of(13, tensor(8)), tensor(8)}), "r");
+}
+
+TEST(ListsOfSamples, AListAsLongAsTheBatchWhoseTensorsHaveOtherRowsIsCutByElements) {
+  EXPECT_EQ(decided({of(6, picture()), tensor(6, 1)}), "E");
+  EXPECT_EQ(decided({list({tensor(5), tensor(7), tensor(9)}), tensor(3, 1)}), "E");
+  EXPECT_EQ(decided({dict({of(6, picture()), tensor(6, 1)})}), "E");
+  EXPECT_EQ(decided({list({of(6, picture()), tensor(6, 1)})}), "rE");
+  EXPECT_EQ(decided({of(1, picture()), tensor(1, 1)}), "E");
+}
+
+TEST(ListsOfSamples, NamesBesideRowsAreCutWithThem) {
+  EXPECT_EQ(decided({tensor(6), names(6)}), "E");
+  EXPECT_EQ(decided({tensor(6), names(5)}), "r");
+  EXPECT_EQ(decided({list({tensor(6), names(6)})}), "rE");
+  EXPECT_EQ(decided({names(6)}), "r");
+  EXPECT_EQ(decided({of(4, picture()), names(4)}), "EE");
+}
+
+TEST(ListsOfSamples, ListsOfOneLengthWithTensorsOfSeveralRowsAreSamples) {
+  const auto boxes = list({dict({tensor(1)}), dict({tensor(2)}), dict({tensor(1)}), dict({tensor(2)})});
+  EXPECT_EQ(decided({of(4, picture()), boxes}), "EE");
+  EXPECT_EQ(decided({list({of(4, picture()), boxes})}), "rEE");
+  EXPECT_EQ(decided({boxes}), "E");
+  EXPECT_EQ(decided({list({tensor(8), tensor(8)}), list({tensor(16), tensor(16)})}), "rr");
+}
+
+TEST(ListsOfSamples, WhatMayBeEitherIsNotClear) {
+  EXPECT_EQ(decided({of(6, picture())}), "?");
+  EXPECT_EQ(decided({of(12, tensor(8, 3))}), "?");
+  EXPECT_EQ(decided({list({tensor(5), tensor(7), tensor(6)})}), "?");
+  EXPECT_EQ(decided({list({tensor(2), tensor(5)}), tensor(2)}), "?");
+  EXPECT_EQ(decided({of(4, picture()), of(4, dict({tensor(1)}))}), "?");
+}
+
+TEST(ListsOfSamples, WhatIsKnownOfAListCounts) {
+  auto pictures = of(6, picture());
+  pictures.known = Known::kRows;
+  EXPECT_EQ(decided({pictures}), "r");
+  pictures.known = Known::kElements;
+  EXPECT_EQ(decided({pictures}), "E");
+  EXPECT_EQ(decided({list({tensor(1), tensor(1), tensor(1)}, Known::kRows)}), "r");
+}
+
+}  // namespace
+}  // namespace lamina::pipeline
