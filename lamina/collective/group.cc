@@ -221,8 +221,8 @@ class C10dGroup : public Group {
                 std::vector<base::Rank> awaited = {}) {
     if (awaited.empty()) awaited = membership_.members;
     const auto bytes = largest(tensors);
-    auto meaning = told_apart_ ? base::str(terms.purpose, terms.about, ", ", operation) : "";
-    if (told_apart_) announce(terms.purpose + terms.about, meaning);
+    auto meaning = told_apart_ ? base::str(terms.purpose, ", ", operation) : "";
+    if (told_apart_) announce(terms.purpose + terms.about, meaning + terms.about);
     C10dWorkOptions options{operation,
                             {membership_.name, membership_.members},
                             std::move(meaning),

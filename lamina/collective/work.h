@@ -62,7 +62,7 @@ struct JobLinks {
 struct C10dWorkOptions {
   std::string operation;                   // "all_reduce"
   messaging::Presence::Group group;        // that it is counted in
-  std::string meaning;                     // tells it from other collectives of the group; "": none is told apart
+  std::string meaning;                     // a kind, among few, that is counted apart; "": all count as one
   base::Rank self;                         // this rank
   std::vector<base::Rank> awaited;         // whose part this one needs
   std::vector<at::Tensor> tensors;         // kept until it ends
