@@ -3,6 +3,7 @@
 
 import collections
 import functools
+import importlib
 import itertools
 import threading
 import types
@@ -207,6 +208,17 @@ def test_a_part_that_nobody_else_uses_ties_nobody():
     assert not names_tied(CONFIG, lambda held, x: x * held.width, lambda _: None)
     assert not names_tied(None, lambda _, x: x * STATE["width"], lambda _: STATE.update(scale=STATE["scale"] + 1))
     assert names_tied(None, lambda _, x: x * CONFIG.steps, steps)
+
+
+def test_what_an_installed_library_keeps_for_itself_ties_nobody(tmp_path, monkeypatch):
+    code = "SCALE = 1.0\ndef scaled(x):\n    return x * SCALE\ndef put(scale):\n    global SCALE\n    SCALE = scale\n"
+    for folder, name in (("site-packages", "lamina_test_installed"), ("project", "lamina_test_of_the_script")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+        made = importlib.import_module(name)
+        tied = names_tied(None, lambda _, x, scaled=made.scaled: scaled(x), lambda _, put=made.put: put(2.0))
+        assert bool(tied) == (folder == "project")
 
 
 def test_a_table_of_functions_alone_ties_nobody():

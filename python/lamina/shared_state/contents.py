@@ -18,6 +18,7 @@ import weakref
 import zlib
 from collections import UserList, deque
 from collections.abc import Callable, Collection, Iterator, MutableMapping
+from pathlib import Path
 from types import FunctionType, GeneratorType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -75,8 +76,18 @@ def is_plain_tensor(value: Any) -> bool:
 
 
 def is_of_the_script(made: Any) -> bool:
-    """True where a class or function is neither Python's nor of a library that is known."""
-    return (getattr(made, "__module__", None) or "torch").partition(".")[0] not in THEIRS
+    """True where a class or function is neither Python's nor of a library: see `is_of_a_library`."""
+    return not is_of_a_library(getattr(made, "__module__", None) or "torch")
+
+
+@functools.cache
+def is_of_a_library(name: str) -> bool:
+    """True for a module of that name of Python's, or one that was installed, as a file in a folder for that. What a
+    library keeps for itself, such as its registries, is as little the script's as torch's own is."""
+    if name.partition(".")[0] in THEIRS:
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is not None and any(part in ("site-packages", "dist-packages") for part in Path(file).parts)
 
 
 def same(old: Any, new: Any) -> bool:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from lamina.shared_state.contents import (
-    THEIRS,
     is_changeable,
+    is_of_a_library,
     is_of_the_script,
     is_plain_tensor,
     memory_of,
@@ -312,7 +312,7 @@ def _is_object(owner: Any) -> bool:
 
 
 def _is_theirs(name: str | None) -> bool:
-    return (name or "").partition(".")[0] in THEIRS
+    return is_of_a_library(name or "")
 
 
 def itself(value: Any) -> Any:
