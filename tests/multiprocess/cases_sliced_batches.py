@@ -242,6 +242,74 @@ def case_objects_that_a_module_keeps_are_those_of_each_batch():
         model(xs[RANK], filled)
 
 
+class Meter:
+    def __init__(self):
+        self.total, self.values = 0.0, []
+
+    def update(self, value):
+        self.total += value
+        self.values.append(value)
+
+
+class Noting(nn.Module):
+    """Keeps something of each of its calls, in all ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(4, 6), nn.BatchNorm1d(4), nn.Linear(6, 4)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("running", torch.zeros(4))
+        self.register_buffer("largest", torch.zeros(4))
+        self.loss, self.count, self.seen, self.by_name, self.meter = None, 0, [], {}, Meter()
+
+    def forward(self, x):
+        x = self.norm(x)
+        y = self.down(self.up(x).relu())
+        self.count += 1
+        self.calls += 1
+        with torch.no_grad():
+            self.running.mul_(0.9).add_(y.mean(0), alpha=0.1)
+            self.largest = torch.maximum(self.largest, y.amax(0))
+        self.loss = y.square().mean()
+        self.seen.append(y.mean())
+        self.by_name[f"call {self.count}"] = len(x)
+        self.meter.update(y.sum().item())
+        return y * (1 + 0.1 * (self.count % 3))  # as its state says
+
+    def noted(self):
+        tensors = {name: value.clone() for name, value in self.named_buffers()}
+        values = [self.loss, *self.seen, torch.tensor([self.meter.total, *self.meter.values])]
+        return tensors, [each.detach().clone() for each in values], (self.count, dict(self.by_name))
+
+
+def case_what_a_module_keeps_of_its_calls_is_of_its_own_batch_once():
+    start()
+    torch.manual_seed(0)
+    plain = nn.Sequential(Noting(), nn.Tanh()).double()
+    model = copy.deepcopy(plain)
+    lamina.set_tensor_parallelism(model, plan={"0.up": "colwise", "0.down": "rowwise"})
+    model = lamina.DistributedModel(model, broadcast_buffers=False)
+    collected, plains = [], []
+    model.module[0].up.register_forward_hook(lambda module, args, output: collected.append(args[0].sum().item()))
+    plain[0].up.register_forward_hook(lambda module, args, output: plains.append(args[0].sum().item()))
+    for step in range(5):
+        ours, its = model.module[0], plain[0]
+        x = torch.randn(3 + RANK, 4, dtype=torch.double, generator=torch.Generator().manual_seed(10 * step + RANK))
+        for each in (model, plain):
+            each.train(step != 3)
+        outputs = [model(model(x)), plain(plain(x))]  # twice in a pass
+        torch.testing.assert_close(*outputs)
+        torch.testing.assert_close(ours.noted(), its.noted())
+        torch.testing.assert_close(collected, plains)
+        for each in (ours, its):  # a script takes what was noted, and sets some anew
+            each.seen = [] if step == 1 else each.seen
+            each.seen.clear() if step == 2 else None
+            each.loss = None
+        outputs[0].sum().backward()
+        model.zero_grad()
+    assert len(collected) == 10 and model.module[0].calls == 10
+
+
 def case_slices_are_not_called_outside_of_their_region():
     start()
     model = sliced(made())

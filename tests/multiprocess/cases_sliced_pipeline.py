@@ -4,6 +4,7 @@
 import copy
 import re
 import sys
+from typing import ClassVar
 
 import torch
 from equivalence.random_sides import place_by_hand, world_of_one
@@ -128,6 +129,47 @@ def require_equal_copies(model):
     assert mine and list(mine) == list(other)
     for name, value in mine.items():
         assert torch.equal(value, other[name]), name
+
+
+class Two(lamina.nn.DistributedModule):
+    """Two modules with slices of their own, which partitions may have apart."""
+
+    slicing_plan: ClassVar = {
+        f"{part}.{layer}": style for part in "ab" for layer, style in (("0", "colwise"), ("2", "rowwise"))
+    }
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)) for _ in range(2))
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+def case_a_distributed_module_with_a_batch_of_each_ranks_own_is_cut_between_its_parts():
+    start(microbatches=2, prescaled_batch=False, optimize="speed")
+    torch.manual_seed(0)
+    plain = Two().double()
+    model = copy.deepcopy(plain)
+    lamina.set_partition(model.a, 0), lamina.set_partition(model.b, 1)
+    model = lamina.distribute(model)
+    optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    plains = torch.optim.SGD(plain.parameters(), lr=0.1)
+
+    @lamina.step
+    def train(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    for seed in range(2):
+        x = torch.randn(8, 4, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad(), plains.zero_grad()
+        loss = train(x.chunk(lamina.dp_size())[lamina.dp_rank()]).reduce_mean()
+        torch.testing.assert_close(loss, plain(x.chunk(lamina.dp_size())[lamina.dp_rank()]).square().mean().detach())
+        plain(x).square().mean().backward()
+        optimizer.step(), plains.step()
+    require_equal_states(model.state_dict(), plain.state_dict())
 
 
 def case_updates_are_those_of_the_plain_model_in_both_schedules():

@@ -29,6 +29,7 @@ _PARTS = "_lamina_parts"  # of a module around sliced layers: a Parts
 _GIVES = "_lamina_gives"  # of one in it: this rank's part of what it gives, or None for one that takes parts
 _PLACE = "_lamina_place"  # of a stack whose activations lie in parts of positions, and of what is in it: a Place
 TURNS = "_lamina_turns"  # of a region: its Turns
+KEPT = "_lamina_kept"  # of a region: its Kept
 REGION = "_lamina_region"  # of a sliced layer: the name of its region
 PROOF = "_lamina_proof"  # of a module whose calls are proven, see [Note: proofs] in proof/proofs.py
 _STYLE = "_lamina_sliced_by"  # of a sliced layer: its style
@@ -40,6 +41,7 @@ NOTES = (
     _GIVES,
     _PLACE,
     TURNS,
+    KEPT,
     REGION,
     PROOF,
     _STYLE,

@@ -16,6 +16,7 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.tensor_parallel import layers
+from lamina.tensor_parallel.kept import Kept
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.tensor_parallel.turns import Turns, are_taken, take
 from lamina.tensor_parallel.unslicing import remember
@@ -28,7 +29,8 @@ class _Region:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if are_taken():
             return super().forward(*args, **kwargs)
-        return take(self.__dict__[layers.TURNS], self, super().forward, args, kwargs)
+        notes = self.__dict__
+        return take(notes[layers.TURNS], notes[layers.KEPT], self, super().forward, args, kwargs)
 
 
 class _Inside:
@@ -46,9 +48,9 @@ class _Inside:
         return super().forward(*args, **kwargs)
 
 
-def make_regions(root: nn.Module, turns: Turns) -> None:
-    """Has the sliced layers of a model compute in regions."""
-    names = _found(root)
+def make_regions(root: nn.Module, turns: Turns, smallest: bool) -> None:
+    """Has the sliced layers of a model compute in regions; the smallest ones where partitions may cut larger ones."""
+    names = _found(root, smallest)
     for name in names:
         module = root.get_submodule(name)
         if layers.TURNS in module.__dict__:  # it is in two places
@@ -60,6 +62,7 @@ def make_regions(root: nn.Module, turns: Turns) -> None:
                 layer.__class__ = layers.with_other_forward(_Inside, type(layer))
         remember(module)
         module.__dict__[layers.TURNS] = turns
+        module.__dict__[layers.KEPT] = Kept(turns.size, turns.index)
         module.__class__ = layers.with_other_forward(_Region, type(module))
 
 
@@ -89,10 +92,12 @@ def parameters(root: nn.Module) -> set[int]:
     return {id(parameter) for module in found for parameter in module.parameters()}
 
 
-def _found(root: nn.Module) -> list[str]:
+def _found(root: nn.Module, smallest: bool) -> list[str]:
     """The names of the regions, none in another."""
     modules = dict(root.named_modules(remove_duplicate=False))
     found = [_callable(modules, _around(modules, name)) for name in modules if layers.is_sliced(modules[name])]
+    if smallest:
+        return _outermost(found)
     while (larger := [_stack(modules, name, _outermost(found)) for name in _outermost(found)]) != found:
         found = larger
     return found

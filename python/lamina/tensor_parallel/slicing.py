@@ -72,7 +72,8 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
 def let_batches_take_turns(root: nn.Module, session: _lamina.Session) -> None:
     """Has the ranks of TP_GROUP compute with the batches of all of them, where each has its own."""
     if session.group_size("replicas") != session.group_size("same_parts"):
-        make_regions(root, Turns(session.team(), session.group_size("tp"), session.group_rank("tp")))
+        turns = Turns(session.team(), session.group_size("tp"), session.group_rank("tp"))
+        make_regions(root, turns, smallest=session.group_size("partitions") > 1 and not _in_parts(session))
 
 
 @contextmanager

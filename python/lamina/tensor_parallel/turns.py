@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 from lamina import _lamina
 from lamina.errors import DesyncError, UsageError
 from lamina.job import codec
+from lamina.tensor_parallel.kept import Kept
 from lamina.torch_patches import compiled
 from lamina.util import pytree
 
@@ -138,7 +139,9 @@ def are_taken() -> bool:
 
 
 @compiled.left_alone
-def take(turns: Turns, region: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+def take(
+    turns: Turns, kept: Kept, region: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+) -> Any:
     """The result of `forward`, which is called in a turn of each rank's batch; collective over the TP_GROUP.
 
     Errors:
@@ -164,10 +167,11 @@ def take(turns: Turns, region: nn.Module, forward: Callable[..., Any], args: tup
     received = _enter(turns, given, values, own)
     objects = [turns.others(each) for each in staying]
     outputs = []
+    kept.begin(region)
     for index, (rank, tensors) in enumerate(zip(given, received, strict=True)):
         generators.set(rank.generators)
         its_args, its_kwargs = codec.unpack(rank.packed, tensors, [each[index] for each in objects])
-        with _turn():
+        with _turn(), kept.turn(index):
             outputs.append(forward(*its_args, **its_kwargs))
         if index == turns.index:
             after = generators.states()
