@@ -70,7 +70,8 @@ std::int64_t Model::begin_call() {
   if (runtime::in_step()) return 0;
   if (job_.pipelined()) {
     throw faces::refusal("outside-step", "the model was called",
-                         "made by lamina::step, in the thread that runs its body");
+                         "made by lamina::step, in the thread that runs its body; an evaluation is a step without a "
+                         "backward: docs/evaluation.md");
   }
   share_written(job_);
   if (c10::GradMode::is_enabled()) watch();

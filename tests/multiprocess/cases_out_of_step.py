@@ -95,6 +95,75 @@ def case_one_rank_alone_runs_a_step_that_needs_no_other():
     training.expect_exact()
 
 
+def case_the_model_is_called_without_gradients_as_in_a_plain_script():
+    training = Training()
+    with torch.no_grad():  # before the first step
+        torch.testing.assert_close(training.model(BATCH), training.plain(BATCH))
+    training.expect_exact()
+    seen = []
+    training.model.register_post_step_hook(lambda model, optimizer: seen.append(model))
+    for context in (torch.no_grad, torch.inference_mode):
+        before = torch.get_rng_state()
+        with context():
+            output = training.model(BATCH[:5])  # of any number of rows
+            expected = training.plain(BATCH[:5])
+        torch.testing.assert_close(output, expected)
+        assert type(output) is torch.Tensor and not output.requires_grad and not seen
+        assert torch.equal(torch.get_rng_state(), before)
+    training.expect_exact()
+    assert seen
+
+
+def case_a_call_with_gradients_says_how_to_evaluate():
+    training = Training()
+    with pytest.raises(lamina.UsageError, match=r"under torch\.no_grad\(\): docs/evaluation\.md"):
+        training.model(BATCH)
+
+
+def case_one_rank_alone_calls_the_model():
+    training = Training()
+    training.expect_exact()
+    with torch.no_grad():
+        mine = training.model if RANK == 0 else training.train
+        expect_desync(lambda: mine(BATCH), "a call of the model outside of step functions at ", ".train at ", HERE)
+    training.optimizer.zero_grad()
+    training.expect_exact()
+
+
+def case_a_call_with_another_batch_is_refused():
+    training = Training()
+    with torch.no_grad():
+        if RANK == 0:
+            training.model(BATCH)
+        else:
+            with pytest.raises(lamina.UsageError, match=r"another batch than on the rank that leads.*other-batch"):
+                training.model(BATCH + 1)
+    training.expect_exact()
+
+
+def case_calls_outside_of_steps_leave_the_random_numbers_of_steps():
+    def trained(evaluates, **config):
+        lamina.init(partitions=2, microbatches=2, **config)
+        torch.manual_seed(0)
+        model = lamina.DistributedModel(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6)))
+        step = lamina.step(lambda x: model(x))
+        drawn = [step(BATCH).concat()]
+        if evaluates:
+            with torch.no_grad():
+                noisy = [model(BATCH), model(BATCH)]  # in training mode, as one draws samples
+                assert not torch.equal(*noisy)
+                model.eval()
+                assert torch.equal(model(BATCH), model(BATCH))
+                model.train()
+        drawn.append(step(BATCH).concat())
+        lamina.shutdown()
+        return drawn
+
+    for config in ({}, {"seed": 3}):
+        for one, other in zip(trained(True, **config), trained(False, **config), strict=True):
+            assert torch.equal(one, other), config
+
+
 ALONE = {
     "model.state_dict()": lambda t: t.model.state_dict(),
     "model.clip_grad_norm_()": lambda t: t.model.clip_grad_norm_(1.0),

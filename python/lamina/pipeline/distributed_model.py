@@ -21,6 +21,7 @@ from lamina.optim.sliced import see_to_steps
 from lamina.pipeline import replaced_model
 from lamina.pipeline.compiled_parts import in_place
 from lamina.pipeline.model_hooks import Hook, ModelHooks
+from lamina.pipeline.outside_calls import OutsideCalls
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import as_in_wrapped, require_wrappable
 from lamina.proof import parts
@@ -29,6 +30,8 @@ from lamina.tensor_parallel import slicing
 from lamina.tracing.trace import options_of
 from lamina.util import pytree
 from lamina.util.checks import require_booleans, require_count, require_positive
+
+_EVALUATION = "; to evaluate, call it on all ranks of the pipeline under torch.no_grad(): docs/evaluation.md"
 
 
 class DistributedModel(SavedModel):
@@ -121,6 +124,7 @@ class DistributedModel(SavedModel):
             "gradient_as_bucket_view": gradient_as_bucket_view,
         }
         self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
+        self._outside_calls = OutsideCalls()
         self._steps = 0  # that have ended well
         self._backwards = _lamina.Backwards(job.session, average_grads_across_microbatches)
         if job.loss_scale is not None:
@@ -168,8 +172,12 @@ class DistributedModel(SavedModel):
 
     @as_in_wrapped
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model. With more than one partition inside step functions only, else UsageError."""
-        self._check_called("the model was called", "a call")
+        """Calls the model. With more than one partition inside step functions; outside of them without gradients, and
+        on all ranks of the pipeline alike. Else UsageError."""
+        if self._cut.pipelined and not torch.is_grad_enabled() and not current.in_step():
+            self._require_job("a call")
+            return self._outside_calls.call(args, kwargs)
+        self._check_called("the model was called", "a call", _EVALUATION)
         job = current.job_if_any()
         replicas = job.replicas if job is not None else None
         if job is not None and job.model is self and not current.in_step():
@@ -366,12 +374,12 @@ class DistributedModel(SavedModel):
         if job is None or job.model is not self:
             raise refusal("job-ended", what, "DistributedModel")
 
-    def _check_called(self, what: str, name: str) -> None:
+    def _check_called(self, what: str, name: str, otherwise: str = "") -> None:
         if not self._cut.pipelined:
             return
         self._require_job(name)
         if not current.in_step():
-            raise refusal("outside-step", what, "decorated with @lamina.step")
+            raise refusal("outside-step", what, "decorated with @lamina.step" + otherwise)
 
 
 def _sliced(module: nn.Module, job: current.Job) -> Proofs | None:

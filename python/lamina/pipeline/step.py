@@ -60,7 +60,13 @@ def step(
 
 
 class StepFunction:
-    """A function decorated with `step`."""
+    """A function decorated with `step`.
+
+    Attributes:
+        is_of_training: whether it counts as a step of the script, to recordings and to hooks after steps.
+    """
+
+    is_of_training = True
 
     def __init__(
         self, function: Callable, non_split_inputs: Iterable[str], axes: Mapping[str, int], detach_outputs: bool
@@ -112,7 +118,7 @@ class StepFunction:
             job.saves.check_before_step()
         seeds.check(job)
         first_call = job.cut.enter_step() if job.cut is not None else None
-        if job.recording is not None:
+        if job.recording is not None and self.is_of_training:
             job.recording.begin_step()
         state = job.cut.shared_state if job.cut is not None else Watch()
         if job.pipelined:
@@ -138,9 +144,9 @@ class StepFunction:
             result = self._run_pipelined(job, state, body, run, first_call, (owner, args, kwargs))
         else:
             result = self._run_here(job, body, run, first_call)
-        if job.model is not None:
+        if job.model is not None and self.is_of_training:
             job.model.end_step()
-        if job.recording is not None:
+        if job.recording is not None and self.is_of_training:
             job.recording.end_step()
         if job.step_check is not None:
             job.step_check.end_step()
@@ -149,14 +155,14 @@ class StepFunction:
     def _run_here(self, job: current.Job, run_body: Callable, run: Callable, first_call: FirstCall | None) -> Any:
         """Runs a step of one partition; with `first_call` it is compared with the plain model."""
         if first_call is None:
-            return run(body=run_body, merge=functools.partial(_merge, job))
+            return run(body=run_body, merge=functools.partial(self._merge, job))
 
         def body(microbatch: int) -> Any:
             job.step_check.microbatch = microbatch
             return run_body(microbatch)
 
         try:
-            return run(body=body, merge=functools.partial(_merge, job))
+            return run(body=body, merge=functools.partial(self._merge, job))
         finally:
             first_call.cut_uncalled()
 
@@ -195,7 +201,7 @@ class StepFunction:
                     state.modes.end_step(modes)
                     if changes:
                         self._around.apply(changes)
-            return _merge(job, [output for output, _ in outputs], samples)
+            return self._merge(job, [output for output, _ in outputs], samples)
 
         drawn = other_random.states()
         cut = None if first_call is None else first_call.cut_uncalled
@@ -224,13 +230,12 @@ class StepFunction:
         output = self._function(*args, **kwargs)
         return pytree.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output
 
-
-def _merge(job: current.Job, outputs: list[Any], samples: list[int]) -> Any:
-    count = _lamina.counted(samples, len(outputs))
-    outputs, samples = outputs[:count], samples[:count]
-    if job.recording is not None:
-        job.recording.see_results(outputs)
-    return merge(outputs, samples)
+    def _merge(self, job: current.Job, outputs: list[Any], samples: list[int]) -> Any:
+        count = _lamina.counted(samples, len(outputs))
+        outputs, samples = outputs[:count], samples[:count]
+        if job.recording is not None:
+            job.recording.see_results(outputs)
+        return merge(outputs, samples)
 
 
 def _label(function: Callable) -> str:
