@@ -81,12 +81,18 @@ def version_of(distribution):
         return None
 
 
+def run_python(code):
+    """Runs a program of ours, which must find nothing in the current folder: that may be anybody's."""
+    words = [sys.executable, "-c", "import sys; sys.path[:] = filter(None, sys.path)\n" + code]
+    return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
 def torch_facts():
     version = version_of("torch")
     if version is None:
         return {"version": None}
     code = "import json, torch as t; print(json.dumps([t.version.cuda, t.cuda.device_count(), t.get_num_threads()]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = run_python(code)
     if done.returncode:
         return {"version": version, "error": last_line(done.stderr)}
     cuda, devices, threads = json.loads(last_line(done.stdout))
@@ -97,7 +103,7 @@ def lamina_facts():
     spec = importlib.util.find_spec("lamina")
     if spec is None:
         return {"version": None}
-    done = subprocess.run([sys.executable, "-c", "import lamina"], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = run_python("import lamina")
     facts = {"version": version_of("lamina"), "folder": str(Path(spec.origin).parent)}
     return facts | ({"error": last_line(done.stderr)} if done.returncode else {})
 

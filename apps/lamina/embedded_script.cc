@@ -15,11 +15,12 @@ namespace lamina::command {
 int become_script(const std::string& name, const char* script, const std::vector<std::string>& words) {
   try {
     const std::string python = launch::find_interpreter();
-    std::vector<const char*> all = {python.c_str(), "-c", script};
-    for (const std::string& word : words) all.push_back(word.c_str());
-    all.push_back(nullptr);
+    auto all = launch::own_script(python, script, words);
+    std::vector<char*> pointers;
+    for (std::string& word : all) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
     std::cout.flush();
-    ::execv(python.c_str(), const_cast<char* const*>(all.data()));
+    ::execv(python.c_str(), pointers.data());
     complain(name, ": cannot start ", python, ": ", base::system_error());
   } catch (const base::Error& error) {
     complain(name, ": ", error.what());

@@ -20,11 +20,10 @@ namespace lamina::command {
 namespace {
 
 std::vector<std::string> command_of(const Model& model) {
-  std::vector<std::string> words = {launch::find_interpreter(), "-m", "lamina.tracing.cli",
-                                    "--model=" + model.callable};
+  std::vector<std::string> words = {"--model=" + model.callable};
   for (const std::string& input : model.inputs) words.push_back("--input=" + input);
   if (model.times) words.push_back("--times");
-  return words;
+  return launch::own_script(launch::find_interpreter(), "from lamina.tracing.cli import main; sys.exit(main())", words);
 }
 
 pid_t start(std::vector<std::string> words, int output) {

@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""picture.py TIMELINE PICTURE: draws one step of a timeline, what each rank computed and when, above the plan of it.
-`lamina trace --png` has this file with it and runs it. Needs matplotlib."""
+"""picture.py TIMELINE PICTURE DESCRIPTOR: draws one step of a timeline, what each rank computed and when, above the
+plan of it. `lamina trace --png` has this file with it and runs it, with the picture opened. Needs matplotlib."""
 
+import io
 import json
+import os
 import sys
 from pathlib import Path
 
 
 def fail(why: str) -> None:
+    if os.fstat(int(sys.argv[3])).st_size == 0:  # it was made for nothing
+        os.unlink(PICTURE)
     print(f"lamina trace: {why}", file=sys.stderr)
     sys.exit(2)
 
 
+TIMELINE, PICTURE = (Path(name).absolute() for name in sys.argv[1:3])
+HERE = os.getcwd()
+os.chdir("/")  # matplotlib reads a matplotlibrc of the current folder, which may be anybody's
 try:
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 except ImportError as error:
     fail(f"a picture needs matplotlib ({error}): {sys.executable} -m pip install matplotlib")
+finally:
+    os.chdir(HERE)
 
 FORWARD, BACKWARD = "C0", "C1"
 ROWS = {"measured": 0.0, "planned": 0.4}  # below the top of a rank's place
@@ -55,8 +64,8 @@ def _shade(color: str, microbatch: int, microbatches: int) -> tuple[float, ...]:
     return tuple(part + (1 - part) * light for part in to_rgb(color))
 
 
-def draw(timeline: Path, picture: Path) -> None:
-    """Draws the step with the median duration, in the form that the name of the picture says."""
+def draw(timeline: Path, form: str) -> bytes:
+    """Draws the step with the median duration."""
     steps = _steps(_slices(json.loads(timeline.read_text())["traceEvents"]))
     if not steps:
         raise ValueError(f"{timeline} has no step that was ended, so there is nothing to draw")
@@ -93,11 +102,16 @@ def draw(timeline: Path, picture: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(handles=[Patch(color=FORWARD, label="forward"), Patch(color=BACKWARD, label="backward")],
                 frameon=False, loc="upper right", ncols=2, bbox_to_anchor=(1, 1.02 + 0.16 / len(ranks)))  # fmt: skip
-    figure.savefig(picture)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=form)
+    return drawn.getvalue()
 
 
 if __name__ == "__main__":
     try:
-        draw(Path(sys.argv[1]), Path(sys.argv[2]))
+        drawn = draw(TIMELINE, PICTURE.suffix[1:])
+        with open(int(sys.argv[3]), "wb") as file:
+            file.truncate()
+            file.write(drawn)
     except (OSError, ValueError) as error:
         fail(str(error))

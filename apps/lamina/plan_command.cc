@@ -98,7 +98,7 @@ int plan(const std::vector<std::string>& arguments) {
     const auto nodes = path.empty() ? model_nodes(model) : std::string();
     if (!nodes) return 2;
     const plan::PlanFile file =
-        plan::read_plan_file(path.empty() ? plan_of(target, *nodes) : base::read_file(path, ""));
+        plan::read_plan_file(path.empty() ? plan_of(target, *nodes) : base::read_file(path, "", base::kMostOfRows));
     const auto planner = baseline ? plan::tree_planner() : plan::step_planner();
     print(file, plan::report(file.tree, planner->assign(file.tree, file.goal), file.goal), json);
     return 0;

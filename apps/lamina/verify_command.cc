@@ -21,7 +21,7 @@ constexpr const char* kFooter =
     "A LAYOUT is keys of the configuration, as in pp=2,tp=1,shards=1,microbatches=4; what it does not name is the\n"
     "script's. What the script prints goes to stderr. `lamina run --help` explains the other options.\n"
     "The exit code is 0 where the runs are equal, 3 where they differ, 2 for wrong arguments and runs that cannot be\n"
-    "compared, and else that of the run that failed.";
+    "compared, or of which something is missing, and else that of the run that failed.";
 
 struct Options {
   VerifyTerms terms;

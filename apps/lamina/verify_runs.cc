@@ -10,11 +10,11 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <ranges>
 
 #include "lamina/base/error.h"
+#include "lamina/base/input_file.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 #include "lamina/digests/variables.h"
@@ -27,10 +27,10 @@ namespace fs = std::filesystem;
 
 bool is_recording(const fs::path& path) {
   if (!fs::is_regular_file(fs::symlink_status(path)) || path.extension() != ".jsonl") return false;
-  std::ifstream file(path);
-  std::string first;
+  constexpr std::size_t kMost = 4096;
+  const auto first = base::read_input(base::open_input(path.string(), path.string() + " "), path.string() + " ", kMost);
   return path.filename().string().starts_with("rank-") &&
-         (!std::getline(file, first) || first.find("\"lamina recording\"") != std::string::npos);
+         (first.empty() || first.substr(0, first.find('\n')).find("\"lamina recording\"") != std::string::npos);
 }
 
 // Throws where there is anything that is not of a run that was compared: it may be all that somebody has.
@@ -93,8 +93,8 @@ void rewind_input() {
   ::close(input);
 }
 
-// In the child: becomes the launcher of the run.
-[[noreturn]] void be_run(const RecordedRun& run, const std::string& folder) {
+// In the child: becomes the launcher of the run, and cleans up after `parent` where that was killed meanwhile.
+[[noreturn]] void be_run(const RecordedRun& run, const std::string& folder, pid_t parent) {
   const auto tell = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
   tell(digests::kFolderVariable, folder);
   tell(digests::kStepsVariable, std::to_string(run.steps));
@@ -120,6 +120,8 @@ void rewind_input() {
     std::cerr << "lamina run: " << error.what() << '\n';
   }
   std::cout.flush();
+  std::error_code ignored;
+  if (::getppid() != parent && !run.temporary.empty()) fs::remove_all(run.temporary, ignored);
   ::_exit(code);
 }
 
@@ -150,6 +152,7 @@ std::string RecordingFolder::make(const std::string& name) const {
   const auto made = path_ / name;
   try {
     fs::create_directories(made);
+    if (fs::is_symlink(fs::symlink_status(made))) throw base::Error(base::str(made.string(), " is a link; remove it"));
     std::vector<fs::path> old;
     for (const auto& entry : fs::directory_iterator(made)) {
       if (is_recording(entry.path())) old.push_back(entry.path());
@@ -173,7 +176,7 @@ int run_recorded(const RecordedRun& run, const std::string& folder) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (::getppid() != parent) ::_exit(128 + SIGTERM);
-    be_run(run, folder);
+    be_run(run, folder, parent);
   }
   int code = 0;
   std::string problem;

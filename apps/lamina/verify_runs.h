@@ -19,6 +19,9 @@ class RecordingFolder {
   ~RecordingFolder();
   RecordingFolder(const RecordingFolder&) = delete;
 
+  // Itself, where it is to be gone at the end; else "".
+  std::string temporary() const { return kept_ ? "" : path_.string(); }
+
   // An empty folder in it.
   std::string make(const std::string& name) const;
 
@@ -38,6 +41,7 @@ struct RecordedRun {
   bool bits = false;
   std::vector<std::string> looked_at;  // modules and parameters, whose calls and updates are
   bool quiet = false;                  // nothing of what it writes is shown
+  std::string temporary;               // a folder that goes with this process, if it is killed; "": none
 };
 
 // Runs the script; each rank leaves its recording in the folder. What it prints goes to stderr, for stdout is the

@@ -18,7 +18,7 @@ namespace {
 
 using Run = std::vector<digests::RankRecording>;
 
-constexpr int kDiffers = 3;
+constexpr int kDiffers = 3, kNotProven = 2;
 
 struct TwoRuns {
   int code = 0;  // of the one that failed
@@ -79,7 +79,8 @@ TwoRuns run_both(const VerifyTerms& terms, const RecordingFolder& folder, bool q
                   .steps = terms.steps,
                   .bits = terms.compared.bits,
                   .looked_at = looked_at,
-                  .quiet = quiet};
+                  .quiet = quiet,
+                  .temporary = folder.temporary()};
   const auto first = folder.make("layout"), second = folder.make("plain");
   runs.code = run_one(run, "1 of 2", first);
   if (runs.code != 0) return runs;
@@ -131,11 +132,25 @@ void look_at_cause(digests::Comparison& comparison, const Run& run, VerifyTerms 
   if (runs.code == 0) first.reads = digests::reads_apart(runs.first, runs.second, first, calls, comparison.tolerance);
 }
 
+// Adds what the recordings lack as a whole to what was missed tensor by tensor.
+void note_gaps(digests::Comparison& comparison, const TwoRuns& runs) {
+  const auto most = [](const Run& run) { return std::ranges::max(run, {}, &digests::RankRecording::steps).steps; };
+  auto missing = digests::gaps(runs.first, "first run");
+  for (auto& gap : digests::gaps(runs.second, "second run")) missing.push_back(std::move(gap));
+  if (most(runs.first) != most(runs.second)) {
+    missing.push_back(base::str("the first run has recorded ", digests::counted(most(runs.first), "step"),
+                                ", the second one ", most(runs.second)));
+  }
+  if (comparison.parameters == 0) missing.emplace_back("no parameter was compared");
+  comparison.missing.insert(comparison.missing.begin(), missing.begin(), missing.end());
+}
+
 int report(digests::Comparison comparison, const TwoRuns& runs) {
+  note_gaps(comparison, runs);
   say_text(digests::describe(comparison));
-  for (const auto& gap : digests::gaps(runs.first, "first run")) say(gap);
-  for (const auto& gap : digests::gaps(runs.second, "second run")) say(gap);
-  return comparison.differences.empty() ? 0 : kDiffers;
+  if (comparison.differences.empty()) return comparison.missing.empty() ? 0 : kNotProven;
+  for (const auto& each : comparison.missing) say(each);
+  return kDiffers;
 }
 
 struct Verified {

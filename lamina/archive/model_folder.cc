@@ -12,6 +12,7 @@
 #include "lamina/archive/safetensors.h"
 #include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/config/problems.h"
 #include "lamina/faces/sayings.h"
@@ -36,7 +37,7 @@ std::set<std::string> indexed_files(FileSystem& files, const Path& path, std::se
   std::set<std::string> names;
   Json json;
   try {
-    json = Json::parse(read_all(files, path, kMostIndexBytes));
+    json = base::parse_json(read_all(files, path, kMostIndexBytes));
   } catch (const Json::exception& error) {
     refuse("not valid JSON: " + config::json_reason(error));
   }

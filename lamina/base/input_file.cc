@@ -61,4 +61,10 @@ std::string read_input(const Fd& file, const std::string& before, std::size_t mo
   return text;
 }
 
+std::string read_file(const std::string& path, const std::string& before, std::size_t most) {
+  auto text = read_input(open_input(path, before), before, most + 1);
+  if (text.size() > most) fail(before, str("it has more than ", most, " bytes"));
+  return text;
+}
+
 }  // namespace lamina::base

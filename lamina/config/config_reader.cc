@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/config/config_keys.h"
 #include "lamina/config/scalar.h"
@@ -33,7 +34,7 @@ Scalar scalar(const Json& json) {
 Json parse_object(std::string_view text, std::string_view source) {
   Json json;
   try {
-    json = Json::parse(text);
+    json = base::parse_json(text);
   } catch (const Json::exception& error) {
     throw base::ConfigError(base::str(source, " is not valid JSON: ", json_reason(error)));
   }

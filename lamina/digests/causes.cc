@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lamina/base/module_names.h"
+#include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/digests/wholes.h"
 
@@ -219,9 +220,11 @@ std::vector<std::string> gaps(const std::vector<RankRecording>& run, const std::
     found.push_back(base::str(name, ": the recording of rank ", rank.rank, " breaks off after ", rank.steps,
                               rank.steps == 1 ? " step" : " steps"));
   }
+  std::vector<base::Rank> absent;
   for (std::int64_t rank = 0; rank < run.front().world; ++rank) {
-    if (!here.contains(rank)) found.push_back(base::str(name, ": there is no recording of rank ", rank));
+    if (!here.contains(rank)) absent.emplace_back(static_cast<int>(rank));
   }
+  if (!absent.empty()) found.push_back(base::str(name, ": there is no recording of ", base::name_ranks(absent)));
   return found;
 }
 

@@ -24,7 +24,7 @@ std::vector<CallName> calls_to_look_at(const Difference& difference, const std::
 std::string reads_apart(const std::vector<RankRecording>& first, const std::vector<RankRecording>& second,
                         const Difference& difference, const std::vector<CallName>& calls, double tolerance);
 
-// Says what the recordings lack, a sentence each: ranks that left none, ones that were killed.
+// Says what the recordings lack, a sentence each: ranks that left none, ones that were killed, or whose disk was full.
 std::vector<std::string> gaps(const std::vector<RankRecording>& run, const std::string& name);
 
 }  // namespace lamina::digests

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
 #include "lamina/digests/calls.h"
 #include "lamina/digests/wholes.h"
 
@@ -39,11 +40,14 @@ class Comparer {
     const auto slices = [](const Run& run) { return run.empty() ? 1 : run.front().slices; };
     is_sliced_ = slices(first) > slices(second);
     steps_ = std::ranges::min(first, {}, &RankRecording::steps).steps;
+    second_steps_ = std::ranges::min(second, {}, &RankRecording::steps).steps;
     made_.tolerance = tolerance_;
   }
 
   Comparison compare() {
-    std::set<std::string_view> modules, parameters;
+    std::set<std::string_view> modules;
+    std::set<std::pair<std::string_view, std::int64_t>> parameters;  // with the step
+    std::set<std::string_view> names;
     std::set<std::int64_t> steps;
     for (const auto& [key, parts] : second_) {
       const auto other = first_.find(key);
@@ -59,21 +63,46 @@ class Comparer {
       }
       ++made_.tensors;
       if (is_of_call(key.kind)) modules.insert(key.name);
-      if (key.kind == Kind::kParameter) parameters.insert(key.name);
+      if (key.kind == Kind::kParameter) {
+        parameters.insert({key.name, key.step});
+        names.insert(key.name);
+      }
       if (key.step >= 0) steps.insert(key.step);
     }
     if (made_.tensors == 0) throw base::Error("the two runs have nothing in common that was recorded");
     made_.modules = static_cast<std::int64_t>(modules.size());
-    made_.parameters = static_cast<std::int64_t>(parameters.size());
+    made_.parameters = static_cast<std::int64_t>(names.size());
     made_.steps = static_cast<std::int64_t>(steps.size());
     std::ranges::stable_sort(made_.differences, {}, [](const Difference& each) {
       return std::tuple(each.seen.step, each.seen.kind > Kind::kResult, each.seen.microbatch, each.seen.order);
     });
     for (auto& each : made_.differences) explain(each);
+    const auto both = std::min(steps_, second_steps_);
+    const auto lacks = [&](const Key& key) {
+      return key.kind == Kind::kParameter && key.step < both && !parameters.contains({key.name, key.step});
+    };
+    note_lacking(first_, "second run", lacks);
+    note_lacking(second_, "first run", lacks);
     return std::move(made_);
   }
 
  private:
+  // Notes parameters of a run that were not compared at all: the other one has no whole of them.
+  template <class Lacks>
+  void note_lacking(const Parts& parts, std::string_view other, const Lacks& lacks) {
+    constexpr std::size_t kNamed = 5;
+    std::set<std::string> found;
+    for (const auto& [key, list] : parts) {
+      if (lacks(key)) found.insert(named({.kind = key.kind, .name = std::string(key.name)}));
+    }
+    std::size_t number = 0;
+    for (const auto& each : found) {
+      if (++number > kNamed) break;
+      made_.missing.push_back(base::str(other, ": there is no ", each, " that can be compared"));
+    }
+    if (number > kNamed) made_.missing.push_back(base::str(other, ": and of ", found.size() - kNamed, " more"));
+  }
+
   // Notes a gradient that only the second run has, where the first has recorded all of that step.
   void note_missing(const Key& key, const std::vector<Part>& parts) {
     Key known = key;
@@ -152,8 +181,8 @@ class Comparer {
   const double tolerance_;
   const Measure measure_;
   const Parts first_;
-  std::int64_t steps_ = 0;  // that all ranks of the first run have ended
-  bool is_sliced_ = false;  // the first run, more than the second
+  std::int64_t steps_ = 0, second_steps_ = 0;  // that all ranks of a run have ended
+  bool is_sliced_ = false;                     // the first run, more than the second
   Comparison made_;
 };
 

@@ -36,6 +36,7 @@ struct Comparison {
   double largest = 0;                   // relative difference among those that agree
   std::string largest_of;               // "output of layers.3"
   std::vector<Difference> differences;  // in the order of the second run's computation
+  std::vector<std::string> missing;     // a sentence each: what one run has recorded and the other has not
 };
 
 // Compares what both have recorded. The second one's computation gives the order. Throws base::Error where they have
@@ -43,7 +44,8 @@ struct Comparison {
 Comparison compare(const std::vector<RankRecording>& first, const std::vector<RankRecording>& second,
                    const Terms& terms);
 
-// The comparison in words: one line where nothing differs; else the first difference, and a table of what follows.
+// The comparison in words: one line where nothing differs, with what is missing; else the first difference, and a table
+// of what follows.
 std::string describe(const Comparison& comparison);
 
 // "output of layers.3"

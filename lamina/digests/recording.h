@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <map>
+#include <ostream>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "lamina/base/fd.h"
 #include "lamina/digests/digest.h"
 
 namespace lamina::digests {
@@ -75,10 +76,13 @@ struct RankRecording {
 // can be read, also when the rank was killed while it wrote the next one. Used by one thread at a time.
 class Writer {
  public:
-  // Adds to the file where there is one, of an earlier job of this process. Throws base::Error where it cannot be made.
+  // Adds to the file where there is one, of an earlier job of this process. Throws base::FileError where it cannot be
+  // made, or others have put something in its place.
   Writer(const std::string& folder, const RankRecording& about);
   // Writes into a stream, which outlives it.
   Writer(std::ostream& to, const RankRecording& about);
+  ~Writer() { empty(); }
+  Writer(const Writer&) = delete;
 
   // Steps that had ended in it before.
   std::int64_t steps_before() const { return steps_before_; }
@@ -86,22 +90,30 @@ class Writer {
   void write(const Seen& seen);
   void write(const CallName& call, const Surroundings& surroundings);
   void write(const CallName& call, const Reads& reads);
-  void end_step(std::int64_t steps);  // so many have ended; what was written is in the file
+  // So many have ended; what was written is in the file. Throws base::FileError where it is not: the disk is full.
+  void end_step(std::int64_t steps);
+  // As it was meant to, where all that was written is in the file. Throws base::FileError where it is not.
   void end();
 
  private:
   void begin(const RankRecording& about);
+  void add(const std::string& line);
+  void empty();  // what waits into the file
+  void require_whole() const;
 
+  const std::string path_;
+  const base::Fd file_;
   const std::int64_t steps_before_ = 0;
-  std::ofstream file_;
-  std::ostream& to_;
+  std::ostream* const to_ = nullptr;  // instead of a file
+  std::string waiting_;
+  int failed_ = 0;  // the error of a write, after which nothing is written
 };
 
 // One rank's, from such a stream. Throws base::FormatError as read_run().
 RankRecording read_text(const std::string& text);
 
 // All ranks of a run, the first one first. Throws base::Error where a file cannot be read, base::FormatError where it
-// is no recording, or one of a later version.
+// is no recording, one of a later version, or holds numbers that no run has, and where two are of one rank.
 std::vector<RankRecording> read_run(const std::string& folder);
 
 }  // namespace lamina::digests

@@ -91,9 +91,13 @@ std::string describe(const Comparison& comparison) {
                 counted(comparison.parameters, "parameter"),
                 comparison.in_slices > 0 ? base::str(" (and not ", comparison.in_slices, " that lie in slices)") : "");
   if (comparison.differences.empty()) {
-    return base::str("equal within ", size_text(comparison.tolerance), ": ", compared,
-                     "; the largest relative difference is ", size_text(comparison.largest),
-                     comparison.largest_of.empty() ? "" : ", of ", comparison.largest_of, "\n");
+    std::string text = base::str(comparison.missing.empty() ? "equal within " : "no difference beyond ",
+                                 size_text(comparison.tolerance), ": ", compared,
+                                 "; the largest relative difference is ", size_text(comparison.largest),
+                                 comparison.largest_of.empty() ? "" : ", of ", comparison.largest_of, "\n");
+    if (!comparison.missing.empty()) text += "that does not prove the runs equal, for something is missing:\n";
+    for (const auto& each : comparison.missing) text += base::str("  ", each, "\n");
+    return text;
   }
   return base::str(first_line(comparison.differences.front()), "\n", table(comparison), "compared: ", compared,
                    ", within ", size_text(comparison.tolerance), "\n");

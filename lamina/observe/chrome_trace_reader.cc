@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "lamina/base/error.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/config/problems.h"
 #include "lamina/observe/chrome_trace.h"
@@ -91,7 +93,7 @@ Timeline timeline_of(const Json& json) {
 
 Timeline read_chrome_trace(std::istream& in) {
   try {
-    return timeline_of(Json::parse(in));
+    return timeline_of(base::parse_json(std::string(std::istreambuf_iterator<char>(in), {})));
   } catch (const Json::exception& error) {
     throw base::FormatError(base::str("not a timeline that lamina wrote: ", config::json_reason(error)));
   } catch (const base::FormatError& error) {

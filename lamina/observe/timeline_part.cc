@@ -18,6 +18,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/log.h"
 #include "lamina/base/output_file.h"
 #include "lamina/base/str.h"
@@ -74,19 +75,6 @@ RankRecord to_record(const Json& json) {
   return record;
 }
 
-std::ifstream open(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw base::Error(base::str("cannot read ", path, ": ", base::system_error()));
-  return file;
-}
-
-std::uint64_t left(std::ifstream& file) {
-  const auto here = file.tellg();
-  const auto end = file.seekg(0, std::ios::end).tellg();
-  file.seekg(here);
-  return static_cast<std::uint64_t>(end - here);
-}
-
 // Adds the next events of the same rank.
 void join(Timeline& whole, Timeline piece) {
   if (whole.ranks.empty() || piece.ranks.empty()) return void(whole = std::move(piece));
@@ -108,7 +96,7 @@ std::string encode(const Timeline& timeline) {
 
 Timeline decode(std::string_view bytes) {
   try {
-    const Json json = Json::from_msgpack(bytes);
+    const Json json = base::parse_msgpack(bytes);
     Timeline timeline{json.at(0), json.at(1), {}};
     for (const auto& record : json.at(2)) timeline.ranks.push_back(to_record(record));
     return timeline;
@@ -132,13 +120,15 @@ void append_to_part(const Timeline& piece, const std::string& path) {
 }
 
 Timeline read_part(const std::string& path) {
-  auto file = open(path);
+  const auto text = base::read_file(path, base::str(path, " "), base::kMostOfEvents);
+  std::string_view left = text;
   Timeline whole;
-  std::uint64_t size = 0;
-  while (file.read(reinterpret_cast<char*>(&size), sizeof size) && size <= left(file)) {
-    std::string bytes(size, '\0');
-    file.read(bytes.data(), static_cast<std::streamsize>(size));
-    join(whole, decode(bytes));
+  for (std::uint64_t size = 0; left.size() >= sizeof size;) {
+    std::memcpy(&size, left.data(), sizeof size);
+    left.remove_prefix(sizeof size);
+    if (size > left.size()) break;  // it was being written
+    join(whole, decode(left.substr(0, size)));
+    left.remove_prefix(size);
   }
   return whole;
 }
@@ -191,7 +181,7 @@ void write_file(const Timeline& timeline, const std::string& path) {
 }
 
 Timeline read_file(const std::string& path) {
-  std::istringstream text(base::read_file(path, ""));
+  std::istringstream text(base::read_file(path, "", base::kMostOfEvents));
   return read_chrome_trace(text);
 }
 

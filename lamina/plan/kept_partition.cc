@@ -6,6 +6,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/output_file.h"
 #include "lamina/base/str.h"
 #include "lamina/config/json_reader.h"
@@ -17,9 +18,9 @@ using Json = nlohmann::json;
 
 KeptPartition read_partition(const std::string& path) {
   const auto before = base::str("partition_file ", path, ": ");
-  const auto text = base::read_file(path, before);
+  const auto text = base::read_file(path, before, base::kMostOfRows);
   try {
-    const Json json = Json::parse(text);
+    const Json json = base::parse_json(text);
     config::JsonReader file(json, "");
     const Json& partition = file.at("partition");
     config::JsonReader modules(partition, "partition");

@@ -2,6 +2,7 @@
 #include "lamina/plan/plan_file.h"
 
 #include "lamina/base/error.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/config/json_reader.h"
 #include "lamina/config/problems.h"
@@ -19,7 +20,7 @@ constexpr std::int64_t kMostMicrobatches = 1'000'000'000;
 
 Json parse(std::string_view text) {
   try {
-    return Json::parse(text);
+    return base::parse_json(text);
   } catch (const Json::exception& error) {
     throw base::ConfigError(base::str("not valid JSON: ", config::json_reason(error)));
   }

@@ -13,6 +13,7 @@
 #include <ranges>
 #include <utility>
 
+#include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/digests/variables.h"
 #include "lamina/runtime/execution_context.h"
@@ -99,7 +100,12 @@ RunRecorder::RunRecorder(Terms terms, digests::RankRecording about)
   beginning_ = kept_.str();
 }
 
-RunRecorder::~RunRecorder() { end(); }
+RunRecorder::~RunRecorder() {
+  try {
+    end();
+  } catch (const base::FileError&) {  // NOLINT(bugprone-empty-catch): the recording breaks off, which its reader tells
+  }
+}
 
 void RunRecorder::end_step() {
   const std::lock_guard lock(mutex_);

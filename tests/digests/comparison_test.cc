@@ -63,6 +63,15 @@ class Runs : public testing::Test {
   std::vector<RankRecording> first_, second_;
 };
 
+TEST_F(Runs, SayWhichParameterOneOfThemLacks) {
+  EXPECT_TRUE(compare(first_, second_, {}).missing.empty());
+  auto& seen = first_.back().seen;
+  std::erase_if(seen, [](const Seen& each) { return each.name == "layers.1.weight"; });
+  first_.back().steps = first_.front().steps = second_.front().steps = 1;
+  EXPECT_EQ(compare(first_, second_, {}).missing,
+            std::vector<std::string>{"first run: there is no parameter layers.1.weight that can be compared"});
+}
+
 TEST_F(Runs, SaysWhatWasComparedWhereAllIsEqual) {
   const auto found = compared();
   EXPECT_TRUE(found.differences.empty());

@@ -2,7 +2,9 @@
 #include "lamina/digests/recording.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -98,6 +100,31 @@ TEST_F(Recording, RefusesOtherFiles) {
   std::filesystem::remove(file());
   append("");
   EXPECT_THROW(read_run(folder_.string()), base::FormatError);
+}
+
+TEST_F(Recording, IsNotWrittenThroughALink) {
+  const auto precious = folder_ / "precious";
+  std::ofstream(precious) << "precious";
+  std::filesystem::create_symlink("precious", file());
+  EXPECT_THROW(Writer(folder_.string(), about_), base::FileError);
+  std::filesystem::remove(file());
+  EXPECT_EQ(std::filesystem::file_size(precious), 8U);
+}
+
+TEST_F(Recording, TellsOfAFullDiskWhereTheStepEnds) {
+  std::filesystem::remove(file());
+  struct rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  Writer writer(folder_.string(), about_);
+  const rlimit full{.rlim_cur = std::filesystem::file_size(file()) + 100, .rlim_max = before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &full);
+  for (int i = 0; i < 1000; ++i) writer.write(seen_);
+  EXPECT_THROW(writer.end_step(1), base::FileError);
+  EXPECT_THROW(writer.end(), base::FileError);
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_FALSE(read_run(folder_.string()).front().ended);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fault.beside import Beside
 from launch.launcher_harness import PRELOAD
 from soak import some
 
@@ -27,15 +28,16 @@ def read(launcher, name):
 def survivors(launcher, ranks, victim):
     """Lists, of a job whose rank `victim` is killed, each other rank, the text of its error, and what it wrote. All end
     within `BOUND_S`; each has heard of it within 2 s."""
-    outputs = [rank.communicate(timeout=60)[1] for rank in ranks]
+    with Beside(ranks) as beside:
+        outputs = [rank.communicate(timeout=60)[1] for rank in ranks]
     ended = time.time()
     assert ranks[victim].returncode == -9, outputs[victim]
     death = read(launcher, f"death.{victim}")["at"]
-    assert ended - death < BOUND_S
+    assert ended - death < beside.scaled(BOUND_S)
     for rank in set(range(len(ranks))) - {victim}:
         error = read(launcher, f"error.{rank}")
         assert error["text"].startswith("PeerError"), error
-        assert error["at"] - death < 2.0, error
+        assert error["at"] - death < beside.scaled(2.0), error
         assert ranks[rank].returncode == 1, outputs[rank]
         yield rank, error["text"], outputs[rank]
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fault.beside import Beside
 from fault.test_rank_killed import BOUND_S, read, survivors
 from launch.launcher_harness import PRELOAD
 from soak import SOAK
@@ -48,9 +49,10 @@ def test_when_it_is_killed_in_a_pipeline_that_gathers_every_survivor_names_it_wi
 def test_when_it_is_stopped_the_others_leave_after_timeout_s(ranks, degree, backend, victim, moment, launcher):
     started = launcher.start_ranks(ranks, SHARDED, victim, "stopped", moment, degree, backend, TIMEOUT_S)
     others = [rank for number, rank in enumerate(started) if number != victim]
-    outputs = [rank.communicate(timeout=60)[1] for rank in others]
+    with Beside(others) as beside:
+        outputs = [rank.communicate(timeout=60)[1] for rank in others]
     stopped = read(launcher, f"death.{victim}")["at"]
-    assert time.time() - stopped - TIMEOUT_S < BOUND_S, outputs
+    assert time.time() - stopped - TIMEOUT_S < beside.scaled(BOUND_S), outputs
     for rank, output in zip(others, outputs, strict=True):
         assert rank.returncode == 1, output
     first = min((read(launcher, f"error.{rank}") for rank in set(range(ranks)) - {victim}), key=lambda e: e["at"])

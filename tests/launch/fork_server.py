@@ -78,5 +78,6 @@ if __name__ == "__main__":
         sys.exit(said)
     gc.freeze()
     words = become(serve(sys.argv[1]))
+    del sys.path[0]  # of this file's folder
     preload["set_path"](words)
     preload["run"](words)  # as a rank of `lamina run --preload`

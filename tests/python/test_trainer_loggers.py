@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lamina
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, FileError
 from lamina.trainer import Logger, State, Timestamp, loggers
 from lamina.trainer.loggers import progress_bar_logger
 from lamina.trainer.loggers.tap import Tap
@@ -90,6 +90,15 @@ def test_a_file_that_is_there_stays_unless_it_may_go(monkeypatch, state, tmp_pat
         print(text)
         logger.close(state, None)
     assert (tmp_path / "log").read_text() == "[stdout]: first\n[stdout]: second\n"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_link_in_the_place_of_its_file_is_not_followed(state, tmp_path, overwrite):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "log").symlink_to("precious")
+    with pytest.raises((FileError, ConfigError), match="it is a link" if overwrite else "is there"):
+        loggers.FileLogger(f"{tmp_path}/log", overwrite=overwrite).init(state, None)
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 @pytest.mark.parametrize("name", ["{ran}.txt", "{rank", "{0}", "{rank.x}"])

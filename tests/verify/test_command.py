@@ -127,14 +127,17 @@ def test_wrong_input_is_one_line_and_exit_code_2(launcher, words, says):
     assert all(path.read_text() == "years of work" for path in kept)
 
 
-def recorded(folder, ranks=(1.0,), world=None, head=None, more="", ended=True):
+def recorded(folder, ranks=(1.0,), world=None, head=None, more="", ended=True, weight="layer.weight", **spoilt):
     """Writes the recordings of a run in which a module returned these numbers."""
     folder.mkdir()
     for rank, number in enumerate(ranks):
-        about = {"rank": rank, "world": world or len(ranks), "copy": rank, "partition": 0, "about": {}}
+        about = {"rank": rank, "world": world or len(ranks), "copy": rank, "partition": 0, "about": {}} | spoilt
         digest = ["float32", [1], 0, 1, number**2, [number] * 8, 0, abs(number), 0, 0]
         seen = {"step": 0, "microbatch": 0, "name": "layer", "call": 0, "index": 0, "order": 0, "digest": digest}
-        lines = [head or {"lamina recording": 1} | about, {"kind": "output"} | seen, {"steps": 1}]
+        alike = {"digest": ["float32", [1], 0, 1, 1.0, [1.0] * 8, 0, 1.0, 0, 0]}
+        parameter = {"kind": "parameter"} | seen | alike | {"microbatch": -1, "name": weight}
+        lines = [head or {"lamina recording": 1} | about, {"kind": "output"} | seen]
+        lines += [parameter | {"step": step} for step in (-1, 0) if weight] + [{"steps": 1}]
         text = "".join(json.dumps(line) + "\n" for line in lines + [{"end": True}] * ended)
         (folder / f"rank-{rank}.jsonl").write_text(text + more)
     return folder
@@ -153,9 +156,38 @@ def test_what_a_killed_run_has_left_is_compared(launcher):
     whole = recorded(launcher.folder / "whole", (1.0, 2.0))
     cut = recorded(launcher.folder / "cut", (1.0,), world=2, ended=False, more='{"kind": "outp')
     result = launcher.run("verify", "--compare", cut, whole)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 2 and "equal within" not in result.stdout, result.stderr
+    assert result.stdout.startswith("no difference beyond ") and "does not prove the runs equal" in result.stdout
     assert "first run: the recording of rank 0 breaks off after 1 step\n" in result.stdout
     assert "first run: there is no recording of rank 1\n" in result.stdout
+
+
+def test_runs_that_lack_something_are_not_called_equal(launcher):
+    whole, bare = recorded(launcher.folder / "whole"), recorded(launcher.folder / "bare", weight="")
+    other = recorded(launcher.folder / "other", weight="layer.bias")
+    for first, second, missing in (
+        (whole, bare, ["no parameter was compared", "second run: there is no parameter layer.weight that can be"]),
+        (bare, bare, ["no parameter was compared"]),
+        (
+            whole,
+            other,
+            ["first run: there is no parameter layer.bias that", "second run: there is no parameter layer.w"],
+        ),
+    ):
+        result = launcher.run("verify", "--compare", first, second)
+        assert result.returncode == 2 and "equal within" not in result.stdout, result.stdout
+        assert all(each in result.stdout for each in missing), result.stdout
+
+
+def test_a_recording_that_is_there_twice_or_is_no_file_is_refused(launcher):
+    folder = recorded(launcher.folder / "twice")
+    (folder / "rank-7.jsonl").write_text((folder / "rank-0.jsonl").read_text())
+    result = launcher.run("verify", "--compare", folder, folder)
+    assert result.returncode == 2 and "two recordings are of rank 0" in result.stderr
+    (folder / "rank-7.jsonl").unlink()
+    os.mkfifo(folder / "rank-7.jsonl")
+    result = launcher.run("verify", "--compare", folder, folder)
+    assert result.returncode == 2 and "rank-7.jsonl is no regular file" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -164,8 +196,16 @@ def test_what_a_killed_run_has_left_is_compared(launcher):
         ({"head": {"lamina recording": 9}}, "line 1: it cannot be read as a recording of a run: it is of version 9"),
         ({"head": {"nothing": 1}}, "line 1: it cannot be read as a recording of a run"),
         ({"head": [3]}, "line 1: it cannot be read as a recording of a run"),
-        ({"more": "]]\n"}, "line 5: it cannot be read as a recording of a run"),
-        ({"more": '{"kind": "thought"}\n'}, "line 5: it cannot be read as a recording of a run"),
+        ({"more": "]]\n"}, "line 7: it cannot be read as a recording of a run"),
+        ({"more": '{"kind": "thought"}\n'}, "line 7: it cannot be read as a recording of a run"),
+        ({"more": "[" * 1000000 + "\n"}, "line 7: it cannot be read as a recording of a run: lists in more than 100"),
+        ({"more": '{"steps": -1}\n'}, "line 7: it cannot be read as a recording of a run: steps: -1 is not allowed"),
+        ({"more": "x" * (17 << 20)}, "line 7: it has more than 16777216 bytes"),
+        ({"world": 2**60}, "line 1: it cannot be read as a recording of a run: world: 1152921504606846976 is not"),
+        (
+            {"copy": 1},
+            "line 1: it cannot be read as a recording of a run: copy: 1 is not allowed; expected from 0 to 0",
+        ),
     ],
 )
 def test_damaged_recordings_are_refused(launcher, damage, says):

@@ -10,6 +10,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/config/config.h"
 #include "lamina/config/problems.h"
@@ -35,24 +36,49 @@ Json scalar(const YAML::Node& node) {
   }
 }
 
-Json convert(const YAML::Node& node) {
-  if (node.IsScalar()) return scalar(node);
-  Json result;
-  if (node.IsSequence()) {
-    result = Json::array();
-    for (const auto& item : node) result.push_back(convert(item));
-  } else if (node.IsMap()) {
-    result = Json::object();
-    for (const auto& entry : node) result[entry.first.Scalar()] = convert(entry.second);
+// Makes a document what it stands for: an alias is a copy of its anchor, so a text of few lines may stand for any
+// number of values, or be in itself.
+class Converter {
+ public:
+  Json convert(const YAML::Node& node) {
+    if (++values_ > kMostValues) fail(node, str("it stands for more than ", kMostValues, " values"));
+    if (node.IsScalar()) {
+      bytes_ += node.Scalar().size();
+      if (bytes_ > kMostBytes) fail(node, str("it stands for more than ", kMostBytes, " bytes"));
+      return scalar(node);
+    }
+    if (++depth_ > base::kMostDepth) fail(node, str("lists in more than ", base::kMostDepth, " lists"));
+    Json result;
+    if (node.IsSequence()) {
+      result = Json::array();
+      for (const auto& item : node) result.push_back(convert(item));
+    } else if (node.IsMap()) {
+      result = Json::object();
+      for (const auto& entry : node) {
+        if (!entry.first.IsScalar()) fail(entry.first, "a key is to be a word");
+        result[entry.first.Scalar()] = convert(entry.second);
+      }
+    }
+    --depth_;
+    return result;
   }
-  return result;
-}
+
+ private:
+  [[noreturn]] static void fail(const YAML::Node& node, const std::string& why) {
+    throw YAML::Exception(node.Mark(), why);
+  }
+
+  static constexpr int kMostValues = 100'000;
+  static constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+  std::size_t bytes_ = 0;  // of its words
+  int values_ = 0, depth_ = 0;
+};
 
 // Returns a YAML document as JSON: plain scalars are null, booleans and numbers where YAML 1.2 reads them so. Throws
 // ConfigError that begins with `source`.
 Json parse_yaml(const std::string& text, const std::string& source) {
   try {
-    return convert(YAML::Load(text));
+    return Converter().convert(YAML::Load(text));
   } catch (const YAML::Exception& error) {
     throw base::ConfigError(str(source, " is not valid YAML: line ", error.mark.line + 1, ", column ",
                                 error.mark.column + 1, ": ", error.msg));
@@ -89,10 +115,10 @@ class DistributionReader {
   }
 
   Json parse() const {
-    const std::string text = base::read_file(path_, str("--config ", path_, ": "));
+    const std::string text = base::read_file(path_, str("--config ", path_, ": "), base::kMostOfKeys);
     if (path_.ends_with(".yaml") || path_.ends_with(".yml")) return parse_yaml(text, "--config " + path_);
     try {
-      return Json::parse(text);
+      return base::parse_json(text);
     } catch (const Json::exception& error) {
       fail(str("is not valid JSON: ", config::json_reason(error), " (YAML is read from files named .yaml)"));
     }

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "lamina/base/error.h"
+#include "lamina/base/own_code.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 
@@ -47,14 +48,24 @@ std::optional<std::string> find_executable(const std::string& name) {
 
 std::string find_interpreter() {
   if (const std::string wanted = variable("LAMINA_PYTHON"); !wanted.empty()) {
-    if (auto path = find_executable(wanted)) return *path;
-    throw base::ConfigError(base::str("LAMINA_PYTHON is ", wanted, ", which is no executable: correct or unset it"));
+    const auto path = find_executable(wanted);
+    if (!path)
+      throw base::ConfigError(base::str("LAMINA_PYTHON is ", wanted, ", which is no executable: correct or unset it"));
+    base::require_own_code(*path, "LAMINA_PYTHON", base::Writers::kAnybody);
+    return *path;
   }
   std::error_code ignored;
   std::string beside = fs::read_symlink("/proc/self/exe", ignored).replace_filename("python");
   if (executable(beside)) return beside;
   if (auto path = find_executable("python3")) return *path;
   throw base::ConfigError("no Python found: set LAMINA_PYTHON, or put python3 in PATH");
+}
+
+std::vector<std::string> own_script(const std::string& interpreter, const std::string& text,
+                                    const std::vector<std::string>& words) {
+  std::vector<std::string> all{interpreter, "-c", "import sys; sys.path[:] = filter(None, sys.path)\n" + text};
+  all.insert(all.end(), words.begin(), words.end());
+  return all;
 }
 
 Program find_program(const Options& options) {

@@ -23,8 +23,14 @@ struct Program {
 // The executable that a shell would start for `name`: itself if it has a slash, else the first one in PATH.
 std::optional<std::string> find_executable(const std::string& name);
 
-// $LAMINA_PYTHON, else `python` beside this executable, else `python3` in PATH. Throws ConfigError.
+// $LAMINA_PYTHON, else `python` beside this executable, else `python3` in PATH. Throws ConfigError, also where others
+// may write to what LAMINA_PYTHON names.
 std::string find_interpreter();
+
+// The words that have an interpreter run a text that is no program of the user. It would look for the text's imports in
+// the current folder first, which may be anybody's. `-P`, by which it does not, came with Python 3.11 only.
+std::vector<std::string> own_script(const std::string& interpreter, const std::string& text,
+                                    const std::vector<std::string>& words);
 
 // Turns valid options into the program to start. Throws ConfigError when a file it needs is not there, so that this
 // is known before anything has been started.

@@ -2,7 +2,7 @@
 """Makes ranks as copies of one process that has imported what they need: see [Note: preloader] in preloader.h.
 
 The launcher carries this text and starts it with the interpreter and the environment of its ranks, as
-`python -c ... CONTROL MODULES PROGRAM...`.
+`python -c ... CONTROL MODULES PROGRAM...`, without the current folder in sys.path.
 """
 
 import os
@@ -27,8 +27,6 @@ def is_container(script):
 def set_path(words):
     """Puts in front what the interpreter does for that program, so that its folder's modules are found."""
     safe = getattr(sys.flags, "safe_path", False)
-    if not safe:
-        del sys.path[0]
     if words[0] != "-m" and is_container(os.path.join(os.getcwd(), words[0])):
         sys.path.insert(0, os.path.join(os.getcwd(), words[0]))
     elif not safe:

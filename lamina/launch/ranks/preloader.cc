@@ -106,7 +106,7 @@ Preloader::Preloader(const Preparation& prepared, const Job& job, const sigset_t
   std::string modules;
   for (const std::string& name : prepared.options.preload) modules += (modules.empty() ? "" : ",") + name;
   Program program{.path = prepared.program.path,
-                  .arguments = {prepared.program.path, "-c", run, base::str(theirs.get()), modules}};
+                  .arguments = own_script(prepared.program.path, run, {base::str(theirs.get()), modules})};
   for (std::string& word : script(prepared.program)) program.arguments.push_back(std::move(word));
   process_.emplace(RankStart{.rank = base::Rank(prepared.layout.base_rank),
                              .program = program,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lamina/base/error.h"
+#include "lamina/base/own_code.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/ucx/plugin.h"
 
@@ -50,6 +51,21 @@ std::string load_ucx(const fs::path& folder) {
   return "";
 }
 
+// Refuses a folder in which others may have put libraries. UCX's modules are in a folder below.
+void require_own(const std::string& folder) {
+  const auto check = [](const fs::path& path) {
+    base::require_own_code(path.string(), "LAMINA_UCX", base::Writers::kGroup);
+  };
+  check(folder);
+  std::error_code ignored;
+  for (const fs::path& each : {fs::path(folder), fs::path(folder) / "ucx"}) {
+    for (const auto& entry : fs::directory_iterator(each, ignored)) {
+      if (entry.path().filename() == "ucx" || entry.path().string().find(".so") != std::string::npos)
+        check(entry.path());
+    }
+  }
+}
+
 [[noreturn]] void refuse(const std::string& why) {
   throw base::Error(base::str("ranks talk over UCX, which cannot be loaded: ", why), base::Code{"start-ucx-missing"});
 }
@@ -60,6 +76,7 @@ std::string load_ucx(const fs::path& folder) {
 void load_first_ucx() {
   const fs::path package = this_folder().parent_path();  // which has a folder for each torch that it knows
   if (const char* named = std::getenv("LAMINA_UCX"); named != nullptr && *named != '\0') {
+    require_own(named);
     if (const auto why = load_ucx(named); !why.empty())
       refuse(base::str(why, "\nLAMINA_UCX names ", named, ": it has to be the folder of libucp.so.0, or unset."));
     return;

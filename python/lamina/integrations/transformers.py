@@ -24,6 +24,7 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations.results import joined
 from lamina.job import current
+from lamina.util.files import replacing
 
 __all__ = ["Trainer", "TrainerMixin"]
 
@@ -165,8 +166,9 @@ class TrainerMixin:
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         state = self.optimizer.state_dict()  # of all ranks together
         if self.args.should_save:
-            torch.save(state, os.path.join(output_dir, OPTIMIZER_NAME))
-            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
+            for name, value in ((OPTIMIZER_NAME, state), (SCHEDULER_NAME, self.lr_scheduler.state_dict())):
+                with replacing(os.path.join(output_dir, name), self.args.process_index) as file:
+                    torch.save(value, file)
 
     def _save_rng_state(self, output_dir: str) -> None:
         if lamina.pp_rank() == 0:  # microbatches draw from the generators of the rank that leads

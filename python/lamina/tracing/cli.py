@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers `lamina plan --model`: a model's modules and their costs, as the file that `lamina plan` reads.
 
-    python -m lamina.tracing.cli --model package.module:build --input "torch.zeros(1, 128, dtype=torch.long)"
-
 The model is built with fake tensors, so that one that no machine has room for can be planned on a laptop. Where it
 cannot be built or traced so, it is built as it is. No ranks are started.
 """
@@ -85,7 +83,8 @@ def arguments(inputs: list[str]) -> tuple[tuple, dict[str, Any]]:
 
 
 def find(name: str) -> Callable[[], Any]:
-    """The callable of "package.module:callable"; modules are looked for in the current folder, too.
+    """The callable of "package.module:callable"; modules are looked for in the current folder, too, after all
+    other places: it may hold files of anybody, with names such as json.py.
 
     Errors:
         UsageError: there is none.
@@ -94,7 +93,7 @@ def find(name: str) -> Callable[[], Any]:
     if not colon or not path:
         raise UsageError(f"--model {name!r}: expected MODULE:CALLABLE, such as package.models:build")
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
     try:
         found = importlib.import_module(module)
         for part in path.split("."):

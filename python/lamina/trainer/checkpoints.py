@@ -11,7 +11,7 @@ from lamina.checkpoints.loading import resume_from_checkpoint
 from lamina.checkpoints.saving import save_checkpoint
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD
+from lamina.job.ranks import WORLD, rank
 from lamina.job.seeds import set_rng_seed
 from lamina.trainer import checks
 from lamina.trainer.events import Callback, Event
@@ -20,6 +20,7 @@ from lamina.trainer.shares import Shares
 from lamina.trainer.state import State
 from lamina.trainer.states_of_ranks import differing, own_of
 from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
+from lamina.util.told import tell
 
 _RANK = re.compile(r"[-_.]?rank(\{rank\}|\d+)|\.pt$")  # parts of a name: a checkpoint is one of all ranks
 _PARTIAL = "_partial"  # the end of the name of a folder that has more than the model
@@ -137,7 +138,8 @@ class Saver(Callback):
 
 
 def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: bool = False) -> list[Any] | None:
-    """Loads the checkpoint `path`, or the newest of that folder, into the state.
+    """Loads the checkpoint `path`, or the newest of that folder, into the state; with `missing_ok` the path is the
+    folder of saves, which may hold files of others.
 
     Returns:
         What the ranks have read of the epoch, for Shares; None where it begins anew.
@@ -145,9 +147,12 @@ def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: 
     Errors:
         ConfigError: something else has saved it than a Trainer of this form.
     """
-    place = found_checkpoint(path)
+    place = Path(path) if missing_ok else found_checkpoint(path)
     name = place.name.removesuffix(_PARTIAL)
-    is_one = any(place.glob("*.safetensors")) or place.name.endswith(_PARTIAL)
+    strays = sorted(place.glob("*.safetensors"))
+    is_one = not missing_ok and (bool(strays) or place.name.endswith(_PARTIAL))
+    if missing_ok and strays and rank() == 0:
+        tell(f"{path}: {strays[0].name} belongs to no checkpoint there, and is left alone: checkpoints are folders")
     folder, tag = (place.parent, name) if is_one else (place, None)
     if is_one and not place.name.endswith(_PARTIAL):
         resume_from_checkpoint(folder, tag, partial=False, strict=strict, missing_ok=missing_ok)

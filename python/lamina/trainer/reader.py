@@ -10,7 +10,6 @@ With the batches that it had before, each copy goes past as many batches. So wha
 datasets draw is what they would have drawn.
 """
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from lamina.trainer.deals import Deal, goes_past_batches, is_torchdatas
 from lamina.trainer.generators import generators, set_generators
 from lamina.trainer.ranks import copies, leads, own_copy
 from lamina.trainer.states_of_ranks import are_alike
-from lamina.trainer.workers import outliving_sigterm
+from lamina.trainer.workers import ending_workers
 from lamina.util.told import tell
 
 END = object()  # of what is read
@@ -215,7 +214,7 @@ class Reader:
             loader.load_state_dict(saved["loader"])
         elif self.is_dealt_anew and self._is_placed:
             self._deal.begin(self._begun)
-        with outliving_sigterm(loader) if by_sigterm else contextlib.nullcontext():
+        with ending_workers(loader, by_parent=by_sigterm):
             batches = iter(loader)
         if not goes_on and not self.is_dealt_anew:
             _skip(batches, self._read, loader)

@@ -90,5 +90,21 @@ TEST_F(DistributionTest, WrongInputIsNamed) {
               HasSubstr("partition"));
 }
 
+TEST_F(DistributionTest, ReadsWhatStandsForMuchInBoundedMemory) {
+  std::string bomb = "a0: &a0 [x]\n";
+  for (int i = 1; i < 30; ++i)
+    bomb += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [*a" + std::to_string(i - 1) + ", *a" +
+            std::to_string(i - 1) + "]\n";
+  EXPECT_THAT(complaint(bomb, "d.yaml"), HasSubstr("it stands for more than 100000 values"));
+  std::string words = "a: &a " + std::string(100'000, 'x') + "\nb: [";
+  for (int i = 0; i < 1000; ++i) words += "*a, ";
+  EXPECT_THAT(complaint(words + "*a]\n", "d.yaml"), HasSubstr("it stands for more than 16777216 bytes"));
+  EXPECT_THAT(complaint("a: &a [*a]\n", "d.yaml"), HasSubstr("lists in more than 100 lists"));
+  EXPECT_THAT(complaint(std::string(200'000, '['), "d.yaml"), HasSubstr("is not valid YAML"));
+  EXPECT_THAT(complaint("? [a]\n: b\n", "d.yaml"), HasSubstr("a key is to be a word"));
+  EXPECT_THAT(complaint(std::string(200'000, '[')), HasSubstr("lists in more than 100 lists"));
+  EXPECT_THAT(complaint(std::string(2 << 20, ' ')), HasSubstr("it has more than 1048576 bytes"));
+}
+
 }  // namespace
 }  // namespace lamina::launch

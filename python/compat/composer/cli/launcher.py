@@ -17,8 +17,9 @@ def command() -> str:
 
 
 def main():
-    os.environ.setdefault("LAMINA_PYTHON", sys.executable)
     program = command()
+    if os.path.dirname(program) != os.path.dirname(sys.executable):  # beside which it finds this interpreter itself
+        os.environ.setdefault("LAMINA_PYTHON", sys.executable)
     os.execv(program, [program, "run", *sys.argv[1:]])
 
 

@@ -2,6 +2,7 @@
 """A file for all that a rank says."""
 
 import atexit
+import errno
 import os
 import sys
 import threading
@@ -9,10 +10,11 @@ import traceback
 from typing import Any, TextIO
 
 from lamina.dist import ranks
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, FileError
 from lamina.trainer import checks
 from lamina.trainer.loggers.destination import LoggerDestination, format_log_data_value
 from lamina.trainer.loggers.tap import Tap
+from lamina.util.files import own
 
 _RANKS = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
 
@@ -32,6 +34,7 @@ class FileLogger(LoggerDestination):
 
     Errors:
         ConfigError: an unknown name in `filename`; when the Trainer is made, a file that is there.
+        FileError: in its place is a link, or what else others may have put there.
     """
 
     def __init__(
@@ -99,8 +102,10 @@ class FileLogger(LoggerDestination):
             os.makedirs(folder, exist_ok=True)
         mode = "a" if name == before else "w" if self.overwrite else "x"  # a second Trainer of the same name goes on
         try:
-            self.file = open(name, mode, self.buffer_size, "utf-8", "backslashreplace")  # noqa: SIM115
-        except FileExistsError:
+            self.file = open(name, mode, self.buffer_size, "utf-8", "backslashreplace", opener=own)  # noqa: SIM115
+        except FileError as error:
+            if error.errno != errno.EEXIST:
+                raise
             raise ConfigError(
                 f"FileLogger: {name} is there: overwrite=True replaces it, filename=... names another"
             ) from None
