@@ -36,6 +36,7 @@ REASONS = {
     "lamina/observe/timeline_part.cc": {"/proc/self/fd/": "a descriptor of open_output()"},
     "python/compat/composer/cli/launcher.py": {"os.execv(": "`lamina run`"},
     "python/lamina/trainer/loggers/progress_bar_logger.py": {"os.fdopen(": "a descriptor of the terminal"},
+    "python/lamina/trainer/huggingface.py": {".write_text(": "in a new folder of its own"},
     "python/lamina/util/files.py": {'"x+b"': "a new file", "O_RDONLY": "a folder"},
 }
 EVERYWHERE = ("open_output(", "/dev/null")

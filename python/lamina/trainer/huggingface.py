@@ -159,7 +159,7 @@ class HuggingFaceModel(ComposerModel):
             return model, None
         with tempfile.TemporaryDirectory() as folder:
             for name, text in texts.items():
-                Path(folder, name).write_text(text)
+                Path(folder, Path(name).name).write_text(text)  # nowhere else, whatever the checkpoint says
             return model, transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
