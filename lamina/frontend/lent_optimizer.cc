@@ -14,6 +14,7 @@
 #include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina::frontend {
 LentOptimizer::LentOptimizer(torch::optim::Optimizer& optimizer, fused::Needs needs, ParameterOf parameter_of)
@@ -126,6 +127,7 @@ const std::string& LentOptimizer::names() const {
 bool LentOptimizer::needs_norm() const { return fused_ != nullptr && fused_->functional().declaration().gradient_norm; }
 
 void LentOptimizer::update(const distributed_optimizer::UpdateTerms& terms) {
+  const value::Updating updating;
   if (terms.closure) {
     loss_ = optimizer_.step([&] { return terms.closure(), loss_; });
   } else if (fused_ == nullptr || terms.parameters == nullptr) {

@@ -28,17 +28,18 @@ at::Tensor SlicedLinearImpl::forward(const at::Tensor& input) {
   if (!member()) return at::linear(input, weight, bias);
   const auto& team = member()->team;
   if (!cuts_inputs()) {
-    const auto output = at::linear(style_ == Style::kColwiseOfReady ? input : tp::copy(input, team), weight, bias);
+    const auto given = style_ == Style::kColwiseOfReady ? input : tp::copy(input, team);
+    const auto output = at::linear(given, tp::own(weight), tp::own(bias));
     return style_ == Style::kColwiseGatherOutput ? tp::gather(output, {-1, sizes_}, team) : output;
   }
   const auto part = style_ == Style::kRowwise ? input : tp::scatter(input, {-1, sizes_}, team);
-  const auto sum = tp::all_reduce(at::linear(part, weight), team);
+  const auto sum = tp::all_reduce(at::linear(part, tp::own(weight)), team);
   return bias.defined() ? sum + bias.to(sum.scalar_type()) : sum;  // which autocast has chosen
 }
 
 at::Tensor SlicedLinearImpl::to_positions(const at::Tensor& part, std::int64_t positions) {
   const auto& team = member()->team;
-  const auto sum = tp::reduce_scatter(at::linear(part, weight), member()->cut(positions), team);
+  const auto sum = tp::reduce_scatter(at::linear(part, tp::own(weight)), member()->cut(positions), team);
   return bias.defined() ? sum + tp::copy(bias, team).to(sum.scalar_type()) : sum;
 }
 
@@ -63,9 +64,11 @@ SlicedEmbeddingImpl::SlicedEmbeddingImpl(std::int64_t num_embeddings, std::int64
 
 at::Tensor SlicedEmbeddingImpl::forward(const at::Tensor& words) {
   if (!member()) return at::embedding(weight, words);
+  const auto slice = tp::own(weight);
   const auto own = words - first_;
-  const auto is_elsewhere = own.lt(0).logical_or(own.ge(weight.size(0)));
-  const auto output = at::embedding(weight, own.masked_fill(is_elsewhere, 0));
+  const auto is_known = words.ge(0).logical_and(words.lt(options.num_embeddings()));  // others are torch's own error
+  const auto is_elsewhere = own.lt(0).logical_or(own.ge(slice.size(0))).logical_and(is_known);
+  const auto output = at::embedding(slice, own.masked_fill(is_elsewhere, 0));
   return tp::all_reduce(output.masked_fill(is_elsewhere.unsqueeze(-1), 0), member()->team);
 }
 
@@ -93,8 +96,9 @@ DistributedEmbeddingImpl::DistributedEmbeddingImpl(const torch::nn::EmbeddingOpt
 }
 
 at::Tensor DistributedEmbeddingImpl::forward(const at::Tensor& words) {
-  const auto output = torch::nn::EmbeddingImpl::forward(words);
-  return member() ? tp::gather(output, {-1, sizes_}, member()->team) : output;
+  if (!member()) return torch::nn::EmbeddingImpl::forward(words);
+  const auto output = at::embedding(tp::own(weight), words, options.padding_idx().value_or(-1));
+  return tp::gather(output, {-1, sizes_}, member()->team);
 }
 
 std::vector<frontend::Sliced::Cut> DistributedEmbeddingImpl::cuts() const {

@@ -9,6 +9,7 @@
 #include "lamina/tensor_parallel/same_batch.h"
 #include "lamina/tensor_parallel/slices.h"
 #include "lamina/tensor_parallel/team.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina::session {
 namespace {
@@ -48,9 +49,11 @@ void slice(Session& session, std::span<const ToSlice> parameters,
   hooks.why = [](const auto&) { return std::string(); };
   hooks.given = [&](std::span<const model::Parameter> portion) {
     for (const auto& row : portion) {
-      const auto& slicing = parameters[static_cast<std::size_t>(&row - table.all().data())].slicing;
+      const auto& [name, whole, slicing] = parameters[static_cast<std::size_t>(&row - table.all().data())];
+      const auto shape = whole.sizes().vec();
       auto tensor = row.tensor;
       tensor.set_data(slice_of(session, tensor.detach(), slicing));
+      value::guard(tensor, name, shape);
     }
   };
   model::give_values(table, {world, {}}, session.mailbox(), session.patience(), hooks, kPortionBytes);

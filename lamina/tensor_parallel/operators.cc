@@ -26,6 +26,7 @@ using OfCuts = at::Tensor(const at::Tensor&, std::int64_t, c10::SymIntArrayRef, 
 
 TORCH_LIBRARY_FRAGMENT(lamina, library) {
   const auto def = [&](const std::string& schema) { library.def(schema.c_str(), {at::Tag::pt2_compliant_tag}); };
+  def("tp_own(Tensor(a) slice) -> Tensor(a)");
   def("tp_copy(Tensor(a) whole, str team) -> Tensor(a)");
   def("tp_copied(Tensor whole, str team) -> ()");
   def("tp_all_reduce(Tensor given, str team) -> Tensor");
@@ -258,7 +259,13 @@ at::Tensor all_to_all_with_gradient(const at::Tensor& given, std::int64_t from_d
   return AllToAllFunction::apply(given, from_dim, from_sizes, to_dim, to_sizes, team);
 }
 
-TORCH_LIBRARY_IMPL(lamina, CompositeImplicitAutograd, library) { library.impl("tp_copy", &copy_with_gradient); }
+// The slice of a layer, as it computes with it. What is guarded goes by way of the wrapper key.
+at::Tensor own_slice(const at::Tensor& slice) { return at::alias(slice); }
+
+TORCH_LIBRARY_IMPL(lamina, CompositeImplicitAutograd, library) {
+  library.impl("tp_own", &own_slice);
+  library.impl("tp_copy", &copy_with_gradient);
+}
 
 TORCH_LIBRARY_IMPL(lamina, Autograd, library) {
   library.impl("tp_all_reduce", &all_reduce_with_gradient);
@@ -276,6 +283,11 @@ at::Tensor call(const at::Tensor& given, const Cut& cut, const std::string& team
 }
 
 }  // namespace
+
+at::Tensor own(const at::Tensor& slice) {
+  static const auto operation = op<at::Tensor(const at::Tensor&)>("lamina::tp_own");
+  return slice.defined() ? operation.call(slice) : slice;
+}
 
 at::Tensor copy(const at::Tensor& whole, const std::string& team) {
   static const auto operation = op<OfWhole>("lamina::tp_copy");

@@ -28,6 +28,8 @@
 // All throw what Team's functions throw. `team` is a name given to note_team().
 namespace lamina::tensor_parallel {
 
+// A layer's own slice, to compute with: see [Note: guarded slices]. Not defined where the slice is not.
+at::Tensor own(const at::Tensor& slice);
 at::Tensor copy(const at::Tensor& whole, const std::string& team);
 at::Tensor all_reduce(const at::Tensor& given, const std::string& team);
 at::Tensor gather(const at::Tensor& part, const Cut& cut, const std::string& team);

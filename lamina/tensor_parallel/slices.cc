@@ -5,6 +5,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include "lamina/value/guarded.h"
+
 namespace lamina::tensor_parallel {
 namespace {
 
@@ -40,6 +42,7 @@ std::int64_t extent_along(const layout::Region& region, int dim) {
 
 at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int member, int members) {
   const at::NoGradGuard no_grad;
+  const value::Unguarded own_work;
   const auto region = region_of(layout_of(whole.sizes().vec(), slicing), member, members);
   auto result = at::zeros(with_extent(whole.sizes(), region.dim, region.extent), whole.options());
   for (const auto& stripe : region.stripes) {
@@ -50,6 +53,7 @@ at::Tensor slice_of(const at::Tensor& whole, const layout::Slicing& slicing, int
 
 at::Tensor whole_of(std::span<const at::Tensor> slices, const layout::Slicing& slicing) {
   const at::NoGradGuard no_grad;
+  const value::Unguarded own_work;
   const auto layout = layout_of_whole(slices.front(), slicing);
   auto whole = at::empty(layout.shape, slices.front().options());
   for (std::size_t member = 0; member < slices.size(); ++member) {
@@ -69,7 +73,8 @@ at::Tensor whole_of(Team& team, const at::Tensor& slice, const layout::Slicing& 
   for (int member = 0; member < team.size(); ++member) {
     cut.sizes.push_back(extent_along(region_of(layout, member, team.size()), slicing.dim));
   }
-  return whole_of(team.all_gather(slice.detach(), cut).split_with_sizes(cut.sizes, slicing.dim), slicing);
+  return whole_of(team.all_gather(value::unguarded(slice.detach()), cut).split_with_sizes(cut.sizes, slicing.dim),
+                  slicing);
 }
 
 std::vector<std::int64_t> whole_shape(const at::Tensor& slice, const layout::Slicing& slicing) {

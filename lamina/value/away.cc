@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/value/away.h"
 
-#include <c10/core/InferenceMode.h>
-
 #include <mutex>
 
+#include "lamina/value/guarded.h"
 #include "lamina/value/reference_tensor.h"
 #include "lamina/value/torch_version.h"
 #include "lamina/value/wrapper_key.h"
@@ -20,23 +19,16 @@ std::shared_ptr<Home> home() {
   return home_of_all.lock();
 }
 
-// A tensor's stand-in, for its key set.
-class KeyedImpl : public c10::TensorImpl {
- public:
-  KeyedImpl(const at::Tensor& like, c10::DispatchKeySet keys)
-      : TensorImpl(c10::Storage(like.unsafeGetTensorImpl()->unsafe_storage()), keys, like.dtype()) {
-    set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  }
+// The key set of a TensorImpl, which torch lets none but its own classes change.
+struct Keys : c10::TensorImpl {
+  static constexpr auto kOf = &Keys::key_set_;
 };
-
-void set_keys(const at::Tensor& tensor, c10::DispatchKeySet keys) {
-  const c10::InferenceMode outlives_it(false);  // where a new tensor would not have the keys of autograd
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(c10::make_intrusive<KeyedImpl>(tensor, keys));
-}
 
 void drop_key(const at::Tensor& tensor) { set_keys(tensor, tensor.key_set().remove(kWrapperKey)); }
 
 }  // namespace
+
+void set_keys(const at::Tensor& tensor, c10::DispatchKeySet keys) { tensor.unsafeGetTensorImpl()->*Keys::kOf = keys; }
 
 c10::StorageImpl* memory_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
@@ -64,11 +56,12 @@ void bring_back(const at::Tensor& tensor, c10::DataPtr memory) {
   auto* own = memory_of(tensor);
   allow_reading(*own);
   own->set_data_ptr_noswap(std::move(memory));
-  drop_key(tensor);
+  if (!is_slice(tensor)) drop_key(tensor);
 }
 
 bool is_away(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.key_set().has(kWrapperKey) && !is_pending(tensor) && tensor.has_storage();
+  return tensor.defined() && tensor.key_set().has(kWrapperKey) && !is_pending(tensor) && tensor.has_storage() &&
+         !is_guarded(tensor);
 }
 
 void bring(const at::Tensor& tensor, const std::string& operation) {

@@ -3,6 +3,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/value/guarded.h"
 #include "lamina/value/reference_tensor.h"
 #include "lamina/value/wrapper_key.h"
 
@@ -63,6 +64,7 @@ void restore(at::Tensor& tensor, const at::Tensor& value) {
                                      value.scalar_type()));
   }
   tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
+  guard_again(tensor);
 }
 
 void require_value(const at::Tensor& tensor, const std::string& operation) {

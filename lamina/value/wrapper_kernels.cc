@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on tensors whose value is not here: see [Note: reference tensors], [Note: released tensors] and [Note:
-// values that are away].
+// Operations on tensors whose value is not here, or not all of it: see [Note: reference tensors], [Note: released
+// tensors], [Note: values that are away] and [Note: guarded slices].
 // This is the only file that registers anything for the wrapper key.
 #include "lamina/value/wrapper_key.h"
 
@@ -20,6 +20,8 @@
 #include <string_view>
 
 #include "lamina/value/away.h"
+#include "lamina/value/guarded.h"
+#include "lamina/value/guarded_calls.h"
 #include "lamina/value/reference_impl.h"
 #include "lamina/value/released.h"
 
@@ -43,18 +45,20 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-// Operations that look at a tensor's shape and type alone.
-bool reads_no_value(std::string_view operation) {
+// Operations that look at a tensor's shape and type alone. Random numbers for a slice, and memory for them, are not
+// those of the whole.
+bool reads_no_value(std::string_view operation, const at::Tensor& tensor) {
   constexpr std::array<std::string_view, 10> kAll{
-      "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like",
-      "aten::randn_like", "aten::new_empty",  "aten::new_zeros", "aten::new_ones",  "aten::new_full"};
-  return std::ranges::find(kAll, operation) != kAll.end();
+      "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros",
+      "aten::new_ones",   "aten::new_full",   "aten::new_empty", "aten::rand_like", "aten::randn_like"};
+  const auto end = kAll.end() - (is_guarded(tensor) ? 3 : 0);
+  return (is_away(tensor) || is_guarded(tensor)) && std::find(kAll.begin(), end, operation) != end;
 }
 
-void read_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+void read_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto arguments = torch::jit::last(*stack, schema.arguments().size());
-  if (reads_no_value(schema.name()) && arguments.front().isTensor() && is_away(arguments.front().toTensor())) {
+  if (arguments.front().isTensor() && reads_no_value(schema.name(), arguments.front().toTensor())) {
     const c10::impl::ExcludeDispatchKeyGuard as_it_is(kWrapperKey);
     return op.callBoxed(stack);
   }
@@ -67,6 +71,13 @@ void read_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::j
     }
     for (const auto& argument : arguments) for_each_tensor(argument, materialise);
   });
+  at::Tensor slice;
+  for (const auto& argument : arguments) {
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      if (!slice.defined() && is_guarded(tensor)) slice = tensor;
+    });
+  }
+  if (slice.defined()) return call_guarded(op, keys, stack, slice);
   op.callBoxed(stack);
 }
 
@@ -75,6 +86,10 @@ at::Tensor detach(const at::Tensor& self) {
     require_value(self, "aten::detach");
     bring(self, "aten::detach");
   });
+  if (is_guarded(self)) {
+    const c10::impl::ExcludeDispatchKeyGuard as_it_is(kWrapperKey);
+    return at::detach(self);
+  }
   const auto* reference = pending_impl(self);
   // A mode has a right to see it. And torch makes a normal tensor of a normal one in inference mode too, where a new
   // reference would be an inference tensor.
@@ -116,6 +131,13 @@ std::shared_ptr<Sum> summed(const at::Tensor& a, const at::Tensor& b) {
   return std::make_shared<Sum>(std::move(parts));
 }
 
+at::Tensor add_slices(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
+  torch::jit::Stack stack{self, other, alpha};
+  call_guarded(op, {}, &stack, is_guarded(self) ? self : other);
+  return stack.front().toTensor();
+}
+
 at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   for_user([&] {
     require_value(self, "aten::add");
@@ -130,7 +152,18 @@ at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar
     materialise(self);
     materialise(other);
   });
+  if (is_guarded(self) || is_guarded(other)) return add_slices(self, other, alpha);
   return at::add(self, other, alpha);
+}
+
+// The slice of a layer's own, for that.
+at::Tensor own(const at::Tensor& slice) {
+  for_user([&] {
+    require_value(slice, "lamina::tp_own");
+    bring(slice, "lamina::tp_own");
+    materialise(slice);
+  });
+  return unguarded(slice);
 }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
@@ -142,6 +175,8 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericWrapper, library) {
   library.impl("detach", &detach);
   library.impl("add.Tensor", &add);
 }
+
+TORCH_LIBRARY_IMPL(lamina, TESTING_ONLY_GenericWrapper, library) { library.impl("tp_own", &own); }
 
 }  // namespace
 }  // namespace lamina::value

@@ -11,6 +11,7 @@
 #include "lamina/distributed_optimizer/optimizer.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/sharding/sharding.h"
+#include "lamina/value/guarded.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/hooks.h"
@@ -194,7 +195,11 @@ PyObject* get_data(PyObject* self, void* closure) { return data.get(self, closur
 
 int set_data(PyObject* self, PyObject* value, void* closure) {
   const auto& parameter = THPVariable_Unpack(self);
-  if (!value::is_released(parameter)) return data.set(self, value, closure);
+  if (!value::is_released(parameter)) {
+    int failed = 0;
+    value::guard_as_before(parameter, [&] { failed = data.set(self, value, closure); });
+    return failed;
+  }
   return refuse(base::str("the data of a parameter that another rank owns was set (", value::where_released(parameter),
                           "), which has no effect there: set it on that rank (model.local_named_parameters()), or call "
                           "model.load_state_dict() on all"));

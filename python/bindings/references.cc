@@ -3,6 +3,8 @@
 
 #include "lamina/remote/issued.h"
 #include "lamina/value/away.h"
+#include "lamina/value/guarded.h"
+#include "lamina/value/guarded_calls.h"
 #include "lamina/value/reference_tensor.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
@@ -22,6 +24,11 @@ void settle() {
   for (const auto& source : sources) source->take();
 }
 
+// A context of Python's.
+struct OwnWork {
+  std::optional<value::Unguarded> open;
+};
+
 }  // namespace
 
 void bind_references(py::module_& module) {
@@ -29,6 +36,15 @@ void bind_references(py::module_& module) {
   module.def("where_released", &value::where_released, py::arg("tensor"));
   module.def("is_away", &value::is_away, py::arg("tensor"));
   module.def("materialise", &value::materialise, py::arg("tensor"), py::call_guard<py::gil_scoped_release>());
+  module.def("why_guarded", &value::why_guarded, py::arg("tensor"));
+  module.def("name_guarded", &value::name_guarded, py::arg("tensor"));
+  module.def("require_whole", &value::require_whole, py::arg("tensor"), py::arg("operation"));
+  module.def("guard_again", &value::guard_again, py::arg("slice"));
+  module.def("set_updating", &value::set_updating, py::arg("updates"));
+  py::class_<OwnWork>(module, "Unguarded")
+      .def(py::init<>())
+      .def("__enter__", [](OwnWork& self) { self.open.emplace(); })
+      .def("__exit__", [](OwnWork& self, const py::args&) { self.open.reset(); });
   module.def("settle", &settle, py::call_guard<py::gil_scoped_release>());
   module.def(
       "release",

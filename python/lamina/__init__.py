@@ -102,7 +102,7 @@ from lamina.job.ranks import (
     tp_size,
 )
 from lamina.job.seeds import rng_step, set_rng_seed, set_rng_step
-from lamina.model.shards import gathered_parameters, get_full_gradient, get_full_parameter
+from lamina.model.whole_parameters import gathered_parameters, get_full_gradient, get_full_parameter
 from lamina.modules.dynamic import set_dynamic
 from lamina.modules.placement import partition, set_partition
 from lamina.observe.metrics import JsonLines, Logger, Metrics, TensorBoard

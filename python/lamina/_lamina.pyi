@@ -113,6 +113,28 @@ def where_released(tensor: torch.Tensor) -> str:
     """The place of the value of a tensor of other ranks: "0.weight lives in partition 1 on rank 1". "" for any
     other."""
 
+def why_guarded(tensor: torch.Tensor) -> str:
+    """Says of what a guarded slice is one: "up.weight is sliced, and this rank has [8, 4] of its [16, 4]". "" for any
+    other tensor. See lamina/value/guarded.h."""
+
+def name_guarded(tensor: torch.Tensor) -> str:
+    """The name of the parameter of which that is a guarded slice, or comes of one; "" for any other tensor."""
+
+def require_whole(tensor: torch.Tensor, operation: str) -> None:
+    """UsageError for a guarded slice that `operation` is about to take for the whole, but in an update."""
+
+def guard_again(slice: torch.Tensor) -> None:
+    """Guards a parameter that was, and had another value since."""
+
+def set_updating(updates: bool) -> None:
+    """From now on, what this thread computes of slices is not guarded, as states of optimizers are; or is again."""
+
+class Unguarded:
+    """Inside, this thread does as it likes with slices."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: Any) -> None: ...
+
 def release(tensor: torch.Tensor, why: str, like: torch.Tensor) -> None:
     """Frees the value of a tensor, which becomes one of the dtype, device and strides of `like`; the Python object
     stays, and any use of the value is an error with the text `why`: lamina/value/released.h."""

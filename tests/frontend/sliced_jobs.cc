@@ -183,6 +183,31 @@ void other_batches() {
   shutdown();
 }
 
+// A slice is not taken for the whole outside of its layer.
+void weights() {
+  begin();
+  auto model = torch::nn::Sequential(nn::SlicedEmbedding(21, 8), nn::DistributedLinear(8, 4));
+  DistributedModel distributed(model);
+  for (const std::string name : {"0.weight", "1.weight"}) {
+    auto weight = distributed.named_parameters()[name];
+    for (const auto& use : std::vector<std::function<void()>>{
+             [&] { weight.pow(2).sum(); },
+             [&] { torch::nn::init::xavier_uniform_(weight); },
+             [&] { torch::linear(torch::ones({1, weight.size(1)}), weight); },
+         }) {
+      expect_error<UsageError>(use, {name + " is sliced, and this rank has", "gathered_parameters", "[tp-away]"});
+    }
+    const torch::NoGradGuard no_grad;
+    weight.clamp_(-0.1, 0.1);
+    expect(distributed.state_dict()[name].abs().max().item<double>() <= 0.1, "clamped weights");
+  }
+  expect(distributed.state_dict()["0.weight"].size(0) == 21, "whole states");
+  const auto words = [](std::int64_t word) { return torch::tensor({std::int64_t{3}, word}); };
+  expect(distributed(words(20)).size(0) == 2, "the last word");
+  for (const auto word : {21, -1}) expect_error<c10::Error>([&] { distributed(words(word)); }, {"index out of range"});
+  shutdown();
+}
+
 void refusals() {
   const auto asks = [](Settings keys, const std::vector<std::string>& words) {
     expect_error<ConfigError>([&] { init(keys); }, words);
@@ -215,6 +240,7 @@ int main() {
   checkpoints(std::filesystem::temp_directory_path() / ("lamina_sliced_" + std::to_string(::getppid())));
   failures_of_one();
   other_batches();
+  weights();
   refusals();
   return exit_code();
 }

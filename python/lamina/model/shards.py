@@ -118,19 +118,7 @@ def measured(
 def gathered_parameters(
     parameters: torch.Tensor | Iterable[torch.Tensor], write_back: bool = False, modifier_rank: int | None = None
 ) -> Iterator[None]:
-    """Inside, these parameters of a sharded model have their whole values, which may be read. Called on every rank of
-    the sharding group where the group does not share memory.
-
-    Args:
-        parameters: one or more; those that are not sharded have their values anyway.
-        write_back: whether what is written to them inside counts. Then every rank of all sharding groups calls this,
-            and writes the same.
-        modifier_rank: a rank of the sharding group (RDP_GROUP's first `sharded_data_parallel_degree` ranks, and so on)
-            whose values count in the place of each rank's own; implies `write_back`.
-
-    Errors:
-        UsageError: inside a step function with `write_back`.
-    """
+    """As `whole_parameters.gathered_parameters`, of what is sharded alone: slices stay."""
     sharding = of_job()
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     found = [number for each in given if (number := number_of(sharding, each)) is not None]
@@ -170,24 +158,6 @@ def _written(sharding: _lamina.Sharding, numbers: list[int], modifier_rank: int 
     for number, value in zip(numbers, written, strict=True):
         sharding.write_back(number, value)
     sharding.after_update()
-
-
-def get_full_parameter(parameter: torch.Tensor) -> torch.Tensor:
-    """The whole value of a parameter, sharded or not, as a tensor of its own. Called on every rank of the sharding
-    group where the group does not share memory."""
-    with gathered_parameters(parameter), torch.no_grad():
-        return parameter.detach().clone()
-
-
-def get_full_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The whole gradient of a parameter, sharded or not, as a tensor of its own; None where there is none. Collective
-    over the sharding group."""
-    sharding = of_job()
-    number = number_of(sharding, parameter)
-    own = parameter.grad if number is None else parameter.ds_tensor.grad
-    if own is None:
-        return None
-    return own.detach().clone() if number is None else sharding.gather(number, own)
 
 
 def are_among(tensors: Iterable[torch.Tensor]) -> bool:

@@ -112,7 +112,8 @@ class LentOptimizer:
             self.loss = self._step(lambda: (terms.close(), self.loss)[1])
             return
         is_ours = terms.parameters is not None and isinstance(self._optimizer, FunctionalOptimizer)
-        with self._optimizer.around(terms) if is_ours else nullcontext():
+        around = self._optimizer.around(terms) if is_ours else nullcontext()
+        with around, _lamina.Unguarded():  # of what it needs the engine has all
             self._step()
 
     def zero_grad(self, set_to_none: bool) -> None:

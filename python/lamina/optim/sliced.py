@@ -5,8 +5,9 @@ lamina/fused/declaration.h."""
 from typing import Any
 
 from torch import optim
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lamina import _lamina
 from lamina.errors import UsageError, refusal
 from lamina.job import current
 from lamina.optim.registry import needs_of
@@ -22,7 +23,9 @@ _WHY = {
 def see_to_steps(job: current.Job) -> None:
     """From now on optimizers that cannot update slices, or have parameters that are gone, are refused before they
     update any."""
+    _lamina.set_updating(False)  # which a step that failed has left on
     job.on_end.callback(register_optimizer_step_pre_hook(_before_step).remove)
+    job.on_end.callback(register_optimizer_step_post_hook(lambda *_: _lamina.set_updating(False)).remove)
 
 
 def require_fits(optimizer: optim.Optimizer, job: current.Job, knows_others: bool = True) -> None:
@@ -54,3 +57,4 @@ def _before_step(optimizer: optim.Optimizer, *_: Any) -> None:
     job = current.job_if_any()
     if job is not None:
         require_fits(optimizer, job, any(known.optimizer is optimizer for known in job.optimizers))
+        _lamina.set_updating(True)

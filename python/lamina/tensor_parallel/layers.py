@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina import _lamina
 from lamina.tensor_parallel import dropout
 from lamina.tensor_parallel.dropout import Parts, SlicedDropout, State
 from lamina.tensor_parallel.heads import Share, share
@@ -154,12 +155,13 @@ class _Chosen:
 
 
 class _Words:
-    """An embedding that has some of the words: the others' are zero here, and the ranks' are added."""
+    """An embedding that has some of the words: the others' are zero here, and the ranks' are added. Words that none has
+    are an error of torch's own, on all ranks."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         here = self.__dict__[_HERE]
         own = input - here.share.first
-        is_elsewhere = (own < 0) | (own >= self.weight.shape[0])
+        is_elsewhere = ((own < 0) | (own >= self.weight.shape[0])) & (input >= 0) & (input < sum(here.sizes))
         output = nn.functional.embedding(own.masked_fill(is_elsewhere, 0), self.weight, here.padding)
         output = output.masked_fill(is_elsewhere.unsqueeze(-1), 0)
         return torch.ops.lamina.tp_all_reduce(output, here.team)
@@ -184,6 +186,23 @@ class _Replicated:
         finally:
             for name in names:
                 self.__dict__.pop(name, None)
+
+
+class _Own:
+    """A layer that computes with its slices, which are guarded for all others: see lamina/value/guarded.h."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            with _lamina.Unguarded():
+                return super().forward(*args, **kwargs)
+        lent = self.__dict__  # where attributes are found before parameters are
+        try:
+            for name in lent[_SLICES]:
+                lent[name] = torch.ops.lamina.tp_own(self._parameters[name])
+            return super().forward(*args, **kwargs)
+        finally:
+            for name in lent[_SLICES]:
+                lent.pop(name, None)
 
 
 class _Around:
@@ -252,6 +271,8 @@ def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here
         layer.__class__ = with_other_forward(kinds[style], kind)
     else:
         layer.__class__ = with_other_base(kind, with_other_forward(kinds[style], base))
+    if slices:
+        layer.__class__ = with_other_forward(_Own, type(layer))
 
 
 def has_own_forward(layer: nn.Module) -> bool:
@@ -413,6 +434,11 @@ def slicings(root: nn.Module) -> dict[int, Slicing]:
         for module in root.modules()
         for name, slicing in module.__dict__.get(_SLICES, {}).items()
     }
+
+
+def slicing_of(module: nn.Module, name: str) -> Slicing | None:
+    """How one of a module's own parameters is sliced; None for one that is whole."""
+    return module.__dict__.get(_SLICES, {}).get(name)
 
 
 def whole_shape(module: nn.Module, name: str) -> list[int]:

@@ -19,7 +19,7 @@ from lamina.tensor_parallel.regions import make_regions
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.tensor_parallel.turns import Turns
 from lamina.tensor_parallel.unslicing import remember
-from lamina.torch_patches import checkpoints
+from lamina.torch_patches import checkpoints, compiled_slices
 from lamina.util.told import tell
 
 
@@ -37,6 +37,7 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     _tell_of_whole(root, cutter.cuts, session)
     if not cutter.cuts:
         return
+    _require_parameters(cutter.cuts)
     around = cutter.around()
     rows = {
         id(parameter): (f"{name}.{key}", parameter, slicing)
@@ -64,6 +65,9 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
             remember(module)
             layers.leave_fast_path(module)
     checkpoints.install(dropout.recomputing, current.job().on_end)
+    compiled_slices.install(current.job().on_end)
+    _lamina.watch_parameters(nn.Parameter)  # of which some get another value by `parameter.data = ...`
+    current.job().on_end.callback(_lamina.forget_parameters, nn.Parameter)
     for module in root.modules() if _in_parts(session) else ():
         if isinstance(module, DistributedModule) and module.is_stack:
             layers.divide_positions(module, session.team(), session.group_rank("tp"), session.group_size("tp"))
@@ -131,6 +135,20 @@ def _tell_of_whole(root: nn.Module, cuts: dict[str, Cut], session: _lamina.Sessi
         tell(said("nothing-sliced", session.group_size("tp"), how))
     elif whole := plans.marked_but_whole(root, cuts):
         tell(f"layers that are marked for tensor parallelism and stay whole: {', '.join(whole)}")
+
+
+def _require_parameters(cuts: dict[str, Cut]) -> None:
+    """UsageError where a layer computes what is to be cut from something else."""
+    for name, cut in cuts.items():
+        if lacking := [key for key in cut.slices or ("weight",) if cut.layer._parameters.get(key) is None]:
+            own = ", ".join(key for key, _ in cut.layer.named_parameters()) or "nothing"
+            raise UsageError(
+                f"{name} is to be sliced, and computes its {lacking[0]} from {own}, as parametrizations, weight_norm, "
+                "spectral_norm and pruning do, which would be that of a slice: leave it out of the plan, or make it a "
+                "parameter before the model is wrapped (torch.nn.utils.parametrize.remove_parametrizations, "
+                "torch.nn.utils.prune.remove)",
+                code="tp-layer",
+            )
 
 
 def _cutter_of(root: nn.Module, planned: dict[str, Planned], session: _lamina.Session) -> Cutter:

@@ -56,6 +56,7 @@ def make_whole(root: nn.Module, session: _lamina.Session) -> Callable[[], None]:
         for parameter, slicing, gradient in cut:
             parameter.grad = None
             parameter.data = session.slice_of(parameter.detach(), slicing)
+            _lamina.guard_again(parameter)
             parameter.grad = gradient
 
     return undo

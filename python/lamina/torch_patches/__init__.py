@@ -33,7 +33,7 @@ While a model is cut over several ranks, until `shutdown`:
 | torch._dynamo.eval_frame._callback_from_stance | compiled | compiled code gets values, where it is imported |
 | torch._dynamo.convert_frame.CatchErrorsWrapper.__call__ | compiled | nobody waits in the compiler's lock |
 | torch.amp.GradScaler._check_scale_growth_tracker | grad_scaler | torch's own is refused over partitions |
-| torch._tensor_str._str | printing | a tensor without a value says where that is; for good |
+| torch._tensor_str._str | printing | a tensor without a value says where that is, a slice what it is; for good |
 
 Classes of the user's modules get descriptors for attributes that are set in a step, and for `training` where it changes
 in one: by lamina.shared_state, which hears of both from `module_attributes`. By torch's public functions `foreign` also
@@ -59,6 +59,9 @@ While layers of a model are slices, until `shutdown`:
 |---|---|---|
 | torch.utils.checkpoint.CheckpointFunction.forward | checkpoints | dropout of parts is computed again as it was |
 | torch.utils.checkpoint._checkpoint_without_reentrant_generator | checkpoints | likewise |
+| torch.nn.Parameter.data | slicing | a parameter that gets another value is a guarded slice where it was one |
+| torch.compile | compiled_slices | the next one is there when the compiler is |
+| torch._dynamo.output_graph.OutputGraph.call_user_compiler | compiled_slices | compiled code has slices of its layers |
 
 Since one of torch's helpers of state dicts has met a model, until `shutdown`:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a tensor prints whose value another rank has, or that is sharded."""
+"""How a tensor prints whose value another rank has, or that is sharded, or a slice."""
 
 from typing import Any
 
@@ -11,11 +11,14 @@ _TORCHS_STR = torch._tensor_str._str
 
 
 def install() -> None:
-    """From now on a tensor without a value says where that is. All others print as before."""
+    """From now on a tensor without a value says where that is, and a slice what it is one of. All others as before."""
     torch._tensor_str._str = _str
 
 
 def _str(tensor: torch.Tensor, **options: Any) -> str:
+    if why := _lamina.why_guarded(tensor):
+        with _lamina.Unguarded():
+            return f"{_TORCHS_STR(tensor, **options)}  # {why}"
     where = "sharded, and its value is away" if _lamina.is_away(tensor) else _lamina.where_released(tensor)
     if not where:
         return _TORCHS_STR(tensor, **options)

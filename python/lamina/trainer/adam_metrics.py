@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lamina import _lamina
 from lamina.job import current
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
@@ -71,7 +72,7 @@ def _count(local: torch.Tensor, known: OptimizerState) -> float:
 
 
 def _sums(parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any], scale: float) -> Sums:
-    with torch.no_grad():
+    with torch.no_grad(), _lamina.Unguarded():  # of a slice, for sums over all
         count, rate, (beta1, beta2) = float(state["step"]), float(group["lr"]), group["betas"]
         second, moment = state["exp_avg_sq"].double(), state["exp_avg"].double()
         largest = state["max_exp_avg_sq"].double() if group["amsgrad"] else second

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices outside of their layers: never taken for whole weights, over two ranks."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations, prune
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import lamina
+from lamina.errors import DesyncError, UsageError
+
+_INSIDE, _OUTSIDE = 16, 8
+_SLICED = r"up.weight is sliced, and this rank has \[8, 8\] of its \[16, 8\]; .*lamina.get_full_parameter\(parameter\)"
+
+
+class _Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(_OUTSIDE, _INSIDE), nn.Linear(_INSIDE, _OUTSIDE)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+
+def _sliced():
+    """A plain model, and the same one over two ranks."""
+    lamina.init(tensor_parallel_degree=2, ddp=True, prescaled_batch=True, timeout_s=60)
+    torch.manual_seed(0)
+    plain = _Halves().double()
+    net = copy.deepcopy(plain)
+    lamina.set_tensor_parallelism(net, plan={"up": "colwise", "down": "rowwise"})
+    return plain, lamina.distribute(net)
+
+
+def _batch():
+    return torch.randn(4, _OUTSIDE, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+
+
+def _wholes(model):
+    return {name: lamina.get_full_parameter(each) for name, each in model.module.named_parameters()}
+
+
+def case_what_takes_a_slice_for_the_weight_is_refused():
+    _, model = _sliced()
+    up = model.module.up
+    uses = (
+        lambda: sum(each.norm() for each in model.parameters()),
+        lambda: up.weight.pow(2).sum(),
+        lambda: up.weight.detach().abs().mean(),
+        lambda: up.weight.data.max().item(),
+        lambda: torch.linalg.matrix_norm(up.weight, 2),
+        lambda: up.weight @ up.weight.T,
+        lambda: functional.linear(torch.ones(2, _OUTSIDE).double(), up.weight),
+        lambda: torch.equal(up.weight, up.weight.clone()),
+        lambda: torch.nn.utils.parameters_to_vector([up.weight]).norm(),
+        lambda: torch.stack(torch._foreach_norm([up.weight])),
+        lambda: copy.deepcopy(up).weight.sum(),
+        lambda: (up.weight - torch.zeros(_INSIDE, _OUTSIDE).double()).pow(2).sum(),  # a whole that was kept
+        lambda: up.weight.copy_(torch.zeros(_INSIDE, _OUTSIDE)),
+    )
+    for use in uses:
+        with torch.no_grad(), pytest.raises(UsageError, match=_SLICED):
+            use()
+    with up.register_forward_hook(lambda module, *_: module.weight.sum()), pytest.raises(UsageError, match=_SLICED):
+        model(_batch())
+    assert "up.weight is sliced, and this rank has [8, 8] of its [16, 8]" in str(up.weight)
+    model(_batch()).sum().backward()  # after all of that
+
+
+def case_initial_values_are_those_of_whole_layers_or_refused():
+    plain, model = _sliced()
+    up, down = model.module.up, model.module.down
+    for init in (nn.init.xavier_uniform_, nn.init.normal_, nn.init.orthogonal_, nn.init.kaiming_normal_):
+        with pytest.raises(UsageError, match=r"is sliced.*write_back=True"):
+            init(up.weight)
+    with pytest.raises(UsageError, match=r"is sliced.*before the model is wrapped"):
+        up.reset_parameters()
+    torch.manual_seed(2)
+    with lamina.gathered_parameters([down.weight, up.weight], write_back=True):
+        nn.init.xavier_uniform_(down.weight)
+        nn.init.orthogonal_(up.weight)
+    torch.manual_seed(2)
+    nn.init.xavier_uniform_(plain.down.weight)
+    nn.init.orthogonal_(plain.up.weight)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name]), name
+    nn.init.ones_(up.weight)
+    assert lamina.get_full_parameter(up.weight).sum() == _INSIDE * _OUTSIDE
+
+
+def case_whole_values_are_read_and_written():
+    plain, model = _sliced()
+    named, up = dict(model.module.named_parameters()), model.module.up
+    for name, value in _wholes(model).items():
+        assert torch.equal(value, plain.get_parameter(name)), name
+    with lamina.gathered_parameters(model.parameters()), torch.no_grad():
+        assert all(torch.equal(each, plain.get_parameter(name)) for name, each in named.items())
+        norm = sum(each.norm() for each in model.parameters())
+    assert torch.equal(norm, sum(each.norm() for each in plain.parameters()))
+    for each in (model, plain):
+        each(_batch()).pow(2).sum().backward()
+    for name, each in named.items():
+        torch.testing.assert_close(lamina.get_full_gradient(each), plain.get_parameter(name).grad)
+    before = _wholes(model)
+    changed = pytest.raises(UsageError, match=r"up.weight was changed.*write_back=True")
+    with torch.no_grad(), changed, lamina.gathered_parameters(up.weight):
+        up.weight.zero_()
+    apart = pytest.raises(DesyncError, match=r"different values to up.weight")
+    with torch.no_grad(), apart, lamina.gathered_parameters(up.weight, write_back=True):
+        up.weight.fill_(lamina.tp_rank())
+    assert all(torch.equal(value, before[name]) for name, value in _wholes(model).items())
+    with torch.no_grad(), lamina.gathered_parameters(up.weight, modifier_rank=1):
+        up.weight.fill_(lamina.tp_rank() + 2)
+    assert torch.equal(lamina.get_full_parameter(up.weight), torch.full((_INSIDE, _OUTSIDE), 3.0).double())
+    with pytest.raises(UsageError, match=_SLICED):
+        up.weight.sum()
+
+
+def case_changes_of_elements_are_right():
+    plain, model = _sliced()
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    averages = [AveragedModel(each, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for each in (plain, model.module)]
+    kept = [[parameter.detach().clone() for parameter in each.parameters()] for each in (plain, model.module)]
+    for root, average, old in zip((plain, model), averages, kept, strict=True):
+        optimizer = torch.optim.SGD(root.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            root(_batch()).pow(2).sum().backward()
+            optimizer.step()
+            average.update_parameters(plain if root is plain else model.module)
+        with torch.no_grad():
+            for parameter, before in zip(root.parameters(), old, strict=True):
+                parameter.data.clamp_(-0.2, 0.2)
+                parameter.lerp_(before, 0.25)
+            vector = torch.nn.utils.parameters_to_vector(root.parameters())
+            torch.nn.utils.vector_to_parameters(vector * 2, root.parameters())
+    for name, value in _wholes(model).items():
+        torch.testing.assert_close(value, plain.get_parameter(name))
+    assert not any(_guarded(value) for state in optimizer.state.values() for value in state.values())
+    ours = {name: lamina.get_full_parameter(each) for name, each in averages[1].module.named_parameters()}
+    for name, value in averages[0].module.named_parameters():
+        torch.testing.assert_close(ours[name], value.detach())
+
+
+def _guarded(value):
+    return isinstance(value, torch.Tensor) and "is sliced" in str(value)
+
+
+def case_weights_that_are_computed_are_not_cut():
+    lamina.init(tensor_parallel_degree=2, ddp=True, prescaled_batch=True, timeout_s=60)
+
+    class LowRank(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(_INSIDE, 2)), nn.Parameter(torch.ones(2, _OUTSIDE))
+
+        def forward(self, weight):
+            return weight + self.a @ self.b
+
+    def low_rank(layer):
+        nn.utils.parametrize.register_parametrization(layer, "weight", LowRank())
+        return layer
+
+    def pruned_bias(layer):
+        return prune.l1_unstructured(layer, "bias", 2)
+
+    forms = (
+        parametrizations.weight_norm,
+        parametrizations.spectral_norm,
+        parametrizations.orthogonal,
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        lambda layer: prune.l1_unstructured(layer, "weight", 5),
+        pruned_bias,
+        low_rank,
+    )
+    for form in forms:
+        net = _Halves()
+        net.up = form(net.up)
+        lamina.set_tensor_parallelism(net, plan={"up": "colwise", "down": "rowwise"})
+        with pytest.raises(UsageError, match=r"up is to be sliced, and computes its (weight|bias) from"):
+            lamina.distribute(net)
+
+
+def case_words_that_no_rank_has_are_an_error_on_all():
+    lamina.init(tensor_parallel_degree=2, ddp=True, prescaled_batch=True, timeout_s=60)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(21, _OUTSIDE, padding_idx=-2), nn.Linear(_OUTSIDE, 4))
+    plain = copy.deepcopy(net)
+    lamina.set_tensor_parallelism(net, plan={"0": "embedding_rowwise"})
+    model = lamina.distribute(net)
+    for words in ([21], [-1], [0, 25, 3], [3, -3]):
+        with pytest.raises(IndexError, match="index out of range in self"):
+            model(torch.tensor(words))
+    words = torch.tensor([0, 10, 11, 19, 20])
+    assert torch.equal(model(words), plain(words))
+    for each in (model, plain):
+        each(words).sum().backward()
+    torch.testing.assert_close(lamina.get_full_gradient(net[0].weight), plain[0].weight.grad)
+
+
+def case_a_compiled_model_computes_with_its_slices():
+    plain, model = _sliced()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (plain, model)]
+    for _ in range(2):
+        for root, optimizer in zip((plain, compiled), optimizers, strict=True):
+            optimizer.zero_grad()
+            root(_batch()).pow(2).sum().backward()
+            optimizer.step()
+    for name, value in _wholes(model).items():
+        torch.testing.assert_close(value, plain.get_parameter(name))
+    with pytest.raises(UsageError, match=_SLICED):
+        model.module.up.weight.sum()
