@@ -10,6 +10,7 @@
 #include "lamina/config/config_reader.h"
 #include "lamina/config/problems.h"
 #include "lamina/config/scalar.h"
+#include "lamina/config/sources.h"
 
 namespace lamina::config {
 namespace {
@@ -34,6 +35,50 @@ Config for_one_process(Config config, std::vector<std::string>& warnings) {
 
 bool says_anything(const std::optional<std::string>& text) {
   return text && text->find_first_not_of(" \t\r\n") != std::string::npos;
+}
+
+// A text that may be the configuration, and who says it.
+struct Source {
+  std::string name;
+  std::string json;
+};
+
+// The sources that say anything, that which counts first.
+std::vector<Source> in_order(const Sources& given) {
+  std::vector<Source> sources;
+  if (says_anything(given.own_environment)) sources.push_back({kOwnVariable, *given.own_environment});
+  if (says_anything(given.input.environment)) sources.push_back({kSageMakerVariable, *given.input.environment});
+  sources.push_back({"init()", given.input.json});
+  return sources;
+}
+
+// Lists the keys that `other` says in vain, as "ddp: true, bf16: true"; "" where `counts` says the same.
+std::string without_effect(const Source& other, const ReadConfig& counts) {
+  Problems ignored;  // what does not count need not be right
+  std::string lines;
+  try {
+    const ReadConfig read = read_config(other.json, other.name, ignored);
+    for (const auto& name : read.given) {
+      const Key& key = *find_key(name);
+      const Scalar value = key.write(read.config);
+      if (read.enabled && value != key.write(counts.config)) {
+        lines += base::str(lines.empty() ? "" : ", ", name, ": ", show(value));
+      }
+    }
+  } catch (const base::ConfigError&) {
+    return "what it says, which is no JSON object";
+  }
+  return lines;
+}
+
+void tell_what_has_no_effect(const std::vector<Source>& sources, const ReadConfig& counts,
+                             std::vector<std::string>& warnings) {
+  for (std::size_t i = 1; i < sources.size(); ++i) {
+    const std::string lost = without_effect(sources[i], counts);
+    if (lost.empty()) continue;
+    warnings.push_back(base::str(sources[0].name, " is set in the environment, and counts alone: of ", sources[i].name,
+                                 " this has no effect: ", lost, "; unset the variable, or say it there"));
+  }
 }
 
 void check_default_partition(const Config& config, Problems& problems) {
@@ -113,19 +158,21 @@ class Availability {
 
 }  // namespace
 
-ParsedConfig parse_config(const ConfigInput& input) {
-  // The environment replaces the caller's dictionary whole: keys of the two are never mixed.
-  const bool from_environment = says_anything(input.environment);
-  const std::string source = from_environment ? "configuration (SM_HP_MP_PARAMETERS)" : "configuration";
-  Problems problems;
-  const ReadConfig read = read_config(from_environment ? *input.environment : input.json, source, problems);
+ParsedConfig parse_config(const ConfigInput& input) { return parse_sources({input, {}}); }
 
-  ParsedConfig parsed{read.config, {}};
+GivenConfig parse_sources(const Sources& given) {
+  const auto sources = in_order(given);
+  const std::string source = sources.size() > 1 ? base::str("configuration (", sources[0].name, ")") : "configuration";
+  Problems problems;
+  const ReadConfig read = read_config(sources[0].json, source, problems);
+
+  GivenConfig parsed{{read.config, {}}, read.given};
+  tell_what_has_no_effect(sources, read, parsed.warnings);
   if (!read.tolerated.empty()) {
     parsed.warnings.push_back(
         base::str("these keys are known from existing scripts but have no effect: ", read.tolerated));
   }
-  if (!input.several) parsed.config = for_one_process(parsed.config, parsed.warnings);
+  if (!given.input.several) parsed.config = for_one_process(parsed.config, parsed.warnings);
   check_between_keys(parsed.config, problems);
   problems.raise(source);
   if (parsed.config.shard_optimizer_state && parsed.config.sharded_data_parallel_degree > 1) {
@@ -134,7 +181,7 @@ ParsedConfig parse_config(const ConfigInput& input) {
         "with their parameters");
   }
   if (!read.enabled) {
-    parsed = {Config{}, {"\"enabled\" is false: the parameters beside it were checked but are not used"}};
+    parsed = {{Config{}, {"\"enabled\" is false: the parameters beside it were checked but are not used"}}, {}};
   }
   parsed.config = with_defaults(parsed.config);
   return parsed;

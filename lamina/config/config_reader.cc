@@ -98,6 +98,7 @@ void ParameterReader::accept(const Key& key, const std::string& name, const Scal
   const auto& [first_name, first_value] = first->second;
   if (fresh) {
     key.read(into_.config, value);
+    into_.given.push_back(key.name);
   } else if (first_value != value) {
     problems_.add(key.name, base::str(name, ": ", show(value), " is not allowed with ", first_name, ": ",
                                       show(first_value), "; they are two names of one key, expected the same value"));

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lamina/config/config.h"
 #include "lamina/config/problems.h"
@@ -14,6 +15,7 @@ struct ReadConfig {
   Config config;          // a key with a problem keeps its default
   std::string tolerated;  // the tolerated keys, as "fast_mode, static_mode"; often empty
   bool enabled = true;
+  std::vector<std::string> given;  // the keys that it says, by their canonical names
 };
 
 // Reads both shapes of a configuration. Text that is not a JSON object throws ConfigError, with its position;

@@ -9,6 +9,7 @@
 #include "lamina/dist/dist.h"
 #include "lamina/dist/ranks.h"
 #include "lamina/faces/sayings.h"
+#include "lamina/rendezvous/places.h"
 #include "lamina/rendezvous/job_store.h"
 
 namespace lamina::dist {
@@ -28,7 +29,7 @@ std::string next_name() {
 
 std::unique_ptr<Current> meet(std::chrono::milliseconds timeout) {
   auto made = std::make_unique<Current>();
-  made->world = world_to_meet(environment::process_environment());
+  made->world = rendezvous::placed(world_to_meet(environment::process_environment()), {});
   const std::string name = next_name();
   if (made->world.launched) made->meeting = std::make_unique<Meeting>(made->world, name, timeout, nullptr);
   made->groups =

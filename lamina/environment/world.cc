@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <limits>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -95,13 +96,18 @@ World read_world(const Environment& environment) {
   const int rank = reader.number("RANK", 0);
   world.rank = base::Rank(rank);
   world.size = reader.number("WORLD_SIZE", 1);
-  world.local_rank = reader.number("LOCAL_RANK", 0);
-  world.local_size = reader.number("LOCAL_WORLD_SIZE", 1);
-  world.node_rank = reader.number_or({"NODE_RANK", "GROUP_RANK"}, (rank - world.local_rank) / world.local_size);
+  if (const bool placed = environment("LOCAL_RANK") && environment("LOCAL_WORLD_SIZE"); placed || world.size == 1) {
+    world.local_rank = placed ? reader.number("LOCAL_RANK", 0) : 0;
+    world.local_size = placed ? reader.number("LOCAL_WORLD_SIZE", 1) : 1;
+    world.node_rank = reader.number_or({"NODE_RANK", "GROUP_RANK"}, (rank - world.local_rank) / world.local_size);
+  } else {
+    world.local_size = 0;  // four variables are all that torch's env:// needs
+  }
   world.master_addr = reader.text("MASTER_ADDR");
   world.master_port = reader.number("MASTER_PORT", 1, 65535);
   reader.check_at_most("RANK", rank, world.size - 1, "WORLD_SIZE", world.size);
-  reader.check_at_most("LOCAL_RANK", world.local_rank, world.local_size - 1, "LOCAL_WORLD_SIZE", world.local_size);
+  if (world.local_size > 0)
+    reader.check_at_most("LOCAL_RANK", world.local_rank, world.local_size - 1, "LOCAL_WORLD_SIZE", world.local_size);
   reader.check_at_most("LOCAL_WORLD_SIZE", world.local_size, world.size, "WORLD_SIZE", world.size);
   problems.raise("environment of the launcher");
   return world;

@@ -12,8 +12,8 @@ namespace lamina::environment {
 struct World {
   base::Rank rank{0};
   int size = 1;
-  int local_rank = 0;  // among the processes of this job on this machine
-  int local_size = 1;
+  int local_rank = 0;                     // among the processes of this job on this machine
+  int local_size = 1;                     // 0: nobody says; ranks tell when they meet
   int node_rank = 0;                      // of this machine
   std::string master_addr = "127.0.0.1";  // where the job's store is, or is to be
   int master_port = 0;                    // 0: not given; anything free

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/frontend/job.h"
 
+#include <algorithm>
 #include <exception>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -49,10 +50,10 @@ void init(const std::string& json) {
         "read one batch");
   }
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
+  const bool clips = std::ranges::find(parsed.given, "sdp_gradient_clipping") != parsed.given.end();
   auto& job = frontend::begin(std::move(parsed.config));
   job.lend = [&job] { return std::make_unique<frontend::CheckpointedJob>(job); };
-  const auto given = json + environment("SM_HP_MP_PARAMETERS").value_or("");
-  job.clips_by_default = given.find("sdp_gradient_clipping") == std::string::npos;
+  job.clips_by_default = !clips;
 }
 
 bool is_initialized() { return frontend::has_current(); }

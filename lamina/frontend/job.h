@@ -53,10 +53,10 @@ class Setting {
 using Settings = std::initializer_list<std::pair<const char*, Setting>>;
 
 // Starts lamina in this process; every process of the job calls it. The keys are those of docs/configuration.md:
-// init({{"partitions", 2}, {"microbatches", 4}}). The environment variable SM_HP_MP_PARAMETERS, when it says anything,
-// counts instead. A second call without configuration, or with the same, does nothing. In a job of one process degrees
-// above 1 become 1, with a warning. Throws ConfigError, with all that is wrong; PeerError and TimeoutError when the
-// ranks do not find each other.
+// init({{"partitions", 2}, {"microbatches", 4}}). The environment variables LAMINA_CONFIG and SM_HP_MP_PARAMETERS, when
+// they say anything, count instead, with a warning where that is something else. A second call without configuration,
+// or with the same, does nothing. In a job of one process degrees above 1 become 1, with a warning. Throws ConfigError,
+// with all that is wrong; PeerError and TimeoutError when the ranks do not find each other.
 void init(Settings settings = {});
 void init(const std::string& json);  // the same as a JSON object
 bool is_initialized();

@@ -7,6 +7,7 @@
 #include "lamina/environment/progress.h"
 #include "lamina/observe/timeline_part.h"
 #include "lamina/rendezvous/master_address.h"
+#include "lamina/rendezvous/places.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/tensor_parallel/team.h"
@@ -112,7 +113,7 @@ collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder
 
 Session::Session(config::Config config, environment::World world, FaceHooks hooks)
     : config_(config::with_defaults(std::move(config))),
-      world_(rendezvous::meeting_outside(std::move(world))),
+      world_(rendezvous::placed(rendezvous::meeting_outside(std::move(world)), hooks.check_interrupt)),
       topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
                 cuts_of(config_)),
       check_interrupt_(hooks.check_interrupt),

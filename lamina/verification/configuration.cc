@@ -23,11 +23,12 @@ config::Config in_run(config::Config config, const Terms& terms) {
 
 }  // namespace
 
-config::ParsedConfig read_configuration(const std::string& json, const environment::Environment& environment) {
+config::GivenConfig read_configuration(const std::string& json, const environment::Environment& environment) {
   const auto terms = read_terms(environment);
   // The command has started one process where the script wants more.
   const bool several = environment::read_world(environment).size > 1 || (terms && terms->collapsed);
-  auto parsed = config::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
+  auto parsed = config::parse_sources(
+      {{json, environment(config::kSageMakerVariable), several}, environment(config::kOwnVariable)});
   if (terms) parsed.config = in_run(std::move(parsed.config), *terms);
   return parsed;
 }

@@ -14,9 +14,11 @@ namespace {
 
 using config::Config;
 
-std::pair<Config, std::vector<std::string>> parse(const std::string& json) {
+using Names = std::vector<std::string>;
+
+std::tuple<Config, Names, Names> parse(const std::string& json) {
   auto parsed = verification::read_configuration(json, environment::process_environment());
-  return {std::move(parsed.config), std::move(parsed.warnings)};
+  return {std::move(parsed.config), std::move(parsed.warnings), std::move(parsed.given)};
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ from lamina.job.groups import (
     get_tp_process_group,
     get_world_process_group,
 )
+from lamina.job.launching import launch
 from lamina.job.lifetime import init, shutdown
 from lamina.job.messages import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
 from lamina.job.ranks import (
@@ -196,6 +197,7 @@ __all__ = [
     "init",
     "is_initialized",
     "is_tracing",
+    "launch",
     "load",
     "local_rank",
     "local_size",

@@ -172,8 +172,9 @@ class Config:
     seed: int | None
     def differences(self, other: Config) -> str: ...
 
-def parse_config(config_json: str) -> tuple[Config, list[str]]:
-    """Config and warnings from the caller's JSON and the environment (SM_HP_MP_PARAMETERS, launcher)."""
+def parse_config(config_json: str) -> tuple[Config, list[str], list[str]]:
+    """Config, warnings and the keys that are given, from the caller's JSON and the environment (LAMINA_CONFIG,
+    SM_HP_MP_PARAMETERS, launcher)."""
 
 class World:
     """This process among those of its job."""

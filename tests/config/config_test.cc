@@ -2,6 +2,7 @@
 #include "lamina/config/config.h"
 
 #include "lamina/base/str.h"
+#include "lamina/config/sources.h"
 #include "tests/config/config_fixture.h"
 
 namespace lamina::config {
@@ -108,6 +109,29 @@ TEST(Config, TheEnvironmentReplacesTheDictionaryWhole) {
   EXPECT_EQ(parse_config({R"({"microbatches": 8})", "  ", true}).config.microbatches, 8);
   const std::string error = config_error([] { parse_config({"{}", R"({"partitions": 0})", true}); });
   EXPECT_EQ(error.find("configuration (SM_HP_MP_PARAMETERS): 1 error"), 0u) << error;
+}
+
+TEST(Config, WhatHasNoEffectBesideTheEnvironmentIsTold) {
+  const auto told = [](const std::string& json, const char* environment, const char* own) {
+    Sources sources{.input = {.json = json}};
+    if (environment != nullptr) sources.input.environment = environment;
+    if (own != nullptr) sources.own_environment = own;
+    return parse_sources(sources);
+  };
+  const auto lost = told(R"({"partitions": 2, "ddp": true, "bf16": true})", R"({"partitions": 2})", nullptr);
+  ASSERT_EQ(lost.warnings.size(), 1u);
+  EXPECT_EQ(
+      lost.warnings[0],
+      "SM_HP_MP_PARAMETERS is set in the environment, and counts alone: of init() this has no effect: bf16: true, "
+      "ddp: true; unset the variable, or say it there");
+  EXPECT_EQ(lost.given, std::vector<std::string>{"partitions"});
+  EXPECT_TRUE(told(R"({"pipeline_parallel_degree": 2})", R"({"partitions": 2})", nullptr).warnings.empty());
+  EXPECT_TRUE(told("{}", R"({"partitions": 2, "ddp": true})", nullptr).warnings.empty());
+  const auto both = told(R"({"seed": 1})", R"({"partitions": 2})", R"({"microbatches": 4})");
+  EXPECT_EQ(both.config, parsed(R"({"microbatches": 4})"));
+  ASSERT_EQ(both.warnings.size(), 2u);
+  EXPECT_NE(both.warnings[0].find("of SM_HP_MP_PARAMETERS this has no effect: partitions: 2;"), std::string::npos);
+  EXPECT_NE(both.warnings[1].find("of init() this has no effect: seed: 1;"), std::string::npos);
 }
 
 TEST(Config, TextThatIsNotJsonIsAnErrorWithItsPosition) {

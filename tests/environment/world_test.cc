@@ -58,9 +58,18 @@ TEST(World, KnowsItsMachine) {
   EXPECT_EQ(read(variables).node_rank, 0);
 }
 
+TEST(World, FourVariablesAreEnough) {
+  for (const char* with : {"", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
+    Variables four{{"RANK", "3"}, {"WORLD_SIZE", "5"}, {"MASTER_ADDR", "host-0"}, {"MASTER_PORT", "29500"}};
+    if (*with != '\0') four[with] = "1";
+    EXPECT_EQ(read(four).size, 5);
+    EXPECT_EQ(read(four).local_size, 0);
+  }
+}
+
 TEST(World, EveryMissingVariableIsNamed) {
   const std::string error = world_error({{"RANK", "0"}});
-  for (const char* name : {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+  for (const char* name : {"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
     EXPECT_NE(error.find(std::string("\n  ") + name + " is not set"), std::string::npos) << error;
   }
 }

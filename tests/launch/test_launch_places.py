@@ -102,6 +102,17 @@ def test_a_distribution_file_sets_count_variables_and_configuration(launcher):
     assert result.stdout.split()[:2] == ["1", "blue"]
 
 
+def test_a_file_with_keys_of_the_configuration_counts_before_the_environment(launcher):
+    (launcher.folder / "job.yaml").write_text("partitions: 2\nmicrobatches: 4\n")
+    say = 'echo "$SM_HP_MP_PARAMETERS|$LAMINA_CONFIG"'
+    left = {"SM_HP_MP_PARAMETERS": '{"ddp": true}', "LAMINA_CONFIG": '{"bf16": true}'}
+    result = launcher.run("run", "-n", 1, "--config", "job.yaml", "-c", "sh", "-c", say, env=left)
+    keys, own = result.stdout.strip().split("|")
+    assert json.loads(keys) == {"partitions": 2, "microbatches": 4} and own == ""
+    for name in left:
+        assert f"{name} of the environment has no effect" in result.stderr
+
+
 COMPAT = Path(__file__).resolve().parents[2] / "python/compat"
 
 

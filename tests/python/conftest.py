@@ -12,7 +12,7 @@ gc.freeze()  # a trace looks through all objects, most of which are of these mod
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """Each test begins without a job, without a launcher and without a configuration from outside."""
-    for name in ("RANK", "WORLD_SIZE", "SM_HP_MP_PARAMETERS"):
+    for name in ("RANK", "WORLD_SIZE", "SM_HP_MP_PARAMETERS", "LAMINA_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     yield
     lamina.shutdown()

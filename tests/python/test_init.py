@@ -80,9 +80,18 @@ def test_wrong_keys_are_an_error_that_is_also_a_value_error():
 
 def test_the_environment_counts_instead_of_the_arguments(monkeypatch):
     monkeypatch.setenv("SM_HP_MP_PARAMETERS", json.dumps({"microbatches": 5}))
-    lamina.init({"microbatches": 2})
+    with pytest.warns(UserWarning, match=r"SM_HP_MP_PARAMETERS .*no effect: bf16: true, microbatches: 2;"):
+        lamina.init({"microbatches": 2, "bf16": True})
     lamina.init()
     assert lamina.num_microbatches() == 5
+
+
+def test_a_configuration_of_ours_counts_before_that_of_others(monkeypatch):
+    monkeypatch.setenv("SM_HP_MP_PARAMETERS", json.dumps({"microbatches": 5}))
+    monkeypatch.setenv("LAMINA_CONFIG", json.dumps({"microbatches": 6}))
+    with pytest.warns(UserWarning, match=r"LAMINA_CONFIG .*of SM_HP_MP_PARAMETERS this has no effect: microbatches: 5"):
+        lamina.init()
+    assert lamina.num_microbatches() == 6
 
 
 def test_without_a_job_ranks_are_what_the_launcher_says(monkeypatch):

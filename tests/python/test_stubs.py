@@ -98,7 +98,7 @@ def test_a_class_has_what_the_stubs_say(name):
 
 
 def test_the_configuration_has_the_keys_of_its_stub():
-    config, _ = _lamina.parse_config("{}")
+    config, _, _ = _lamina.parse_config("{}")
     keys = [node.target.id for node in CLASSES["Config"].body if isinstance(node, ast.AnnAssign)]
     assert keys and [key for key in keys if not hasattr(config, key)] == []
 

@@ -93,13 +93,18 @@ class DistributionReader {
     Json root = parse();
     if (root.is_object() && root.size() == 1 && root.contains("distribution")) root = root["distribution"];
     require_object(root, "the whole");
+    const bool is_distribution = root.contains("smdistributed") || root.contains("mpi");
+    if (!is_distribution && !root.empty()) {
+      read_keys(root);
+      return result_;
+    }
     for (const auto& [key, value] : root.items()) {
       if (key == "smdistributed") {
         read_smdistributed(value);
       } else if (key == "mpi") {
         read_mpi(value);
       } else {
-        fail(str(key, " is not known; expected smdistributed and mpi"));
+        fail(str(key, " is not known beside smdistributed and mpi: give these, or keys of the configuration alone"));
       }
     }
     return result_;
@@ -137,12 +142,18 @@ class DistributionReader {
       if (key != "modelparallel") fail(str("smdistributed.", key, " is not known; expected modelparallel"));
       require_object(part, "smdistributed.modelparallel");
       if (!enabled(part, "smdistributed.modelparallel")) continue;
+      read_keys(part);
       result_.parameters = part.value("parameters", Json::object()).dump();
-      try {
-        config::parse_config({.json = part.dump()});
-      } catch (const base::ConfigError& error) {
-        fail(error.what());
-      }
+    }
+  }
+
+  // The keys of the configuration, in one of their two shapes.
+  void read_keys(const Json& keys) {
+    result_.parameters = keys.dump();
+    try {
+      config::parse_config({.json = *result_.parameters});
+    } catch (const base::ConfigError& error) {
+      fail(error.what());
     }
   }
 

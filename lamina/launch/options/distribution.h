@@ -7,7 +7,7 @@
 
 namespace lamina::launch {
 
-// A `distribution` dictionary says of a job:
+// A file with the keys of docs/configuration.md is the configuration of a job. A `distribution` dictionary says of it:
 //   {"smdistributed": {"modelparallel": {"enabled": true, "parameters": {...}}},
 //    "mpi": {"enabled": true, "processes_per_host": 8, "custom_mpi_options": "-x NAME=VALUE"}}
 struct Distribution {

@@ -37,6 +37,7 @@ class LayoutFinder {
   LayoutFinder(const Options& options, const HostFacts& host)
       : options_(options), host_(host), within_rank_(host.environment("LAMINA_LAUNCHER")) {
     if (!within_rank_) task_ = environment::cluster_task(host.environment);
+    if (!task_) find_pods();
   }
 
   Layout find() {
@@ -71,8 +72,47 @@ class LayoutFinder {
     return Said{number_of(name, *text, least), str(name, "=", *text)};
   }
 
+  // torchrun's words for the devices that are there are no number.
+  std::optional<Said> processes_of_torchrun() {
+    const auto text = variable("PET_NPROC_PER_NODE");
+    if (!text || *text == "auto" || *text == "gpu" || *text == "cpu") return {};
+    return said({}, "", "PET_NPROC_PER_NODE", 1);
+  }
+
+  // Torchrun's "2" or "2:2"; "1:4" is a job that grows and shrinks.
+  std::optional<Said> nodes_of_torchrun() {
+    const auto text = variable("PET_NNODES");
+    if (!text) return {};
+    const auto colon = text->find(':');
+    if (colon == std::string::npos) return said({}, "", "PET_NNODES", 1);
+    if (text->substr(0, colon) != text->substr(colon + 1)) {
+      throw ConfigError(str("PET_NNODES=", *text, ": jobs here do not grow or shrink while they run: give one number"));
+    }
+    return Said{number_of("PET_NNODES", text->substr(0, colon), 1), "PET_NNODES=" + *text};
+  }
+
+  // This machine among several, as a pod is told: by torchrun's options, or by RANK and WORLD_SIZE, which a rank of any
+  // launcher has beside LOCAL_RANK.
+  void find_pods() {
+    pods_ = nodes_of_torchrun();
+    pod_ = said({}, "", "PET_NODE_RANK", 0);
+    for (const char* name : {"NODE_RANK", "BASE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
+      if (variable(name)) return;
+    }
+    const auto all = said({}, "", "WORLD_SIZE", 1);
+    const auto rank = said({}, "", "RANK", 0);
+    if (!all || !rank) return;
+    if (!pod_) pod_ = rank;
+    if (pods_) return;
+    const auto each = processes_of_torchrun();
+    const bool ranks = each && all->value % each->value == 0 && all->value > each->value;
+    pods_ = Said{ranks ? all->value / each->value : all->value, all->words};
+  }
+
   void find_processes() {
     if (auto given = said(options_.processes, "-n", "LOCAL_WORLD_SIZE", 1)) {
+      processes_ = *given;
+    } else if ((given = processes_of_torchrun())) {
       processes_ = *given;
     } else {
       const int gpus = host_.visible_gpus();
@@ -100,6 +140,10 @@ class LayoutFinder {
     const int n = layout_.processes;
     if (options_.world_size || options_.nodes) {
       from_options(n);
+    } else if (pods_) {
+      const std::int64_t all = std::int64_t{pods_->value} * n;
+      require_int(all, pods_->words);
+      world_ = {static_cast<int>(all), str(pods_->words, ", machines of ", n)};
     } else if (inherited && inherited != local) {
       world_ = *said({}, "", "WORLD_SIZE", 1);
     } else {
@@ -133,6 +177,7 @@ class LayoutFinder {
     const int world = layout_.world_size;
     auto node = said(options_.node_rank, "--node_rank", "NODE_RANK", 0);
     const auto base = said(options_.base_rank, "--base_rank", "BASE_RANK", 0);
+    if (!node && !base) node = pod_;
     if (!node && !base && task_ && machines_ > 1) node = Said{task_->rank, str("task ", task_->rank, " of the job")};
     if (!node && !base) {
       throw ConfigError(str(world_.words, " with ", n, " ranks here is a job over several machines: give ",
@@ -165,8 +210,13 @@ class LayoutFinder {
   }
 
   void find_master(bool several) {
-    const auto address = options_.master_address ? options_.master_address : variable("MASTER_ADDR");
-    const auto port = said(options_.master_port, "--master_port", "MASTER_PORT", 1);
+    auto address = options_.master_address ? options_.master_address : variable("MASTER_ADDR");
+    auto port = said(options_.master_port, "--master_port", "MASTER_PORT", 1);
+    if (several) {
+      if (!address) address = variable("PET_MASTER_ADDR");
+      if (!port) port = said({}, "", "PET_MASTER_PORT", 1);
+      meet_at_endpoint(address, port);
+    }
     if (port && port->value > 65535) throw ConfigError(str(port->words, " is no port: it ends at 65535"));
     if (port) layout_.master_port = port->value;
     if (address) layout_.master_address = *address;
@@ -185,11 +235,23 @@ class LayoutFinder {
     }
   }
 
+  // PET_RDZV_ENDPOINT, "HOST:PORT", where nothing else says it.
+  void meet_at_endpoint(std::optional<std::string>& address, std::optional<Said>& port) const {
+    const auto endpoint = variable("PET_RDZV_ENDPOINT");
+    if (!endpoint) return;
+    const auto colon = endpoint->rfind(':');
+    if (!address) address = endpoint->substr(0, colon);
+    if (port || colon == std::string::npos) return;
+    port = Said{number_of("PET_RDZV_ENDPOINT", endpoint->substr(colon + 1), 1), "PET_RDZV_ENDPOINT=" + *endpoint};
+  }
+
   const Options& options_;
   const HostFacts& host_;
   const bool within_rank_;
   std::optional<environment::ClusterTask> task_;
   int machines_ = 1;
+  std::optional<Said> pods_;  // how many machines there are, where a pod is told
+  std::optional<Said> pod_;   // which of them this is
   Said processes_;
   Said world_;
   Layout layout_;

@@ -33,7 +33,10 @@ struct HostFacts {
 // Each value is the option, else the variable of the environment (LOCAL_WORLD_SIZE, WORLD_SIZE, BASE_RANK, NODE_RANK,
 // MASTER_ADDR, MASTER_PORT), else what Slurm or MPI says of the machines they started us on, else its default. The
 // variables of a rank of ours are not read: a job started within a rank is a job of its own. WORLD_SIZE counts for
-// nothing where it equals LOCAL_WORLD_SIZE. Throws ConfigError, one line.
+// nothing where it equals LOCAL_WORLD_SIZE. A pod of Kubeflow's PyTorchJob, where RANK and WORLD_SIZE count pods, is
+// one machine of them. Torchrun's options in the environment are read where the variables above say nothing:
+// PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT, PET_RDZV_ENDPOINT. Throws
+// ConfigError, one line.
 Layout find_layout(const Options& options, const HostFacts& host);
 
 }  // namespace lamina::launch

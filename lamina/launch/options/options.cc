@@ -92,7 +92,8 @@ void add_program(CLI::App& app, Options& options) {
       ->type_name("NAME=VALUE")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("--config", options.config_file, "a `distribution` dictionary, JSON or YAML")->type_name("FILE");
+  app.add_option("--config", options.config_file, "keys of lamina.init, or a `distribution` dictionary: JSON or YAML")
+      ->type_name("FILE");
   app.add_option("--secret-file", options.secret_file, "32 bytes or more that the machines of the job share, mode 0600")
       ->type_name("FILE");
 }

@@ -169,7 +169,7 @@ def _check_default(missing: list[bool]) -> None:
 def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, backend: str) -> None:
     """As init_process_group() would, with names of its own in a store that may outlive the job: torchrun's does."""
     if world.launched:
-        _publish()
+        _publish(world)
         told = _lamina.read_world()
         # Gloo would listen where the machine's name leads, which may be its loopback device.
         if interface := _lamina.interface_of(told):
@@ -186,12 +186,15 @@ def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, bac
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
 
 
-def _publish() -> None:
-    """Under srun and mpirun torch, and scripts, find in the environment what torchrun would have set."""
+def _publish(joined: _lamina.Session | _lamina.World) -> None:
+    """Without torchrun torch, and scripts, find in the environment what it would have set."""
     world = _lamina.read_world()
-    told = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.local_rank,
-            "LOCAL_WORLD_SIZE": world.local_size, "NODE_RANK": world.node_rank, "MASTER_ADDR": world.master_addr,
+    told = {"RANK": world.rank, "WORLD_SIZE": world.size, "MASTER_ADDR": world.master_addr,
             "MASTER_PORT": world.master_port}  # fmt: skip
+    if world.local_size:
+        told["NODE_RANK"] = world.node_rank
+    if world.local_size or isinstance(joined, _lamina.Session):  # whose ranks have told each other where they are
+        told |= {"LOCAL_RANK": joined.local_rank, "LOCAL_WORLD_SIZE": joined.local_size}
     for name, value in told.items():
         os.environ.setdefault(name, str(value))
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lamina import _lamina
 from lamina.errors import ConfigError, Error, refusal, said
@@ -17,13 +17,18 @@ from lamina.job import current
 from lamina.util import call_sites
 from lamina.util.told import tell
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from lamina.job.keys import Keys
+
 _process = 0  # that called init: a fork of it must not end its session
 _stuck = False  # a thread is still in the body of a step that failed
 _left = False  # a collective that was given up goes on
 _ends = threading.RLock()  # held by the thread that shuts down; a handler of a signal may, too, meanwhile
 
 
-def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
+def init(config: Mapping[str, Any] | None = None, /, **keys: "Unpack[Keys]") -> None:
     """Starts lamina in this process; every process of the job calls it.
 
     A second call without configuration, or with the same, does nothing. Started without a launcher, the process is a
@@ -31,7 +36,8 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
 
     Args:
         config: the keys of docs/configuration.md, either bare or as `{"enabled": ..., "parameters": {...}}`. The
-            environment variable SM_HP_MP_PARAMETERS, when it says anything, counts instead.
+            first of the environment variables LAMINA_CONFIG and SM_HP_MP_PARAMETERS that says anything counts
+            instead, and a warning names the keys that have no effect then.
         **keys: the same as keyword arguments: `init(partitions=2, microbatches=8, schedule="interleaved")`.
 
     Errors:
@@ -45,13 +51,13 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
         if text != "{}":
             _require_same(current.session().config, text)
         return
-    parsed, notes = _lamina.parse_config(text)
+    parsed, notes, given = _lamina.parse_config(text)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     session = _lamina.Session(parsed)
     os.environ.pop("LAMINA_SECRET_FD", None)  # it is read: libraries that put the environment back are not to bring it
     job = current.begin(session)
-    job.clips_by_default = "sdp_gradient_clipping" not in text + os.environ.get("SM_HP_MP_PARAMETERS", "")
+    job.clips_by_default = "sdp_gradient_clipping" not in given
     excepthook.install(session)
     job.on_end.callback(excepthook.remove)
     if not _process:
@@ -101,7 +107,7 @@ def _to_json(config: Mapping[str, Any] | None, keys: dict[str, Any]) -> str:
 
 
 def _require_same(first: _lamina.Config, text: str) -> None:
-    asked, _ = _lamina.parse_config(text)
+    asked, _, _ = _lamina.parse_config(text)
     if difference := first.differences(asked):
         raise refusal("other-configuration", difference, kind=ConfigError)
 

@@ -5,7 +5,7 @@ import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -16,10 +16,26 @@ from lamina.pipeline import other_random
 from lamina.pipeline.around import Around
 from lamina.pipeline.batches import Batches
 from lamina.pipeline.first_call import FirstCall
-from lamina.pipeline.output import merge
+from lamina.pipeline.output import StepOutput, merge
 from lamina.shared_state.watch import Watch
 from lamina.util import call_sites, pytree
 from lamina.util.checks import require_booleans
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+@overload
+def step(function: Callable[Parameters, Result], /) -> "StepFunction[Parameters, Result]": ...
+
+
+@overload
+def step(
+    *,
+    non_split_inputs: Iterable[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+    detach_outputs: bool = True,
+) -> "Callable[[Callable[Parameters, Result]], StepFunction[Parameters, Result]]": ...
 
 
 def step(
@@ -59,7 +75,7 @@ def step(
     return decorate if function is None else decorate(function)
 
 
-class StepFunction:
+class StepFunction(Generic[Parameters, Result]):
     """A function decorated with `step`.
 
     Attributes:
@@ -90,6 +106,14 @@ class StepFunction:
         self._around = Around(function)
         self._check_names()
         self._batches = Batches(self._label, self._whole, self._axes)
+
+    @overload
+    def __call__(
+        self: "StepFunction[Parameters, torch.Tensor]", *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> StepOutput: ...
+
+    @overload
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Any: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run((), args, kwargs)

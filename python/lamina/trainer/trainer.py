@@ -54,7 +54,7 @@ from lamina.trainer.training_step import TrainingStep
 from lamina.trainer.wrap_policy import checkpoint_chosen, names_in, table, units
 from lamina.util.told import tell
 
-_DIVIDE = ("partitions", "pipeline_parallel_degree", "sharded_data_parallel_degree", "tensor_parallel_degree")
+_DIVIDE = ("partitions", "sharded_data_parallel_degree", "tensor_parallel_degree")
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -404,13 +404,15 @@ class Trainer(Elsewhere):
             cut = f"{state.grad_accum} microbatch{'es' if state.grad_accum > 1 else ''}"
         batch = "batches of any size" if own is None else f"batch {own * of} = {of} x {own}"
         ranks = get_world_size()
-        layout = f"{self._found.layout + ': ' if self._found.layout else ''}{self._division()}"
+        config = current.session().config
+        held = all(getattr(config, key, value) == value for key, value in self._found.keys.items())
+        layout = f"{self._found.layout + ': ' if held and self._found.layout else ''}{self._division()}"
         tell(f"{ranks} rank{'s' if ranks > 1 else ''} on cpu, {state.precision.value}, {batch} in {cut}, {layout}")
 
     def _division(self) -> str:
         """How many parameters the model has, and how they are divided."""
         whole = f"{_count(self._parameters)} parameters"
-        degrees = {name: self._found.keys.get(name, 1) for name in _DIVIDE}
+        degrees = {name: getattr(current.session().config, name) for name in _DIVIDE}  # those of the environment, too
         parts = {name: degree for name, degree in degrees.items() if degree != 1}
         if parts.keys() == {"sharded_data_parallel_degree"}:
             return f"{_count(sum(holder(each).numel() for each in self.state.model.parameters()))} of {whole} each"

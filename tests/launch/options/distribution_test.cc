@@ -76,12 +76,22 @@ TEST_F(DistributionTest, WhatIsSwitchedOffSaysNothing) {
   EXPECT_EQ(off.parameters, std::nullopt);
 }
 
+TEST_F(DistributionTest, KeysOfTheConfigurationAreTakenAsTheyAre) {
+  const auto keys = read("partitions: 2\nmicrobatches: 4\n", "d.yaml");
+  EXPECT_EQ(keys.parameters, R"({"microbatches":4,"partitions":2})");
+  EXPECT_EQ(keys.processes, std::nullopt);
+  EXPECT_EQ(read(R"({"enabled": true, "parameters": {"ddp": true}})").parameters,
+            R"({"enabled":true,"parameters":{"ddp":true}})");
+}
+
 TEST_F(DistributionTest, WrongInputIsNamed) {
   EXPECT_THROW(read_distribution("/no/such.json"), base::ConfigError);
   EXPECT_THAT(complaint("{"), HasSubstr("is not valid JSON: line 1"));
   EXPECT_THAT(complaint("a: [", "d.yml"), HasSubstr("is not valid YAML: line"));
   EXPECT_THAT(complaint("[]"), HasSubstr("the whole is to be a dictionary, not []"));
-  EXPECT_THAT(complaint(R"({"mpy": {}})"), HasSubstr("mpy is not known"));
+  EXPECT_THAT(complaint(R"({"mpy": {}})"), HasSubstr("mpy: {} is not allowed, there is no such key"));
+  EXPECT_THAT(complaint(R"({"mpi": {}, "partitions": 2})"), HasSubstr("partitions is not known beside"));
+  EXPECT_THAT(complaint("partitions: 0", "d.yaml"), HasSubstr("partitions: 0 is not allowed"));
   EXPECT_THAT(complaint(R"({"mpi": {"processes_per_host": 0}})"), HasSubstr("mpi.processes_per_host"));
   EXPECT_THAT(complaint(R"({"mpi": {"processes": 1}})"), HasSubstr("mpi.processes is not known"));
   EXPECT_THAT(complaint(R"({"mpi": {"enabled": 1}})"), HasSubstr("mpi.enabled"));

@@ -141,6 +141,43 @@ TEST(Layout, OncePerNodeOfSlurmIsAWholeJob) {
   EXPECT_EQ(last.base_rank, 8);
 }
 
+TEST(Layout, APodOfKubeflowIsOneMachineOfTheJob) {
+  const Variables pod{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}};
+  for (const int n : {1, 2}) {
+    const Layout found = layout({.processes = n}, pod);
+    EXPECT_EQ(std::tuple(found.world_size, found.base_rank, found.node_rank, found.nodes), std::tuple(2 * n, n, 1, 2));
+    EXPECT_EQ(found.master_address, "job-master-0");
+    EXPECT_EQ(found.master_port, 23456);
+  }
+  auto counted = pod;  // as newer ones tell pods of several ranks
+  counted["WORLD_SIZE"] = "8";
+  counted["PET_NPROC_PER_NODE"] = "4";
+  EXPECT_EQ(layout({}, counted).world_size, 8);
+  EXPECT_EQ(layout({}, counted).base_rank, 4);
+  auto alone = pod;
+  alone["WORLD_SIZE"] = "1";
+  alone["RANK"] = "0";
+  EXPECT_FALSE(layout({.processes = 2}, alone).several_machines());
+  EXPECT_EQ(layout({.processes = 2, .nodes = 4, .node_rank = 3}, pod).base_rank, 6);
+}
+
+TEST(Layout, OptionsOfTorchrunAreReadFromTheEnvironment) {
+  Variables options{{"PET_NNODES", "2:2"},
+                    {"PET_NPROC_PER_NODE", "4"},
+                    {"PET_NODE_RANK", "1"},
+                    {"PET_RDZV_ENDPOINT", "job-node-0:29400"}};
+  const Layout found = layout({}, options);
+  EXPECT_EQ(std::tuple(found.world_size, found.base_rank, found.node_rank), std::tuple(8, 4, 1));
+  EXPECT_EQ(found.master_address, "job-node-0");
+  EXPECT_EQ(found.master_port, 29400);
+  options["PET_MASTER_ADDR"] = "a";
+  options["PET_MASTER_PORT"] = "1234";
+  EXPECT_EQ(layout({}, options).master_address, "a");
+  EXPECT_EQ(layout({}, options).master_port, 1234);
+  options["PET_NNODES"] = "1:4";
+  EXPECT_THAT(complaint({}, options), HasSubstr("PET_NNODES=1:4: jobs here do not grow"));
+}
+
 TEST(Layout, OptionsGoBeforeSlurm) {
   const Layout found = layout({.processes = 4, .master_address = "other", .master_port = 5}, slurm(1, 3, 3, "1(x3)"));
   EXPECT_EQ(found.master_address, "other");
