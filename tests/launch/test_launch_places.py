@@ -104,11 +104,11 @@ def test_a_distribution_file_sets_count_variables_and_configuration(launcher):
 
 def test_a_file_with_keys_of_the_configuration_counts_before_the_environment(launcher):
     (launcher.folder / "job.yaml").write_text("partitions: 2\nmicrobatches: 4\n")
-    say = 'echo "$SM_HP_MP_PARAMETERS|$LAMINA_CONFIG"'
+    say = "printenv SM_HP_MP_PARAMETERS; printenv LAMINA_CONFIG || echo none"
     left = {"SM_HP_MP_PARAMETERS": '{"ddp": true}', "LAMINA_CONFIG": '{"bf16": true}'}
     result = launcher.run("run", "-n", 1, "--config", "job.yaml", "-c", "sh", "-c", say, env=left)
-    keys, own = result.stdout.strip().split("|")
-    assert json.loads(keys) == {"partitions": 2, "microbatches": 4} and own == ""
+    keys, own = result.stdout.splitlines()
+    assert json.loads(keys) == {"partitions": 2, "microbatches": 4} and own == "none"
     for name in left:
         assert f"{name} of the environment has no effect" in result.stderr
 
