@@ -9,8 +9,8 @@
 #include "lamina/dist/dist.h"
 #include "lamina/dist/ranks.h"
 #include "lamina/faces/sayings.h"
-#include "lamina/rendezvous/places.h"
 #include "lamina/rendezvous/job_store.h"
+#include "lamina/rendezvous/places.h"
 
 namespace lamina::dist {
 namespace {
