@@ -320,7 +320,9 @@ def case_a_trainer_follows_one_whose_callback_raised():
             data = data_of(6, 2)
             evaluated = DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
             with pytest.raises(ArithmeticError, match=f"planted in {event}"):
-                trainer_of(keys, callbacks=RaisesAt(event, ranks), eval_dataloader=evaluated).fit()
+                trainer = trainer_of(keys, callbacks=RaisesAt(event, ranks), eval_dataloader=evaluated)
+                trainer.fit()
+                trainer.predict(evaluated)
             require_trains_like(expected, keys)
 
 
