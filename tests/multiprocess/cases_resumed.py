@@ -660,7 +660,7 @@ def case_checkpoints_have_their_names_and_as_many_stay():
         ({"autoresume": True}, "run_name"),
         ({"save_folder": "x", "save_interval": "1sp"}, "some epochs or batches"),
         ({"save_folder": "x", "save_filename": "{step}"}, "none of"),
-        ({"save_folder": "x", "save_num_checkpoints_to_keep": 0}, "-1 for all"),
+        ({"save_folder": "x", "save_num_checkpoints_to_keep": -2}, "-1 for all"),
     ):
         with pytest.raises(ConfigError, match=said):
             trainer("copies", **wrong)
