@@ -151,3 +151,18 @@ def case_evaluation_with_grad_enabled_does_not_grow():
 
     evaluations()
     assert growth_of_each(evaluations) < 5 * ACTIVATION  # a quarter of an activation per step
+
+
+def case_a_loop_over_slices_does_not_grow():
+    lamina.init(tensor_parallel_degree=2, ddp=True, prescaled_batch=True, timeout_s=60)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    lamina.set_tensor_parallelism(model, plan={"0": "colwise", "1": "rowwise"})
+    model = lamina.distribute(model)
+    batch = torch.ones(2, 8, requires_grad=True)
+
+    def passes():
+        for _ in range(200):
+            model(batch).sum().backward()
+
+    passes()
+    assert growth_of_each(passes) < 200 * 50  # a collective that is remembered takes more, and a pass has two
