@@ -168,7 +168,7 @@ void begin(RankRecording& recording, const Json& line) {
   }
   recording.world = whole(line, "world", 1, kMostRanks);
   recording.rank = whole(line, "rank", 0, recording.world - 1);
-  recording.copy = whole(line, "copy", 0, recording.world - 1);
+  recording.copy = whole(line, "copy", 0, kMostRanks);  // of a step's comparison in memory the world is one rank
   recording.partition = whole(line, "partition", 0, recording.world - 1);
   if (line.contains("slices")) recording.slices = whole(line, "slices", 1, recording.world);
   recording.about = line.at("about").get<std::map<std::string, std::string>>();

@@ -64,6 +64,7 @@ class Decision {
       if (is_tensor(place) && !samples) samples = parts_[place].size;
       if (!is_list(place)) continue;
       if (parts_[place].known == Known::kElements) cut(place);
+      if (parts_[place].known == Known::kRows) decide(elements(place));
       if (parts_[place].known == Known::kNot) lists.push_back(place);
     }
     if (samples) {

@@ -100,6 +100,8 @@ TEST(ListsOfSamples, WhatIsKnownOfAListCounts) {
   pictures.known = Known::kElements;
   EXPECT_EQ(decided({pictures}), "E");
   EXPECT_EQ(decided({list({tensor(1), tensor(1), tensor(1)}, Known::kRows)}), "r");
+  EXPECT_EQ(decided({list({pictures, names(6)}, Known::kRows)}), "rEr");
+  EXPECT_EQ(decided({list({pictures, tensor(6), names(6)}, Known::kRows)}), "rEE");
 }
 
 }  // namespace

@@ -37,6 +37,10 @@ class FlatGroups(Sequence):
         job = current.job_if_any()
         if job is not None and any(known.parameters is self._parameters for known in job.optimizers):
             self._parameters.follow()  # a job that has ended has given its shards back
+        with _lamina.Unguarded():  # of slices these are slices, too
+            return self._together(group)
+
+    def _together(self, group: int) -> torch.Tensor:
         parts = [self._part(local) for local in self._groups[group]["params"]]
         if not parts:
             return torch.zeros(0)

@@ -142,9 +142,9 @@ class Batches:
     def _tell(self, splitter: Splitter, job: current.Job) -> None:
         if summary := splitter.summary():
             told = job.own(_functions_told_of)
-            if told and self._name not in told and not tells_details():
+            if told and id(self) not in told and not tells_details():
                 return  # one is enough to know how
-            told.add(self._name)
+            told.add(id(self))
             self._say_once(job, "split", f"split into {splitter.count} microbatches: {summary}. {_OTHERWISE}")
         elif "nothing" not in self._said:
             self._said.add("nothing")
@@ -157,8 +157,8 @@ class Batches:
         self._said.add(what)
 
 
-def _functions_told_of() -> set[str]:
-    """The names of step functions of a job of which it was said how their batches are cut."""
+def _functions_told_of() -> set[int]:
+    """The ids of the Batches of a job of which it was said how they are cut."""
     return set()
 
 

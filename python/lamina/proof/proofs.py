@@ -116,8 +116,7 @@ class Proofs:
         made of those. Afterwards it is said once what they took."""
         mode = torch.is_grad_enabled(), root.training
         is_first = mode not in self._modes and not torch.compiler.is_compiling()
-        eager = is_first and "torch._dynamo" in sys.modules
-        with torch.compiler.set_stance("force_eager") if eager else nullcontext():
+        with _eager() if is_first and "torch._dynamo" in sys.modules else nullcontext():
             yield
         self._modes.add(mode)
         self._say_cost()
@@ -349,3 +348,15 @@ def _random_like(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def _nothing_to_prove() -> Any:
     return None
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Inside, compiled modules run as they were written, but where compiled code itself has called."""
+    try:
+        stance = torch.compiler.set_stance("force_eager")
+    except RuntimeError:
+        yield
+        return
+    with stance:
+        yield

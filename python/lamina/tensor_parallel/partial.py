@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_TEAM = "_lamina_partial_over"  # of a module with such parameters: the name of the ranks over which they are added
-_NAMES = "_lamina_partial"  # these
-NOTES = (_TEAM, _NAMES)
+_NAMES = "_lamina_partial"  # of the class of a module with such parameters: their names
 
 _here = threading.local()
 
@@ -39,29 +37,29 @@ def is_in_region() -> bool:
 
 def make_partial(module: nn.Module, names: tuple[str, ...], team: str) -> None:
     """From now on gradients of these parameters are added over a team."""
-    known = module.__dict__.get(_NAMES, ())
+    known = partial_names(module)
     if new := tuple(name for name in names if name not in known):
-        module.__dict__[_TEAM], module.__dict__[_NAMES] = team, (*known, *new)
-        object.__setattr__(module, "__class__", _with_copies(type(module), new))
+        object.__setattr__(module, "__class__", _with_copies(type(module), new, team))
 
 
 def partial_names(module: nn.Module) -> tuple[str, ...]:
     """The parameters of a module whose gradients are added."""
-    return module.__dict__.get(_NAMES, ())
+    return getattr(type(module), _NAMES, ())
 
 
 @functools.cache
-def _with_copies(kind: type, names: tuple[str, ...]) -> type:
+def _with_copies(kind: type, names: tuple[str, ...], team: str) -> type:
     """The class of that name which gives copies of these parameters; they are found before parameters are."""
     about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind,), about | {name: _copy_of(name) for name in names})
+    about[_NAMES] = (*getattr(kind, _NAMES, ()), *names)
+    return type(kind.__name__, (kind,), about | {name: _copy_of(name, team) for name in names})
 
 
-def _copy_of(name: str) -> property:
+def _copy_of(name: str, team: str) -> property:
     def read(module: Any) -> torch.Tensor | None:
         parameter = module._parameters[name]
         if parameter is None or not (torch.compiler.is_compiling() or is_in_region()):
             return parameter
-        return torch.ops.lamina.tp_copy(parameter, module.__dict__[_TEAM])
+        return torch.ops.lamina.tp_copy(parameter, team)
 
     return property(read)

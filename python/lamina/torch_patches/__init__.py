@@ -59,7 +59,7 @@ While layers of a model are slices, until `shutdown`:
 |---|---|---|
 | torch.utils.checkpoint.CheckpointFunction.forward | checkpoints | dropout of parts is computed again as it was |
 | torch.utils.checkpoint._checkpoint_without_reentrant_generator | checkpoints | likewise |
-| torch.nn.Parameter.data | slicing | a parameter that gets another value is a guarded slice where it was one |
+| torch.nn.Parameter.data | foreign | a parameter that gets another value is a guarded slice where it was one |
 | torch.compile | compiled_slices | the next one is there when the compiler is |
 | torch._dynamo.output_graph.OutputGraph.call_user_compiler | compiled_slices | compiled code has slices of its layers |
 

@@ -34,8 +34,7 @@ _HOOKS = (
 
 def install(undo: ExitStack) -> None:
     """Until `undo` is closed, what is done to parts of other ranks is refused, or told."""
-    _lamina.watch_parameters(nn.Parameter)
-    undo.callback(_lamina.forget_parameters, nn.Parameter)
+    watch_slices(undo)
     for name in _HOOKS:
         _replace(nn.Module, name, _refuse_hook, undo)
     for name in ("_apply", "zero_grad", "load_state_dict"):
@@ -49,6 +48,13 @@ def install(undo: ExitStack) -> None:
         undo.callback(register(_refuse_registration).remove)
     before_step = functools.partial(_before_optimizer_step, weakref.WeakSet())
     undo.callback(optimizers.register_optimizer_step_pre_hook(before_step).remove)
+
+
+def watch_slices(undo: ExitStack) -> None:
+    """Until `undo` is closed, a parameter that gets another value by `parameter.data = ...` is a guarded slice where it
+    was one."""
+    _lamina.watch_parameters(nn.Parameter)
+    undo.callback(_lamina.forget_parameters, nn.Parameter)
 
 
 def _replace(owner: Any, name: str, check: Callable, undo: ExitStack) -> None:
