@@ -22,8 +22,6 @@ from equivalence.sliced_parts import mark, sliced_parts
 from torch import nn
 
 import lamina
-from lamina.job import current
-from lamina.tensor_parallel import layers
 
 
 def check(case: SlicedCase) -> list[str]:
@@ -112,17 +110,10 @@ def _train(model: Any, optimizer: Any, case: SlicedCase) -> Trained:
 
 def _wholes(model: Any) -> list[tuple[str, nn.Parameter]]:
     """This partition's parameters, whole, with their gradients; collective over the ranks that have parts of them."""
-    session = current.session()
-    slicings = layers.slicings(model.module)
-
-    def whole(parameter: torch.Tensor, value: torch.Tensor | None) -> torch.Tensor | None:
-        slicing = slicings.get(id(parameter))
-        return value if value is None or slicing is None else session.whole_of(value.detach(), slicing)
-
     found = []
     for name, parameter in model.local_named_parameters():
-        made = nn.Parameter(whole(parameter, lamina.get_full_parameter(parameter)), parameter.requires_grad)
-        made.grad = whole(parameter, lamina.get_full_gradient(parameter))
+        made = nn.Parameter(lamina.get_full_parameter(parameter), parameter.requires_grad)
+        made.grad = lamina.get_full_gradient(parameter)
         found.append((name, made))
     return found
 
