@@ -35,6 +35,11 @@ REASONS = {
     "lamina/launch/ranks/rank_process.cc": {"execve(": "the user's program, or words of own_script()"},
     "lamina/observe/timeline_part.cc": {"/proc/self/fd/": "a descriptor of open_output()"},
     "python/compat/composer/cli/launcher.py": {"os.execv(": "`lamina run`"},
+    "python/lamina/job/launched.py": {"new.write_bytes(": "in the new folder of launching.py"},
+    "python/lamina/job/launching.py": {
+        ".write_bytes(": "in a new folder of its own",
+        "subprocess.Popen(": "`lamina run`",
+    },
     "python/lamina/trainer/loggers/progress_bar_logger.py": {"os.fdopen(": "a descriptor of the terminal"},
     "python/lamina/trainer/huggingface.py": {".write_text(": "in a new folder of its own"},
     "python/lamina/util/files.py": {'"x+b"': "a new file", "O_RDONLY": "a folder"},
