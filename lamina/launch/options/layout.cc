@@ -110,9 +110,9 @@ class LayoutFinder {
   }
 
   void find_processes() {
-    if (auto given = said(options_.processes, "-n", "LOCAL_WORLD_SIZE", 1)) {
-      processes_ = *given;
-    } else if ((given = processes_of_torchrun())) {
+    auto given = said(options_.processes, "-n", "LOCAL_WORLD_SIZE", 1);
+    if (!given) given = processes_of_torchrun();
+    if (given) {
       processes_ = *given;
     } else {
       const int gpus = host_.visible_gpus();
