@@ -112,7 +112,8 @@ class Decision {
     const bool have_tensors = std::ranges::any_of(lists, [&](std::size_t list) { return !rows(list).empty(); });
     if (!have_tensors) return;
     const bool differ = std::ranges::any_of(lists, [&](std::size_t list) { return have_different_rows(list, 2); });
-    const bool is_named = std::ranges::any_of(lists, [&](std::size_t list) { return rows(list).empty(); });
+    const bool is_named =
+        std::ranges::any_of(lists, [&](std::size_t list) { return rows(list).empty() || holds_dictionaries(list); });
     const bool has_rows =
         std::ranges::any_of(lists, [&](std::size_t list) { return rows(list).contains(parts_[list].size); });
     if (are_alike && size > 0 && (differ || (is_named && !has_rows))) {

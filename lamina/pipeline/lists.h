@@ -17,7 +17,7 @@ namespace lamina::pipeline {
 // cut.
 //   If some have, it is not clear.
 // - Lists of one length, without a tensor beside them, are cut themselves if tensors of one sort in one of them have
-//   different numbers of rows. They also are if another one holds no tensors, and the rows are not as many.
+//   different numbers of rows. They also are if one holds no tensors, or dictionaries, and the rows are not as many.
 // - A list of tensors with nothing beside it is not clear if three or more of one sort have different numbers of rows.
 // Nor
 //   is it if these look like pictures: three dimensions or more, with 1, 3 or 4 rows or fewer rows than elements.

@@ -82,6 +82,7 @@ TEST(ListsOfSamples, ListsOfOneLengthWithTensorsOfSeveralRowsAreSamples) {
   EXPECT_EQ(decided({of(4, picture()), boxes}), "EE");
   EXPECT_EQ(decided({list({of(4, picture()), boxes})}), "rEE");
   EXPECT_EQ(decided({boxes}), "E");
+  EXPECT_EQ(decided({of(4, picture()), of(4, dict({tensor(1)}))}), "EE");
   EXPECT_EQ(decided({list({tensor(8), tensor(8)}), list({tensor(16), tensor(16)})}), "rr");
 }
 
@@ -90,7 +91,6 @@ TEST(ListsOfSamples, WhatMayBeEitherIsNotClear) {
   EXPECT_EQ(decided({of(12, tensor(8, 3))}), "?");
   EXPECT_EQ(decided({list({tensor(5), tensor(7), tensor(6)})}), "?");
   EXPECT_EQ(decided({list({tensor(2), tensor(5)}), tensor(2)}), "?");
-  EXPECT_EQ(decided({of(4, picture()), of(4, dict({tensor(1)}))}), "?");
 }
 
 TEST(ListsOfSamples, WhatIsKnownOfAListCounts) {
