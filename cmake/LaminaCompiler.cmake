@@ -57,7 +57,8 @@ if(LAMINA_SANITIZE)
 endif()
 
 # [Note: one libstdc++] The engine shares torch's: streams, locales and exceptions belong to the libstdc++ of the process.
-# With a second one inside the engine, the first number that is written to a stream ends in signal 11. A linker takes the static one where the system has libstdc++.so.6 without the link that development packages bring.
+# With a second one inside the engine, the first number that is written to a stream ends in signal 11. A linker takes
+# the static one where the system has libstdc++.so.6 without the link that development packages bring.
 function(lamina_needs_shared_libstdcxx variable)
   set(probe ${PROJECT_BINARY_DIR}/CMakeFiles/libstdcxx)
   file(WRITE ${probe}.cc "#include <ostream>\nvoid write(std::ostream& out) { out << 1ul; }\n")
@@ -65,8 +66,10 @@ function(lamina_needs_shared_libstdcxx variable)
   execute_process(
     COMMAND ${CMAKE_CXX_COMPILER} ${flags} -fPIC -shared ${probe}.cc -o ${probe}.so ${ARGN}
     RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
-  file(STRINGS ${probe}.so needed REGEX "libstdc\\+\\+\\.so\\.6|libc\\+\\+\\.so")
-  if(NOT failed AND needed)
+  if(NOT failed)
+    file(STRINGS ${probe}.so needed REGEX "libstdc\\+\\+\\.so\\.6|libc\\+\\+\\.so")
+  endif()
+  if(needed)
     set(${variable} ON PARENT_SCOPE)
   else()
     set(${variable} OFF PARENT_SCOPE)

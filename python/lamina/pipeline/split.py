@@ -3,7 +3,6 @@
 
 import copy
 import re
-import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from torch.utils import _pytree
 
 from lamina import _lamina
 from lamina.errors import UsageError, refusal
-from lamina.pipeline.sample_lists import SampleLists
+from lamina.pipeline.sample_lists import SampleLists, is_tensor
 from lamina.util import pytree
 
 _NAMED = 8  # so many tensors are named in a summary
@@ -64,7 +63,7 @@ class Splitter:
         """
         if id(value) in self._by_elements:
             self._tensors[id(value), 0] = _Split(value, 0, name, len(value), is_said=True)
-        elif isinstance(value, torch.Tensor) or _is_array(value):
+        elif is_tensor(value):
             if value.ndim > 0 and (id(value), axis) not in self._tensors:
                 self._tensors[id(value), axis] = _Split(value, axis, name, _size(value, axis, name), is_said)
         elif callable(getattr(value, "smp_slice", None)):
@@ -112,7 +111,7 @@ class Splitter:
         whole = [value] * self.count
         if id(value) in self._by_elements:
             return self._pieces_of(value, 0, name)
-        if isinstance(value, torch.Tensor) or _is_array(value):
+        if is_tensor(value):
             return whole if value.ndim == 0 else self._pieces_of(value, axis, name)
         if callable(smp_slice := getattr(value, "smp_slice", None)):
             distinct = self._pieces.distinct
@@ -221,8 +220,7 @@ def _cut(tensor: Any, axis: int, places: list[tuple[int, int]]) -> list[Any]:
 
 
 def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
+    return is_tensor(value) and not isinstance(value, torch.Tensor)
 
 
 def sample_lists() -> SampleLists:
