@@ -146,8 +146,50 @@ class Two(lamina.nn.DistributedModule):
         return self.b(self.a(x))
 
 
+def require_gpt2_with_own_batches(optimize):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from smdistributed.modelparallel.torch.nn.huggingface.gpt2 import translate_state_dict_to_hf_gpt2
+
+    start(microbatches=2, prescaled_batch=False, optimize=optimize)
+    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    torch.manual_seed(0)
+    plain = GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=8, n_embd=12, n_layer=3, n_head=3, **no_dropout))
+    model = copy.deepcopy(plain.double())
+    lamina.set_tensor_parallelism(model, replace=True)
+    model = lamina.distribute(model)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, plain)]
+
+    @lamina.step
+    def update(batch):
+        loss = model(input_ids=batch, labels=batch).loss
+        model.backward(loss)
+        return loss
+
+    for seed in range(2):
+        loss = update(words(seed).chunk(2)[lamina.dp_rank() % 2]).reduce_mean()
+        losses = [plain(input_ids=part, labels=part).loss for part in words(seed).chunk(4)]
+        (sum(losses) / 4).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        own = torch.stack(losses).detach().double().view(2, 2).mean(1)[lamina.dp_rank() % 2]
+        torch.testing.assert_close(loss, own, rtol=1e-10, atol=0)  # computed in float32 by both
+    state = translate_state_dict_to_hf_gpt2(model.state_dict())
+    require_equal_states({name: state.pop(name) for name in plain.state_dict()}, plain.state_dict())
+    assert not state
+
+
+def case_gpt2_of_transformers_with_own_batches_for_memory():
+    require_gpt2_with_own_batches("memory")
+
+
+def case_gpt2_of_transformers_with_own_batches_for_speed():
+    require_gpt2_with_own_batches("speed")
+
+
 def case_a_distributed_module_with_a_batch_of_each_ranks_own_is_cut_between_its_parts():
-    start(microbatches=2, prescaled_batch=False, optimize="speed")
+    start(microbatches=2, prescaled_batch=False)
     torch.manual_seed(0)
     plain = Two().double()
     model = copy.deepcopy(plain)

@@ -103,7 +103,7 @@ def refused(plain, plan, text, heads=None):
     lamina.set_tensor_parallelism(plain, plan=plan, heads=heads)
     model = lamina.distribute(plain)
     with pytest.raises(UsageError, match=text) as caught:
-        model(numbers()).sum().backward()
+        model(numbers().requires_grad_()).sum().backward()
     assert "[tp-unproven]" in str(caught.value)
     for name in plan:
         assert name in str(caught.value)

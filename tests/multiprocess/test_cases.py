@@ -40,6 +40,7 @@ LAUNCHES = {
     "multiprocess.cases_precision": 4,
     "multiprocess.cases_lightning": 4,
     "multiprocess.cases_transformers": 4,
+    "multiprocess.cases_peft": 4,
     "multiprocess.cases_checkpoints": 4,
     "multiprocess.cases_odd_checkpoints": 4,
     "multiprocess.cases_smp_checkpoints": 4,

@@ -19,6 +19,7 @@ from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
 
 _SCORES_DIMENSIONS = 3
+_NO_LABEL = -100
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
@@ -227,6 +228,7 @@ class DistributedTransformerLMHead(DistributedModule):
         embedding_dropout_prob: of dropout of the embeddings; None for hidden_dropout_prob.
         tie_lm_head, lm_head_bias: whether the head has the embedding's weight, and whether it has a bias.
         post_layernorm: whether each part of a layer has a norm of its result; without, the last layer alone has one.
+        loss_in_fp32: whether the loss of wider scores is computed in float32, too, as transformers' models do.
         use_normal_initialization: of the layers; embeddings begin with normal values in any case.
         kwargs: these and all others: see DistributedTransformerLayer.
     """
@@ -255,11 +257,12 @@ class DistributedTransformerLMHead(DistributedModule):
         embedding_dropout_prob: float | None = None,
         tie_lm_head: bool = True,
         lm_head_bias: bool = False,
+        loss_in_fp32: bool = False,
         **kwargs: Any,
     ):
         super().__init__()
         self.slicing_plan = {"word_embedding": "embedding_rowwise"}
-        self.is_causal = causal_mask_size is not None
+        self.is_causal, self.loss_in_fp32 = causal_mask_size is not None, loss_in_fp32
         self.word_embedding = nn.Embedding(vocab_size, hidden_size)
         self.position_embedding = nn.Embedding(num_positions, hidden_size) if num_positions > 0 else None
         self.token_type_embedding = nn.Embedding(num_token_types, hidden_size) if num_token_types > 0 else None
@@ -285,9 +288,8 @@ class DistributedTransformerLMHead(DistributedModule):
             **kwargs,
         )
         self.layernorm = None if post_layernorm else DistributedLayerNorm(hidden_size, layernorm_epsilon)
-        self.lm_head = None
-        if add_lm_head:
-            self.lm_head = nn.Linear(hidden_size, vocab_size, bias=lm_head_bias)
+        self.lm_head = nn.Linear(hidden_size, vocab_size, bias=lm_head_bias) if add_lm_head else None
+        if self.lm_head is not None:
             if tie_lm_head:
                 self.lm_head.weight = self.word_embedding.weight
             self.slicing_plan |= {"lm_head": "colwise_gather_output"}
@@ -332,11 +334,12 @@ class DistributedTransformerLMHead(DistributedModule):
         return scores.transpose(0, 1) if is_sliced else scores.view_as(scores)  # no gradient of the loss in either
 
     def _loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if self.is_causal:
-            scores, labels = scores[:, :-1], labels[:, 1:]
-        scores = scores.flatten(0, 1)
-        scores = scores.float() if scores.dtype.itemsize < torch.float32.itemsize else scores
-        return functional.cross_entropy(scores, labels.to(scores.device).flatten())
+        if self.is_causal:  # the last position has none; the sums are in transformers' order
+            labels = functional.pad(labels[:, 1:], (0, 1), value=_NO_LABEL)
+        is_wide = scores.dtype.itemsize > torch.float32.itemsize
+        given = scores.flatten(0, 1) if is_wide and not self.loss_in_fp32 else scores.flatten(0, 1).float()
+        loss = functional.cross_entropy(given, labels.to(scores.device).flatten(), ignore_index=_NO_LABEL)
+        return loss.to(scores.dtype) if is_wide else loss  # wide, so that a mean of several is not rounded
 
 
 def _added_mask(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor | None:

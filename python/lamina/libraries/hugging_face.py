@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Support for Hugging Face's models: outputs that hooks collect."""
+"""Support for Hugging Face's models: outputs that hooks collect, and caches."""
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -42,3 +42,13 @@ def collectors(module: nn.Module) -> list[Callable[..., Any]]:
 def is_collector(hook: Any) -> bool:
     """True for such a hook, which `collect` calls for modules of other ranks."""
     return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
+
+
+def cached(values: Iterable[Any], number: int) -> Iterator[Any]:
+    """Layers of this number of the caches among these values: they have `keys` and `values` of earlier positions."""
+    utils = sys.modules.get("transformers.cache_utils")
+    for value in values if utils is not None else ():
+        if isinstance(value, utils.EncoderDecoderCache):
+            yield from cached((value.self_attention_cache, value.cross_attention_cache), number)
+        elif isinstance(value, utils.Cache) and number < len(value.layers):
+            yield value.layers[number]

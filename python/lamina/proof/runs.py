@@ -179,8 +179,7 @@ class Runs:
         value = self._converted(tensor.detach().clone())
         if not (self._has_gradients and value.is_floating_point()):
             return value
-        given = pytree.tensors((self._args, self._kwargs))
-        if not tensor.requires_grad and any(each.requires_grad for each in given):
+        if not tensor.requires_grad:
             return value
         inputs.append(value.requires_grad_())
         return value.clone()  # which may be written

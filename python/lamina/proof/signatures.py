@@ -99,7 +99,7 @@ def _is_config(value: Any) -> bool:
 def _shown(value: Any) -> Any:
     """As much of a value as may decide which operations run."""
     if isinstance(value, torch.Tensor):
-        return "tensor", value.dim(), value.dtype.is_floating_point
+        return "tensor", value.dim(), value.dtype.is_floating_point, value.requires_grad
     if isinstance(value, PartOfResult):
         return "part", value.part.dim()
     if type(value) in _OF_CALLS:

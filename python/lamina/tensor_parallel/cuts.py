@@ -121,6 +121,8 @@ class Cutter:
         layer, style = planned.layer, planned.style
         if style == _REPLICATED:
             return Cut(layer, style, {}, Here(self._team))
+        if planned.is_around and is_linear(layer):
+            return self._cut_of_wrapper(planned)
         if isinstance(layer, nn.Embedding):
             return self._cut_of_embedding(planned)
         if not is_linear(layer) or style not in _LINEAR_STYLES:
@@ -130,10 +132,8 @@ class Cutter:
                 code="tp-layer",
             )
         extent = _extent(planned)
-        heads = self._heads.get(id(planned.parent))
-        if style == "colwise" and heads is not None and heads.are_shared_keys(extent):
-            chosen = [key * heads.width + at for key in heads.own_keys() for at in range(heads.width)]
-            return Cut(layer, "chosen", {}, Here(self._team, chosen=tuple(chosen)))
+        if (chosen := self._shared_keys(planned, extent)) is not None:
+            return Cut(layer, "chosen", {}, Here(self._team, chosen=chosen))
         size, unit = self._section(planned, extent)
         sections = [(size, unit)] * (extent // size)
         out, into = (0, 1) if isinstance(layer, nn.Linear) else (1, 0)
@@ -146,6 +146,26 @@ class Cutter:
         if layer.bias is not None:
             slices["bias"] = (0, sections)
         return Cut(layer, style, slices, here, _sizes(planned, {"out_features": count, "nf": count}))
+
+    def _shared_keys(self, planned: Planned, extent: int) -> tuple[int, ...] | None:
+        """The outputs of a layer that gives heads of keys of which ranks have the same; None for any other."""
+        heads = self._heads.get(id(planned.parent))
+        if planned.style != "colwise" or heads is None or not heads.are_shared_keys(extent):
+            return None
+        return tuple(key * heads.width + at for key in heads.own_keys() for at in range(heads.width))
+
+    def _cut_of_wrapper(self, planned: Planned) -> Cut:
+        extent = _extent(planned)
+        if (chosen := self._shared_keys(planned, extent)) is not None:
+            here = Here(self._team, chosen=chosen, sections=[(extent, 1)])
+            return Cut(planned.member, layers.GIVING_PART, {}, here)
+        size, unit = self._section(planned, extent)
+        here = replace(self._here(planned, size, unit)[0], sections=[(size, unit)] * (extent // size))
+        if planned.style in _ROWS:
+            return Cut(planned.member, layers.TAKING_PARTS, {}, here)
+        first, own = here.share.first, here.share.own
+        chosen = tuple(begin + at for begin in range(0, extent, size) for at in range(first, first + own))
+        return Cut(planned.member, layers.GIVING_PART, {}, replace(here, chosen=chosen))
 
     def _cut_of_embedding(self, planned: Planned) -> Cut:
         layer, style = planned.layer, planned.style
@@ -208,7 +228,7 @@ class Cutter:
 
     def _heads_near(self, planned: Planned, extent: int) -> Heads | None:
         """The heads whose results a layer takes that does not lie in their module, but beside it."""
-        near = planned.name.rpartition(".")[0].rpartition(".")[0]
+        near = planned.place.rpartition(".")[0]
         found = [
             heads
             for key, place in self._places.items()

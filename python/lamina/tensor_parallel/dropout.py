@@ -34,10 +34,13 @@ class Parts:
     Attributes:
         heads: None where it has none.
         team: the name of the ranks that have the others.
+        keys, all_keys: the heads of keys here, and how many there are.
     """
 
     heads: Share | None
     team: str
+    keys: tuple[int, ...] = ()
+    all_keys: int = 0
 
 
 class State(NamedTuple):

@@ -8,13 +8,14 @@ forward. So names, hooks and what the script keeps of it stay as they are.
 import functools
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from lamina import _lamina
+from lamina.libraries import hugging_face
 from lamina.tensor_parallel import dropout
 from lamina.tensor_parallel.dropout import Parts, SlicedDropout, State
 from lamina.tensor_parallel.heads import Share, share
@@ -23,6 +24,7 @@ from lamina.util.settings import setting
 # As `_lamina.Slicing`.
 Slicing = tuple[int, list[tuple[int, int]]]
 
+_KEYS_AT = 1  # of what caches have [samples, heads, positions, features]
 _POSITIONS_AT = 1  # of states [samples, positions, features]
 _SLICES = "_lamina_slices"  # by the parameter's name
 _HERE = "_lamina_here"  # a Here
@@ -34,6 +36,8 @@ KEPT = "_lamina_kept"  # of a region: its Kept
 REGION = "_lamina_region"  # of a sliced layer: the name of its region
 PROOF = "_lamina_proof"  # of a module whose calls are proven, see [Note: proofs] in proof/proofs.py
 _STYLE = "_lamina_sliced_by"  # of a sliced layer: its style
+GIVING_PART, TAKING_PARTS = "whole, cut by columns", "whole, cut by rows"  # styles of wrappers
+OF_WRAPPERS = (GIVING_PART, TAKING_PARTS)
 _NOTHING = Share(0, 0, 0)
 NOTES = (
     _SLICES,
@@ -57,7 +61,8 @@ class Here:
         team: the name of the ranks that have the others.
         sizes: of what is cut, how much each rank has.
         share: this rank's part of it.
-        chosen: of outputs that all ranks have, those that are computed here; None for all.
+        chosen: of outputs that all ranks have, those that are computed here, or given on; None for all.
+        sections: of a wrapper, those of what is cut, as in slices of parameters.
         by_parent: whether the module around it has a part in the exchanges with other ranks.
         padding: the word of an embedding's slice that has no gradient.
     """
@@ -66,6 +71,7 @@ class Here:
     sizes: tuple[int, ...] = ()
     share: Share = _NOTHING
     chosen: tuple[int, ...] | None = None
+    sections: list[tuple[int, int]] = field(default_factory=list)
     by_parent: bool = False
     padding: int | None = None
 
@@ -154,6 +160,31 @@ class _Chosen:
         return nn.functional.linear(_copied(self, input), weight, bias)
 
 
+class _GivingPart:
+    """A wrapper that is computed whole, and gives a part: see [Note: wrappers] in plans.py."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output, here = super().forward(*args, **kwargs), self.__dict__[_HERE]
+        chosen = torch.tensor(here.chosen, device=output.device)
+        return torch.ops.lamina.tp_copy(output, here.team).index_select(output.dim() - 1, chosen)
+
+
+class _TakingParts:
+    """A wrapper that is computed whole, and takes a part."""
+
+    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        here, mode = self.__dict__[_HERE], dropout.current()
+        whole = torch.ops.lamina.tp_gather(input, input.dim() - 1, here.sizes, here.team)
+        if mode is None:
+            return super().forward(whole, *args, **kwargs)
+        before = mode.state
+        mode.state = before._replace(given=())  # what it drops is whole
+        try:
+            return super().forward(whole, *args, **kwargs)
+        finally:
+            mode.state = before
+
+
 class _Words:
     """An embedding that has some of the words: the others' are zero here, and the ranks' are added. Words that none has
     are an error of torch's own, on all ranks."""
@@ -209,6 +240,7 @@ class _Around:
     """A module that computes with parts."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        _give_own_keys(self, (*args, *kwargs.values()))
         if not any(part.training for part in self.modules()):
             return super().forward(*args, **kwargs)
         with dropout.inside(self, self.__dict__[_PARTS], State()):
@@ -247,6 +279,8 @@ _LINEAR = {
     "rowwise_split_input": _SplitRows,
     "chosen": _Chosen,
     "replicated_with_grad_allreduce": _Replicated,
+    GIVING_PART: _GivingPart,
+    TAKING_PARTS: _TakingParts,
 }
 _BY_PARENT = {"colwise": _OfReady, "rowwise": _ToPositions}
 _EMBEDDING = {
@@ -257,7 +291,7 @@ _EMBEDDING = {
     "embedding_rowwise": _Words,
     "replicated_with_grad_allreduce": _Replicated,
 }
-_GIVE_PARTS = (_ByColumns, _Chosen, _Columns)
+_GIVE_PARTS = (_ByColumns, _Chosen, _Columns, _GivingPart)
 
 
 def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here: Here) -> None:
@@ -267,7 +301,7 @@ def become_sliced(layer: nn.Module, style: str, slices: dict[str, Slicing], here
     layer.__dict__[_HERE], layer.__dict__[_STYLE] = here, style
     kinds = _EMBEDDING if isinstance(layer, nn.Embedding) else _BY_PARENT if here.by_parent else _LINEAR
     kind, base = type(layer), _base_of(type(layer))
-    if kind is base or (not slices and here.chosen is None):
+    if kind is base or style in OF_WRAPPERS or (not slices and here.chosen is None):
         layer.__class__ = with_other_forward(kinds[style], kind)
     else:
         layer.__class__ = with_other_base(kind, with_other_forward(kinds[style], base))
@@ -312,15 +346,35 @@ def _base_of(kind: type) -> type:
 
 
 def become_around(
-    module: nn.Module, heads: Share | None, members: list[tuple[nn.Module, Share | None]], team: str
+    module: nn.Module,
+    heads: Share | None,
+    keys: tuple[tuple[int, ...], int],
+    members: list[tuple[nn.Module, Share | None]],
+    team: str,
 ) -> None:
-    """Makes a module one that computes with parts: some heads, or features between these of its members."""
-    module.__dict__[_PARTS] = Parts(heads, team)
+    """Makes a module one that computes with parts: some heads, with these of so many heads of keys, or features between
+    these of its members."""
+    module.__dict__[_PARTS] = Parts(heads, team, *keys)
     module.__class__ = with_other_forward(_Around, type(module))
     for member, gives in members:
         if _GIVES not in member.__dict__:
             member.__class__ = with_other_forward(_Member, type(member))
         member.__dict__[_GIVES] = gives
+
+
+def _give_own_keys(module: nn.Module, given: Iterable[Any]) -> None:
+    """Leaves this rank's heads of keys and values in caches that a module is given with all of them, as prefixes are
+    that are learned."""
+    parts: Parts = module.__dict__[_PARTS]
+    number = module.__dict__.get("layer_idx")
+    if not isinstance(number, int) or parts.keys == tuple(range(parts.all_keys)):
+        return
+    for layer in hugging_face.cached(given, number):
+        for name in ("keys", "values"):
+            whole = getattr(layer, name, None)
+            if isinstance(whole, torch.Tensor) and whole.dim() == 4 and whole.shape[_KEYS_AT] == parts.all_keys:
+                own = torch.tensor(parts.keys, device=whole.device)
+                setattr(layer, name, torch.ops.lamina.tp_copy(whole, parts.team).index_select(_KEYS_AT, own))
 
 
 def has_fast_path(module: nn.Module) -> bool:
@@ -394,7 +448,7 @@ def heads_here(module: nn.Module) -> Share | None:
 
 def takes_parts(module: nn.Module) -> bool:
     """True for a layer that is given a part of what there is, on each rank another."""
-    return isinstance(module, _ByRows) and not isinstance(module, _SplitRows)
+    return isinstance(module, _ByRows | _TakingParts) and not isinstance(module, _SplitRows)
 
 
 def gives_parts(module: nn.Module) -> bool:
@@ -415,15 +469,19 @@ def is_sliced(module: nn.Module) -> bool:
 def slicing_of_activations(layer: nn.Module, given: bool) -> list[tuple[int, int]] | None:
     """The sections of the last dimension of what a sliced layer is given, or of what it gives; None: it is whole."""
     is_part = takes_parts(layer) if given else isinstance(layer, _ByColumns | _Columns)
+    if isinstance(layer, _TakingParts):
+        return layer.__dict__[_HERE].sections if given else None
     return layer.__dict__[_SLICES]["weight"][1] if is_part else None
 
 
 def chosen_outputs(layer: nn.Module) -> tuple[list[int], int, str] | None:
     """The outputs that are computed here, of how many, and the team, of a layer of which ranks may have the same ones;
     None for any other."""
+    here = layer.__dict__.get(_HERE)
+    if isinstance(layer, _GivingPart):
+        return list(here.chosen), sum(extent for extent, _ in here.sections), here.team
     if not isinstance(layer, _Chosen):
         return None
-    here = layer.__dict__[_HERE]
     return list(here.chosen), layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1], here.team
 
 

@@ -14,6 +14,12 @@ script has given a plan does not use transformers'.
 dropout and sums take a part each, and a layer puts its input together. So it begins with an all-gather and ends with a
 reduce-scatter, in the place of an all-reduce at its end and one of gradients at its beginning. Either is once for all
 layers that take the same: the module around them makes their input ready.
+
+[Note: wrappers] A wrapper has the place of a layer, which it has as `base_layer` or `original_module`, and parameters
+of its own, as peft's have. Where it adds a product of two small layers, as LoRA does, one of these is cut with its
+layer. Any other one is computed whole, alike on all ranks: one cut by columns gives this rank's part of that, one cut
+by rows is given all parts. The layer in it keeps its slices where the wrapper only calls it, and is whole where that
+may read its weight. So any code in a wrapper computes what it would with one rank.
 """
 
 import dataclasses
@@ -46,6 +52,19 @@ _ALIASES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_spli
 WHOLE = "replicate"
 # Styles of plans of a DistributedModule that sees to the exchanges around its layers, and those that they are besides.
 _BY_PARENT = {"colwise_of_ready": "colwise", "rowwise_to_positions": "rowwise"}
+_INNER = ("base_layer", "original_module")  # names under which wrappers have what they wrap
+# Wrappers of peft that call the layer in them, and never read its weight.
+_CALLING = tuple(
+    f"peft.tuners.{each}"
+    for each in (
+        "adalora.layer.SVDLinear",
+        "ia3.layer.Linear",
+        "ia3.layer.Embedding",
+        "lora.layer.Embedding",
+        "oft.layer.Linear",
+        "vera.layer.Linear",
+    )
+)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _EXPERTS = ("moe_tp_experts", "moe_identity_expert")  # of transformers: these stay whole, with what is under them
 
@@ -98,6 +117,7 @@ class Planned:
         member: the module that has its place in the parent: itself, or a wrapper.
         may_stay_whole: True where no script has asked for it.
         by_parent: True where the module around it has a part in the exchanges with other ranks.
+        is_around: True for a wrapper, `member`, that is computed whole around its layer.
         heads: the name or number that the script has given for the parent's heads.
     """
 
@@ -109,6 +129,7 @@ class Planned:
     member: nn.Module
     may_stay_whole: bool = True
     by_parent: bool = False
+    is_around: bool = False
     heads: str | int | None = None
 
 
@@ -161,7 +182,7 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
             continue
         if (style := styles.get(name)) is not None and is_wanted and style != WHOLE:
             place = _called(modules, name.rpartition(".")[0])
-            for below, part, its_style in _with_low_rank(module, style):
+            for below, part, its_style in _wrapped(name, module, style):
                 plain, by_parent = _BY_PARENT.get(its_style, its_style), its_style in _BY_PARENT
                 found[name + below] = Planned(
                     name + below,
@@ -172,6 +193,7 @@ def planned(root: nn.Module, degree: int = 1, in_parts: bool = False) -> dict[st
                     module,
                     name not in given,
                     by_parent,
+                    not below and part is not module,
                     heads.get(name),
                 )
     passed_by = {each.place for each in found.values() if each.may_stay_whole and not layers.reaches_base(each.layer)}
@@ -228,26 +250,59 @@ def _below(name: str, styles: Mapping[str, str]) -> dict[str, str]:
     return {f"{name}.{below}" if name else below: style for below, style in styles.items()}
 
 
-def _with_low_rank(module: nn.Module, style: str) -> Iterator[tuple[str, nn.Module, str]]:
-    """The layer itself. Of one with a correction of low rank beside it, as peft's LoRA has: its base, and that of the
-    two small ones that has the same slices. Cut by columns it is the second, by rows the first."""
-    base = getattr(module, "base_layer", None)
-    if not isinstance(base, nn.Module):
+def _wrapped(name: str, module: nn.Module, style: str) -> Iterator[tuple[str, nn.Module, str]]:
+    """The layer itself. Of a wrapper, as peft's, the layers in it that have slices: see [Note: wrappers]."""
+    inner, path = _inner(module)
+    if inner is module:
         yield "", module, style
         return
     if style in _BY_PARENT:
         raise UsageError(
-            f"a {type(module).__name__} has the place of a layer of lamina.nn, whose exchanges with other ranks it "
-            "does not know: mark the model with replace=False, or slice a model of your own by a plan",
+            f"{name} ({type(module).__name__}) has the place of a layer of lamina.nn, whose exchanges with other ranks "
+            "it does not know: mark the model with replace=False, or slice a model of your own by a plan",
             code="tp-layer",
         )
-    yield ".base_layer", base, style
-    beside = {"colwise": "lora_B", "rowwise": "lora_A"}.get(style)
-    if (small := getattr(module, beside, None) if beside else None) is None:
+    if _is_of_low_rank(module):
+        yield path, inner, style
+        beside = {"colwise": "lora_B", "rowwise": "lora_A"}.get(style)
+        for below, part in module.get_submodule(beside).named_modules(prefix=f".{beside}") if beside else ():
+            if isinstance(part, nn.Linear):
+                yield below, part, style
         return
-    for name, part in small.named_modules():
-        if isinstance(part, nn.Linear):
-            yield f".{beside}.{name}" if name else f".{beside}", part, style
+    gives_parts, takes_parts = style in COLUMNS, style == "rowwise" and layers.is_linear(inner)
+    if _only_calls(module):
+        yield path, inner, "colwise_gather_output" if gives_parts else "rowwise_split_input" if takes_parts else style
+    if gives_parts or takes_parts:
+        yield "", inner, style
+
+
+def _inner(module: nn.Module) -> tuple[nn.Module, str]:
+    """The layer in a wrapper, or in several around each other, and its place in these; the module itself for any
+    other."""
+    path = ""
+    while (
+        key := next((each for each in _INNER if isinstance(getattr(module, each, None), nn.Module)), None)
+    ) is not None:
+        module, path = getattr(module, key), f"{path}.{key}"
+    return module, path
+
+
+def _is_of_low_rank(module: nn.Module) -> bool:
+    """True for a wrapper that adds a product of two small layers to what one layer gives, and nothing else."""
+    parts = [getattr(module, name, None) for name in ("lora_A", "lora_B")]
+    if not all(isinstance(part, nn.Module) for part in parts) or getattr(module, "lora_variant", None):
+        return False
+    if isinstance(_inner(module.base_layer)[0], nn.Module) and module.base_layer is not _inner(module)[0]:
+        return False
+    known = {id(each) for part in (module.base_layer, *parts) for each in part.parameters()}
+    are_linear = all(isinstance(each, nn.Linear) for part in parts for each in part.children())
+    return are_linear and all(id(each) in known for each in module.parameters())
+
+
+def _only_calls(module: nn.Module) -> bool:
+    """True for a wrapper of peft's that calls the layer in it, and never reads its weight."""
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__}
+    return not kinds.isdisjoint(_CALLING) and not getattr(module, "lora_variant", None)
 
 
 def _known_of(module: nn.Module) -> dict[str, str]:

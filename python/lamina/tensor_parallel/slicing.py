@@ -59,7 +59,9 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
             remember(member)
         for attribute, count in numbers.items():
             setattr(each.module, attribute, count)
-        layers.become_around(each.module, each.heads and each.heads.own, each.members, session.team())
+        own = each.heads and each.heads.own
+        keys = ((), 0) if each.heads is None else (tuple(each.heads.own_keys()), each.heads.keys)
+        layers.become_around(each.module, own, keys, each.members, session.team())
     for module in root.modules():
         if layers.has_fast_path(module) and any(map(layers.is_sliced, module.modules())):
             remember(module)
@@ -74,9 +76,9 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
 
 def let_batches_take_turns(root: nn.Module, session: _lamina.Session) -> None:
     """Has the ranks of TP_GROUP compute with the batches of all of them, where each has its own."""
-    if session.group_size("replicas") != session.group_size("same_parts"):
+    if _take_turns(session):
         turns = Turns(session.team(), session.group_size("tp"), session.group_rank("tp"))
-        make_regions(root, turns, smallest=session.group_size("partitions") > 1 and not _in_parts(session))
+        make_regions(root, turns, smallest=session.group_size("partitions") > 1)
 
 
 @contextmanager
@@ -116,8 +118,15 @@ def _whole_of(parameter: torch.Tensor, slicing: Slicing, session: _lamina.Sessio
     return session.whole_of(parameter.detach(), slicing)
 
 
+def _take_turns(session: _lamina.Session) -> bool:
+    return session.group_size("replicas") != session.group_size("same_parts")
+
+
 def _in_parts(session: _lamina.Session) -> bool:
-    return session.config.optimize == "memory"
+    """True where activations of stacks lie in parts of positions. Where batches take turns such a stack is one region,
+    which partitions could not cut."""
+    are_cut = _take_turns(session) and session.group_size("partitions") > 1
+    return session.config.optimize == "memory" and not are_cut
 
 
 # Before anything is changed.
@@ -139,6 +148,8 @@ def _tell_of_whole(root: nn.Module, cuts: dict[str, Cut], session: _lamina.Sessi
 def _require_parameters(cuts: dict[str, Cut]) -> None:
     """UsageError where a layer computes what is to be cut from something else."""
     for name, cut in cuts.items():
+        if cut.style in layers.OF_WRAPPERS:
+            continue
         if lacking := [key for key in cut.slices or ("weight",) if cut.layer._parameters.get(key) is None]:
             own = ", ".join(key for key, _ in cut.layer.named_parameters()) or "nothing"
             raise UsageError(

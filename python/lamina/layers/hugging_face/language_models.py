@@ -87,6 +87,7 @@ def _with_head(module: nn.Module, options: Options) -> dict[str, Any]:
     return options(module.config) | {
         "tie_lm_head": head.weight is embedding.weight,
         "lm_head_bias": head.bias is not None,
+        "loss_in_fp32": True,
     }
 
 
