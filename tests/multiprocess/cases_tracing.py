@@ -172,6 +172,28 @@ def case_what_a_body_sets_before_the_cut_reaches_all_ranks():
     assert len({id(part.table) for part in model.get_module()}) == 1, "one dictionary on each rank, too"
 
 
+def case_a_body_sets_on_layers_what_their_class_has():
+    torch.manual_seed(3)
+    module = nn.Sequential(*[Scaled({"factor": 1.0}) for _ in range(4)])
+    plain = copy.deepcopy(module)
+    model = start(module, microbatches=1)
+
+    def body(network, x):
+        for part in network.modules():
+            if isinstance(part, Scaled):
+                part.of_class = 2.0
+        return network(x).square().mean()
+
+    @lamina.step
+    def train(x):
+        loss = body(model, x)
+        model.backward(loss)
+        return loss
+
+    for _ in range(2):
+        torch.testing.assert_close(train(BATCH).reduce_mean(), body(plain, BATCH).detach())
+
+
 def replaces_a_module(model):
     model.get_module()[3] = nn.Linear(6, 6)
 

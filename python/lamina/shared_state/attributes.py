@@ -24,7 +24,7 @@ from torch import nn
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.shared_state.attribute_contents import AttributeContents
-from lamina.shared_state.contents import same
+from lamina.shared_state.contents import InPlaceOfValue, same
 from lamina.shared_state.homes import Homes
 from lamina.shared_state.modules import Key, Modules
 from lamina.shared_state.setters import Setters
@@ -193,7 +193,7 @@ class Attributes:
             )
 
 
-class _Attribute:
+class _Attribute(InPlaceOfValue):
     """An attribute of the modules of one class.
 
     Args:
@@ -207,6 +207,7 @@ class _Attribute:
         self.name = name
         self._slot = default if isinstance(default, MemberDescriptorType) else None
         self._default = default if self._slot is None else _MISSING
+        self.of_class = None if default is _MISSING else default
 
     @compiled.outside
     def __get__(self, module: nn.Module | None, kind: type) -> Any:

@@ -75,6 +75,16 @@ def is_plain_tensor(value: Any) -> bool:
     return not value.requires_grad or value.is_leaf
 
 
+class InPlaceOfValue:
+    """Stands in a class for what it has, while a step runs.
+
+    Attributes:
+        of_class: what it has; None for nothing.
+    """
+
+    of_class: Any = None
+
+
 def is_of_the_script(made: Any) -> bool:
     """True where a class or function is neither Python's nor of a library: see `is_of_a_library`."""
     return not is_of_a_library(getattr(made, "__module__", None) or "torch")

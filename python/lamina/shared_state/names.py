@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lamina.shared_state.contents import (
+    InPlaceOfValue,
     is_changeable,
     is_of_a_library,
     is_of_the_script,
@@ -322,6 +323,7 @@ def itself(value: Any) -> Any:
 
 def _of_class(kind: type, name: str) -> Any:
     value = inspect.getattr_static(kind, name, None)
+    value = value.of_class if isinstance(value, InPlaceOfValue) else value
     return value.__get__(None, kind) if isinstance(value, (staticmethod, classmethod)) else value
 
 
