@@ -78,8 +78,12 @@ class Decision {
 
   void beside_samples(std::size_t list, std::int64_t samples) {
     const auto found = rows(list);
-    if (parts_[list].size == samples && !found.contains(samples)) return cut(list);
-    if (found.size() > 1 && parts_[list].size == samples) return doubt(list);
+    if (parts_[list].size == samples) {
+      const bool is_cut = std::ranges::any_of(found, [&](auto each) { return samples == 0 || each % samples != 0; });
+      const bool holds = holds_dictionaries(list);
+      if (is_cut || !found.contains(samples) || (holds && samples == 1)) return cut(list);
+      if (found.size() > 1 || holds) return doubt(list);
+    }
     for (const auto place : elements(list)) {
       if (is_list(place)) beside_samples(place, samples);
     }
@@ -87,11 +91,15 @@ class Decision {
 
   // A list without anything beside it.
   void alone(std::size_t list) {
+    if (is_table(list)) return table(list);
     const auto held = elements(list);
     const auto tensors = std::ranges::count_if(held, [&](std::size_t place) { return is_tensor(place); });
-    if (holds_dictionaries(list)) {
-      if (have_different_rows(list, 2)) cut(list);
-    } else if (tensors != parts_[list].size) {
+    const auto lines = held_by(list);
+    if (std::ranges::all_of(lines, [&](auto each) { return parts_[each].kind == Kind::kContainer; })) {
+      if (have_different_rows(list, 2)) return cut(list);
+      const bool has_others = std::cmp_not_equal(tensors, held.size()) && lines.size() > 1;
+      if (tensors > 0 && (lines.size() > 2 || has_others || hold_channels(held))) doubt(list);
+    } else if (!std::ranges::all_of(lines, [&](auto each) { return is_tensor(each); })) {
       decide(held);  // a batch of several parts
     } else if (have_different_rows(list, 3) || looks_like_pictures(list)) {
       doubt(list);
@@ -103,6 +111,50 @@ class Decision {
       if (parts_[place].kind == Kind::kContainer) return true;
     }
     return false;
+  }
+
+  Places held_by(std::size_t list) const {
+    Places found;
+    for (auto place = list + 1; place < parts_[list].end; place = parts_[place].end) found.push_back(place);
+    return found;
+  }
+  bool are_of_one_sort(std::size_t one, std::size_t other) const {
+    const auto &a = parts_[one], &b = parts_[other];
+    return a.kind == b.kind && a.dtype == b.dtype && a.dims == b.dims;
+  }
+
+  // True for several lists of one form: pairs of a picture and its class, or two parts of a batch.
+  bool is_table(std::size_t list) const {
+    const auto lines = held_by(list);
+    if (lines.size() < 2 || !std::ranges::all_of(lines, [&](std::size_t line) { return is_list(line); })) return false;
+    const auto first = held_by(lines.front());
+    return !first.empty() && !rows(list).empty() && std::ranges::all_of(lines, [&](std::size_t line) {
+      return std::ranges::equal(held_by(line), first, [&](auto a, auto b) { return are_of_one_sort(a, b); });
+    });
+  }
+
+  void table(std::size_t list) {
+    const auto lines = held_by(list);
+    const auto first = held_by(lines.front());
+    const bool are_alike = std::ranges::all_of(lines, [&](std::size_t line) {
+      return std::ranges::equal(
+          held_by(line), first, {}, [&](auto a) { return parts_[a].size; }, [&](auto a) { return parts_[a].size; });
+    });
+    const bool has_others = !std::ranges::all_of(first, [&](std::size_t place) { return is_tensor(place); });
+    const bool is_mixed =
+        has_others || !std::ranges::all_of(first, [&](auto each) { return are_of_one_sort(each, first.front()); });
+    const bool differ = rows(list).size() > 1;
+    if (is_mixed && differ && (lines.size() > 2 || !are_alike)) return cut(list);
+    if (lines.size() > 2 || has_others || (differ && (are_alike || is_mixed))) return doubt(list);
+    decide(elements(list));  // two parts of a batch
+  }
+
+  // True where one of these tensors looks like a picture.
+  bool hold_channels(const Places& held) const {
+    return std::ranges::any_of(held, [&](std::size_t place) {
+      const auto& part = parts_[place];
+      return is_tensor(place) && part.dims >= 3 && (part.size == 1 || part.size == 3 || part.size == 4);
+    });
   }
 
   // Lists without any tensor beside them.

@@ -90,7 +90,39 @@ TEST(ListsOfSamples, WhatMayBeEitherIsNotClear) {
   EXPECT_EQ(decided({of(6, picture())}), "?");
   EXPECT_EQ(decided({of(12, tensor(8, 3))}), "?");
   EXPECT_EQ(decided({list({tensor(5), tensor(7), tensor(6)})}), "?");
-  EXPECT_EQ(decided({list({tensor(2), tensor(5)}), tensor(2)}), "?");
+  EXPECT_EQ(decided({list({tensor(2), tensor(4)}), tensor(2)}), "?");
+}
+
+TEST(ListsOfSamples, SamplesOfDifferentRowsAreCutThoughOneHasThoseOfTheBatch) {
+  EXPECT_EQ(decided({list({tensor(2), tensor(5)}), tensor(2)}), "E");
+  const auto boxes = list({dict({tensor(1)}), dict({tensor(4)}), dict({tensor(3)}), dict({tensor(1)})});
+  EXPECT_EQ(decided({tensor(4, 4), boxes}), "E");
+  EXPECT_EQ(decided({tensor(1, 4), of(1, dict({tensor(1)}))}), "E");
+}
+
+TEST(ListsOfSamples, DictionariesWithTheRowsOfTheBatchAreNotClear) {
+  EXPECT_EQ(decided({tensor(2, 4), of(2, dict({tensor(2), tensor(2, 1)}))}), "?");
+  EXPECT_EQ(decided({of(4, dict({picture(), word()}))}), "?");
+  EXPECT_EQ(decided({of(8, dict({tensor(16, 1)}))}), "?");
+  EXPECT_EQ(decided({of(1, dict({picture(), word()}))}), "?");
+  EXPECT_EQ(decided({of(2, dict({tensor(8), tensor(8)}))}), "r");
+  EXPECT_EQ(decided({of(1, dict({tensor(8), word()}))}), "r");
+  EXPECT_EQ(decided({list({tensor(8), dict({tensor(8), word()}), dict({tensor(8)})})}), "r");
+  EXPECT_EQ(decided({list({tensor(8), dict({tensor(16), names(8)})})}), "rE");
+  EXPECT_EQ(decided({of(2, dict({tensor(8)})), tensor(8, 1)}), "r");
+}
+
+TEST(ListsOfSamples, ListsOfOneFormInAListAreSamplesOrNotClear) {
+  const auto pair = [](std::int64_t rows, std::int64_t others) { return list({tensor(rows, 1), tensor(others, 1)}); };
+  EXPECT_EQ(decided({of(4, list({picture(), word()}))}), "?");
+  EXPECT_EQ(decided({of(8, pair(16, 4))}), "?");
+  EXPECT_EQ(decided({of(2, pair(16, 4))}), "?");
+  EXPECT_EQ(decided({of(12, pair(8, 8))}), "?");
+  EXPECT_EQ(decided({of(4, list({picture(), tensor(1, 1)}))}), "Errrr");
+  EXPECT_EQ(decided({list({list({tensor(5), word()}), list({tensor(7), word()})})}), "Err");
+  EXPECT_EQ(decided({of(2, pair(8, 8))}), "rrr");
+  EXPECT_EQ(decided({list({list({tensor(5), tensor(7), tensor(9)}), list({tensor(2), tensor(1), tensor(3)})})}), "rEE");
+  EXPECT_EQ(decided({of(12, pair(8, 8)), tensor(8)}), std::string(13, 'r'));
 }
 
 TEST(ListsOfSamples, WhatIsKnownOfAListCounts) {

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import datetime
 from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from transformers.modeling_outputs import CausalLMOutput as OfModel
 
 from lamina.errors import ConfigError, UsageError
 from lamina.trainer import Evaluator
@@ -87,11 +90,52 @@ def test_what_a_list_is_holds_for_the_batches_after_it():
 
 
 def test_what_cannot_be_cut_or_counted_says_what_to_do():
-    for wrong in (lambda: split({1, 2}, 1), lambda: split([X, X[:3]], 2), lambda: count_samples([X, X[:3]])):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for wrong in (
+        lambda: split((X, object()), 1),
+        lambda: split([X, X[:3]], 2),
+        lambda: count_samples([X, X[:3]]),
+        lambda: count_samples((nested, X[:2])),
+    ):
         with pytest.raises(UsageError, match="DataSpec"):
             wrong()
     with pytest.raises(UsageError, match="no tensors"):
         count_samples({})
+
+
+@dataclasses.dataclass
+class Pair:
+    x: torch.Tensor
+    y: list
+
+
+WORDS = [["a", "b"], ["c", "d"], ["e", "f"]]
+
+
+@pytest.mark.parametrize(
+    "batch, of_first",
+    [
+        ({"ids": [[1, 2], [3, 4], [5, 6]], "mask": [[1, 1], [1, 0], [0, 0]]}, lambda piece: piece["ids"]),
+        (([[1, 2], [3, 4], [5, 6]], [0, 1, 0]), lambda piece: piece[0]),
+        ([{"ids": 1}, {"ids": 2}, {"ids": 3}], lambda piece: piece),
+        ([[1], [2, 3], [4]], lambda piece: piece),
+        ([("a", "b", "c"), ("d", "e", "f")], lambda piece: piece[1]),
+        (Pair(X[:3], WORDS), lambda piece: piece.y),
+        (Pair(X[:3], WORDS), lambda piece: piece.x),
+        ({"x": X[:3].numpy(), "when": datetime.date.today()}, lambda piece: piece["x"]),
+        (OfModel(logits=X[:3]), lambda piece: piece["logits"]),
+        ((torch.eye(3).to_sparse(), X[:3]), lambda piece: piece[0]),
+    ],
+)
+def test_batches_of_plain_values_and_of_other_containers_are_cut(batch, of_first):
+    pieces, counts = DataSpec([batch]).microbatches(batch, 2, 1)
+    assert counts == [2, 1] and [of_first(piece).__len__() for piece in pieces] == [2, 1]
+    assert all(type(piece) is type(batch) for piece in pieces)
+
+
+def test_lists_of_lists_of_one_length_may_be_samples_or_parts():
+    with pytest.raises(UsageError, match="not clear how batch is cut"):
+        count_samples([[1, 2, 3], [4, 5, 6]])
 
 
 def test_microbatches_are_of_a_size_or_so_many():

@@ -58,6 +58,8 @@ class _Walk:
         self.names.append(name)
         self.values.append(value)
         if is_tensor(value):
+            if getattr(value, "is_nested", False):  # which has no rows, as whoever cuts it says
+                return
             if -value.ndim <= axis < value.ndim:
                 dtype = hash(str(value.dtype)) >> 1
                 self.parts[place] = (_TENSOR, value.shape[axis], place + 1, dtype, value.ndim, _UNKNOWN)

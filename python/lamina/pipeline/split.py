@@ -73,7 +73,7 @@ class Splitter:
                 f"argument {name} is a PackedSequence, which has no pieces: pass the padded tensor and the lengths and "
                 "pack them in the step function, or list the argument in non_split_inputs"
             )
-        elif id(value) not in inside and (parts := _parts(value)) is not None:
+        elif id(value) not in inside and (parts := parts_of(value)) is not None:
             found = len(self._tensors), len(self._sliced)
             for label, child in parts[0]:
                 self.look(child, axis, name + label, is_said, (*inside, id(value)))
@@ -117,7 +117,7 @@ class Splitter:
             distinct = self._pieces.distinct
             pieces = [smp_slice(distinct, microbatch, axis) for microbatch in range(distinct)]
             return pieces + pieces[-1:] * (self.count - distinct)
-        parts = None if id(value) in inside else _parts(value)
+        parts = None if id(value) in inside else parts_of(value)
         if parts is None:
             return whole
         held, rebuild = parts
@@ -161,7 +161,7 @@ class Splitter:
             split = _Split(tensor, axis, name, _size(tensor, axis, name), is_said=True)
         if not split.pieces:
             places = [self._pieces.of(split.size, microbatch) for microbatch in range(self.count)]
-            split.pieces = _cut(split.tensor, split.axis, places)
+            split.pieces = pieces_of(split.tensor, split.axis, places)
         return split.pieces
 
 
@@ -205,7 +205,7 @@ def _size(tensor: Any, axis: int, name: str) -> int:
     return shape[axis]
 
 
-def _cut(tensor: Any, axis: int, places: list[tuple[int, int]]) -> list[Any]:
+def pieces_of(tensor: Any, axis: int, places: list[tuple[int, int]]) -> list[Any]:
     if isinstance(tensor, (list, tuple)):
         return [tensor[begin : begin + length] for begin, length in places]
     if not isinstance(tensor, torch.Tensor):
@@ -225,14 +225,14 @@ def _is_array(value: Any) -> bool:
 
 def sample_lists() -> SampleLists:
     """Finds lists of samples in what a Splitter searches."""
-    return SampleLists(lambda value: None if _is_opaque(value) or (parts := _parts(value)) is None else parts[0])
+    return SampleLists(lambda value: None if _is_opaque(value) or (parts := parts_of(value)) is None else parts[0])
 
 
 def _is_opaque(value: Any) -> bool:
     return isinstance(value, PackedSequence) or callable(getattr(value, "smp_slice", None))
 
 
-def _parts(value: Any) -> Parts | None:
+def parts_of(value: Any) -> Parts | None:
     """Returns what stands in a container, with labels, and what makes one like it around other values; None for no
     container."""
     if isinstance(value, torch.nn.Module):

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of a data loader: how many samples they have, and how they are cut."""
 
-import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+import datetime
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from lamina.errors import ConfigError, UsageError, refusal
-from lamina.pipeline.sample_lists import SampleLists
+from lamina.pipeline.sample_lists import SampleLists, is_tensor
+from lamina.pipeline.split import parts_of, pieces_of
 from lamina.trainer import checks
 
-_PLAIN = (int, float, str, bool, type(None))
+_PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date, datetime.timedelta, PurePath)
+_PLAIN += (torch.dtype, torch.device, torch.Size)
 _OTHERWISE = "DataSpec(dataloader, split_batch=..., get_num_samples_in_batch=...) says how to cut and to count them"
 
 
@@ -52,7 +56,8 @@ class DataSpec:
     ):
         if isinstance(dataloader, DataLoader) and dataloader._iterator is not None:
             raise ConfigError("the DataLoader is being iterated over already: give the Trainer one that is not")
-        if not isinstance(dataloader, Iterable) or isinstance(dataloader, (str, bytes, Mapping, type)):
+        is_other = isinstance(dataloader, (str, bytes, Mapping, set, frozenset, type)) or is_tensor(dataloader)
+        if not isinstance(dataloader, Iterable) or is_other:
             raise ConfigError(f"dataloader={dataloader!r} gives no batches: a DataLoader does, or any iterable")
         for name, count in (("num_samples", num_samples), ("num_tokens", num_tokens)):
             if count is not None:
@@ -154,56 +159,80 @@ class PlainBatches:
         found, not_clear = self._lists.find([("batch", batch, 0, False)])
         if not_clear is not None:
             raise refusal("list-not-clear", not_clear, _OTHERWISE)
-        return {id(each) for each in found}
+        return {*map(id, found), *_lists_of_values(batch, True)}
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", child) for key, child in value.items()]
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return [(f"[{index}]", child) for index, child in enumerate(value)]
-    return None
+    return None if _is_plain(value) or (parts := parts_of(value)) is None else parts[0]
 
 
 def _part(batch: Any, samples: slice, lists: set[int]) -> Any:
     """Some samples of a batch."""
-    if isinstance(batch, _PLAIN) or (isinstance(batch, torch.Tensor) and not batch.dim()):
+    if _is_plain(batch) or (isinstance(batch, torch.Tensor) and not batch.dim()):
         return batch
     if isinstance(batch, torch.Tensor):
-        return batch[samples].unsafe_chunk(1)[0]  # a model that writes to it leaves what it has kept of another one
-    if id(batch) in lists or _is_list_of_samples(batch):
+        begin, end, _ = samples.indices(_rows(batch))
+        (piece,) = pieces_of(batch, 0, [(begin, max(end - begin, 0))])
+        return piece  # a model that writes to it leaves what it has kept of another one
+    if is_tensor(batch) or id(batch) in lists:
         return batch[samples]
-    if isinstance(batch, Mapping):
-        return _like(batch, {name: _part(part, samples, lists) for name, part in batch.items()})
-    if isinstance(batch, (list, tuple)):
-        parts = [_part(part, samples, lists) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if (parts := parts_of(batch)) is not None:
+        held, rebuild = parts
+        return rebuild([_part(child, samples, lists) for _, child in held])
     raise UsageError(f"a batch of {type(batch).__name__} cannot be cut into microbatches. {_OTHERWISE}")
 
 
 def _sizes(batch: Any, lists: set[int]) -> Iterable[int]:
-    if isinstance(batch, torch.Tensor):
-        if batch.dim():
-            yield len(batch)
-    elif id(batch) in lists or _is_list_of_samples(batch):
+    if is_tensor(batch):
+        if batch.ndim:
+            yield _rows(batch)
+    elif id(batch) in lists:
         yield len(batch)
-    elif isinstance(batch, (Mapping, list, tuple)):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _sizes(part, lists)
+    elif not _is_plain(batch) and (parts := parts_of(batch)) is not None:
+        for _, child in parts[0]:
+            yield from _sizes(child, lists)
 
 
-def _is_list_of_samples(batch: Any) -> bool:
-    """Tells whether it is a list of plain values, one for each sample."""
-    return isinstance(batch, (list, tuple)) and bool(batch) and all(isinstance(part, _PLAIN) for part in batch)
+def _rows(tensor: Any) -> int:
+    """How many samples a tensor has."""
+    if isinstance(tensor, torch.Tensor) and tensor.is_nested:
+        raise UsageError(f"a batch has a nested tensor, which has no pieces. {_OTHERWISE}")
+    return tensor.shape[0]
 
 
-def _like(batch: Mapping, items: dict[str, Any]) -> Mapping:
-    """A mapping of the same type: a copy with other items, or made of them where it cannot be changed."""
-    if not isinstance(batch, MutableMapping):
-        return type(batch)(items)
-    other = copy.copy(batch)
-    other.update(items)
-    return other
+def _is_plain(value: Any) -> bool:
+    """Tells whether it is one value, and no container. NumPy's numbers are plain ones, too."""
+    return isinstance(value, _PLAIN) or (hasattr(value, "dtype") and not is_tensor(value))
+
+
+def _lists_of_values(value: Any, is_batch: bool = False) -> Iterable[int]:
+    """The ids of lists of plain values, or of lists and dictionaries of these: each has an element for each sample.
+
+    Errors:
+        UsageError: a batch of nothing else than lists of one length, which may be its samples or parts of it.
+    """
+    if _is_plain(value) or is_tensor(value):
+        return
+    is_list = isinstance(value, (list, tuple)) and bool(value) and not hasattr(value, "_fields")
+    if is_list and _has_no_tensor(value):
+        is_nested = is_batch and all(isinstance(each, (list, tuple)) for each in value)
+        if not is_nested or (_are_lists(value) and (len(value) == 1 or len(set(map(len, value))) > 1)):
+            yield id(value)
+            return
+        if _are_lists(value):
+            raise refusal("list-not-clear", "batch", _OTHERWISE)
+    for _, child in _children(value) or ():  # tuples are parts of a batch, as torch's default_collate makes them
+        yield from _lists_of_values(child)
+
+
+def _are_lists(value: Any) -> bool:
+    return type(value) is list and all(type(each) is list for each in value)
+
+
+def _has_no_tensor(value: Any) -> bool:
+    if isinstance(value, (Mapping, list, tuple)):
+        return all(map(_has_no_tensor, value.values() if isinstance(value, Mapping) else value))
+    return _is_plain(value)
 
 
 def _samples_of(dataloader: Any) -> int | None:
