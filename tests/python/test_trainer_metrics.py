@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryF1Score, MulticlassAccuracy
 
 import composer.loss
@@ -147,6 +148,35 @@ class Puts(Callback):
     def epoch_end(self, state, logger):
         state.train_metrics["accuracy"] = metric = MulticlassAccuracy(2, average="micro")
         metric.update(torch.arange(10) < (2, 6, 9)[state.timestamp.epoch.value - 1], torch.ones(10))
+
+
+class Kept(Metric):
+    """Keeps what it sees in one tensor, not in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("seen", torch.zeros(0), dist_reduce_fx="cat")
+
+    def update(self, values):
+        self.seen = torch.cat([self.seen, values])
+
+    def compute(self):
+        return self.seen
+
+
+@pytest.mark.parametrize("others", [1.0, 2.0])  # with as many values, and with another number
+def test_tensors_that_copies_join_have_all_values_of_each(monkeypatch, others):
+    seen = torch.ones(2), torch.arange(2 * others)
+    joined = metrics.fresh({"kept": Kept()})
+    joined["kept"].update(seen[0])
+    of_copies = [{"kept": (1, {"seen": each})} for each in seen]
+    monkeypatch.setattr(metrics, "of_each_copy", lambda own: of_copies)
+    assert metrics.computed(joined)["kept"] == torch.cat(seen).tolist()
+
+
+def test_a_collection_among_metrics_is_named():
+    with pytest.raises(ConfigError, match=r"a MetricCollection as 'both'.*the collection itself"):
+        metrics.fresh({"both": MetricCollection([MulticlassAccuracy(3)])})
 
 
 def test_a_stopper_sees_a_metric_that_another_callback_put_there():

@@ -21,10 +21,11 @@ from lamina.trainer.evaluator import Evaluator, When, ensure_evaluators, ensure_
 from lamina.trainer.events import Algorithm, Callback
 from lamina.trainer.idle_arguments import tell_idle_of_trainer
 from lamina.trainer.loggers import as_destinations
+from lamina.trainer.loggers.destination import text_stream
 from lamina.trainer.model import require_model
 from lamina.trainer.reproducibility import require_seed
 from lamina.trainer.schedulers import require_schedulers
-from lamina.trainer.time import Time, TimeUnit, named_time
+from lamina.trainer.time import EPOCH_OR_BATCH, Time, TimeUnit, named_time
 from lamina.util.checks import nearest
 
 # Composer's that have no sense here, with what is there in their place.
@@ -127,7 +128,7 @@ class Arguments:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in (*_NEVER, *_NOT_YET):
             value = getattr(self, name)
-            if value is not defaults[name] and value != defaults[name] and not (name in _NOT_YET and value == []):
+            if checks.differs(value, defaults[name]) and not (name in _NOT_YET and type(value) is list and not value):
                 yield f"{name}: " + (f"there is none here: {_NEVER[name]}" if name in _NEVER else "is not there yet")
         flags = [field.name for field in dataclasses.fields(self) if field.type is bool]
         of_others = {
@@ -139,6 +140,7 @@ class Arguments:
                 setattr(self, name, read(name, getattr(self, name)))
             except (ConfigError, TypeError) as error:
                 yield str(error) if str(error).startswith((f"{name}=", f"{name}:")) else f"{name}: {error}"
+                setattr(self, name, defaults.get(name))
         if self.device_train_microbatch_size is not None and self.grad_accum not in (None, 1):
             yield "grad_accum and device_train_microbatch_size say the same: give one of them"
         if self.autoresume and not (self.save_folder and self.run_name):
@@ -180,7 +182,8 @@ def pieces(name: str, given: Any) -> int | str | None:
     Errors:
         ConfigError: it is none.
     """
-    if given not in (None, "auto") and (type(given) is not int or given < 1):
+    is_word = given is None or (isinstance(given, str) and given == "auto")
+    if not is_word and (type(given) is not int or given < 1):
         raise ConfigError(f"{name}={given!r}: it is a number, 1 or more, or 'auto'")
     return given
 
@@ -216,6 +219,10 @@ def _path(name: str, given: Any) -> str:
     if not is_saving and not found_checkpoint(path).is_dir():
         raise checks.wrong(name, path, "a checkpoint that a Trainer has saved, or their folder: it is not there")
     return path
+
+
+def _interval(name: str, given: Any) -> Time:
+    return named_time(name, given, True, EPOCH_OR_BATCH)
 
 
 def _log_level(name: str, given: Any) -> str:
@@ -254,7 +261,14 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "eval_dataloader": lambda _, given: ensure_evaluators(given),
     "eval_interval": lambda _, given: given if type(given) is int and given == 1 else ensure_when(given),
     "eval_subset_num_batches": checks.count_or_all,
-    "run_name": lambda name, given: checks.text(name, given) if given else None,
+    "run_name": _optional(lambda name, given: given if isinstance(given, str) else checks.text(name, given)),
+    "console_stream": lambda _, given: text_stream(given),
+    "console_log_interval": _interval,
+    "save_filename": checks.text,
+    "save_interval": lambda name, given: given if callable(given) else _interval(name, given),
+    "save_num_checkpoints_to_keep": lambda name, given: (
+        given if type(given) is int and not given else checks.count_or_all(name, given)
+    ),
     "python_log_level": _optional(_log_level),
     "load_path": _optional(_path),
     "save_folder": _optional(checks.path),

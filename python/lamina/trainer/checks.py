@@ -45,11 +45,21 @@ def text(name: str, given: Any) -> str:
 def path(name: str, given: Any) -> str:
     """A path of a file system of this machine; that of an address `file://`."""
     found = text(name, os.fspath(given) if hasattr(given, "__fspath__") else given)
+    if "\0" in found:
+        raise wrong(name, given, "a path, which has no zero bytes")
     if found.startswith("file://"):
         found = text(name, url2pathname(urlsplit(found).path))
     if problem := of_address(name, found):
         raise ConfigError(problem, code="checkpoint-remote")
     return found
+
+
+def differs(given: Any, default: Any) -> bool:
+    """Tells whether something else was given, which may be of a kind that cannot be compared."""
+    try:
+        return given is not default and bool(given != default)
+    except Exception:  # several answers of an array, say
+        return True
 
 
 def listed(given: Any) -> list[Any]:

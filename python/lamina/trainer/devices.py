@@ -50,10 +50,11 @@ def get_device(device: Any) -> Device:
     Errors:
         ConfigError: another name, or one where no training runs yet.
     """
-    if device in (None, "cpu"):
-        return DeviceCPU()
     if isinstance(device, Device):
         return device
-    if device in ("gpu", "cuda"):
+    name = device if isinstance(device, str) else None
+    if device is None or name == "cpu":
+        return DeviceCPU()
+    if name in ("gpu", "cuda"):
         raise ConfigError(f"device={device!r} is not there yet: trainings run on CPUs")
     raise ConfigError(f"device={device!r}: it is 'cpu' or 'gpu'")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lamina.dist.ranks import get_global_rank
+from lamina.trainer import checks
 from lamina.trainer.evaluator import Evaluator
 from lamina.util.told import tell
 
@@ -82,7 +83,7 @@ def _of_evaluators(given: Mapping[str, Any], defaults: Mapping[str, Any], evalua
 
 def _is_given(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
     """Tells whether it says something else than what holds without it."""
-    return name in given and given[name] is not defaults[name] and given[name] != defaults[name]
+    return name in given and checks.differs(given[name], defaults[name])
 
 
 def _is_there(value: Any) -> bool:

@@ -6,12 +6,23 @@ from typing import Any
 
 import torch
 
+from lamina.errors import ConfigError
 from lamina.trainer.metric_names import MetricsByName
 from lamina.trainer.ranks import of_each_copy
 
 
 def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Copies that have seen nothing, and that no process of torch's synchronises."""
+    """Copies that have seen nothing, and that no process of torch's synchronises.
+
+    Errors:
+        ConfigError: one is no metric.
+    """
+    for name, metric in metrics.items():
+        if not hasattr(metric, "_reductions"):
+            raise ConfigError(
+                f"get_metrics() has a {type(metric).__name__} as {name!r}: its values are metrics of torchmetrics. "
+                "Those of a MetricCollection have names of their own: return {**collection}, or the collection itself"
+            )
     copies = MetricsByName({name: copy.deepcopy(metric) for name, metric in metrics.items()})
     for metric in copies.values():
         metric.reset()
@@ -47,6 +58,8 @@ def _join(metric: Any, copies: list[dict[str, Any]]) -> None:
             setattr(metric, name, [item for items in of_copies for item in items])
         elif len(of_copies) == 1:  # perhaps another rank's
             setattr(metric, name, of_copies[0])
+        elif getattr(reduce, "__name__", "") == "dim_zero_cat":  # of tensors that copies may have more of than others
+            setattr(metric, name, torch.cat([state.reshape(-1) if not state.dim() else state for state in of_copies]))
         else:
             stacked = torch.stack(of_copies)
             setattr(metric, name, stacked if reduce is None else reduce(stacked))

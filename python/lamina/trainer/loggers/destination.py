@@ -100,7 +100,7 @@ def text_stream(given: str | TextIO) -> TextIO:
     """The stream of this name, "stdout" or "stderr", or any other as it is."""
     if hasattr(given, "write"):
         return given
-    if given not in ("stdout", "stderr"):
+    if not isinstance(given, str) or given not in ("stdout", "stderr"):
         raise ConfigError(f"stream: {given!r} is none: 'stdout' and 'stderr' are, and files")
     return getattr(sys, given)
 
