@@ -20,7 +20,7 @@ REASONS = {
     "deferred_init.delayed": ("_delayed _active", "models are made before there is a job"),
     "dist.signal_files": ("_waits", "a number in the store, which outlives jobs"),
     "dist.starting": ("_meetings _maker", "torch's own group of processes, which outlives jobs"),
-    "exits.excepthook": ("_installed _session", "Python has one hook for exceptions, which outlives the job"),
+    "exits.excepthook": ("_installed _session _remedies", "Python has one hook for exceptions, which outlives the job"),
     "libraries.replacements": ("module_manager", "a name that scripts import"),
     "job.backend": ("_making", "torch knows a function of ours for its groups, and hands it nothing of ours"),
     "job.current": ("_beginnings _job", "the current job, as the API has it, and what begins with each"),

@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/error.h"
 
-#include <algorithm>
-
-#include "lamina/base/printable.h"
+#include "lamina/base/coded.h"
 
 namespace lamina::base {
 
-std::string Error::named(const std::string& text, Code code) {
-  auto shown = printable(text);
-  if (*code.name != '\0') shown.insert(std::min(shown.find('\n'), shown.size()), std::string(" [") + code.name + "]");
-  return shown;
-}
+std::string Error::named(const std::string& text, Code code) { return coded(text, code.name); }
 
 }  // namespace lamina::base

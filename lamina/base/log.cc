@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "lamina/base/coded.h"
 #include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 
@@ -23,7 +24,8 @@ constexpr std::array kLevels = {"error", "warning", "info", "debug"};
 
 void write_warning(std::string_view line) {
   std::lock_guard guard(mutex);
-  const std::string text = str("[lamina", name.empty() ? "" : " ", name, "] warning: ", printable(line), "\n");
+  const std::string text =
+      str("[lamina", name.empty() ? "" : " ", name, "] warning: ", printable(without_hints(line)), "\n");
   // A single write keeps the line whole among the lines of other processes; a closed stderr is nobody's error.
   [[maybe_unused]] auto written = ::write(STDERR_FILENO, text.data(), text.size());
 }

@@ -75,6 +75,21 @@ Fd open_output(const std::string& path, int flags) {
   return file;
 }
 
+void require_output(const std::string& path) {
+  const auto folder = std::filesystem::path(path).parent_path();
+  std::error_code failed;
+  if (!folder.empty()) std::filesystem::create_directories(folder, failed);
+  if (failed) fail(path, failed.value());
+  if (std::filesystem::exists(std::filesystem::symlink_status(path, failed))) {
+    open_output(path, O_WRONLY);
+    return;
+  }
+  auto name = (folder / ".lamina-XXXXXX").string();
+  const Fd made(::mkostemp(name.data(), O_CLOEXEC));
+  if (!made) fail(path);
+  ::unlink(name.c_str());
+}
+
 void write_output(const std::string& path, const std::string& text) {
   const auto file = open_output(path, O_WRONLY | O_TRUNC);
   for (std::size_t done = 0; done < text.size();) {

@@ -17,6 +17,10 @@ namespace lamina::base {
 // Throws FileError, which names the path and what lies there.
 Fd open_output(const std::string& path, int flags);
 
+// Throws FileError where open_output() could not open the file to write, before there is anything to write. What is
+// missing of its folder is made; the file is not.
+void require_output(const std::string& path);
+
 // Makes a regular file hold `text` and nothing else, as open_output() opens it.
 void write_output(const std::string& path, const std::string& text);
 

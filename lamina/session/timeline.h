@@ -26,7 +26,11 @@ observe::Timeline gather(observe::Timeline mine, base::Rank self, std::span<cons
 
 class Session;
 
-// Ends what Session::start_timeline() began and writes the file; collective over the world. The first rank writes, and
+// Begins a recording that write_timeline() is to write into the file `path`; collective over the world. Throws
+// FileError on every rank where the first one could not write it.
+void start_timeline(Session& session, const std::string& path);
+
+// Ends what start_timeline() began and writes the file; collective over the world. The first rank writes, and
 // gets a summary as text; the others get "". Throws base::Error when the file cannot be written.
 std::string write_timeline(Session& session, const std::string& path);
 

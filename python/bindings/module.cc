@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "lamina/base/coded.h"
 #include "lamina/base/log.h"
 #include "lamina/base/printable.h"
 #include "lamina/faces/sayings.h"
@@ -48,6 +49,10 @@ PYBIND11_MODULE(_lamina, module) {
   });
   module.def("says_info", [] { return lamina::base::says(lamina::base::Level::kInfo); });
   module.def("says_details", [] { return lamina::base::says(lamina::base::Level::kDebug); });
+  module.def("coded", [](const py::bytes& text, const std::string& code) {
+    return lamina::base::coded(std::string_view(text), code);
+  });
+  module.def("without_hints", &lamina::base::without_hints);
   module.def("printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); });
   module.def("printable_line",
              [](const py::bytes& text) { return lamina::base::printable_line(std::string_view(text)); });

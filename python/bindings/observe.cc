@@ -33,7 +33,7 @@ std::string name_turn(std::string name) {
 }  // namespace
 
 void bind_observe(py::module_& module) {
-  module.def("start_timeline", &Session::start_timeline);
+  module.def("start_timeline", &session::start_timeline, py::call_guard<py::gil_scoped_release>());
   module.def("stop_timeline", [](Session& session) { session.recorder().stop(); });
   module.def("write_timeline", &session::write_timeline, py::call_guard<py::gil_scoped_release>());
   module.def("take_totals", &take_totals);

@@ -45,6 +45,13 @@ def says_info() -> bool:
 def says_details() -> bool:
     """True where LAMINA_LOG is "debug"."""
 
+def coded(text: bytes, code: str) -> str:
+    """The message of an error, printable: its first line ends with the code, and the whole with a line that says how
+    to read more of it. Without a code the line is that of the error that it takes in, if any."""
+
+def without_hints(text: str) -> str:
+    """The text without the lines that say how to read more of an error."""
+
 def printable(text: bytes) -> str:
     """UTF-8 with each character that a terminal would obey as "\\x1b"; tabs and ends of lines stay."""
 
@@ -1161,8 +1168,9 @@ def open_output(path: str, flags: int) -> int:
 
 # Recordings of what the ranks do in steps, and when: lamina/observe.
 
-def start_timeline(session: Session) -> None:
-    """Records this rank from now on. Raises UsageError where it is recorded already."""
+def start_timeline(session: Session, path: str) -> None:
+    """Records this rank from now on, for a file that world rank 0 is to write; collective over the world. Raises
+    UsageError where it is recorded already, and FileError on every rank where the file could not be written."""
 
 def stop_timeline(session: Session) -> None:
     """Ends it and drops what was recorded."""

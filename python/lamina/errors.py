@@ -11,19 +11,18 @@ class Error(RuntimeError):
 
     Attributes:
         code: the stable name of an error that docs/errors.md tells more of than the message can, such as
-            "step-mismatch": the first line of the message ends with it in brackets. "" for all others.
+            "step-mismatch": the first line of the message ends with it in brackets. The last line is the command that
+            prints what the page says. "" for all others.
     """
 
     code: str = ""
 
     def __init__(self, *arguments: object, code: str = ""):
-        if arguments and isinstance(arguments[0], str):
+        if arguments and (code or isinstance(arguments[0], str)):
             # Names of files and words of other ranks may be in it: see [Note: printable] in lamina/base/printable.h.
-            text = arguments[0].encode(errors="backslashreplace")
-            arguments = (_lamina.printable(text), *arguments[1:])
+            text = str(arguments[0]).encode(errors="backslashreplace")
+            arguments = (_lamina.coded(text, code), *arguments[1:])
         if code:
-            line, *details = str(arguments[0]).split("\n", 1)
-            arguments = ("\n".join([f"{line} [{code}]", *details]), *arguments[1:])
             self.code = code
         super().__init__(*arguments)
 

@@ -24,7 +24,8 @@ TEST(Sayings, AreErrorsWithTheirCodes) {
   const auto error = refusal("job-ended", "optimizer.step()", "DistributedOptimizer");
   EXPECT_STREQ(error.code(), "step-after-shutdown");
   EXPECT_STREQ(error.what(),
-               "optimizer.step() of a DistributedOptimizer whose job was shut down [step-after-shutdown]");
+               "optimizer.step() of a DistributedOptimizer whose job was shut down [step-after-shutdown]\nmore: lamina "
+               "explain step-after-shutdown");
 }
 
 }  // namespace

@@ -126,6 +126,38 @@ def test_a_rank_may_listen_on_the_master_port(launcher, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "before, after, late",
+    [
+        ([], ["-n", 2], "-n comes after words.py, so it is for words.py, which runs on 1 rank"),
+        ([], ["--lr", "1", "--nproc-per-node=2"], "--nproc-per-node=2 comes after words.py"),
+        (
+            ["-n", 2],
+            ["--timeline", "a.json"],
+            "--timeline comes after words.py, so it is for words.py, which runs on 2",
+        ),
+        (["-n", 2], ["-n", 5, "--config", "x"], None),
+        (["-n", 2], ["-name", "--timelines"], None),
+    ],
+)
+def test_options_after_the_script_are_its_own_and_those_that_look_like_ours_are_told(launcher, before, after, late):
+    (launcher.folder / "words.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    result = launcher.run("run", *before, "words.py", *after)
+    assert (result.returncode, result.stdout) == (0, f"{[str(word) for word in after]}\n")
+    if late:
+        assert result.stderr.startswith(f"lamina run: warning: {late}")
+        assert result.stderr.endswith("come before it, as in `lamina run -n 2 words.py`\n")
+    else:
+        assert result.stderr == ""
+
+
+@pytest.mark.parametrize("words", [["python", "words.py"], ["python3", "words.py"], ["python", "-m", "words"]])
+def test_the_word_python_may_stand_before_the_script(launcher, words):
+    (launcher.folder / "words.py").write_text("import sys\nprint(sys.executable, sys.argv[1:])\n")
+    result = launcher.run("run", "-n", 2, *words, "a", env={"LAMINA_PYTHON": sys.executable})
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{sys.executable} ['a']\n", "")
+
+
+@pytest.mark.parametrize(
     "words, says",
     [
         (["run", "-n", "2", "missing.py"], "missing.py"),

@@ -71,7 +71,7 @@ def test_a_port_that_is_in_use_is_said_before_the_start(launcher, listens_on):
         result = launcher.run(*flags(0, "127.0.0.12", port), "-c", "touch", "started")
         assert (result.returncode, result.stderr) == (2, (
             f"lamina run: port {port} of 127.0.0.12 is in use already: give another --master_port, or end what "
-            "listens there [run-port]\n"
+            "listens there [run-port]\nmore: lamina explain run-port\n"
         ))  # fmt: skip
         assert not (launcher.folder / "started").exists()
         assert launcher.run(*flags(1, "127.0.0.12", port), "-c", "true").returncode == 0, "rank 0 is elsewhere"

@@ -284,7 +284,7 @@ def test_a_module_that_is_not_there_starts_nothing(launcher):
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
         "lamina run: --preload cannot import no_such_module: ModuleNotFoundError: No module named 'no_such_module': "
-        "correct the name, or start without --preload [run-preload]\n"
+        "correct the name, or start without --preload [run-preload]\nmore: lamina explain run-preload\n"
     )
 
 
@@ -293,7 +293,8 @@ def test_a_module_that_fails_shows_where(launcher):
     write(launcher, "print('ran')\n")
     result = launcher.run("run", "--preload", "slow", "program.py")
     assert (result.returncode, result.stdout) == (2, "")
-    *trace, line = result.stderr.splitlines()
+    *trace, line, more = result.stderr.splitlines()
+    assert more == "more: lamina explain run-preload"
     assert line.startswith("lamina run: --preload cannot import slow: RuntimeError: it is broken: correct")
     assert any("in fail" in each for each in trace)
 

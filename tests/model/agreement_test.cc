@@ -35,14 +35,17 @@ TEST(Agreement, GivesEachRankTheWordOfTheFirst) {
 
 TEST(Agreement, NamesTheFirstLineInWhichTheFirstOtherModelDiffers) {
   EXPECT_EQ(agree_all({{"a\nb\nc", "", ""}, {"a\nb\nc", "", ""}, {"a\nx\ny", "", ""}}),
-            std::vector<std::string>(
-                3, "!usage: rank 2 built another model than rank 0: x instead of b [model-ranks-differ]"));
+            std::vector<std::string>(3,
+                                     "!usage: rank 2 built another model than rank 0: x instead of b "
+                                     "[model-ranks-differ]\nmore: lamina explain model-ranks-differ"));
   EXPECT_EQ(agree_all({{"a\nb", "", ""}, {"a", "", ""}, {"a\nb\nc", "", ""}}),
-            std::vector<std::string>(
-                3, "!usage: rank 1 built another model than rank 0: nothing instead of b [model-ranks-differ]"));
+            std::vector<std::string>(3,
+                                     "!usage: rank 1 built another model than rank 0: nothing instead of b "
+                                     "[model-ranks-differ]\nmore: lamina explain model-ranks-differ"));
   EXPECT_EQ(agree_all({{"a", "", ""}, {"a", "", ""}, {"a\nb", "", ""}}),
-            std::vector<std::string>(
-                3, "!usage: rank 2 built another model than rank 0: b instead of nothing [model-ranks-differ]"));
+            std::vector<std::string>(3,
+                                     "!usage: rank 2 built another model than rank 0: b instead of nothing "
+                                     "[model-ranks-differ]\nmore: lamina explain model-ranks-differ"));
 }
 
 TEST(Agreement, ThrowsTheErrorOfThePlanOnAllRanks) {

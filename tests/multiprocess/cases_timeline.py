@@ -74,6 +74,22 @@ def case_an_error_leaves_no_file_and_the_next_timeline_works():
         assert steps_of(rows_of(where / "timeline.json")) == {(0, 1), (1, 1)}
 
 
+def case_a_timeline_that_cannot_be_written_is_told_before_it_begins_by_all_and_a_missing_folder_is_made():
+    step = start()
+    with folder() as where:
+        (where / "file").write_text("")
+        lamina.barrier()
+        for place in (where / "file" / "timeline.json", where):
+            with pytest.raises(lamina.FileError, match="cannot write") as caught, lamina.timeline(place):
+                raise AssertionError("it began")
+            assert caught.value.errno
+        with lamina.timeline(where / "new" / "folder" / "timeline.json"):
+            assert not list((where / "new" / "folder").iterdir())
+            step(BATCH)
+        lamina.barrier()
+        assert steps_of(rows_of(where / "new" / "folder" / "timeline.json")) == {(0, 1), (1, 1)}
+
+
 def case_a_timeline_inside_another_is_refused():
     start()
     with folder() as where, lamina.timeline(where / "timeline.json"):

@@ -216,15 +216,18 @@ TEST(Handshake, ARankThatStaysAwayIsNamed) {
   meshes.connect(0, 7, seconds(1));
   meshes.connect(1, 7, seconds(1));
   meshes.join();
-  EXPECT_EQ(meshes.error(0), "no connection with rank 2 in time [start-no-connection]");
-  EXPECT_EQ(meshes.error(1), "no connection with rank 2 in time [start-no-connection]");
+  EXPECT_EQ(meshes.error(0),
+            "no connection with rank 2 in time [start-no-connection]\nmore: lamina explain start-no-connection");
+  EXPECT_EQ(meshes.error(1),
+            "no connection with rank 2 in time [start-no-connection]\nmore: lamina explain start-no-connection");
 }
 
 TEST(Handshake, OfManyThatStayAwayEachIsNamed) {
   Meshes meshes(5);
   meshes.connect(3, 7, seconds(1));
   meshes.join();
-  EXPECT_EQ(meshes.error(3), "no connection with ranks 0-2, 4 in time [start-no-connection]");
+  EXPECT_EQ(meshes.error(3),
+            "no connection with ranks 0-2, 4 in time [start-no-connection]\nmore: lamina explain start-no-connection");
 }
 
 // A handshake of rank 2 with rank 0, and what each of them sent.

@@ -23,6 +23,7 @@ constexpr const char* kFooter =
     "What is not given is read from LOCAL_WORLD_SIZE, WORLD_SIZE, BASE_RANK, NODE_RANK, MASTER_ADDR and MASTER_PORT,\n"
     "else from Slurm or MPI. `~` and $NAME in the arguments of SCRIPT expand in the environment of each rank\n"
     "(\\$NAME does not).\n"
+    "Words after SCRIPT are its own: options of `lamina run` come before it.\n"
     "Python is $LAMINA_PYTHON, else `python` beside this program, else `python3`.\n"
     "Local rank 0 writes to this terminal; of the others, the one that fails first has its last lines shown.\n"
     "Rank 0 reads this program's standard input, except from a terminal; the other ranks read nothing.\n"

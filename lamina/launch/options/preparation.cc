@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/launch/options/preparation.h"
 
+#include <algorithm>
+
 #include "lamina/base/str.h"
+#include "lamina/base/whole_number.h"
 #include "lamina/config/sources.h"
 #include "lamina/launch/options/distribution.h"
 #include "lamina/launch/options/file_pattern.h"
@@ -37,11 +40,47 @@ void take_config(Preparation& job) {
   job.warnings.insert(job.warnings.end(), file.warnings.begin(), file.warnings.end());
 }
 
+// Says whether a word is the option `name`, perhaps with its value: "-n", "-n2", "--timeline=a.json".
+bool is_option(const std::string& word, const std::string& name) {
+  if (!word.starts_with(name)) return false;
+  const auto rest = word.substr(name.size());
+  return rest.empty() || rest.front() == '=' || (name.size() == 2 && base::whole_number(rest));
+}
+
+// Words after the script are the script's, also where they look like ours. Options that scripts often have too are left
+// out; so is what was given before the script as well.
+void tell_late_options(Preparation& job) {
+  const Options& given = job.options;
+  if (given.command) return;
+  const bool counted = given.processes || given.world_size || given.nodes;
+  const std::pair<bool, std::vector<std::string>> options[] = {
+      {counted, {"-n", "--nproc", "--nproc-per-node", "--nproc_per_node", "--nnodes"}},
+      {given.timeline.has_value(), {"--timeline"}},
+      {!given.preload.empty(), {"--preload"}},
+      {given.restarts > 0, {"--restarts", "--max-restarts", "--max_restarts"}},
+      {given.hang_timeout.has_value(), {"--hang-timeout", "--hang_timeout"}},
+      {given.tee, {"--tee"}}};
+  const std::string& script = given.target.front();
+  for (auto word = given.target.begin() + 1; word != given.target.end(); ++word) {
+    for (const auto& [known, names] : options) {
+      const bool late = !known && std::ranges::any_of(names, [&](const auto& name) { return is_option(*word, name); });
+      if (!late) continue;
+      const auto ranks = job.layout.world_size;
+      job.warnings.push_back(base::str(*word, " comes after ", script, ", so it is for ", script, ", which runs on ",
+                                       ranks, ranks == 1 ? " rank" : " ranks",
+                                       "; options of `lamina run` come before it, as in `lamina run -n 2 ", script,
+                                       "`"));
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 Preparation prepare(const Options& options) {
   options.validate();
   Preparation job{.options = options, .inherited = own_environment()};
+  leave_out_python(job.options);
   if (options.config_file) take_config(job);
   job.inherited = with_variables(std::move(job.inherited), options.variables, "-x");
   const environment::Environment environment = environment::process_environment();
@@ -57,6 +96,7 @@ Preparation prepare(const Options& options) {
     job.warnings.push_back("ranks start without --preload: -c starts a program without Python");
     job.options.preload.clear();
   }
+  tell_late_options(job);
   job.program = find_program(job.options);
   return job;
 }

@@ -27,6 +27,12 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
+// "python", "python3.12", or a path of such a file.
+bool names_python(const fs::path& word) {
+  const std::string name = word.filename();
+  return name.starts_with("python") && name.find_first_not_of("0123456789.", 6) == std::string::npos;
+}
+
 // A folder is a script too: Python runs its __main__.py.
 void require_script(const std::string& path) {
   if (::access(path.c_str(), R_OK) == 0) return;
@@ -66,6 +72,25 @@ std::vector<std::string> own_script(const std::string& interpreter, const std::s
   std::vector<std::string> all{interpreter, "-c", "import sys; sys.path[:] = filter(None, sys.path)\n" + text};
   all.insert(all.end(), words.begin(), words.end());
   return all;
+}
+
+void leave_out_python(Options& options) {
+  auto& words = options.target;
+  if (options.module || options.command || words.size() < 2 || !names_python(words.front())) return;
+  const fs::path named = words.front();
+  std::error_code ignored;
+  if (named.has_parent_path()) {
+    options.command = executable(named);
+  } else if (fs::is_regular_file(named, ignored) || fs::is_regular_file(named / "__main__.py", ignored)) {
+    return;  // a script of that name
+  } else if (words[1] == "-m" && words.size() > 2) {
+    options.module = true;
+    words.erase(words.begin(), words.begin() + 2);
+  } else if (words[1].starts_with('-')) {
+    options.command = true;
+  } else {
+    words.erase(words.begin());
+  }
 }
 
 Program find_program(const Options& options) {

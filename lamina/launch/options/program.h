@@ -32,6 +32,10 @@ std::string find_interpreter();
 std::vector<std::string> own_script(const std::string& interpreter, const std::string& text,
                                     const std::vector<std::string>& words);
 
+// Takes the interpreter out of `lamina run python train.py`: it is started here anyway. A path of one, or options for
+// it, make the target a program that is started as it is (-c).
+void leave_out_python(Options& options);
+
 // Turns valid options into the program to start. Throws ConfigError when a file it needs is not there, so that this
 // is known before anything has been started.
 Program find_program(const Options& options);

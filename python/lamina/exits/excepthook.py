@@ -38,6 +38,11 @@ def install(session: _lamina.Session | None = None) -> None:
         _installed = sys.excepthook = _Hook(sys.excepthook)
 
 
+def add_remedy(find: Callable[[BaseException], str | None]) -> None:
+    """Has `find` look at each error that nobody catches. What it says is shown below the traceback."""
+    _remedies.append(find)
+
+
 def remove() -> None:
     """Ends `install`."""
     global _session
@@ -79,6 +84,15 @@ class _Hook:
 
 _installed: _Hook | None = None
 _session: _lamina.Session | None = None
+_remedies: list[Callable[[BaseException], str | None]] = []
+
+
+def _show(
+    previous: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    previous(kind, error, trace)
+    for line in filter(None, (find(error) for find in _remedies)):
+        _say(f"lamina: {line}")
 
 
 def _end(
@@ -101,7 +115,7 @@ def _end(
         _end_as_interrupted(session, interrupted)
     elif session is None or failure is None:
         if not (told and _lamina.told("LOCAL_RANK") == 0):  # the launcher shows it after the first cause, if at all
-            previous(kind, error, trace)
+            _show(previous, kind, error, trace)
     elif session.loss(failure.rank, RAISER_ENDS_S):
         _end_as_other(failure)
     else:  # it goes on without us

@@ -70,7 +70,8 @@ def exit_argument(failure: Failure) -> object:
 
 
 def _note(failure: Failure) -> str:
-    return printable(f"raised on rank {failure.rank}, where the traceback was:\n{failure.traceback.rstrip()}")
+    words = _lamina.without_hints(failure.traceback).rstrip()  # the message before the note has it
+    return printable(f"raised on rank {failure.rank}, where the traceback was:\n{words}")
 
 
 def _met(exception: BaseException, rank: int, failure: Failure) -> str:

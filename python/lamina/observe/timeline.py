@@ -23,15 +23,15 @@ def timeline(path: str | os.PathLike[str]) -> Iterator[None]:
     that fails, start it by `lamina run --timeline FILE`. docs/timeline.md says how to read it.
 
     Args:
-        path: the file, on world rank 0.
+        path: the file, on world rank 0. What is missing of its folder is made.
 
     Errors:
         UsageError: inside a step function, another timeline, or a job that is recorded whole.
-        Error: the file cannot be written.
+        FileError: the file cannot be written; on every rank, before anything is recorded.
     """
     job = current.outside_step("timeline()")
     session = job.session
-    _lamina.start_timeline(session)
+    _lamina.start_timeline(session, os.fspath(path))
     try:
         if job.cut is not None:
             job.cut.name_turns()

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "lamina/base/coded.h"
 #include "lamina/base/error.h"
 
 namespace lamina::launch {
@@ -26,7 +27,7 @@ std::string complaint(const Options& options, const Variables& variables = {}) {
   try {
     layout(options, variables);
   } catch (const base::ConfigError& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    EXPECT_EQ(base::without_hints(error.what()).find('\n'), std::string::npos);
     return error.what();
   }
   return "no complaint";
