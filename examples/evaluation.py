@@ -33,7 +33,7 @@ def train_step(x, y):
 
 
 @lamina.step
-def evaluate_step(x, y):
+def evaluate_step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     logits = model(x)
     return F.cross_entropy(logits, y, reduction="sum"), (logits.argmax(1) == y).sum()
 

@@ -25,7 +25,7 @@ class Report:
         self._console = Console(highlight=False, soft_wrap=True)
         self._losses: list[float] = []
         self._validations: list[tuple[int, float]] = []
-        self._progress = None
+        self._progress: Progress | None = None
         self._training_s = 0.0
         if enabled:
             out.mkdir(parents=True, exist_ok=True)
@@ -51,8 +51,8 @@ class Report:
             )
         elif step == 1 or step % 25 == 0 or step == self._steps:
             left = self._training_s / step * (self._steps - step)
-            speed = f"{self._mean_speed():,.0f} tokens/s, {left:.0f} s left"
-            self.say(f"step {step}/{self._steps}  loss {self._recent_loss():.3f}  {speed}")
+            told = f"{self._mean_speed():,.0f} tokens/s, {left:.0f} s left"
+            self.say(f"step {step}/{self._steps}  loss {self._recent_loss():.3f}  {told}")
         if step == self._steps and self._progress:
             self._progress.stop()
 

@@ -19,15 +19,20 @@ def standard_library(validation_every: int = 10) -> tuple[torch.Tensor, torch.Te
     Split by file, every `validation_every`-th in order of name to validation, so no file is in both.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    names = (path.relative_to(root) for path in root.rglob("*.py"))
-    names = sorted(name.as_posix() for name in names if not _LEFT_OUT.intersection(name.parts))
-    training, validation = [], []
+    files = (path.relative_to(root) for path in root.rglob("*.py"))
+    names = sorted(file.as_posix() for file in files if not _LEFT_OUT.intersection(file.parts))
+    training: list[bytes] = []
+    validation: list[bytes] = []
     for index, name in enumerate(names):
         part = validation if index % validation_every == validation_every - 1 else training
         part.append((root / name).read_bytes())
     if not validation:
         raise FileNotFoundError(f"{root} holds {len(names)} source files of the standard library; the text needs more")
-    return tuple(torch.frombuffer(bytearray(b"".join(part)), dtype=torch.uint8) for part in (training, validation))
+    return _bytes_of(training), _bytes_of(validation)
+
+
+def _bytes_of(texts: list[bytes]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8)
 
 
 def prompts(text: torch.Tensor, count: int, length: int) -> torch.Tensor:

@@ -122,7 +122,7 @@ def train(
             memory = live_bytes(model, adamw)
             report.live_bytes(memory)
         optimizer.zero_grad()
-        report.step(loss.item(), lr=scheduler.get_last_lr()[0], time_s=time.perf_counter() - started)
+        report.step(loss.item(), lr=float(scheduler.get_last_lr()[0]), time_s=time.perf_counter() - started)
         scheduler.step()
         if step + 1 == min(args.steps // 2 + RECORDED_STEPS, args.steps):
             recording.close()

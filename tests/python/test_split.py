@@ -3,6 +3,7 @@
 
 import collections
 import dataclasses
+import itertools
 import types
 
 import numpy
@@ -226,6 +227,18 @@ def test_what_has_no_pieces_is_an_error_that_says_what_to_do():
     for value, kind in ((packed, "PackedSequence"), (nested, "nested"), (torch.eye(4).to_sparse_csr(), "sparse_csr")):
         with pytest.raises(UsageError, match=rf"argument b\[0\] is .*{kind}.*non_split_inputs"):
             split([value], 2, 0, "b")
+
+
+def test_an_iterator_over_batches_is_refused_that_the_first_microbatch_would_use_up():
+    pairs = [(torch.ones(2), torch.ones(2))]
+    loader = torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2)
+    for value in ((pair for pair in pairs), zip(*pairs, strict=True), iter(pairs), iter(loader), enumerate(pairs)):
+        with pytest.raises(UsageError, match=r"argument b is a .*: read a batch from it in the loop") as caught:
+            split(value, 2, 0, "b")
+        assert caught.value.code == "step-iterator"
+        assert split(value, 1, 0, "b") == [value]
+    counter = itertools.count()
+    assert split(counter, 2, 0, "b") == [counter, counter]
 
 
 OFFSETS = [

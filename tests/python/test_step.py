@@ -3,6 +3,7 @@
 
 import contextvars
 import copy
+import sys
 import warnings
 
 import pytest
@@ -157,6 +158,20 @@ def test_one_step_function_of_a_job_is_told_how_its_batch_is_cut(start, capfd):
     for function in (lambda x: None, lambda y: None):
         lamina.step(function)(torch.zeros(8, 3))
     assert capfd.readouterr().err.count("split into 4 microbatches") == 1
+
+
+def test_a_step_function_that_returns_nothing_is_named_where_its_result_is_missed(start, capfd):
+    @lamina.step
+    def forgets(x):
+        x.sum()
+
+    for missed, told in ((lambda: forgets(BATCH).reduce_mean(), 1), (lambda: {}.reduce_mean(), 0)):
+        try:
+            missed()
+        except AttributeError as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        says = "forgets returned nothing, so a call of it gave None: with `return loss` in it, "
+        assert capfd.readouterr().err.count(says) == told
 
 
 def test_a_call_that_splits_nothing_warns_once(start):

@@ -56,3 +56,4 @@ class Keys(TypedDict, total=False):
     timeout_s: float
     seed: int | None
     verify_steps: int
+    prove_slices: bool

@@ -2,7 +2,7 @@
 """Results of a step function."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -15,7 +15,10 @@ _HINT = (
 )
 
 
-class StepOutput:
+Item = TypeVar("Item", bound=torch.Tensor)
+
+
+class StepOutput(Generic[Item]):
     """A tensor that a step function returned, once per microbatch.
 
     Attributes:
@@ -26,7 +29,7 @@ class StepOutput:
     # Containers of other libraries take what can be iterated over for something else.
     __iter__ = None
 
-    def __init__(self, outputs: Sequence[torch.Tensor], samples: Sequence[int] = ()):
+    def __init__(self, outputs: Sequence[Item], samples: Sequence[int] = ()):
         self.outputs = list(outputs)
         self.samples = list(samples)
 

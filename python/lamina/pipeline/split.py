@@ -5,18 +5,21 @@ import copy
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import GeneratorType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lamina import _lamina
 from lamina.errors import UsageError, refusal
 from lamina.pipeline.sample_lists import SampleLists, is_tensor
 from lamina.util import pytree
 
+# Iterators over batches. A counter, or a file that is written to, may go to every microbatch.
+_READ_ONCE = (GeneratorType, _BaseDataLoaderIter, enumerate, filter, map, zip, type(iter([])))
 _NAMED = 8  # so many tensors are named in a summary
 _OFFSETS = re.compile(r"offset|cu_?seq|indptr|row_?ptr|cumulat", re.IGNORECASE)  # in names of cumulative offsets
 
@@ -59,7 +62,7 @@ class Splitter:
             is_said: whether the caller has said of it that it is to be split, and along which axis.
 
         Errors:
-            UsageError: a tensor without that axis, or of a kind that has no pieces.
+            UsageError: a tensor without that axis, or of a kind that has no pieces; an iterator over batches.
         """
         if id(value) in self._by_elements:
             self._tensors[id(value), 0] = _Split(value, 0, name, len(value), is_said=True)
@@ -72,6 +75,12 @@ class Splitter:
             raise UsageError(
                 f"argument {name} is a PackedSequence, which has no pieces: pass the padded tensor and the lengths and "
                 "pack them in the step function, or list the argument in non_split_inputs"
+            )
+        elif isinstance(value, _READ_ONCE) and self._asked > 1:
+            raise UsageError(
+                f"argument {name} is a {type(value).__name__}, which the first of {self._asked} microbatches would use "
+                "up: read a batch from it in the loop, and call the step function with its tensors",
+                code="step-iterator",
             )
         elif id(value) not in inside and (parts := parts_of(value)) is not None:
             found = len(self._tensors), len(self._sliced)

@@ -5,24 +5,28 @@ import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import torch
 
 from lamina import _lamina
 from lamina.errors import UsageError
+from lamina.exits import excepthook
 from lamina.job import current, seeds
 from lamina.pipeline import other_random
 from lamina.pipeline.around import Around
 from lamina.pipeline.batches import Batches
 from lamina.pipeline.first_call import FirstCall
-from lamina.pipeline.output import StepOutput, merge
+from lamina.pipeline.output import Item, StepOutput, merge
 from lamina.shared_state.watch import Watch
 from lamina.util import call_sites, pytree
 from lamina.util.checks import require_booleans
 
 Parameters = ParamSpec("Parameters")
+Rest = ParamSpec("Rest")
 Result = TypeVar("Result")
+Second = TypeVar("Second", bound=torch.Tensor)
+Key = TypeVar("Key")
 
 
 @overload
@@ -107,16 +111,41 @@ class StepFunction(Generic[Parameters, Result]):
         self._check_names()
         self._batches = Batches(self._label, self._whole, self._axes)
 
+    # Results of typed functions, as `output.merge` makes them.
+
     @overload
     def __call__(
-        self: "StepFunction[Parameters, torch.Tensor]", *args: Parameters.args, **kwargs: Parameters.kwargs
-    ) -> StepOutput: ...
+        self: "StepFunction[Parameters, Item]", *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> StepOutput[Item]: ...
+
+    @overload
+    def __call__(
+        self: "StepFunction[Parameters, tuple[Item, Second]]", *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> tuple[StepOutput[Item], StepOutput[Second]]: ...
+
+    @overload
+    def __call__(
+        self: "StepFunction[Parameters, dict[Key, Item]]", *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> dict[Key, StepOutput[Item]]: ...
+
+    @overload
+    def __call__(
+        self: "StepFunction[Parameters, None]", *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> None: ...
 
     @overload
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Any: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run((), args, kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "StepFunction[Parameters, Result]": ...
+
+    @overload
+    def __get__(
+        self: "StepFunction[Concatenate[Any, Rest], Result]", instance: object, owner: type | None = None
+    ) -> "StepFunction[Rest, Result]": ...
 
     def __get__(self, instance: Any, owner: type | None = None) -> Callable:
         if instance is None:
@@ -252,14 +281,49 @@ class StepFunction(Generic[Parameters, Result]):
 
     def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         output = self._function(*args, **kwargs)
+        self._require_model(current.job(), output)
         return pytree.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output
+
+    def _require_model(self, job: current.Job, output: Any) -> None:
+        """Refuses a step that trains a model which its job knows nothing of: its ranks would train apart."""
+        if job.model is not None or not (job.pipelined or job.session.config.ddp):
+            return
+        size = job.session.size
+        if size > 1 and any(tensor.requires_grad for tensor in pytree.tensors(output)):
+            raise UsageError(
+                f"{self._label} trains a model that is not distributed, each of {size} ranks its own: wrap it before "
+                "the first step, model = lamina.distribute(model)",
+                code="model-none",
+            )
 
     def _merge(self, job: current.Job, outputs: list[Any], samples: list[int]) -> Any:
         count = _lamina.counted(samples, len(outputs))
         outputs, samples = outputs[:count], samples[:count]
+        if all(output is None for output in outputs):
+            job.own(_functions_without_a_result).add(self._label)
         if job.recording is not None:
             job.recording.see_results(outputs)
         return merge(outputs, samples)
+
+
+def _functions_without_a_result() -> set[str]:
+    """The names of a job's step functions that have returned nothing."""
+    return set()
+
+
+def _remedy(error: BaseException) -> str | None:
+    """Says what to do about an error over None, where a step function may have given it."""
+    job = current.job_if_any()
+    if job is None or not isinstance(error, (AttributeError, TypeError)) or "NoneType" not in str(error):
+        return None
+    names = sorted(job.own(_functions_without_a_result))
+    return names and (
+        f"{' and '.join(names)} returned nothing, so a call of it gave None: with `return loss` in it, "
+        f"{names[0]}(...).reduce_mean() is the loss of the batch"
+    )
+
+
+excepthook.add_remedy(_remedy)
 
 
 def _label(function: Callable) -> str:

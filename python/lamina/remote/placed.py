@@ -157,8 +157,9 @@ def place(
     return run_on(owner, place_here, what, name, tuple(args), dict(kwargs or {}))
 
 
-def find(name: str, owner: int) -> RemoteModule | RemoteParameter:
-    """Finds what the rank `owner` has placed by that name, or places within `timeout_s`.
+def find(name: str, owner: int) -> Any:
+    """Finds what the rank `owner` has placed by that name, or places within `timeout_s`: a RemoteModule or a
+    RemoteParameter.
 
     Errors:
         UsageError: no such rank. PeerError: it is lost. TimeoutError: it has placed nothing by that name.
