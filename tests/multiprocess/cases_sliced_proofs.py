@@ -347,6 +347,88 @@ def case_nothing_is_left_of_a_proof():
     assert torch.equal(after, torch.get_rng_state())
 
 
+def case_what_two_modules_of_one_class_do_otherwise_is_proven_apart():
+    class Blocks(nn.Sequential):
+        def __init__(self, *blocks):
+            super().__init__(*blocks)
+
+    class Numbered(MLP):
+        def __init__(self, number):
+            super().__init__("by_number")
+            self.number = number
+
+        def by_number(self, h):
+            return h.softmax(-1) if self.number else h.relu()
+
+    plan = {"*.up": "colwise", "*.down": "rowwise"}
+    for blocks in (
+        lambda: Blocks(MLP(functional.gelu), MLP(lambda h: h.softmax(-1))),
+        lambda: Blocks(Numbered(0), Numbered(1)),
+    ):
+        start()
+        net = made(blocks)
+        lamina.set_tensor_parallelism(net, plan=plan)
+        with pytest.raises(UsageError, match=r"^1 \((MLP|Numbered)\) computes something else.* softmax in"):
+            lamina.distribute(net)(numbers())
+
+
+def case_hooks_and_what_they_keep_are_proven():
+    kept = []
+    for hook in (
+        lambda module, given, output: functional.layer_norm(output, output.shape[-1:]),
+        lambda module, given, output: kept.append(output.abs().mean()),
+    ):
+        plain = made(MLP)
+        plain.up.register_forward_hook(hook)
+        refused(plain, UP_DOWN, "differs")
+    assert not kept
+    plain = made(MLP)
+    plain.up.register_forward_hook(lambda module, given, output: output / 2)
+    updated(plain, UP_DOWN)
+
+
+def case_whole_parameters_that_are_read_in_other_ways_are_refused():
+    class InAList(Scaled):
+        def __init__(self):
+            super().__init__()
+            self.scales = [self.scale]
+
+        def scaled(self, h):
+            return h.relu() * self.scales[0]
+
+    class Outside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            scale = self.scale = nn.Parameter(torch.ones(()))
+            self.mlp = MLP(lambda h: h.relu() * scale)
+
+        def forward(self, x):
+            return self.mlp(x)
+
+    class Kept(Scaled):
+        def scaled(self, h):
+            self.penalty = self.scale.square()
+            return super().scaled(h)
+
+    class Tiny(MLP):
+        def __init__(self):
+            super().__init__(lambda h: h.softmax(-1))
+            self.scale = nn.Parameter(torch.full((16,), 1e-6))
+
+        def forward(self, x):
+            return x + self.scale * super().forward(x)
+
+    refused(made(InAList), UP_DOWN, "scale is a part on each rank, and is not added")
+    refused(made(Kept), UP_DOWN, "the gradient of scale differs")
+    refused(made(Tiny), UP_DOWN, "softmax in")
+    plan = {"mlp.up": "colwise", "mlp.down": "rowwise"}
+    start()
+    net = made(Outside)
+    lamina.set_tensor_parallelism(net, plan=plan)
+    with pytest.raises(UsageError, match=r"the gradient of a parameter .* of a module outside of it differs"):
+        lamina.distribute(net)(numbers())
+
+
 def case_a_key_leaves_proofs_out():
     start(prove_slices=False)
     net = made(MLP, lambda h: h.softmax(-1))

@@ -17,6 +17,7 @@ operation where the runs part.
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -29,9 +30,10 @@ from lamina import _lamina
 from lamina.errors import Error, UsageError
 from lamina.proof import parts
 from lamina.proof.places import Operations, first_parted
-from lamina.proof.runs import NoDropout, Outcome, Runs
+from lamina.proof.runs import NoDropout, Outcome, Runs, hooks, random_like
 from lamina.proof.signatures import CallKind, Kind, kinds_of
 from lamina.tensor_parallel import layers, partial, regions
+from lamina.tensor_parallel.partial import Partial
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.tensor_parallel.unslicing import kind_before, remember
 from lamina.util.call_sites import place_of_error
@@ -56,6 +58,10 @@ class Findings:
     partial: list[tuple[str, str]] = field(default_factory=list)
     cuts: dict[int, parts.Cut] = field(default_factory=dict)
 
+    def added(self, region: nn.Module) -> Partial:
+        """Parameters of a region whose gradients are added."""
+        return frozenset((id(region.get_submodule(path)), name) for path, name in self.partial)
+
 
 class _Proven:
     """A region whose calls are proven."""
@@ -79,7 +85,7 @@ class Proofs:
         self._kinds = {id(found[name]): kind for name, kind in kinds_of(found).items()}
         self._call_kinds = {id(module): CallKind(module) for module in found.values()}
         self._findings: dict[tuple[Kind, Kind], Findings] = {}
-        self._made: dict[tuple[int, Kind], Findings] = {}
+        self._made: dict[tuple[int, Kind], tuple[Findings, Partial]] = {}
         self._running = threading.local()
         self._seconds, self._is_told = 0.0, False
         self._modes: set[tuple[bool, bool]] = set()
@@ -101,14 +107,16 @@ class Proofs:
         if getattr(self._running, "now", False) or id(region) not in self._kinds or _lamina.is_alone():
             return forward(*args, **kwargs)
         key = id(region), self._call_kinds[id(region)].of(args, kwargs)
-        if (found := self._made.get(key)) is None:
+        if (made := self._made.get(key)) is None:
             found = self._found(region, key[1], args, kwargs)
+            made = found or Findings(), frozenset() if found is None else found.added(region)
             if found is not None:
-                self._made[key] = found
+                self._made[key] = made
+        found, added = made
         args, kwargs = parts.own((args, kwargs))
-        with partial.inside():
+        with partial.inside(added):
             output = forward(*args, **kwargs)
-        return output if found is None else parts.given(output, found.cuts)
+        return parts.given(output, found.cuts)
 
     @contextmanager
     def watching(self, root: nn.Module) -> Iterator[None]:
@@ -143,10 +151,7 @@ class Proofs:
                 return None
             self._findings[key] = made
         found = self._findings[key]
-        for path, parameter in found.partial:
-            module = region.get_submodule(path)
-            remember(module)
-            partial.make_partial(module, (parameter,), self._session.team())
+        _add_gradients(region, found, self._session)
         return found
 
 
@@ -168,10 +173,11 @@ class _Proof:
         if why := _why_not(self._region):
             return self._unproven(why)
         error: Exception | None = None
+        has_hooks = len(set(self._of_all(hooks(self._region)))) == 1  # a rank may look at its own
         for dtype in self._dtypes():
-            runs = Runs(self._region, self._session, self._args, self._kwargs, dtype)
+            runs = Runs(self._region, self._session, self._args, self._kwargs, dtype, has_hooks)
             try:
-                whole, error = runs.run(True, _random_like), None
+                whole, error = runs.run(True, random_like), None
             except Error:
                 raise
             except Exception as raised:
@@ -195,13 +201,15 @@ class _Proof:
     def _compared(self, runs: Runs, whole: Outcome, tolerance: float) -> Findings:
         found, wrong = self._findings(runs, whole, tolerance, None)
         if not wrong:
+            self._require_added(runs, whole, tolerance, found)
             return found
         if whole.has_drawn:
-            without = runs.run(True, _random_like, NoDropout())
+            without = runs.run(True, random_like, NoDropout())
             found, still = self._findings(runs, without, tolerance, NoDropout())
             if not still:
                 if self._session.rank == 0:
                     tell(f"{self._whose}: dropout of what lies in parts draws other numbers than the plain model's")
+                self._require_added(runs, without, tolerance, found, NoDropout())
                 return found
         raise self._refusal(f"{wrong} differs{self._where(runs, tolerance)}")
 
@@ -215,12 +223,11 @@ class _Proof:
             verdicts = self._verdicts(zip(whole.outputs, outputs, strict=False), tolerance, 1e-6)
             if len(outputs) != len(whole.outputs):
                 wrong.append("the number of its results")
-            given = _random_like(whole.outputs)
+            given = random_like(whole.outputs)
             for number, (verdict, dimension, sizes) in enumerate(verdicts):
                 if verdict == "part":
                     found.cuts[number] = parts.Cut(dimension, tuple(sizes), self._session.team())
-                    own = given[number].split(sizes, dimension)[self._index]
-                    given[number] = own
+                    given[number] = given[number].split(sizes, dimension)[self._index]
                 elif verdict != "alike":
                     wrong.append(f"result {number}" if len(outputs) > 1 else "its result")
             return given if not wrong else [torch.zeros_like(each) for each in outputs]
@@ -237,16 +244,50 @@ class _Proof:
             raise self._refusal(f"with slices it ends{at} in {type(error).__name__}: {str(error)[:200]}") from error
         if not torch.is_grad_enabled():
             gradients(own.outputs)
-        names = sorted(whole.beside.keys() | own.beside.keys())
+        names = self._alike(sorted(whole.beside.keys() | own.beside.keys()))
         beside = [(whole.beside.get(name), own.beside.get(name)) for name in names]
         for name, (verdict, _, _) in zip(names, self._verdicts(beside, tolerance, 1e-6), strict=True):
             if verdict != "alike":
                 wrong.append(f"its {name}, which it leaves to others,")
+        names = self._alike(sorted(whole.written.keys() | own.written.keys()))
+        written = [(whole.written.get(name), own.written.get(name)) for name in names]
+        for name, (verdict, _, _) in zip(names, self._verdicts(written, tolerance, 1e-6), strict=True):
+            if verdict not in ("alike", "part", "scattered"):
+                wrong.append(f"{name}, which it writes,")
         if torch.is_grad_enabled() and not wrong:
             wrong += self._of_gradients(runs, whole, own, tolerance, found)
         return found, wrong[0] if wrong else ""
 
-    def _of_gradients(self, runs: Runs, whole: Outcome, own: Outcome, tolerance: float, found: Findings) -> list[str]:
+    def _alike(self, names: list[str]) -> list[str]:
+        """These names; none where ranks have others, as where one of them keeps a log. Collective."""
+        return names if len(set(self._of_all(zlib.crc32("\n".join(names).encode())))) == 1 else []
+
+    def _require_added(
+        self, runs: Runs, whole: Outcome, tolerance: float, found: Findings, surroundings: NoDropout | None = None
+    ) -> None:
+        """UsageError where code reads a parameter in another way than as an attribute, so that a gradient is not
+        added."""
+        if not found.partial:
+            return
+        _add_gradients(self._region, found, self._session)
+        gradients = lambda _: self._given_to(whole, found)  # noqa: E731
+        own = runs.run(False, gradients, surroundings, added=found.added(self._region))
+        if wrong := self._of_gradients(runs, whole, own, tolerance, Findings(), adds=False):
+            raise self._refusal(
+                f"{wrong[0]} is a part on each rank, and is not added, for it is read in another way than as an "
+                "attribute of its module"
+            )
+
+    def _given_to(self, whole: Outcome, found: Findings) -> list[torch.Tensor]:
+        """Gradients of what the region returns with slices."""
+        given = random_like(whole.outputs)
+        for number, cut in found.cuts.items():
+            given[number] = given[number].split(cut.sizes, cut.dimension)[self._index]
+        return given
+
+    def _of_gradients(
+        self, runs: Runs, whole: Outcome, own: Outcome, tolerance: float, found: Findings, adds: bool = True
+    ) -> list[str]:
         wrong = []
         pairs = list(zip(whole.of_inputs, own.of_inputs, strict=True))
         for number, (verdict, _, _) in enumerate(self._verdicts(pairs, tolerance, _ZERO)):
@@ -257,10 +298,14 @@ class _Proof:
             for each, left, right in zip(runs.trained, whole.of_parameters, own.of_parameters, strict=True)
         ]
         for each, (verdict, _, _) in zip(runs.trained, self._verdicts(pairs, tolerance, _ZERO), strict=True):
-            if each.slicing is None and verdict in ("terms", "zero"):
+            if each.slicing is None and verdict in ("terms", "zero") and adds:
                 found.partial.append((each.name.rpartition(".")[0], each.key))
             elif verdict not in ("alike", "zero"):
                 wrong.append(f"the gradient of {each.name}")
+        pairs = [(left, own.of_others.get(key)) for key, left in whole.of_others.items()]
+        for (left, _), (verdict, _, _) in zip(pairs, self._verdicts(pairs, tolerance, _ZERO), strict=True):
+            if verdict not in ("alike", "zero"):
+                wrong.append(f"the gradient of a parameter {list(left.shape)} of a module outside of it")
         return wrong
 
     def _verdicts(self, pairs: Any, tolerance: float, zero: float) -> list[tuple[str, int, list[int]]]:
@@ -312,6 +357,14 @@ class _Proof:
         return _TOLERANCES.get(dtype, _OF_HALF)
 
 
+def _add_gradients(region: nn.Module, found: Findings, session: _lamina.Session) -> None:
+    """From now on gradients of these parameters are added in calls of the region."""
+    for path, parameter in found.partial:
+        module = region.get_submodule(path)
+        remember(module)
+        partial.make_partial(module, (parameter,), session.team())
+
+
 def _is_known(region: nn.Module) -> bool:
     """True for a module of which it is known that it computes alike: a layer alone, and those of lamina's own."""
     if layers.is_sliced(region):
@@ -336,14 +389,6 @@ def _lacks_memory(error: Exception) -> bool:
 
 def _is_finite(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and tensor.numel() > 0 and bool(tensor.isfinite().all())
-
-
-def _random_like(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    found = []
-    for number, each in enumerate(outputs):
-        generator = torch.Generator().manual_seed(number)
-        found.append(torch.randn(each.shape, generator=generator, dtype=torch.float64).to(each))
-    return found
 
 
 def _nothing_to_prove() -> Any:

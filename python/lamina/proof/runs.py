@@ -2,6 +2,7 @@
 """A call of a region, run again with whole layers and with slices: see [Note: proofs] in proofs.py."""
 
 import contextvars
+import functools
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -24,9 +25,12 @@ from lamina.tensor_parallel.unslicing import make_plain
 from lamina.torch_patches import module_call
 from lamina.tracing.sandbox import Call, Streams, copied, put_stand_ins, undisturbed
 from lamina.util import pytree
+from lamina.util.reach import Reach
 
 _NOISE = 0.1  # of a parameter's values
-_NOISE_OF_ZEROS = 0.02
+_LEAST_NOISE = 0.02
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_LARGE = 1 << 16  # elements of tensors that hooks may write
 
 
 @dataclass(frozen=True)
@@ -55,15 +59,20 @@ class Outcome:
 
     Attributes:
         outputs: tensors that the region returned.
-        beside: those that it has left in its modules or handed to hooks of transformers, by name.
+        beside: those that it has left in its modules or in what its code can reach, or handed to hooks of transformers,
+            by name.
+        written: those that it has left in its arguments, by name.
         of_inputs, of_parameters: gradients; None without.
+        of_others: gradients of parameters that are in no module of the region, by their id, in the graph's order.
         has_drawn: whether random numbers were drawn.
     """
 
     outputs: list[torch.Tensor] = field(default_factory=list)
     beside: dict[str, torch.Tensor] = field(default_factory=dict)
+    written: dict[str, torch.Tensor] = field(default_factory=dict)
     of_inputs: list[torch.Tensor | None] = field(default_factory=list)
     of_parameters: list[torch.Tensor | None] = field(default_factory=list)
+    of_others: dict[int, torch.Tensor | None] = field(default_factory=dict)
     has_drawn: bool = False
 
 
@@ -71,13 +80,13 @@ Gradients = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 class Runs:
-    """Runs of one call of a region, from the same inputs, values and random numbers. Nothing is left of them, and hooks
-    of the script are not called.
+    """Runs of one call of a region, from the same inputs, values and random numbers. Nothing is left of them.
 
     Args:
         region: the module.
         args, kwargs: of the call.
         dtype: in which it is computed where types are smaller; None for the region's own.
+        has_hooks: whether hooks of the script are called.
 
     Attributes:
         trained: the parameters.
@@ -90,7 +99,9 @@ class Runs:
         args: tuple,
         kwargs: dict[str, Any],
         dtype: torch.dtype | None,
+        has_hooks: bool = True,
     ):
+        self._has_hooks = has_hooks
         self._region, self._args, self._kwargs, self._dtype = region, args, kwargs, dtype
         self._given = {True: parts.wholes((args, kwargs)), False: parts.own((args, kwargs))}
         self._has_gradients = torch.is_grad_enabled()
@@ -104,6 +115,7 @@ class Runs:
         gradients: Gradients | None,
         surroundings: AbstractContextManager[Any] | None = None,
         in_training: bool = True,
+        added: partial.Partial = frozenset(),
     ) -> Outcome:
         """Runs it once.
 
@@ -112,23 +124,27 @@ class Runs:
             gradients: called with what the region returned, gives the gradients of that; None for no backward.
             surroundings: entered around the region's forward.
             in_training: False for one in evaluation.
+            added: parameters whose gradients are added over the team.
         """
         region, found = self._region, Outcome()
-        with self._sandbox(whole) as stand_ins, torch.inference_mode(False), partial.inside(), _kept_by_nobody():
+        with self._sandbox(whole) as (stand_ins, reach), torch.inference_mode(False), partial.inside(added), _unkept():
             inputs: list[torch.Tensor] = []
             args, kwargs = copied(self._given[whole], lambda tensor: self._input(tensor, inputs))
+            given = Left([("its arguments", (args, kwargs))])
             for module in region.modules() if not in_training else ():
                 module.__dict__["training"] = False
             with surroundings or nullcontext(), torch.set_grad_enabled(self._has_gradients):
                 context = contextvars.copy_context()
                 output, collected = context.run(_called, region, args, kwargs)
             found.outputs = pytree.tensors(output)
-            found.beside = collected | self._left_behind(stand_ins)
+            found.written = given.found([])
+            found.beside = collected | self._left_behind(stand_ins) | reach.found([*stand_ins.values(), *given.tensors])
             if self._has_gradients and gradients is not None:
                 self._run_backward(found, inputs, stand_ins, gradients(found.outputs))
             found.has_drawn = self._streams.have_advanced()
         found.outputs = [each.detach() for each in found.outputs]
         found.beside = {name: each.detach() for name, each in found.beside.items()}
+        found.written = {name: each.detach() for name, each in found.written.items()}
         return found
 
     def _prepared(self, session: _lamina.Session) -> Iterator[Trained]:
@@ -146,8 +162,8 @@ class Runs:
                 yield Trained(name, module, key, parameter, slicing, {True: whole, False: own})
 
     @contextmanager
-    def _sandbox(self, whole: bool) -> Iterator[dict[int, torch.Tensor]]:
-        """Inside, the region has stand-ins for its tensors, by the id of each."""
+    def _sandbox(self, whole: bool) -> Iterator[tuple[dict[int, torch.Tensor], "Left"]]:
+        """Inside, the region has stand-ins for its tensors, by the id of each. Gives them, and what is left behind."""
         region = self._region
         stand_ins = {
             id(each.parameter): nn.Parameter(value := each.values[whole].clone(), value.is_floating_point())
@@ -159,16 +175,18 @@ class Runs:
                 stand_ins[id(tensor)] = self._converted(tensor.detach().clone())
             return stand_ins[id(tensor)]
 
-        with undisturbed(region, Call(self._args, self._kwargs)), module_call.replaced((), {}):
+        with undisturbed(region, Call(self._args, self._kwargs)) as reach, module_call.replaced((), {}):
+            left = Left(reach)
             make_sliced = make_plain(region) if whole else lambda: None
             try:
                 put_stand_ins(region, stand_in)
                 for module in region.modules():
-                    _hide_hooks(module)
+                    _hide_hooks(module, self._has_hooks)
                 self._streams.restore()
-                yield stand_ins
+                yield stand_ins, left
             finally:
                 make_sliced()
+                left.put_back()
 
     def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._dtype is None or not tensor.is_floating_point():
@@ -201,12 +219,17 @@ class Runs:
     ) -> None:
         leaves = inputs + [stand_ins[id(each.parameter)] for each in self.trained]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        pairs = [(output, by) for output, by in zip(found.outputs, given, strict=True) if output.requires_grad]
+        beside = [each for _, each in sorted(found.beside.items())]
+        results = [*zip(found.outputs, given, strict=True), *zip(beside, random_like(beside), strict=True)]
+        pairs = [(output, by) for output, by in results if output.requires_grad]
         got: dict[int, torch.Tensor | None] = {}
-        if pairs and wanted:
+        if pairs:
             total = torch.stack([(output * gradient).sum().real.double() for output, gradient in pairs]).sum()
-            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
-            got = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients, strict=True)}
+            others = [each for each in _leaves(total) if not any(each is leaf for leaf in wanted)]
+            every = [*wanted, *others]
+            gradients = torch.autograd.grad(total, every, allow_unused=True) if every else ()
+            got = {id(leaf): gradient for leaf, gradient in zip(every, gradients, strict=True)}
+            found.of_others = {id(each): got[id(each)] for each in others}
         found.of_inputs = [got.get(id(each)) for each in inputs]
         found.of_parameters = [got.get(id(stand_ins[id(each.parameter)])) for each in self.trained]
 
@@ -238,31 +261,112 @@ def _called(region: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[Any
     return output, {name: each for name, each in collected.items() if isinstance(each, torch.Tensor)}
 
 
-def _kept_by_nobody() -> AbstractContextManager[None]:
+class Left:
+    """Tensors that a run leaves behind in what a walk has found.
+
+    Args:
+        reached: the walk, or objects where one begins, with names.
+    """
+
+    def __init__(self, reached: Reach | list[tuple[str, Any]]):
+        self._reach = reached if isinstance(reached, Reach) else Reach(reached)
+        self.tensors = list(self._reach.tensors)
+        self._versions = [each._version for each in self.tensors]
+        self._values = [
+            each.detach().clone() if _may_be_written(each) and isinstance(reached, Reach) else None
+            for each in self.tensors
+        ]
+
+    def found(self, known: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors that are there now, and were not, or were written; none of those that are known."""
+        before = {id(each) for each in [*self.tensors, *known]}
+        found: dict[str, torch.Tensor] = {}
+        for number, (name, _, was, now) in enumerate(self._reach.changed()):
+            for key, value in now.items():
+                if key in was and was[key] is value:
+                    continue
+                for place, each in enumerate(pytree.tensors(value)):
+                    if id(each) not in before and not isinstance(each, nn.Parameter):
+                        found[f"{name} {key} {number} {place}"] = each
+        for number, (each, version) in enumerate(zip(self.tensors, self._versions, strict=True)):
+            if each._version != version and not isinstance(each, nn.Parameter):
+                found[f"tensor {number}"] = each
+        return found
+
+    def put_back(self) -> None:
+        """Tensors have the values again that they had."""
+        for each, version, value in zip(self.tensors, self._versions, self._values, strict=True):
+            if value is not None and each._version != version:
+                each.data.copy_(value)
+
+
+def _may_be_written(tensor: torch.Tensor) -> bool:
+    is_plain = not isinstance(tensor, nn.Parameter) and not tensor.is_meta and not _lamina.is_released(tensor)
+    return is_plain and tensor.numel() <= _LARGE
+
+
+def _leaves(total: torch.Tensor) -> list[torch.Tensor]:
+    """The leaves of a graph, in its order."""
+    found, seen, ahead = [], set(), [total.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        ahead += [each for each, _ in node.next_functions]
+    return found
+
+
+def random_like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Random numbers of these shapes and types, always the same."""
+    found = []
+    for number, each in enumerate(tensors):
+        generator = torch.Generator().manual_seed(number)
+        found.append(torch.randn(each.shape, generator=generator, dtype=torch.float64).to(each))
+    return found
+
+
+def _unkept() -> AbstractContextManager[None]:
     """Inside, what is kept for backwards is not seen by activation checkpointing around."""
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
-def _hide_hooks(module: nn.Module) -> None:
-    """Hooks of torch's own compute weights, and those of transformers collect what is compared; no others are
-    called."""
-    held = module.__dict__
-    before = held["_forward_pre_hooks"].items()
-    held["_forward_pre_hooks"] = OrderedDict((key, hook) for key, hook in before if _is_torchs(hook))
-    after = held["_forward_hooks"].items()
-    held["_forward_hooks"] = OrderedDict((key, hook) for key, hook in after if hugging_face.is_collector(hook))
-    held["_backward_hooks"], held["_backward_pre_hooks"] = OrderedDict(), OrderedDict()
+def hooks(region: nn.Module) -> int:
+    """How many hooks of the script modules of a region have."""
+    return sum(
+        not is_ours(hook) for module in region.modules() for name in _HOOKS for hook in vars(module)[name].values()
+    )
 
 
-def _is_torchs(hook: Any) -> bool:
-    return type(hook).__module__.startswith("torch.nn.utils.")
+def _hide_hooks(module: nn.Module, has_hooks: bool) -> None:
+    """Hooks of lamina's own are not called. transformers' collect what is compared, and torch's compute weights."""
+    for name in _HOOKS:
+        found = module.__dict__[name].items()
+        module.__dict__[name] = OrderedDict(
+            (key, hook) for key, hook in found if _is_library(hook) or (has_hooks and not is_ours(hook))
+        )
+
+
+def _is_library(hook: Any) -> bool:
+    return hugging_face.is_collector(hook) or type(hook).__module__.startswith("torch.nn.utils.")
+
+
+def is_ours(hook: Any) -> bool:
+    """True for a hook of lamina's own."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    hook = getattr(hook, "__self__", hook)
+    own = getattr(hook, "__module__", None) or type(hook).__module__
+    return own.partition(".")[0] == "lamina" and not hugging_face.is_collector(hook)
 
 
 def _with_noise(value: torch.Tensor, seed: int) -> torch.Tensor:
-    """A value that is no constant: a parameter that begins with zeros or ones would hide how it is used."""
+    """A value that is no constant, nor tiny: a parameter that begins with zeros or ones would hide how it is used."""
     if not value.is_floating_point() or value.numel() == 0:
         return value
     size = value.double().square().mean().sqrt().item()
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(value.shape, generator=generator, dtype=torch.float32).to(value)
-    return value + noise * (size * _NOISE if size > 0 else _NOISE_OF_ZEROS)
+    return value + noise * max(size * _NOISE, _LEAST_NOISE)

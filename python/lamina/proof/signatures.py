@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds of regions and of their calls: of each kind one call is proven."""
 
+import functools
 import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from types import BuiltinFunctionType, CellType, FunctionType
 from typing import Any
 
 import torch
@@ -14,9 +16,14 @@ from lamina.proof.parts import PartOfResult
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.unslicing import kind_before
 from lamina.util import pytree
+from lamina.util.reach import codes
 
 _OF_CALLS = (bool, str, type(None))
 _NUMBERS = (int, float)
+_SIMPLE = frozenset((*_OF_CALLS, *_NUMBERS))
+_SMALL = 16  # of numbers among arguments, which choose rather than count
+_MOST = 16  # elements of a container that is looked at
+_LIBRARIES = ("torch", "transformers", "lamina", "torchvision", "timm", "diffusers")
 _TORCHS = frozenset(vars(nn.Module()))
 
 Kind = tuple[Any, ...]
@@ -31,7 +38,11 @@ def kinds_of(regions: Mapping[str, nn.Module]) -> dict[str, Kind]:
     for name, kind in kinds.items():
         alike[kind].append(name)
     for kind, names in alike.items():
-        counting = {key for key in numbers[names[0]] if _counts([numbers[name].get(key) for name in names])}
+        counting = {
+            key
+            for key in numbers[names[0]]
+            if _counts([numbers[name].get(key) for name in names]) and not _is_read(regions[names[0]], *key)
+        }
         for name in names:
             rest = tuple((key, value) for key, value in numbers[name].items() if key not in counting)
             kinds[name] = (kind, rest)
@@ -46,7 +57,7 @@ class CallKind:
     """
 
     def __init__(self, region: nn.Module):
-        modules = list(region.modules())
+        self._modules = modules = list(region.modules())
         configs = {id(value): value for module in modules for value in vars(module).values() if _is_config(value)}
         self._held = [vars(module) for module in modules] + [vars(config) for config in configs.values()]
 
@@ -55,6 +66,13 @@ class CallKind:
         settings = tuple(
             value for held in self._held for name, value in held.items() if type(value) in _OF_CALLS and name[0] != "_"
         )
+        settings += tuple(
+            _function(value)
+            for held in self._held
+            for name, value in held.items()
+            if name[0] != "_" and type(value) not in _SIMPLE and not isinstance(value, (nn.Module, torch.Tensor))
+        )
+        settings += tuple(tuple(map(type, module._modules.values())) for module in self._modules if module._modules)
         given = (tuple(map(_shown, args)), tuple((name, _shown(value)) for name, value in kwargs.items()))
         return torch.is_grad_enabled(), _collected(), settings, given
 
@@ -83,6 +101,45 @@ def _numbers(region: nn.Module) -> dict[tuple[str, str], Any]:
     }
 
 
+def _is_read(region: nn.Module, path: str, name: str) -> bool:
+    """True where code of a script's class reads that number, which may decide what it computes."""
+    kind = kind_before(region.get_submodule(path))
+    if kind.__module__.partition(".")[0] in _LIBRARIES:
+        return False
+    functions = [
+        value
+        for each in kind.__mro__
+        if each is not nn.Module
+        for key, value in vars(each).items()
+        if key != "__init__" and isinstance(value, FunctionType)
+    ]
+    return any(name in code.co_names for each in functions for code in codes(each.__code__))
+
+
+def _function(value: Any, depth: int = 4) -> Any:
+    """A function, or a small container of plain values, as a part of a kind: two functions of one code that see the
+    same are one."""
+    if isinstance(value, (*_OF_CALLS, *_NUMBERS, BuiltinFunctionType)):
+        return value
+    below = functools.partial(_function, depth=depth - 1)
+    if depth and isinstance(value, FunctionType):
+        return value.__code__, tuple(map(below, map(_content, value.__closure__ or ()))), below(value.__defaults__)
+    if depth and isinstance(value, functools.partial):
+        return below(value.func), below(value.args), below(value.keywords)
+    if depth and isinstance(value, (tuple, list)) and len(value) <= _MOST:
+        return type(value), tuple(map(below, value))
+    if depth and type(value) is dict and len(value) <= _MOST:
+        return dict, tuple((str(key), below(each)) for key, each in value.items())
+    return value if isinstance(value, type) else type(value)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
 def _counts(values: Iterable[Any]) -> bool:
     """True where each is one more than the one before."""
     values = list(values)
@@ -102,7 +159,7 @@ def _shown(value: Any) -> Any:
         return "tensor", value.dim(), value.dtype.is_floating_point, value.requires_grad
     if isinstance(value, PartOfResult):
         return "part", value.part.dim()
-    if type(value) in _OF_CALLS:
+    if type(value) in _OF_CALLS or (type(value) is int and abs(value) <= _SMALL):
         return value
     if (held := pytree.children(value)) is not None:
         return type(value).__name__, tuple((label, _shown(child)) for label, child in held)

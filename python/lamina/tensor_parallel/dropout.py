@@ -173,14 +173,14 @@ def inside(module: nn.Module, parts: Parts, state: State) -> Iterator[None]:
 
 def recomputing(function: Callable) -> Callable:
     """`function`, which is called now and again in a backward: both times in the call that this thread is in now."""
-    mode, is_in_region = current(), partial.is_in_region()
-    if mode is None and not is_in_region:
+    mode, added = current(), partial.added_here()
+    if mode is None and not added:
         return function
     call = None if mode is None else (mode.module, mode.parts, mode.state)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         is_known = call is None or current() is mode
-        with partial.inside(is_in_region), nullcontext() if is_known else inside(*call):
+        with partial.inside(added), nullcontext() if is_known else inside(*call):
             return function(*args, **kwargs)
 
     return run

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lamina import _lamina
+from lamina.errors import UsageError
 from lamina.libraries import hugging_face
 from lamina.tensor_parallel import dropout
 from lamina.tensor_parallel.dropout import Parts, SlicedDropout, State
@@ -224,6 +225,7 @@ class _Own:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
+            _require_slices(self)
             with _lamina.Unguarded():
                 return super().forward(*args, **kwargs)
         lent = self.__dict__  # where attributes are found before parameters are
@@ -234,6 +236,21 @@ class _Own:
         finally:
             for name in lent[_SLICES]:
                 lent.pop(name, None)
+
+
+def _require_slices(layer: nn.Module) -> None:
+    """UsageError where a parameter of a sliced layer has become something else than a slice."""
+    here: Here = layer.__dict__[_HERE]
+    for name, (dimension, sections) in layer.__dict__[_SLICES].items():
+        parameter = getattr(layer, name)
+        own, index = parameter.shape[dimension], 0 if here.sizes == () else here.share.own * len(sections)
+        if index and own != index:
+            raise UsageError(
+                f"the {name} of a sliced {type(layer).__name__} has become {list(parameter.shape)}, and its part on "
+                f"this rank has {index} along dimension {dimension}: write whole values by model.load_state_dict(), or "
+                "in lamina.gathered_parameters([parameter], write_back=True)",
+                code="tp-away",
+            )
 
 
 class _Around:

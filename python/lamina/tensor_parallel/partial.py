@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole parameters of modules that compute with parts: each rank has its part's gradient, and these are added.
 
-A module that is called with wholes elsewhere has the same parameters there, whose gradients are whole. So it is inside
-of calls of regions alone that reading one gives a copy, whose gradient is added over the team.
+A module that is called with wholes elsewhere has the same parameters there, whose gradients are whole. So only
+calls of the regions of which that was found read a copy. Its gradient is added over the team.
 """
 
 import functools
@@ -19,20 +19,23 @@ _NAMES = "_lamina_partial"  # of the class of a module with such parameters: the
 _here = threading.local()
 
 
+Partial = frozenset[tuple[int, str]]  # parameters whose gradients are added, by the id of their module and name
+
+
 @contextmanager
-def inside(is_inside: bool = True) -> Iterator[None]:
-    """Inside, this thread is in a call of a region, or not."""
-    before = is_in_region()
-    _here.is_in_region = is_inside
+def inside(parameters: Partial = frozenset()) -> Iterator[None]:
+    """Inside, this thread is in a call of a region, in which gradients of these parameters are added."""
+    before = added_here()
+    _here.parameters = parameters
     try:
         yield
     finally:
-        _here.is_in_region = before
+        _here.parameters = before
 
 
-def is_in_region() -> bool:
-    """True where this thread is in a call of a region."""
-    return getattr(_here, "is_in_region", False)
+def added_here() -> Partial:
+    """The parameters whose gradients are added in the call that this thread is in."""
+    return getattr(_here, "parameters", frozenset())
 
 
 def make_partial(module: nn.Module, names: tuple[str, ...], team: str) -> None:
@@ -58,7 +61,7 @@ def _with_copies(kind: type, names: tuple[str, ...], team: str) -> type:
 def _copy_of(name: str, team: str) -> property:
     def read(module: Any) -> torch.Tensor | None:
         parameter = module._parameters[name]
-        if parameter is None or not (torch.compiler.is_compiling() or is_in_region()):
+        if parameter is None or not (torch.compiler.is_compiling() or (id(module), name) in added_here()):
             return parameter
         return torch.ops.lamina.tp_copy(parameter, team)
 
