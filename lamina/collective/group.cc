@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -45,6 +46,9 @@ ReduceOp operator_of(Reduction reduction) {
 }
 
 constexpr auto kGloo = "gloo";
+// How long collectives that are under way may take to end, when somebody asks whether the group is stuck, and how often
+// that is looked at.
+constexpr auto kEndsSoon = std::chrono::milliseconds(250), kLook = std::chrono::milliseconds(5);
 constexpr int kTag = 0;  // sends and receives of two members go in order
 
 template <class Options>
@@ -87,7 +91,11 @@ class C10dGroup : public Group {
 
   const std::vector<base::Rank>& members() const override { return membership_.members; }
   int rank() const override { return rank_; }
-  bool stuck() const override { return *left_ > 0; }
+  bool stuck() const override {
+    const auto deadline = base::Deadline::after(kEndsSoon);
+    while (*left_ > 0 && !deadline.expired()) std::this_thread::sleep_for(kLook);
+    return *left_ > 0;
+  }
 
   std::unique_ptr<Group> apart(const std::string& name) override {
     if (leavable() == nullptr) return nullptr;

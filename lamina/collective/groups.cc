@@ -70,10 +70,12 @@ bool Groups::stuck() const {
 
 void Groups::close() {
   stuck_ = stuck();
-  for (auto& [axis, group] : by_levels_) {
+  const auto leave_behind = [](std::unique_ptr<Group>& group) {
     if (group->stuck()) [[maybe_unused]]
       const auto* kept = group.release();  // its end would wait
-  }
+  };
+  for (auto& [axis, group] : by_levels_) leave_behind(group);
+  for (auto& [axis, each] : made_) leave_behind(each.group);
   by_levels_.clear();
   made_.clear();
   make_ = nullptr;

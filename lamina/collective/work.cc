@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "lamina/base/rank_list.h"
+#include "lamina/collective/lane.h"
 
 namespace lamina::collective {
 namespace {
@@ -34,7 +35,7 @@ struct End {
     }
     changed.notify_all();
   }
-  // Nobody waits for it any more.
+  // Nobody waits for it any more, or need not, for the group to be stuck by it.
   void leave(const std::shared_ptr<std::atomic<int>>& count) {
     std::lock_guard guard(mutex);
     if (reached_ns != 0 || left) return;
@@ -103,6 +104,8 @@ class C10dWork : public Work {
   void start(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin) {
     began_ns_ = observe::now_ns();
     blaming([&] { work_ = begin(); });
+    // The end of a group waits for what its backend cannot give up, whoever else does.
+    if (!dynamic_cast<LaneWork*>(work_.get())) end_->leave(options_.left);
     if (auto future = future_of(*work_)) {
       future->addCallback([end = end_](c10::ivalue::Future&) { end->reach(); });
     } else {

@@ -22,6 +22,9 @@
 namespace lamina::frontend {
 namespace {
 
+// How long others may take to come to collectives that this rank has begun, at its orderly end.
+constexpr auto kLate = std::chrono::seconds(2);
+
 Current* the_current = nullptr;
 int jobs = 0;  // so far
 
@@ -103,6 +106,8 @@ void end() {
   Current* const ending = std::exchange(the_current, nullptr);
   ending->session->tell_leaving("called lamina::shutdown()");
   const bool ended = ending->session->close(true);
+  const auto late = base::Deadline::after(kLate);
+  while (std::uncaught_exceptions() == 0 && ending->session->groups().stuck() && !late.expired()) continue;
   if (ended && !ending->session->groups().stuck()) delete ending;  // else a thread still works in it: it lives on
 }
 

@@ -59,6 +59,25 @@ TEST(Groups, MachinesAreThoseThatTheRanksTellOf) {
   ranks.expect_success();
 }
 
+TEST(Groups, RanksThatAreToldFourVariablesFindOutWhichShareAMachine) {
+  test::RankForks ranks(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    auto variables = ranks.variables(rank);
+    std::erase_if(variables, [](const auto& each) {
+      return each.first != "RANK" && each.first != "WORLD_SIZE" && !each.first.starts_with("MASTER_");
+    });
+    const auto body = [rank] {
+      JobRank job({}, &make_gloo);
+      EXPECT_EQ(job.session.members(Group::kNode).size(), 3U);
+      EXPECT_EQ(job.session.world().local_rank, rank);
+      EXPECT_EQ(job.session.world().local_size, 3);
+      job.meet();
+    };
+    ranks.start(rank, body, variables);
+  }
+  ranks.expect_success();
+}
+
 // Four ranks on two machines, whose sharding group is all of them; `killed` ends by a signal.
 void on_two_machines(const std::function<void(JobRank&, collective::Group&)>& body,
                      const std::vector<int>& killed = {}) {
@@ -158,6 +177,42 @@ TEST(Groups, MakingThemInACircleEndsWithAnErrorOnAll) {
                                     "ranks wait for each other");
   };
   in_job(4, body, test::with_partitions(2));
+}
+
+TEST(Groups, OneThatOthersDoNotComeToIsLeftBehindAtOnce) {
+  int ended[2];
+  ASSERT_EQ(::pipe(ended), 0);
+  in_job(2, [&](JobRank& job) {
+    auto& group = job.group();
+    char byte = 'x';
+    if (job.rank() == 1) {
+      ASSERT_EQ(::read(ended[0], &byte, 1), 1);
+      return;
+    }
+    std::vector<Started> ahead;  // nobody has waited for them
+    for (int i = 0; i < 4; ++i) ahead.push_back(group.all_gather(at::empty({4}), at::ones({2}), job.terms()));
+    const auto began = std::chrono::steady_clock::now();
+    EXPECT_EQ(group.stuck(), job.gloo);  // which cannot give a collective up
+    job.session.groups().close();
+    EXPECT_EQ(job.session.groups().stuck(), job.gloo);
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
+    ASSERT_EQ(::write(ended[1], &byte, 1), 1);
+  });
+}
+
+TEST(Groups, WhatAllHaveBegunEndsBeforeTheyAreClosed) {
+  in_job(2, [](JobRank& job) {
+    auto& group = job.group();
+    const auto begun = group.all_gather(at::empty({4}), at::ones({2}), job.terms());
+    auto dropped = group.all_gather(at::empty({4}), at::ones({2}), job.terms());
+    dropped.reset();
+    begun->wait();
+    job.meet();
+    if (job.gloo) {
+      EXPECT_FALSE(group.stuck()) << "all have begun both";
+    }
+    job.meet();
+  });
 }
 
 TEST(Groups, AfterTheirEndThereAreNone) {

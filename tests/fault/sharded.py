@@ -2,9 +2,9 @@
 """Trains a sharded model until one rank is killed, or stopped, within an iteration.
 
 sharded.py RANK HOW FRACTION DEGREE BACKEND TIMEOUT_S, with HOW one of killed, stopped; FRACTION says at which part of
-the time that the iteration before took. BACKEND is a `ddp_dist_backend`, or `machines`: `auto` on pretended machines of
-two ranks, between which puts cross, or `pipeline`: `nccl` with two partitions. Times and errors are noted as in
-victim.py.
+the time that the iteration before took; before it begins, where it is negative. BACKEND is a `ddp_dist_backend`, or
+`machines`: `auto` on pretended machines of two ranks, between which puts cross, or `pipeline`: `nccl` with two
+partitions. Times and errors are noted as in victim.py.
 """
 
 import os
@@ -59,6 +59,8 @@ def main():
     took = 0.0
     for number in range(1000):
         if number == FATAL and lamina.rank() == VICTIM:
+            if FRACTION < 0:
+                die()
             threading.Timer(FRACTION * took, die).start()
         begin = time.monotonic()
         (train if partitions > 1 else plain)(torch.randn(8, 64))

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from lamina.job.keys import Keys
+
+_LATE_S = 2.0  # that others may come to collectives of this rank at its orderly end
 
 _process = 0  # that called init: a fork of it must not end its session
 _stuck = False  # a thread is still in the body of a step that failed
@@ -90,6 +93,7 @@ def shutdown() -> None:
         finally:
             job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
             current.end()
+            _await_others(job.session, failed=sys.exc_info()[0] is not None)
             _stuck = not job.session.close(True) or _stuck
             _left = not job.close_rest() or _left
 
@@ -128,7 +132,7 @@ def _at_exit() -> None:
         job.session.tell_leaving(said("end-of-program"))
     if interrupted:
         excepthook.end_without_collecting()
-    ended = (job is None or _leave(job, interrupted)) and not _stuck
+    ended = (job is None or _leave(job, interrupted, last_error is not None)) and not _stuck
     if ended and not _left and (job is None or job.close_rest(at_exit=True)):
         return
     # Python cannot end around a thread that never comes back from the user's code: the process can.
@@ -150,6 +154,15 @@ def _end_saves(job: current.Job, finish: bool) -> None:
         tell(f"the last checkpoint was not saved: {kind}: {error}")
 
 
-def _leave(job: current.Job, interrupted: bool) -> bool:
+def _leave(job: current.Job, interrupted: bool, failed: bool) -> bool:
     current.end()
+    _await_others(job.session, failed)
     return job.session.leave(interrupted)
+
+
+def _await_others(session: _lamina.Session, failed: bool) -> None:
+    """Waits a moment for collectives that this rank has begun ahead of the others. Where it has failed, these may never
+    come to them."""
+    by = time.monotonic() + _LATE_S
+    while not failed and session.stuck and time.monotonic() < by:
+        pass  # which takes its time
