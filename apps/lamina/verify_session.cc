@@ -141,6 +141,7 @@ void note_gaps(digests::Comparison& comparison, const TwoRuns& runs) {
     missing.push_back(base::str("the first run has recorded ", digests::counted(most(runs.first), "step"),
                                 ", the second one ", most(runs.second)));
   }
+  if (comparison.modules == 0) missing.emplace_back("no module was compared");
   if (comparison.parameters == 0) missing.emplace_back("no parameter was compared");
   comparison.missing.insert(comparison.missing.begin(), missing.begin(), missing.end());
 }

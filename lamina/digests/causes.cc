@@ -220,6 +220,11 @@ std::vector<std::string> gaps(const std::vector<RankRecording>& run, const std::
     found.push_back(base::str(name, ": the recording of rank ", rank.rank, " breaks off after ", rank.steps,
                               rank.steps == 1 ? " step" : " steps"));
   }
+  const auto [least, most] = std::ranges::minmax(run, {}, &RankRecording::steps);
+  if (least.ended && least.steps < most.steps) {
+    found.push_back(base::str(name, ": rank ", least.rank, " has recorded ", counted(least.steps, "step"), ", rank ",
+                              most.rank, " ", most.steps));
+  }
   std::vector<base::Rank> absent;
   for (std::int64_t rank = 0; rank < run.front().world; ++rank) {
     if (!here.contains(rank)) absent.emplace_back(static_cast<int>(rank));

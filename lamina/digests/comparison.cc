@@ -27,6 +27,26 @@ bool is_slice(const Digest& slice, const Digest& whole) {
   return differing == 1;
 }
 
+// All calls of a module in a microbatch of a step, or a tensor of the model. Calls need not have the same numbers in
+// both runs, nor the same gradients: see [Note: matched calls].
+using Place = std::tuple<std::int64_t, std::int64_t, std::int64_t, Kind, std::string_view>;
+Place place_of(const Key& key) {
+  return {key.step, key.copy, key.microbatch, is_of_call(key.kind) ? Kind::kOutput : key.kind, key.name};
+}
+
+// Copies and microbatches that a run has recorded; -1 is the whole model, and a whole step.
+struct Extent {
+  std::set<std::int64_t> copies{-1}, microbatches{-1};
+
+  explicit Extent(const Parts& parts) {
+    for (const auto& [key, list] : parts) {
+      copies.insert(key.copy);
+      microbatches.insert(key.microbatch);
+    }
+  }
+  bool has(const Key& key) const { return copies.contains(key.copy) && microbatches.contains(key.microbatch); }
+};
+
 class Comparer {
  public:
   Comparer(const Run& first, const Run& second, const Terms& terms) : Comparer(first, second, terms, parts_of(first)) {}
@@ -46,9 +66,9 @@ class Comparer {
 
   Comparison compare() {
     std::set<std::string_view> modules;
-    std::set<std::pair<std::string_view, std::int64_t>> parameters;  // with the step
-    std::set<std::string_view> names;
+    std::set<std::string_view> parameters;
     std::set<std::int64_t> steps;
+    std::set<Place> compared;
     for (const auto& [key, parts] : second_) {
       const auto other = first_.find(key);
       if (other == first_.end()) {
@@ -62,38 +82,37 @@ class Comparer {
         compare(others[i], wholes[std::min(i, wholes.size() - 1)], key, has_one_rank(others));
       }
       ++made_.tensors;
+      compared.insert(place_of(key));
       if (is_of_call(key.kind)) modules.insert(key.name);
-      if (key.kind == Kind::kParameter) {
-        parameters.insert({key.name, key.step});
-        names.insert(key.name);
-      }
+      if (key.kind == Kind::kParameter) parameters.insert(key.name);
       if (key.step >= 0) steps.insert(key.step);
     }
     if (made_.tensors == 0) throw base::Error("the two runs have nothing in common that was recorded");
     made_.modules = static_cast<std::int64_t>(modules.size());
-    made_.parameters = static_cast<std::int64_t>(names.size());
+    made_.parameters = static_cast<std::int64_t>(parameters.size());
     made_.steps = static_cast<std::int64_t>(steps.size());
     std::ranges::stable_sort(made_.differences, {}, [](const Difference& each) {
       return std::tuple(each.seen.step, each.seen.kind > Kind::kResult, each.seen.microbatch, each.seen.order);
     });
     for (auto& each : made_.differences) explain(each);
-    const auto both = std::min(steps_, second_steps_);
-    const auto lacks = [&](const Key& key) {
-      return key.kind == Kind::kParameter && key.step < both && !parameters.contains({key.name, key.step});
-    };
-    note_lacking(first_, "second run", lacks);
-    note_lacking(second_, "first run", lacks);
+    note_lacking(first_, second_, "second run", compared);
+    note_lacking(second_, first_, "first run", compared);
     return std::move(made_);
   }
 
  private:
-  // Notes parameters of a run that were not compared at all: the other one has no whole of them.
-  template <class Lacks>
-  void note_lacking(const Parts& parts, std::string_view other, const Lacks& lacks) {
+  // Notes what one run has recorded and was not compared at all: the other one has no whole of it.
+  void note_lacking(const Parts& parts, const Parts& others, std::string_view other, const std::set<Place>& compared) {
     constexpr std::size_t kNamed = 5;
+    const auto both = std::min(steps_, second_steps_);
+    const Extent extent(others);
     std::set<std::string> found;
     for (const auto& [key, list] : parts) {
-      if (lacks(key)) found.insert(named({.kind = key.kind, .name = std::string(key.name)}));
+      if (key.kind == Kind::kGenerator || key.step >= both || !extent.has(key)) continue;
+      if (compared.contains(place_of(key)) || lies_in_slices(key, compared)) continue;
+      const bool is_root = is_of_call(key.kind) && key.name.empty();
+      found.insert(is_of_call(key.kind) ? base::str("call of ", is_root ? "the model" : key.name)
+                                        : named({.kind = key.kind, .name = std::string(key.name)}));
     }
     std::size_t number = 0;
     for (const auto& each : found) {
@@ -101,6 +120,17 @@ class Comparer {
       made_.missing.push_back(base::str(other, ": there is no ", each, " that can be compared"));
     }
     if (number > kNamed) made_.missing.push_back(base::str(other, ": and of ", found.size() - kNamed, " more"));
+  }
+
+  // True of a call within a region, of which the layout records the region alone.
+  bool lies_in_slices(const Key& key, const std::set<Place>& compared) const {
+    if (!is_sliced_ || !is_of_call(key.kind)) return false;
+    Key around = key;
+    while (!around.name.empty()) {
+      around.name = outer(around.name);
+      if (!around.name.empty() && compared.contains(place_of(around))) return true;
+    }
+    return false;
   }
 
   // Notes a gradient that only the second run has, where the first has recorded all of that step.
