@@ -2,6 +2,7 @@
 #include "apps/lamina/verify_runs.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -45,6 +46,28 @@ void refuse_others(const fs::path& folder) {
     for (const auto& each : fs::directory_iterator(entry.path())) {
       if (!is_recording(each.path())) refuse(each.path());
     }
+  }
+}
+
+constexpr std::string_view kTemporary = "lamina-verify.", kUnique = "XXXXXX";
+
+// Locks a folder of this user's; none where there is no such any more or, with LOCK_NB, another process has it.
+base::Fd locked(const fs::path& folder, int how) {
+  base::Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat opened{}, there{};
+  const bool is_ours = fd && ::fstat(fd.get(), &opened) == 0 && opened.st_uid == ::geteuid() &&
+                       ::flock(fd.get(), how) == 0 && ::lstat(folder.c_str(), &there) == 0 &&
+                       opened.st_ino == there.st_ino && opened.st_dev == there.st_dev;
+  return is_ours ? std::move(fd) : base::Fd();
+}
+
+// Removes the folders of those that were killed.
+void sweep(const fs::path& among) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(among, fs::directory_options::skip_permission_denied, ignored)) {
+    const auto name = entry.path().filename().string();
+    if (!name.starts_with(kTemporary) || name.size() != kTemporary.size() + kUnique.size()) continue;
+    if (const auto lock = locked(entry.path(), LOCK_EX | LOCK_NB)) fs::remove_all(entry.path(), ignored);
   }
 }
 
@@ -137,10 +160,15 @@ RecordingFolder::RecordingFolder(const std::string& wanted) : path_(wanted), kep
   } catch (const fs::filesystem_error& error) {
     throw base::Error(base::str("--keep ", wanted, ": ", error.code().message()));
   }
-  std::string path = (fs::temp_directory_path() / "lamina-verify.XXXXXX").string();
-  if (::mkdtemp(path.data()) == nullptr)
-    throw base::Error(base::str("no folder for recordings: ", base::system_error()));
-  path_ = path;
+  const auto among = fs::temp_directory_path();
+  sweep(among);
+  do {  // once more where another process has taken it for one that was left
+    std::string path = (among / base::str(kTemporary, kUnique)).string();
+    if (::mkdtemp(path.data()) == nullptr)
+      throw base::Error(base::str("no folder for recordings: ", base::system_error()));
+    path_ = path;
+    lock_ = locked(path_, LOCK_EX);
+  } while (!lock_ && !fs::exists(path_));
 }
 
 RecordingFolder::~RecordingFolder() {

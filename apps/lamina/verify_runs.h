@@ -6,12 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "lamina/base/fd.h"
 #include "lamina/digests/recording.h"
 
 namespace lamina::command {
 
 // A folder for recordings. One that was asked for is kept; else it is in the folder for temporary files, and gone at
-// the end.
+// the end. There it is locked while this process and its runs live: the next one removes what those have left that were
+// killed.
 class RecordingFolder {
  public:
   // Throws base::Error where it cannot be made, or has anything in it but recordings of two runs that were compared.
@@ -28,6 +30,7 @@ class RecordingFolder {
  private:
   std::filesystem::path path_;
   bool kept_;
+  base::Fd lock_;
 };
 
 // One run of a script that is recorded.

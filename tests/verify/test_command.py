@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_slices_are_compared_as_wholes_and_a_fault_in_one_is_named(launcher):
     result = verify(launcher, "--against", "tp=1", script, steps=2)
     assert result.returncode == 0 and result.stdout.startswith("equal within "), result.stdout + result.stderr
     assert " 30 parameters (and not " in result.stdout and " that lie in slices);" in result.stdout
-    result = verify(launcher, script, "fault")
+    result = verify(launcher, "--layout", "prove_slices=0", script, "fault")  # a proof would refuse it before
     assert result.returncode == 3, result.stderr
     assert result.stdout.startswith("step 0, microbatch 0: input of 2.down differs "), result.stdout
     assert ", in the code of 2" in result.stdout.partition("\n")[0]
@@ -127,8 +128,19 @@ def test_wrong_input_is_one_line_and_exit_code_2(launcher, words, says):
     assert all(path.read_text() == "years of work" for path in kept)
 
 
-def recorded(folder, ranks=(1.0,), world=None, head=None, more="", ended=True, weight="layer.weight", **spoilt):
-    """Writes the recordings of a run in which a module returned these numbers."""
+def recorded(
+    folder,
+    ranks=(1.0,),
+    world=None,
+    head=None,
+    more="",
+    ended=True,
+    weight="layer.weight",
+    modules=("layer",),
+    steps=1,
+    **spoilt,
+):
+    """Writes the recordings of a run in which modules returned these numbers."""
     folder.mkdir()
     for rank, number in enumerate(ranks):
         about = {"rank": rank, "world": world or len(ranks), "copy": rank, "partition": 0, "about": {}} | spoilt
@@ -136,8 +148,10 @@ def recorded(folder, ranks=(1.0,), world=None, head=None, more="", ended=True, w
         seen = {"step": 0, "microbatch": 0, "name": "layer", "call": 0, "index": 0, "order": 0, "digest": digest}
         alike = {"digest": ["float32", [1], 0, 1, 1.0, [1.0] * 8, 0, 1.0, 0, 0]}
         parameter = {"kind": "parameter"} | seen | alike | {"microbatch": -1, "name": weight}
-        lines = [head or {"lamina recording": 1} | about, {"kind": "output"} | seen]
-        lines += [parameter | {"step": step} for step in (-1, 0) if weight] + [{"steps": 1}]
+        lines = [head or {"lamina recording": 1} | about]
+        lines += [{"kind": "output"} | seen | {"name": name} for name in modules]
+        lines += [parameter | {"step": step} for step in (-1, 0) if weight]
+        lines += [{"steps": ended_step + 1} for ended_step in range(steps if rank == 0 else 1)]
         text = "".join(json.dumps(line) + "\n" for line in lines + [{"end": True}] * ended)
         (folder / f"rank-{rank}.jsonl").write_text(text + more)
     return folder
@@ -179,6 +193,25 @@ def test_runs_that_lack_something_are_not_called_equal(launcher):
         assert all(each in result.stdout for each in missing), result.stdout
 
 
+def test_a_module_that_one_run_lacks_is_told(launcher):
+    whole = recorded(launcher.folder / "whole", modules=("layer", "layer.norm", "head"))
+    lacking = recorded(launcher.folder / "lacking", modules=("layer", "layer.norm"))
+    for first, second, which in ((whole, lacking, "second"), (lacking, whole, "first")):
+        result = launcher.run("verify", "--compare", first, second)
+        assert result.returncode == 2 and "equal within" not in result.stdout, result.stdout
+        assert f"{which} run: there is no call of head that can be compared\n" in result.stdout
+    bare = recorded(launcher.folder / "bare", modules=())
+    result = launcher.run("verify", "--compare", bare, bare)
+    assert result.returncode == 2 and "no module was compared" in result.stdout, result.stdout
+
+
+def test_a_rank_that_has_recorded_fewer_steps_than_another_is_told(launcher):
+    uneven = recorded(launcher.folder / "uneven", (1.0, 2.0), steps=2)
+    result = launcher.run("verify", "--compare", uneven, uneven)
+    assert result.returncode == 2, result.stdout
+    assert "first run: rank 1 has recorded 1 step, rank 0 2\n" in result.stdout
+
+
 def test_a_recording_that_is_there_twice_or_is_no_file_is_refused(launcher):
     folder = recorded(launcher.folder / "twice")
     (folder / "rank-7.jsonl").write_text((folder / "rank-0.jsonl").read_text())
@@ -203,8 +236,8 @@ def test_a_recording_that_is_there_twice_or_is_no_file_is_refused(launcher):
         ({"more": "x" * (17 << 20)}, "line 7: it has more than 16777216 bytes"),
         ({"world": 2**60}, "line 1: it cannot be read as a recording of a run: world: 1152921504606846976 is not"),
         (
-            {"copy": 1},
-            "line 1: it cannot be read as a recording of a run: copy: 1 is not allowed; expected from 0 to 0",
+            {"copy": 2**40},
+            "line 1: it cannot be read as a recording of a run: copy: 1099511627776 is not allowed; expected from",
         ),
     ],
 )
@@ -223,3 +256,25 @@ def test_an_interrupt_ends_the_run_and_no_other_begins(launcher):
     assert job.returncode == 128 + signal.SIGINT and out == ""
     assert "2 of 2" not in err
     eventually(lambda: not launcher.processes())
+
+
+def test_a_run_removes_what_killed_ones_have_left(launcher):
+    temporary = launcher.folder / "tmp"
+    (temporary / "lamina-verify.mine").mkdir(parents=True)
+    (temporary / "lamina-verify.abcdef").symlink_to(launcher.folder)
+    env = {"TMPDIR": str(temporary)}
+    words = ("verify", "-n", 1, "-c", "sh", "-c", READY + "exec sleep 600")
+    job = launcher.start(*words, env=env)
+    eventually(lambda: (launcher.folder / "ready-0").exists())
+    (lives,) = set(temporary.iterdir()) - {temporary / "lamina-verify.mine", temporary / "lamina-verify.abcdef"}
+    killed = temporary / "lamina-verify.killed"
+    shutil.copytree(lives, killed)
+    short = ("verify", "-n", 1, "-c", "true")
+    assert launcher.run(*short, env=env).returncode == 2
+    assert not killed.exists() and lives.exists()
+    assert (temporary / "lamina-verify.mine").exists() and launcher.folder.exists()
+    os.kill(job.pid, signal.SIGKILL)
+    job.communicate(timeout=60)
+    eventually(lambda: not launcher.processes())
+    launcher.run(*short, env=env)
+    assert not lives.exists()
