@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/coded.h"
 #include "lamina/base/log.h"
+#include "lamina/base/own_code.h"
 #include "lamina/base/printable.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/value/encoding.h"
@@ -53,6 +54,9 @@ PYBIND11_MODULE(_lamina, module) {
     return lamina::base::coded(std::string_view(text), code);
   });
   module.def("without_hints", &lamina::base::without_hints);
+  module.def("require_own_code", [](const std::string& path, const std::string& variable) {
+    lamina::base::require_own_code(path, variable, lamina::base::Writers::kGroup);
+  });
   module.def("printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); });
   module.def("printable_line",
              [](const py::bytes& text) { return lamina::base::printable_line(std::string_view(text)); });

@@ -52,6 +52,10 @@ def coded(text: bytes, code: str) -> str:
 def without_hints(text: str) -> str:
     """The text without the lines that say how to read more of an error."""
 
+def require_own_code(path: str, variable: str) -> None:
+    """Refuses code that others may have put there, which a variable of the environment names: see
+    lamina/base/own_code.h. Raises ConfigError."""
+
 def printable(text: bytes) -> str:
     """UTF-8 with each character that a terminal would obey as "\\x1b"; tabs and ends of lines stay."""
 

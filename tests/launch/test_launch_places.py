@@ -122,3 +122,19 @@ def test_composer_is_the_same_command(launcher, module):
     result = launcher.run("-m", module, "--np", "2", "-vc", "sh", "-c", "echo $RANK of $WORLD_SIZE",
                           binary=sys.executable, env={"PYTHONPATH": path})  # fmt: skip
     assert (result.returncode, result.stdout) == (0, "0 of 2\n")
+
+
+def test_composer_refuses_a_command_where_others_may_write(launcher):
+    place = launcher.folder / "open"
+    place.mkdir()
+    (place / "lamina").write_text("#!/bin/sh\necho others\n")
+    (place / "lamina").chmod(0o755)
+    env = {"PYTHONPATH": f"{COMPAT}:{os.environ.get('PYTHONPATH', '')}", "LAMINA_COMMAND": str(place / "lamina")}
+    words = ("-m", "composer", "--np", "2", "train.py")
+    place.chmod(0o777)
+    result = launcher.run(*words, binary=sys.executable, env=env)
+    assert result.returncode == 1 and result.stdout == ""
+    assert "composer: LAMINA_COMMAND names code that others may have put there: " in result.stderr
+    place.chmod(0o755)
+    result = launcher.run(*words, binary=sys.executable, env=env)
+    assert (result.returncode, result.stdout) == (0, "others\n"), result.stderr

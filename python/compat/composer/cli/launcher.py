@@ -7,13 +7,25 @@ import sys
 
 
 def command() -> str:
-    """$LAMINA_COMMAND, the command beside this interpreter, else the first in PATH."""
+    """$LAMINA_COMMAND where others may not write there, the command beside this interpreter, else the first in PATH."""
+    if named := os.environ.get("LAMINA_COMMAND"):
+        _require_own(named)
+        return named
     beside = os.path.join(os.path.dirname(sys.executable), "lamina")
-    named = os.environ.get("LAMINA_COMMAND")
-    found = named or (beside if os.access(beside, os.X_OK) else shutil.which("lamina"))
+    found = beside if os.access(beside, os.X_OK) else shutil.which("lamina")
     if not found:
         sys.exit(f"composer: no command lamina beside {sys.executable} or in PATH: install lamina there")
     return found
+
+
+def _require_own(named: str) -> None:
+    from lamina import _lamina  # which takes seconds to import
+    from lamina.errors import ConfigError
+
+    try:
+        _lamina.require_own_code(named, "LAMINA_COMMAND")
+    except ConfigError as error:
+        sys.exit(f"composer: {error}")
 
 
 def main():
