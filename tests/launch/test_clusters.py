@@ -113,7 +113,8 @@ def machines(launcher, place, command, of_each):
     return [launcher.start("-c", command, binary="/bin/sh", env=place | told) for told in of_each]
 
 
-def test_the_pods_of_a_pytorchjob_meet(launcher, place):
+@pytest.mark.parametrize("command", ["the manifest's", "exec lamina run train.py"])
+def test_the_pods_of_a_pytorchjob_meet(launcher, place, command):
     spec = OBJECTS["PyTorchJob"]["spec"]
     kinds = spec["pytorchReplicaSpecs"]
     (master,) = kinds["Master"]["template"]["spec"]["containers"]
@@ -123,7 +124,7 @@ def test_the_pods_of_a_pytorchjob_meet(launcher, place):
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launcher.reserve_port())}
     told |= {"PET_NNODES": str(count), "PET_NPROC_PER_NODE": spec["nprocPerNode"], "WORLD_SIZE": str(count)}
     each = [told | {"PET_NODE_RANK": str(index), "RANK": str(index)} for index in range(count)]
-    started = machines(launcher, place, master["args"][0], each)
+    started = machines(launcher, place, command if command.startswith("exec") else master["args"][0], each)
     assert len(require_met(launcher, started)) == count * int(spec["nprocPerNode"]) - 1
 
 
