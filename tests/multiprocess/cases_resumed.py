@@ -540,6 +540,19 @@ def case_a_training_that_had_ended_ends_again_when_its_job_is_restarted():
             require_same_bits(ended(*trainer(layout, **options)), expected)
 
 
+def case_strays_in_a_folder_of_saves_are_left_alone():
+    with folder() as path:
+        strays = "notes.txt", "others.safetensors", ".nfs0001", "pytorch_model.bin", "runs/events"
+        for stray in strays:
+            os.makedirs(os.path.join(path, os.path.dirname(stray)), exist_ok=True)
+            with open(os.path.join(path, stray), "w") as file:
+                file.write("others'")
+        options = {"save_folder": path, "run_name": "among", "autoresume": True, "save_num_checkpoints_to_keep": 1}
+        expected = ended(*trainer("copies", **options))
+        require_same_bits(ended(*trainer("copies", **options)), expected)
+        assert all(os.path.exists(os.path.join(path, stray)) for stray in strays)
+
+
 def case_the_loss_scale_goes_on():
     with folder() as path:
         first, _ = trainer("copies", precision="amp_fp16", save_folder=path)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on two ranks until a callback raises: raises.py EVENT RANK LAYOUT. With "state_dict" in the place of an event
-its callback asks for the model's values, on that rank alone, after the first batch."""
+"""Trains on two ranks until a callback raises: raises.py EVENT RANK LAYOUT [FOLDER]. With "state_dict" in the place of
+an event its callback asks for the model's values, on that rank alone, after the first batch. With a FOLDER, for
+temporary files, loaders have a worker."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -14,6 +16,9 @@ import lamina
 from lamina.trainer import Callback, Trainer
 
 EVENT, RANK, LAYOUT = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+WORKERS = len(sys.argv) - 4
+if WORKERS:
+    tempfile.tempdir = sys.argv[4]
 LAYOUTS = {
     "copies": {},
     "shards": {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 0},
@@ -35,7 +40,7 @@ data = data_of(12, 1)
 
 
 def loader():
-    return DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
+    return DataLoader(data, 2, sampler=lamina.dist.get_sampler(data), num_workers=WORKERS)
 
 
 trainer = Trainer(

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launch.launcher_harness import eventually
 from soak import some
 
 from lamina.trainer import Event
@@ -37,6 +38,14 @@ def test_a_callback_that_raises_on_one_rank_ends_all(launcher, event, rank, layo
     assert said.endswith(f"ArithmeticError: planted in {event}")
     assert errors[rank].index("raise ArithmeticError") < errors[rank].index(said), "its own traceback is there"
     assert "Timeout" not in errors[1 - rank], "it learns of the end, and does not wait for it"
+
+
+def test_workers_of_a_training_that_fails_leave_no_folder(launcher):
+    temporary = launcher.folder / "tmp"
+    temporary.mkdir()
+    codes, errors = ended(launcher, "batch_end", 1, "copies", temporary)
+    assert all(codes) and "ArithmeticError: planted" in errors[1], errors
+    eventually(lambda: not list(temporary.glob("pymp-*")))
 
 
 def test_the_models_values_asked_for_on_one_rank_hang_nobody(launcher):

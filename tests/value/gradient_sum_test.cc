@@ -8,6 +8,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/value/torch_version.h"
+#include "tests/value/refusal.h"
 #include "tests/value/remote_scale.h"
 
 namespace lamina::value {

@@ -6,7 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
-#include "lamina/base/error.h"
+#include "tests/value/refusal.h"
 
 namespace lamina::value {
 namespace {
@@ -15,18 +15,6 @@ at::Tensor slice() {
   auto tensor = at::arange(12.0).reshape({3, 4}).set_requires_grad(true);
   guard(tensor, "up.weight", {6, 4});
   return tensor;
-}
-
-// Returns what `use` says; it must be a UsageError.
-std::string refusal(const std::function<void()>& use) {
-  try {
-    use();
-  } catch (const base::UsageError& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
 }
 
 bool refuses(const std::function<void()>& use) {

@@ -6,6 +6,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/value/released.h"
+#include "tests/value/refusal.h"
 #include "tests/value/sources.h"
 
 namespace lamina::value {

@@ -7,8 +7,8 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
-#include "lamina/base/error.h"
 #include "lamina/value/encoding.h"
+#include "tests/value/refusal.h"
 
 namespace lamina::value {
 namespace {
@@ -20,18 +20,6 @@ at::Tensor released(at::ScalarType dtype = at::kFloat) {
   if (at::isFloatingType(dtype)) tensor = tensor.detach().set_requires_grad(true);
   release(tensor, kWhy);
   return tensor;
-}
-
-// Returns what `use` of a released tensor says; it must be a UsageError.
-std::string refusal(const std::function<void()>& use) {
-  try {
-    use();
-  } catch (const base::UsageError& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
 }
 
 TEST(Released, MetadataIsReadAsBefore) {

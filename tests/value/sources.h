@@ -65,17 +65,4 @@ inline at::Tensor reference(const at::Tensor& value, Strides strides = Strides::
   return make_reference(spec_of(value), std::make_shared<Made>(value), strides);
 }
 
-// Returns what `use` says when it fails with an Error.
-template <class Error>
-std::string refusal(const std::function<void()>& use) {
-  try {
-    use();
-  } catch (const Error& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
-}
-
 }  // namespace lamina::value
