@@ -63,13 +63,21 @@ class Runs : public testing::Test {
   std::vector<RankRecording> first_, second_;
 };
 
-TEST_F(Runs, SayWhichParameterOneOfThemLacks) {
+TEST_F(Runs, SayWhatOneOfThemLacks) {
   EXPECT_TRUE(compare(first_, second_, {}).missing.empty());
   auto& seen = first_.back().seen;
   std::erase_if(seen, [](const Seen& each) { return each.name == "layers.1.weight"; });
   first_.back().steps = first_.front().steps = second_.front().steps = 1;
   EXPECT_EQ(compare(first_, second_, {}).missing,
-            std::vector<std::string>{"first run: there is no parameter layers.1.weight that can be compared"});
+            (std::vector<std::string>{"first run: there is no gradient of layers.1.weight that can be compared",
+                                      "first run: there is no parameter layers.1.weight that can be compared"}));
+}
+
+TEST_F(Runs, SayWhichModuleOneOfThemHasNotCalled) {
+  first_.back().steps = first_.front().steps = second_.front().steps = 1;
+  std::erase_if(second_.front().seen, [](const Seen& each) { return each.name == "layers.1"; });
+  EXPECT_EQ(compare(first_, second_, {}).missing,
+            std::vector<std::string>{"second run: there is no call of layers.1 that can be compared"});
 }
 
 TEST_F(Runs, SaysWhatWasComparedWhereAllIsEqual) {
