@@ -108,7 +108,7 @@ class Comparer {
     const Extent extent(others);
     std::set<std::string> found;
     for (const auto& [key, list] : parts) {
-      if (key.kind == Kind::kGenerator || key.step >= both || !extent.has(key)) continue;
+      if (key.kind >= Kind::kState || key.step >= both || !extent.has(key)) continue;  // faces name states otherwise
       if (compared.contains(place_of(key)) || lies_in_slices(key, compared)) continue;
       const bool is_root = is_of_call(key.kind) && key.name.empty();
       found.insert(is_of_call(key.kind) ? base::str("call of ", is_root ? "the model" : key.name)
