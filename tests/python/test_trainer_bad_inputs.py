@@ -103,6 +103,7 @@ CALLS = [
     (lambda: trainer(schedulers=torch.optim.lr_scheduler.StepLR(OTHER, 1)), "schedulers", "the Trainer's"),
     (lambda: trainer(schedulers=torch.optim.lr_scheduler.ReduceLROnPlateau(OTHER)), "schedulers", "takes a number"),
     (lambda: trainer(schedulers=lambda: 1.0), "schedulers", "a function of the State"),
+    (lambda: trainer(grad_accum=10**20), "grad_accum=1", "2147483647 at most"),
     (
         lambda: trainer(schedulers=[schedules.LinearScheduler(), torch.optim.lr_scheduler.StepLR(OTHER, 1)]),
         "schedulers",
@@ -231,6 +232,10 @@ CALLS += [
     for name, (values, expected) in ARGUMENTS.items()
     for value in values
 ]
+CALLS += [
+    (lambda name=name: trainer(run_name=name), "run_name=", "a part of paths")
+    for name in ("../x", "a/../../x", "..", "/tmp/x", "a\nb", "a\0b", "\x1b[31m")
+]
 assert len(CALLS) > 100
 
 
@@ -258,6 +263,7 @@ LATER = [
     ({"eval_interval": "1tok"}, "eval_interval='1tok'", "some epochs, batches or parts"),
     ({"eval_subset_num_batches": 0}, "eval_subset_num_batches=0", COUNT),
     ({"grad_accum": 0}, "grad_accum=0", "1 or more"),
+    ({"grad_accum": 2**31}, "grad_accum=2147483648", "at most"),
     ({"device_train_microbatch_size": 1.5}, "device_train_microbatch_size=1.5", "1 or more"),
     ({"grad_accum": 2, "device_train_microbatch_size": 2}, "grad_accum", "give one of them"),
     ({"durations": 1}, "durations", "unexpected keyword"),
@@ -296,6 +302,24 @@ def test_a_wrong_argument_of_fit_or_eval_is_named_before_a_batch_is_read():
     with pytest.raises(ConfigError, match="a schedule of 9tok stays where it begins"):
         model.fit(duration="1ba", schedulers=schedules.StepScheduler("9tok"))
     assert model.state.timestamp.batch == 4
+
+
+@pytest.mark.parametrize(
+    "schedule, expected",
+    [
+        (lambda step: 0.5**step, "state.timestamp.batch.value"),
+        (lambda state: None, "gave None, where a finite number"),
+        (lambda state: math.nan, "gave nan, where a finite number"),
+        (lambda state: torch.ones(2), "where a finite number"),
+        (lambda state: "1", "gave '1', where a finite number"),
+    ],
+)
+def test_a_schedule_that_gives_no_number_is_an_error_before_the_first_batch(schedule, expected):
+    model = trainer(schedulers=schedule)
+    with pytest.raises(ConfigError, match="schedulers: <function .*" + expected):
+        model.fit()
+    assert not model.state.timestamp.batch.value
+    model.fit(schedulers=lambda state: torch.tensor(0.5))
 
 
 def test_an_iterator_is_read_once():

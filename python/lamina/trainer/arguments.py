@@ -45,6 +45,7 @@ _ALIKE = (
     *("save_weights_only", "save_num_checkpoints_to_keep", "accumulate_train_batch_on_tokens"),
 )
 _NOT_YET = ("load_ignore_keys", "load_exclude_algorithms")
+_MOST_PIECES = 2**31 - 1
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -188,6 +189,13 @@ def pieces(name: str, given: Any) -> int | str | None:
     return given
 
 
+def number_of_pieces(name: str, given: Any) -> int | str | None:
+    """The number of microbatches of a batch; see `pieces`."""
+    if isinstance(pieces(name, given), int) and given > _MOST_PIECES:
+        raise checks.wrong(name, given, f"the number of microbatches of a batch, {_MOST_PIECES} at most")
+    return given
+
+
 def _hint(name: str, known: Iterable[str]) -> str:
     found = nearest(name, known, 0.6)
     return f"; the nearest is {found}" if found else ""
@@ -219,6 +227,14 @@ def _path(name: str, given: Any) -> str:
     if not is_saving and not found_checkpoint(path).is_dir():
         raise checks.wrong(name, path, "a checkpoint that a Trainer has saved, or their folder: it is not there")
     return path
+
+
+def _run_name(name: str, given: Any) -> str:
+    """The name of a run, which paths of its files have as a part: it leads out of no folder."""
+    found = given if given == "" else checks.text(name, given)
+    if found.startswith("/") or ".." in found.split("/") or not found.isprintable():
+        raise checks.wrong(name, given, "a part of paths: of printable characters, without a / at its front and any ..")
+    return found
 
 
 def _interval(name: str, given: Any) -> Time:
@@ -261,7 +277,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "eval_dataloader": lambda _, given: ensure_evaluators(given),
     "eval_interval": lambda _, given: given if type(given) is int and given == 1 else ensure_when(given),
     "eval_subset_num_batches": checks.count_or_all,
-    "run_name": _optional(lambda name, given: given if isinstance(given, str) else checks.text(name, given)),
+    "run_name": _optional(_run_name),
     "console_stream": lambda _, given: text_stream(given),
     "console_log_interval": _interval,
     "save_filename": checks.text,
@@ -274,7 +290,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "save_folder": _optional(checks.path),
     "save_latest_filename": _optional(checks.text),
     "device": lambda _, given: get_device(given),
-    "grad_accum": pieces,
+    "grad_accum": number_of_pieces,
     "device_train_microbatch_size": pieces,
     "seed": _optional(lambda _, given: require_seed(given)),
     "dist_timeout": _seconds,

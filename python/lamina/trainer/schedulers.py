@@ -315,10 +315,33 @@ def _follow(schedules: Sequence[Callable[..., float]], state: State, ssr: float)
     arguments = [_arguments_of(each, state, ssr) for each in schedules]
 
     def multiplier(_: int) -> float:
-        return math.prod(each(*given) for each, given in zip(schedules, arguments, strict=True))
+        return math.prod(_multiplier(each, given) for each, given in zip(schedules, arguments, strict=True))
 
     (optimizer,) = state.optimizers
     return Follower(optimizer, multiplier)
+
+
+def _multiplier(schedule: Callable[..., float], arguments: tuple[Any, ...]) -> float:
+    """Returns the number that a schedule gives for now.
+
+    Errors:
+        ConfigError: no finite number; a function that takes its argument for a number, as those of torch's LambdaLR do.
+    """
+    try:
+        found = schedule(*arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"schedulers: {schedule!r} failed with {type(error).__name__}: {error}. It is called with the State: "
+            "state.timestamp.batch.value is the number of batches, state.timestamp.epoch.value that of epochs"
+        ) from error
+    try:
+        number = found if isinstance(found, (int, float)) else found.item()
+        is_one = math.isfinite(number)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        is_one = False
+    if not is_one:
+        raise ConfigError(f"schedulers: {schedule!r} gave {found!r}, where a finite number multiplies the rate")
+    return number
 
 
 def _arguments_of(schedule: Callable[..., float], state: State | None, ssr: float) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from lamina.job.ranks import WORLD
 from lamina.job.seeds import set_rng_seed
 from lamina.model.shards import holder
 from lamina.trainer import checks, metrics
-from lamina.trainer.arguments import Arguments, pieces, require_alike, signature
+from lamina.trainer.arguments import Arguments, number_of_pieces, pieces, require_alike, signature
 from lamina.trainer.arguments import duration as length
 from lamina.trainer.checkpoints import Saver, load
 from lamina.trainer.composers_names import OF_TRAINER, Elsewhere
@@ -216,7 +216,7 @@ class Trainer(Elsewhere):
             raise ConfigError("fit: grad_accum and device_train_microbatch_size say the same: give one of them")
         if device_train_microbatch_size is not None or grad_accum is not None:
             size = pieces("device_train_microbatch_size", device_train_microbatch_size)
-            self._set_microbatches(size, pieces("grad_accum", grad_accum))
+            self._set_microbatches(size, number_of_pieces("grad_accum", grad_accum))
         self._set_time(more, reset_time)
         self._require_work()
         self._read_on()
