@@ -276,6 +276,7 @@ def case_registered_classes_call_their_hooks_around_sliced_layers():
 
 def case_fast_paths_of_torch_are_not_taken_around_slices():
     start()
+    torch.manual_seed(0)  # for all ranks, whatever ran before
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     net = made(lambda: nn.TransformerEncoder(layer, 2)).eval()
     x = torch.randn(4, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
