@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
 #include "lamina/base/coded.h"
 #include "lamina/base/log.h"
 #include "lamina/base/own_code.h"
@@ -54,6 +59,15 @@ PYBIND11_MODULE(_lamina, module) {
     return lamina::base::coded(std::string_view(text), code);
   });
   module.def("without_hints", &lamina::base::without_hints);
+  // Python frees nothing of `kept`, and the process ends with Python, before what the libraries have is destroyed.
+  module.def("end_with_python", [](const py::object& kept) {
+    kept.inc_ref();
+    const auto end = [](int code, void*) {
+      std::fflush(nullptr);
+      ::_exit(code);
+    };
+    ::on_exit(end, nullptr);
+  });
   module.def("require_own_code", [](const std::string& path, const std::string& variable) {
     lamina::base::require_own_code(path, variable, lamina::base::Writers::kGroup);
   });

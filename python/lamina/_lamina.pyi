@@ -52,6 +52,9 @@ def coded(text: bytes, code: str) -> str:
 def without_hints(text: str) -> str:
     """The text without the lines that say how to read more of an error."""
 
+def end_with_python(kept: Any) -> None:
+    """At exit: lets Python end with its exit code, but never frees `kept`; the process ends then at once."""
+
 def require_own_code(path: str, variable: str) -> None:
     """Refuses code that others may have put there, which a variable of the environment names: see
     lamina/base/own_code.h. Raises ConfigError."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a sharded model until one rank is killed, or stopped, within an iteration.
 
-sharded.py RANK HOW FRACTION DEGREE BACKEND TIMEOUT_S, with HOW one of killed, stopped; FRACTION says at which part of
-the time that the iteration before took; before it begins, where it is negative. BACKEND is a `ddp_dist_backend`, or
-`machines`: `auto` on pretended machines of two ranks, between which puts cross, or `pipeline`: `nccl` with two
-partitions. Times and errors are noted as in victim.py.
+sharded.py RANK HOW FRACTION DEGREE BACKEND TIMEOUT_S [CODE], with HOW one of killed, stopped; FRACTION says at which
+part of the time that the iteration before took; before it begins, where it is negative. BACKEND is a
+`ddp_dist_backend`, or `machines`: `auto` on pretended machines of two ranks, between which puts cross, or `pipeline`:
+`nccl` with two partitions. Times and errors are noted as in victim.py. With a CODE the script catches errors, and exits
+with it.
 """
 
 import os
@@ -70,4 +71,9 @@ def main():
 
 
 if __name__ == "__main__":
-    noted(main)
+    try:
+        noted(main)
+    except lamina.Error:
+        if len(sys.argv) < 8:
+            raise
+        sys.exit(int(sys.argv[7]))

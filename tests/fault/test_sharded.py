@@ -67,6 +67,16 @@ def test_when_it_is_stopped_the_others_leave_after_timeout_s(ranks, degree, back
     started[victim].communicate()
 
 
+def test_a_script_that_catches_the_error_of_a_frozen_rank_ends_with_its_own_code(launcher):
+    started = launcher.start_ranks(2, SHARDED, 0, "stopped", -1.0, 2, "nccl", TIMEOUT_S, 3)
+    with Beside(started[1:]) as beside:
+        output = started[1].communicate(timeout=60)[1]
+    assert time.time() - read(launcher, "death.0")["at"] - TIMEOUT_S < beside.scaled(BOUND_S), output
+    assert started[1].returncode == 3, output
+    started[0].send_signal(signal.SIGKILL)
+    started[0].communicate()
+
+
 def test_orders_that_differ_end_the_job_with_both_sides(launcher):
     begun = time.monotonic()
     run = launcher.run("run", *PRELOAD, "-n", 2, Path(__file__).with_name("other_order.py"))

@@ -208,3 +208,8 @@ def _destroy(groups: list[dist.ProcessGroup], default: bool) -> None:
     for group in groups:
         with contextlib.suppress(ValueError):  # the script destroyed it
             dist.destroy_process_group(group)
+
+
+def all_of_torch() -> list[dist.ProcessGroup]:
+    """All groups that torch.distributed knows."""
+    return list(dist.distributed_c10d._world.pg_map)

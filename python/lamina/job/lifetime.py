@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lamina import _lamina
 from lamina.errors import ConfigError, Error, refusal, said
 from lamina.exits import excepthook, failures
-from lamina.job import current
+from lamina.job import current, groups
 from lamina.util import call_sites
 from lamina.util.told import tell
 
@@ -139,8 +139,11 @@ def _at_exit() -> None:
     tell("what a failed step began did not end; ending the process around it")
     sys.stdout.flush()
     sys.stderr.flush()
-    # A program that went on without a collective that others never begin has not failed.
-    os._exit(failures.INTERRUPTED if interrupted else int(not ended or last_error is not None))
+    if ended and last_error is None:  # but for groups, which wait in their ends; the exit code is the script's
+        excepthook.end_without_collecting()
+        _lamina.end_with_python(groups.all_of_torch())
+        return
+    os._exit(failures.INTERRUPTED if interrupted else 1)
 
 
 def _end_saves(job: current.Job, finish: bool) -> None:
