@@ -6,6 +6,7 @@ import re
 import sys
 from typing import ClassVar
 
+import pytest
 import torch
 from equivalence.random_sides import place_by_hand, world_of_one
 from multiprocess.cases_sliced import HEADS, PLAN, RANK, WIDTH, WORDS, Block, require_equal_states
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import lamina
-from lamina.errors import DesyncError
+from lamina.errors import ConfigError, DesyncError, RemoteError, UsageError
 
 
 class Faults:
@@ -434,3 +435,56 @@ def case_modules_with_sliced_heads_are_torn_over_partitions_with_dropout():
             expected, plain = torn_losses(seed, seed % 2 == 1)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
         require_equal_states(state, plain)
+
+
+class Gained(nn.Module):
+    """A gain of full width between layers that are cut, and another one where a hidden value decides."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.up, self.down, self.reads = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), reads
+        self.gain = nn.Parameter(torch.ones(2 * WIDTH))
+
+    def forward(self, x):
+        hidden = self.up(x).tanh()
+        if self.reads:
+            assert hidden.sum().item() < 1e9
+        return self.down(hidden * self.gain)
+
+
+def refused(net, text, kinds=(UsageError, ConfigError), **options):
+    start(microbatches=2, **options)
+    lamina.set_tensor_parallelism(net, plan={"*.up": "colwise", "*.down": "rowwise"})
+    model = lamina.distribute(net)
+
+    @lamina.step
+    def step(x):
+        model.backward(model(x).square().mean())
+
+    with pytest.raises(kinds, match=text) as caught:
+        step(torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)))
+    lamina.shutdown()
+    return str(caught.value)
+
+
+def case_modules_that_do_not_fit_slices_are_refused_as_by_a_proof_where_the_model_is_traced():
+    for reads in (False, True):
+        net = nn.Sequential(Gained(False), Gained(reads))
+        said = refused(
+            net, r"0 \(Gained\) computes something else .* in .*cases_sliced_pipeline.py:\d+ in RuntimeError"
+        )
+        assert "[tp-unproven]" in said and 'up "colwise", down "rowwise"' in said
+    torn = nn.Sequential(Gained(False), Gained(False))
+    lamina.set_partition(torn[1].up, 1)
+    said = refused(torn, "in RuntimeError", (UsageError, RemoteError), auto_partition=False, default_partition=0)
+    assert "[tp-unproven]" in said
+
+
+class Failing(Gained):
+    def forward(self, x):
+        raise KeyError(f"of its own: {list(self.up(x).shape)}")
+
+
+def case_errors_of_its_own_around_slices_stay_what_they_are():
+    said = refused(nn.Sequential(nn.Identity(), Failing(False)), "of its own", (KeyError, ConfigError))
+    assert "tp-unproven" not in said

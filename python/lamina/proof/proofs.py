@@ -53,10 +53,12 @@ class Findings:
     Attributes:
         partial: names of modules in the region, and of their parameters, whose gradients are added.
         cuts: of results of which each rank has a part, by number.
+        proven: whether the runs were compared.
     """
 
     partial: list[tuple[str, str]] = field(default_factory=list)
     cuts: dict[int, parts.Cut] = field(default_factory=dict)
+    proven: bool = True
 
     def added(self, region: nn.Module) -> Partial:
         """Parameters of a region whose gradients are added."""
@@ -104,19 +106,42 @@ class Proofs:
         """A call of a region, which is proven before where no such was."""
         if torch.compiler.is_compiling():
             return forward(*args, **kwargs)
-        if getattr(self._running, "now", False) or id(region) not in self._kinds or _lamina.is_alone():
+        if getattr(self._running, "now", False) or id(region) not in self._kinds:
             return forward(*args, **kwargs)
+        if _lamina.is_alone():
+            return self._explained(region, forward, args, kwargs)
         key = id(region), self._call_kinds[id(region)].of(args, kwargs)
         if (made := self._made.get(key)) is None:
             found = self._found(region, key[1], args, kwargs)
-            made = found or Findings(), frozenset() if found is None else found.added(region)
+            made = found or Findings(proven=False), frozenset() if found is None else found.added(region)
             if found is not None:
                 self._made[key] = made
         found, added = made
         args, kwargs = parts.own((args, kwargs))
+        if not found.proven:
+            return self._explained(region, forward, args, kwargs)
         with partial.inside(added):
             output = forward(*args, **kwargs)
         return parts.given(output, found.cuts)
+
+    def _explained(self, region: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call that is not proven: in a trace, which is of one rank, or where parameters are on other partitions. An
+        error that only slices have is told as a proof would."""
+        try:
+            return forward(*args, **kwargs)
+        except Error:
+            raise
+        except Exception as error:
+            if _lacks_memory(error):
+                raise
+            self._running.now = True
+            try:
+                refusal = _Proof(self._session, self._names[id(region)], region, args, kwargs).explained(error)
+            finally:
+                self._running.now = False
+            if refusal is None:
+                raise
+            raise refusal from error
 
     @contextmanager
     def watching(self, root: nn.Module) -> Iterator[None]:
@@ -192,6 +217,22 @@ class _Proof:
                 raise error
         return self._unproven(f"with whole layers it ends in {type(error).__name__}: {str(error)[:200]}")
 
+    def explained(self, error: Exception) -> UsageError | None:
+        """The refusal of a call with slices that ended with an error; None where it might with whole layers, too. Not
+        collective: whole layers have any values."""
+        has_hooks = not _lamina.is_alone()  # a trace calls none
+        try:
+            with _lamina.Alone():
+                Runs(self._region, None, self._args, self._kwargs, None, has_hooks).run(True, None)
+        except Exception:
+            return None
+        return self._ended(error)
+
+    def _ended(self, error: Exception) -> UsageError:
+        place = place_of_error(error)
+        at = f" in {place}" if place else ""
+        return self._refusal(f"with slices it ends{at} in {type(error).__name__}: {str(error)[:200]}")
+
     def _of_all(self, number: int) -> list[int]:
         """The numbers that the ranks give; collective."""
         device = next((each.device for each in self._region.parameters()), torch.device("cpu"))
@@ -239,9 +280,7 @@ class _Proof:
         except Exception as error:
             if _lacks_memory(error):
                 raise
-            place = place_of_error(error)
-            at = f" in {place}" if place else ""
-            raise self._refusal(f"with slices it ends{at} in {type(error).__name__}: {str(error)[:200]}") from error
+            raise self._ended(error) from error
         if not torch.is_grad_enabled():
             gradients(own.outputs)
         names = self._alike(sorted(whole.beside.keys() | own.beside.keys()))
@@ -345,7 +384,7 @@ class _Proof:
     def _unproven(self, why: str) -> Findings:
         if self._session.rank == 0:
             tell(f"{self._whose} has sliced layers, and was not compared with the whole: {why}")
-        return Findings()
+        return Findings(proven=False)
 
     def _dtypes(self) -> list[torch.dtype | None]:
         elements = sum(each.numel() for each in self._region.parameters()) * self._session.group_size("tp")

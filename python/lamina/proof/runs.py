@@ -84,6 +84,7 @@ class Runs:
 
     Args:
         region: the module.
+        session: of the job; None for runs with whole layers on this rank alone, from any values.
         args, kwargs: of the call.
         dtype: in which it is computed where types are smaller; None for the region's own.
         has_hooks: whether hooks of the script are called.
@@ -95,7 +96,7 @@ class Runs:
     def __init__(
         self,
         region: nn.Module,
-        session: _lamina.Session,
+        session: _lamina.Session | None,
         args: tuple,
         kwargs: dict[str, Any],
         dtype: torch.dtype | None,
@@ -105,7 +106,8 @@ class Runs:
         self._region, self._args, self._kwargs, self._dtype = region, args, kwargs, dtype
         self._given = {True: parts.wholes((args, kwargs)), False: parts.own((args, kwargs))}
         self._has_gradients = torch.is_grad_enabled()
-        with gathered_parameters(list(region.parameters())):
+        gathered = nullcontext() if session is None else gathered_parameters(list(region.parameters()))
+        with gathered:
             self.trained = list(self._prepared(session))
         self._streams = Streams()
 
@@ -147,7 +149,7 @@ class Runs:
         found.written = {name: each.detach() for name, each in found.written.items()}
         return found
 
-    def _prepared(self, session: _lamina.Session) -> Iterator[Trained]:
+    def _prepared(self, session: _lamina.Session | None) -> Iterator[Trained]:
         slicings, seen = layers.slicings(self._region), set()
         for path, module in self._region.named_modules():
             for key, parameter in module._parameters.items():
@@ -155,11 +157,20 @@ class Runs:
                     continue
                 seen.add(id(parameter))
                 slicing = slicings.get(id(parameter))
-                whole = parameter.detach() if slicing is None else session.whole_of(parameter.detach(), slicing)
-                whole = _with_noise(self._converted(whole.clone()), len(seen))
-                own = whole if slicing is None else session.slice_of(whole, slicing)
                 name = f"{path}.{key}" if path else key
-                yield Trained(name, module, key, parameter, slicing, {True: whole, False: own})
+                values = self._values(parameter.detach(), slicing, session, len(seen))
+                yield Trained(name, module, key, parameter, slicing, values)
+
+    def _values(
+        self, value: torch.Tensor, slicing: Slicing | None, session: _lamina.Session | None, seed: int
+    ) -> dict[bool, torch.Tensor]:
+        """A parameter's, with whole layers and with slices."""
+        if session is None:
+            shape = value.shape if slicing is None else layers.unsliced(value.shape, slicing)
+            return {True: torch.full(shape, _LEAST_NOISE, dtype=value.dtype, device=value.device)}
+        whole = value if slicing is None else session.whole_of(value, slicing)
+        whole = _with_noise(self._converted(whole.clone()), seed)
+        return {True: whole, False: whole if slicing is None else session.slice_of(whole, slicing)}
 
     @contextmanager
     def _sandbox(self, whole: bool) -> Iterator[tuple[dict[int, torch.Tensor], "Left"]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina import _lamina
+from lamina.errors import Error
 from lamina.modules import placement
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.state import Tie, Writes
@@ -47,6 +48,8 @@ def propose(
         return Proposal()
     try:
         found = tracer(tree) if tracer is not None else Trace()
+        if found.fails and isinstance(found.error, Error):
+            raise found.error
         if found.fails:
             return Proposal(
                 error=f"the model failed on rank 0, where its first call was traced: {described(found.error)}"

@@ -62,7 +62,7 @@ class Trace:
         writes: the state that modules write.
         notes: one line for each thing that was asked for and could not be done.
         error: the last that the model raised in a trace.
-        fails: whether it is the model's own, which any call raises.
+        fails: whether any call raises it: an error of the model's own, or of slices that do not fit.
     """
 
     measures: list[Measures] | None = None
@@ -96,6 +96,8 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
         if found.measures is None and not _is_fake(tree):
             found.measures = _run(tree, call, options, found)
             found.fails = found.measures is None and _fails_again(tree, call, options, found.error)
+        elif found.measures is None:
+            found.fails = _misfits(found.error)
         if found.measures is None:
             found.notes.append(said("untraced"))
         elif options.times:
@@ -178,7 +180,10 @@ def _fails_again(tree: ModuleTree, call: Call, options: TraceOptions, error: Exc
     """[Note: own error] A computed microbatch has failed. It runs once more, without the one thing of a trace that is
     in the way of a model: hooks on what is saved. When that raises the same, so would the step, and the script gets the
     error at its call. A model with hooks of the script, which a trace calls none of, may need them. Neither errors of
-    ours nor a lack of memory are the model's: a rank alone has less of both than the step."""
+    ours nor a lack of memory are the model's: a rank alone has less of both than the step. But for slices that do not
+    fit the code around them: see [Note: proofs]."""
+    if _misfits(error):
+        return True
     not_its_own = (Error, WritesParameterError, MemoryError, torch.OutOfMemoryError)
     if isinstance(error, not_its_own) or "allocate memory" in str(error) or not calls_all_hooks(tree.root):
         return False
@@ -186,6 +191,10 @@ def _fails_again(tree: ModuleTree, call: Call, options: TraceOptions, error: Exc
     with suppress(RunsBackwardError):
         _attempt(tree, call, options, True, again, saved=False)
     return (type(again.error), str(again.error)) == (type(error), str(error))
+
+
+def _misfits(error: Exception | None) -> bool:
+    return isinstance(error, Error) and error.code == "tp-unproven"
 
 
 def _attempt(
