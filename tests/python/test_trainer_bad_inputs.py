@@ -86,6 +86,12 @@ ARGUMENTS = {
     "algorithm_passes": ([[print], X], "in the order of the list"),
     "load_object_store": ([3], "a folder that all ranks see"),
     "profiler": ([3], "lamina.timeline"),
+    "spin_dataloaders": ([False], "with its next batch in any case"),
+    "fsdp_auto_wrap": ([False], "what becomes a unit"),
+    "compile_config": ([{}, {"mode": "default"}], "that torch.compile has wrapped"),
+    "precision_config": ([{}], "fp8 is not there"),
+    "save_metrics": ([True], "state_dict() is saved"),
+    "save_ignore_keys": ([["x"]], "is not there yet"),
     "ddp_sync_strategy": (["forced_sync"], "averaged once for each batch"),
     **{name: (["yes", 3, None], FLAG) for name in ("progress_bar", "log_to_console", "deterministic_mode")},
     **{name: (["no"], FLAG) for name in ("load_weights_only", "autoresume", "accumulate_train_batch_on_tokens")},
@@ -263,6 +269,10 @@ LATER = [
     ({"eval_interval": "1tok"}, "eval_interval='1tok'", "some epochs, batches or parts"),
     ({"eval_subset_num_batches": 0}, "eval_subset_num_batches=0", COUNT),
     ({"grad_accum": 0}, "grad_accum=0", "1 or more"),
+    ({"precision": "amp_bf16"}, "precision='amp_bf16'", "the Trainer has fp32"),
+    ({"precision": "fp8"}, "precision='fp8'", "one of fp32"),
+    ({"scale_schedule_ratio": 0.5}, "scale_schedule_ratio=0.5", "the shorter max_duration"),
+    ({"spin_dataloaders": False}, "spin_dataloaders=False", "in any case"),
     ({"grad_accum": 2**31}, "grad_accum=2147483648", "at most"),
     ({"device_train_microbatch_size": 1.5}, "device_train_microbatch_size=1.5", "1 or more"),
     ({"grad_accum": 2, "device_train_microbatch_size": 2}, "grad_accum", "give one of them"),
@@ -319,7 +329,7 @@ def test_a_schedule_that_gives_no_number_is_an_error_before_the_first_batch(sche
     with pytest.raises(ConfigError, match="schedulers: <function .*" + expected):
         model.fit()
     assert not model.state.timestamp.batch.value
-    model.fit(schedulers=lambda state: torch.tensor(0.5))
+    model.fit(schedulers=lambda state: torch.tensor(0.5), precision="fp32", scale_schedule_ratio=1.0)
 
 
 def test_an_iterator_is_read_once():

@@ -151,6 +151,31 @@ def test_what_is_not_there_of_composers_may_be_imported_and_says_so_when_it_is_u
         from composer.algoritms import BlurPool
 
 
+def test_what_is_not_there_of_composers_says_what_is_in_its_place():
+    from composer.callbacks import CheckpointSaver
+    from composer.checkpoint import load_checkpoint
+    from composer.core.types import Metrics
+    from composer.metrics import METRIC_DEFAULT_CTORS
+    from composer.utils.dist import of_another_version
+    from composer.utils.iter_helpers import ensure_tuple
+    from composer.utils.reproducibility import seed_context
+
+    assert ensure_tuple is composer.utils.ensure_tuple
+    for use, place in (
+        (lambda: CheckpointSaver("folder"), "save_folder, save_interval"),
+        (lambda: type("Mine", (CheckpointSaver,), {})(), "save_folder, save_interval"),
+        (lambda: load_checkpoint("a"), "load_path goes on"),
+        (lambda: composer.utils.is_model_fsdp(1), "State has fsdp_enabled"),
+        (lambda: seed_context(1), "load_rng_state"),
+        (lambda: METRIC_DEFAULT_CTORS["x"], "bring it along"),
+        (lambda: list(METRIC_DEFAULT_CTORS), "bring it along"),
+        (lambda: of_another_version(), "bring it along"),
+        (lambda: Metrics(), "bring it along"),
+    ):
+        with pytest.raises(ConfigError, match=f"is not there: this `composer` is lamina's Trainer.*{place}"):
+            use()
+
+
 def test_a_device_may_be_an_object():
     model, batch = ComposerClassifier(nn.Linear(4, 4)), {"x": [torch.zeros(2)], "id": "a"}
     state = Trainer(model=model, device=composer.devices.DeviceCPU()).state

@@ -8,8 +8,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from composer.places import PLACES
+
 PACKAGES = {"algorithms", "callbacks", "core", "datasets", "devices", "functional", "loggers", "loss", "metrics"}
-PACKAGES |= {"models", "optim", "profiler", "trainer", "utils"}
+PACKAGES |= {"checkpoint", "distributed", "models", "optim", "profiler", "trainer", "utils"}
 
 
 def offer(package: str, **modules: ModuleType) -> None:
@@ -52,12 +54,19 @@ class _NotThere(type):
             raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
         raise cls._refusal()
 
+    def __getitem__(cls, name: Any) -> Any:
+        raise cls._refusal()
+
+    def __iter__(cls) -> Any:
+        raise cls._refusal()
+
     def _refusal(cls) -> Exception:
         from lamina.errors import ConfigError
 
+        place = PLACES.get(cls._path.rpartition(".")[2], "leave it out, or bring it along in the script")
         return ConfigError(
             f"{cls._path} is not there: this `composer` is lamina's Trainer and what goes with it, without algorithms, "
-            "models, datasets and file stores of Composer: leave it out, or bring it along in the script"
+            f"models, datasets and file stores of Composer: {place}"
         )
 
 

@@ -23,6 +23,7 @@ from lamina.trainer.idle_arguments import tell_idle_of_trainer
 from lamina.trainer.loggers import as_destinations
 from lamina.trainer.loggers.destination import text_stream
 from lamina.trainer.model import require_model
+from lamina.trainer.precision import ensure_precision
 from lamina.trainer.reproducibility import require_seed
 from lamina.trainer.schedulers import require_schedulers
 from lamina.trainer.time import EPOCH_OR_BATCH, Time, TimeUnit, named_time
@@ -36,6 +37,11 @@ _NEVER = {
     "profiler": "lamina.timeline shows what each rank does",
     "ddp_sync_strategy": "gradients are averaged once for each batch",
     "log_traces": "lamina.timeline shows what each rank does",
+    "spin_dataloaders": "a training goes on with its next batch in any case",
+    "fsdp_auto_wrap": "_fsdp_wrap, fsdp_wrap_fn and fsdp_config's min_params say what becomes a unit",
+    "compile_config": "give a model that torch.compile has wrapped",
+    "precision_config": "fp8 is not there",
+    "save_metrics": "a Callback's state_dict() is saved",
 }
 # Arguments that are the same on all ranks; init compares what becomes its keys.
 _ALIKE = (
@@ -44,7 +50,7 @@ _ALIKE = (
     *("load_strict_model_weights", "save_folder", "save_filename", "save_overwrite", "save_interval", "autoresume"),
     *("save_weights_only", "save_num_checkpoints_to_keep", "accumulate_train_batch_on_tokens"),
 )
-_NOT_YET = ("load_ignore_keys", "load_exclude_algorithms")
+_NOT_YET = ("load_ignore_keys", "load_exclude_algorithms", "save_ignore_keys")
 _MOST_PIECES = 2**31 - 1
 
 
@@ -56,6 +62,7 @@ class Arguments:
     train_dataloader: Iterable | DataSpec | dict[str, Any] | None = None
     train_dataloader_label: str = "train"
     train_subset_num_batches: int = -1
+    spin_dataloaders: bool = True
     max_duration: int | str | Time | None = None
     algorithms: Algorithm | Sequence[Algorithm] | None = None
     algorithm_passes: Any = None
@@ -88,12 +95,16 @@ class Arguments:
     save_overwrite: bool = False
     save_interval: int | str | Time | When = "1ep"
     save_weights_only: bool = False
+    save_ignore_keys: list[str] | Callable | None = None
+    save_metrics: bool = False
     save_num_checkpoints_to_keep: int = -1
     autoresume: bool = False
     deepspeed_config: dict[str, Any] | None = None
     fsdp_config: dict[str, Any] | None = None
+    fsdp_auto_wrap: bool = True
     device: str | Device | None = None
     precision: str | None = None
+    precision_config: dict[str, Any] | None = None
     grad_accum: int | str | None = 1
     device_train_microbatch_size: int | str | None = None
     seed: int | None = None
@@ -102,6 +113,7 @@ class Arguments:
     ddp_sync_strategy: Any = None
     profiler: Any = None
     python_log_level: str | None = None
+    compile_config: dict[str, Any] | None = None
     accumulate_train_batch_on_tokens: bool = False
     lamina_config: Mapping[str, Any] | None = None
 
@@ -194,6 +206,18 @@ def number_of_pieces(name: str, given: Any) -> int | str | None:
     if isinstance(pieces(name, given), int) and given > _MOST_PIECES:
         raise checks.wrong(name, given, f"the number of microbatches of a batch, {_MOST_PIECES} at most")
     return given
+
+
+def require_of_fit(own: Any, precision: Any, scale_schedule_ratio: Any, spin_dataloaders: Any) -> None:
+    """Errors: ConfigError: an argument of `fit` says otherwise than the Trainer, whose precision is `own`."""
+    if precision is not None and ensure_precision(precision) is not own:
+        raise ConfigError(f"fit: precision={precision!r}, but the Trainer has {own.value}, for all calls: say it there")
+    for name, given, default in (
+        ("scale_schedule_ratio", scale_schedule_ratio, 1.0),
+        ("spin_dataloaders", spin_dataloaders, True),
+    ):
+        if checks.differs(given, default):
+            raise ConfigError(f"fit: {name}={given!r}: there is none here: {_NEVER[name]}")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from lamina.job.ranks import WORLD
 from lamina.job.seeds import set_rng_seed
 from lamina.model.shards import holder
 from lamina.trainer import checks, metrics
-from lamina.trainer.arguments import Arguments, number_of_pieces, pieces, require_alike, signature
+from lamina.trainer.arguments import Arguments, number_of_pieces, pieces, require_alike, require_of_fit, signature
 from lamina.trainer.arguments import duration as length
 from lamina.trainer.checkpoints import Saver, load
 from lamina.trainer.composers_names import OF_TRAINER, Elsewhere
@@ -185,6 +185,9 @@ class Trainer(Elsewhere):
         eval_interval: int | str | Time | When = 1,
         grad_accum: int | str | None = None,
         device_train_microbatch_size: int | str | None = None,
+        precision: str | None = None,
+        scale_schedule_ratio: float = 1.0,
+        spin_dataloaders: bool = True,
     ) -> None:
         """Trains. What is given counts instead of what the Trainer was made with.
 
@@ -198,6 +201,7 @@ class Trainer(Elsewhere):
         given = dict(locals())
         self._job.require("Trainer.fit")
         state, more, evaluators = self.state, length("duration", duration), ensure_evaluators(eval_dataloader)
+        require_of_fit(state.precision, precision, scale_schedule_ratio, spin_dataloaders)
         checks.text("train_dataloader_label", train_dataloader_label)
         checks.flag("reset_time", reset_time)
         checks.count_or_all("eval_subset_num_batches", eval_subset_num_batches)

@@ -7,6 +7,10 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler as PyTorchScheduler
 from torch.utils.data import Dataset
 
+from composer.paths import others
+
+__getattr__ = others(__name__)
+
 Batch = Any
 JSON = str | float | int | None | list["JSON"] | Mapping[str, "JSON"]
 

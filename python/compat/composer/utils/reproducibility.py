@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from composer.paths import others
 from lamina.trainer.reproducibility import (
     MAX_SEED,
     configure_deterministic_mode,
@@ -7,6 +8,8 @@ from lamina.trainer.reproducibility import (
     load_rng_state,
     seed_all,
 )
+
+__getattr__ = others(__name__)
 
 __all__ = [
     "MAX_SEED",
