@@ -349,7 +349,9 @@ Tensors seeds(const Tensors& tensors, const Tensors& gradients, double scale) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
     if (!tensor.defined() || !tensor.requires_grad()) {
-      throw base::UsageError(base::str("backward of tensor ", i, ", which does not require grad and has no graph"));
+      throw base::UsageError(base::str("backward of tensor ", i,
+                                       ", which does not require grad and has no graph: give it the loss as the model "
+                                       "computed it, before detach() or item()"));
     }
     const bool given = i < gradients.size() && gradients[i].defined();
     if (!given && tensor.numel() != 1) {

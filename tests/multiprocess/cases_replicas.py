@@ -999,3 +999,14 @@ def case_joining_and_hooks_need_ddp():
         model.join().__enter__()
     with pytest.raises(lamina.UsageError, match="needs ddp"):
         model.register_comm_hook(None, allreduce_hook)
+
+
+def case_a_step_that_trains_a_model_that_was_never_distributed_is_refused():
+    lamina.init(ddp=True, timeout_s=60)
+    model = torch.nn.Linear(2, 1)
+    step = lamina.step(lambda x: model(x).sum())
+    with pytest.raises(lamina.UsageError, match=r"model = lamina.distribute\(model\)") as caught:
+        step(torch.ones(4, 2))
+    assert caught.value.code == "model-none"
+    with torch.no_grad():
+        step(torch.ones(4, 2)).reduce_sum()

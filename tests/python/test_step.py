@@ -174,6 +174,23 @@ def test_a_step_function_that_returns_nothing_is_named_where_its_result_is_misse
         assert capfd.readouterr().err.count(says) == told
 
 
+def test_a_backward_of_a_result_outside_of_its_step_is_followed_by_the_remedy(start, capfd):
+    model = lamina.distribute(torch.nn.Linear(1, 1))
+    loss = lamina.step(lambda x: model(x).sum())(BATCH).reduce_mean()
+    with pytest.raises(RuntimeError) as caught:
+        loss.backward()
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    assert "results of step functions have no graph: call model.backward(loss) inside" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("loss", [1.0, None, "loss", {"loss": BATCH}])
+def test_a_backward_of_no_tensor_says_what_it_takes(start, loss):
+    model = lamina.distribute(torch.nn.Linear(1, 1))
+    kind = type(loss).__name__
+    with pytest.raises(lamina.UsageError, match=f"takes the loss as a tensor, as the model computed it, not {kind}"):
+        lamina.step(lambda x: model.backward(loss))(BATCH)
+
+
 def test_a_call_that_splits_nothing_warns_once(start):
     step = lamina.step(lambda batch: None)
     with pytest.warns(UserWarning, match="nothing in its arguments can be split: each of 4 microbatches") as caught:

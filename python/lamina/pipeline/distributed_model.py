@@ -2,7 +2,7 @@
 """A model spread over the ranks of its pipeline."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -223,11 +223,16 @@ class DistributedModel(SavedModel):
             grad_tensors: a gradient, or None, for each.
 
         Errors:
-            UsageError: outside a step function, with more than one partition; not one gradient for each tensor.
+            UsageError: outside a step function, with more than one partition; not one gradient for each tensor; no
+                tensor at all.
         """
         self._require_job("backward")
         self._check_called("model.backward was called", "backward")
         outputs = _listed(tensors)
+        for output in outputs:
+            if not isinstance(output, torch.Tensor):
+                kind = type(output).__name__
+                raise UsageError(f"model.backward() takes the loss as a tensor, as the model computed it, not {kind}")
         gradients = [None] * len(outputs) if grad_tensors is None else _listed(grad_tensors)
         if len(gradients) != len(outputs):
             raise refusal("gradients-for-tensors", len(outputs), len(gradients))
@@ -398,7 +403,8 @@ def _reducer() -> _lamina.Reducer | None:
 
 
 def _listed(tensors: torch.Tensor | Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    is_one = isinstance(tensors, (torch.Tensor, str, Mapping)) or not isinstance(tensors, Iterable)
+    return [tensors] if is_one else list(tensors)
 
 
 def distribute(module: nn.Module, **options: Any) -> DistributedModel:

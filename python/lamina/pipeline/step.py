@@ -312,9 +312,13 @@ def _functions_without_a_result() -> set[str]:
 
 
 def _remedy(error: BaseException) -> str | None:
-    """Says what to do about an error over None, where a step function may have given it."""
+    """Says what to do about an error of torch's or Python's over what a step function may have given."""
     job = current.job_if_any()
-    if job is None or not isinstance(error, (AttributeError, TypeError)) or "NoneType" not in str(error):
+    if job is None:
+        return None
+    if isinstance(error, RuntimeError) and "does not require grad and does not have a grad_fn" in str(error):
+        return "results of step functions have no graph: call model.backward(loss) inside of the step function"
+    if not isinstance(error, (AttributeError, TypeError)) or "NoneType" not in str(error):
         return None
     names = sorted(job.own(_functions_without_a_result))
     return names and (
