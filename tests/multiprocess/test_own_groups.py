@@ -32,3 +32,39 @@ def test_they_do_so_under_torchrun(when):
     words = [*TORCHRUN, PROGRAM, when]
     run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
+
+
+SPAWNED = """
+import os
+import socket
+import torch
+import torch.distributed
+import lamina
+
+def work(rank, size, port):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+    lamina.init(ddp=True)
+    assert (lamina.rank(), lamina.size()) == (rank, size)
+    torch.manual_seed(0)
+    model = lamina.DistributedModel(torch.nn.Linear(4, 1, bias=False))
+    model(torch.full((1, 4), float(rank))).sum().backward()
+    assert model.module.weight.grad.eq(0.5).all()
+    lamina.shutdown()
+    torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(work, (2, port), 2)
+"""
+
+
+def test_functions_that_torch_spawns_are_the_ranks_of_its_group(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNED)
+    own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    words = [sys.executable, program]
+    run = subprocess.run(words, env=own | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr

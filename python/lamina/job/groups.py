@@ -22,6 +22,16 @@ _AXES = ("mp", "dp", "pp", "tp", "rdp", "shard", "shard_copies", "shard_within",
 _jobs = itertools.count()  # what one job leaves in the store is not the next one's
 
 
+def take_ranks() -> None:
+    """Sets RANK and WORLD_SIZE where nobody tells them, and the script has given them to torch's default group, as
+    functions under `torch.multiprocessing.spawn` do."""
+    told = any(_lamina.told(name) is not None for name in ("RANK", "WORLD_SIZE"))
+    if told or not all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")):
+        return
+    if dist.is_available() and dist.is_initialized():
+        os.environ.update(RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()))
+
+
 class ProcessGroups:
     """This rank's groups; making them is collective over the world.
 
@@ -38,7 +48,8 @@ class ProcessGroups:
         if not self._made_default and (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
             raise UsageError(
                 f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but this is "
-                f"rank {session.rank} of {session.size}: initialise it with the ranks of the job",
+                f"rank {session.rank} of {session.size}: initialise it with the ranks of the job, which a launcher or "
+                "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say before lamina.init",
                 code="group-torch-differs",
             )
         # Every rank takes part in making every group, in the same order.

@@ -35,7 +35,8 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: "Unpack[Keys]") -> 
     """Starts lamina in this process; every process of the job calls it.
 
     A second call without configuration, or with the same, does nothing. Started without a launcher, the process is a
-    job of its own. In a job of one process degrees above 1 become 1, and one warning says so.
+    job of its own, unless torch's default group, at MASTER_ADDR and MASTER_PORT, says which of several ranks it is. In
+    a job of one process degrees above 1 become 1, and one warning says so.
 
     Args:
         config: the keys of docs/configuration.md, either bare or as `{"enabled": ..., "parameters": {...}}`. The
@@ -57,6 +58,7 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: "Unpack[Keys]") -> 
     parsed, notes, given = _lamina.parse_config(text)
     for note in notes:
         warnings.warn(note, stacklevel=2)
+    groups.take_ranks()
     session = _lamina.Session(parsed)
     os.environ.pop("LAMINA_SECRET_FD", None)  # it is read: libraries that put the environment back are not to bring it
     job = current.begin(session)
