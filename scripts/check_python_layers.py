@@ -17,6 +17,7 @@ ORDER = (
     "_lamina",
     "errors",
     "util",
+    "script_state",
     "libraries",
     "exits",
     "job",

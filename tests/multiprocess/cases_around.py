@@ -121,7 +121,7 @@ class LibrarysMetric(nn.Module):
 def case_metrics_of_a_package_are_alike_on_all_ranks():
     model, metric = start(layers()), LibrarysMetric()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lamina.pipeline.around._is_of_a_library", lambda kind: kind is LibrarysMetric)
+        patch.setattr("lamina.pipeline.around._is_a_librarys", lambda held: type(held) is LibrarysMetric)
 
         @lamina.step
         def train(x):

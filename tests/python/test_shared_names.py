@@ -17,8 +17,8 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lamina.modules.tree import ModuleTree
-from lamina.shared_state import contents
-from lamina.shared_state.names import Names
+from lamina.script_state import tokens as contents
+from lamina.script_state.names import Names
 from lamina.tracing.trace import Call, TraceOptions, trace
 
 X = torch.randn(4, 8)

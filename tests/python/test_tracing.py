@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lamina.errors import UsageError
 from lamina.modules.tree import ModuleTree
+from lamina.script_state.walk import Reach
 from lamina.tracing.costs import CPU
 from lamina.tracing.trace import Call, TraceOptions, is_tracing, options_of, summary, trace
-from lamina.util.reach import Reach
 
 X = torch.randn(4, 8)
 MEASURED = [TraceOptions(), TraceOptions(memory=True), TraceOptions(times=True)]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
-from lamina.shared_state.contents import changed, changed_by_more_than_counting, content, put_numbers
+from lamina.script_state.tokens import changed, changed_by_more_than_counting, content, put_numbers
 from lamina.tracing.trace import Call, TraceOptions, trace
 
 X = torch.randn(4, 8)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lamina.shared_state.uses import updates_here, uses
+from lamina.script_state.uses import updates_here, uses
 
 KEPT = {}
 

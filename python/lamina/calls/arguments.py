@@ -16,8 +16,9 @@ from torch import nn
 
 from lamina.calls.changes import Position
 from lamina.errors import UsageError
+from lamina.script_state.kinds import PLAIN
 
-_UNCHANGING = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device, slice, range)
+_UNCHANGING = (*PLAIN, torch.Tensor)
 
 
 class ArgumentCheck:

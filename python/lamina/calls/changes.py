@@ -18,7 +18,8 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.job import codec
-from lamina.shared_state.contents import same
+from lamina.script_state.kinds import attributes_of
+from lamina.script_state.tokens import same
 from lamina.util import pytree
 
 Position = int | str  # of an argument: among those without a keyword, or its keyword
@@ -126,7 +127,7 @@ def _written_back(old: Any, new: Any, written: dict[int, Any]) -> Any:
         old[:] = new
     elif hasattr(new, "__array_interface__") and old.shape == new.shape:
         old[...] = new
-    elif not _attributes(new) and not isinstance(new, nn.Module):
+    elif not attributes_of(new) and not isinstance(new, nn.Module):
         del written[id(new)]
         return new
     _write_back_attributes(old, new, written)
@@ -143,20 +144,9 @@ def _written_back_tuple(old: tuple, new: tuple, written: dict[int, Any]) -> tupl
 
 
 def _write_back_attributes(old: Any, new: Any, written: dict[int, Any]) -> None:
-    before, after = _attributes(old), _attributes(new)
+    before, after = attributes_of(old), attributes_of(new)
     for name in before.keys() - after.keys():
         object.__delattr__(old, name)
     for name, value in after.items():
         value = _written_back(before[name], value, written) if name in before else value
         object.__setattr__(old, name, value)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """By name, those in slots too."""
-    slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
-    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
-    return found | getattr(value, "__dict__", {})
-
-
-def _names(slots: Any) -> tuple:
-    return (slots,) if isinstance(slots, str) else tuple(slots)

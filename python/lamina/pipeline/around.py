@@ -7,7 +7,6 @@ model, optimizers, and objects of libraries in which more than numbers and tenso
 """
 
 import pickle
-import sys
 import warnings
 from collections.abc import Callable
 from types import FunctionType, ModuleType
@@ -18,14 +17,17 @@ from torch import nn
 
 from lamina.job import current
 from lamina.pipeline import other_random
-from lamina.shared_state.contents import version_of
+from lamina.script_state.differences import Difference, Places, differences
+from lamina.script_state.generators import Source
+from lamina.script_state.holders import Attributes, Cache, Cell, ClassAttributes, Names
+from lamina.script_state.kinds import PLAIN, is_of_the_script
+from lamina.script_state.tokens import version_of
+from lamina.script_state.walk import HOLDERS, Reach
 from lamina.util import pytree
-from lamina.util.differences import Difference, Places, differences
-from lamina.util.reach import Attributes, Cache, Cell, ClassAttributes, Names, Reach, Source
 
 _CODE = (ModuleType, FunctionType, type)
 _MOST = 20_000  # objects, in each step
-_PLAIN = (bool, int, float, complex, str, type(None), torch.Tensor, list, dict, set, tuple, torch.device, torch.dtype)
+_DATA = (*PLAIN, torch.Tensor, list, dict, set, tuple)
 _NOT_OURS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
@@ -157,8 +159,8 @@ def _is_brought(difference: Difference) -> bool:
         # Ours watch attributes, on each rank.
         difference.set = {key: value for key, value in brought.items() if _is_data(value)}
         return bool(difference.set or difference.gone)
-    if isinstance(holder, Attributes) and _is_of_a_library(type(holder.held)):
-        return all(isinstance(value, _PLAIN) for value in difference.set.values())
+    if isinstance(holder, Attributes) and _is_a_librarys(holder.held):
+        return all(isinstance(value, _DATA) for value in difference.set.values())
     return True
 
 
@@ -171,6 +173,6 @@ def _is_data(value: Any) -> bool:
     return not type(value).__module__.startswith("lamina")
 
 
-def _is_of_a_library(kind: type) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file
+def _is_a_librarys(held: Any) -> bool:
+    """True for an object of an installed package, which may hold files and the like."""
+    return not isinstance(held, (*HOLDERS, type, FunctionType)) and not is_of_the_script(type(held))

@@ -16,10 +16,11 @@ from torch.nn.parameter import UninitializedTensorMixin
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.libraries import hugging_face
-from lamina.shared_state.contents import version_of
-from lamina.shared_state.names import HOOKS
-from lamina.util.differences import Difference, Places, differences
-from lamina.util.reach import Attributes, Reach
+from lamina.script_state.differences import Difference, Places, differences
+from lamina.script_state.holders import Attributes
+from lamina.script_state.names import HOOKS
+from lamina.script_state.tokens import version_of
+from lamina.script_state.walk import Reach
 
 _OF_TORCH = ("_parameters", "_buffers", "_modules", *HOOKS)
 

@@ -1,40 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random numbers that are not torch's: of one generator per process, which no stream of a module stands for."""
 
-import random
-import sys
+import dataclasses
+import pickle
 import warnings
-from typing import Any
 
-from lamina.util.reach import Source
+from lamina.script_state.generators import Source, of_process
 
+_NAMES = {"python": "random", "numpy": "numpy.random"}
 _told = False
 
 
 def sources() -> list[Source]:
     """Returns these generators without names, for messages: `tell_if_drawn` tells of them."""
-    found = [Source("", "random", random.getstate, random.setstate)]
-    if "numpy.random" in sys.modules:
-        numpys = sys.modules["numpy"].random
-        found.append(Source("", "numpy.random", numpys.get_state, numpys.set_state))
-    return found
+    return [dataclasses.replace(each, name="") for each in of_process() if each.name in _NAMES]
 
 
-def states() -> list[Any]:
-    """States of Python's generator and, where a script uses it, NumPy's."""
-    found: list[Any] = [random.getstate()]
-    if "numpy.random" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        found.append((kind, keys.tobytes(), *rest))
-    return found
+def states() -> list[bytes]:
+    """Their states, to compare them."""
+    return [pickle.dumps(each.get()) for each in sources()]
 
 
-def tell_if_drawn(before: list[Any]) -> None:
+def tell_if_drawn(before: list[bytes]) -> None:
     """Warns, once, where something drew from them in a step since `before`."""
     global _told
     if _told:
         return
-    drawn = [name for name, was, now in zip(("random", "numpy.random"), before, states(), strict=False) if was != now]
+    drawn = [name for name, was, now in zip(_NAMES.values(), before, states(), strict=False) if was != now]
     if drawn:
         _told = True
         warnings.warn(

@@ -10,8 +10,9 @@ from types import FunctionType
 from torch import nn
 
 from lamina.model.partitioned import PartitionedModel
-from lamina.shared_state.contents import is_of_the_script, is_plain_tensor
-from lamina.shared_state.uses import uses
+from lamina.script_state.kinds import is_of_the_script
+from lamina.script_state.tokens import is_plain_tensor
+from lamina.script_state.uses import uses
 
 
 def whole(model: PartitionedModel) -> list[nn.Module]:

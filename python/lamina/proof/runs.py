@@ -19,13 +19,14 @@ from lamina import _lamina
 from lamina.libraries import hugging_face
 from lamina.model.shards import gathered_parameters
 from lamina.proof import parts
+from lamina.script_state.generators import Streams
+from lamina.script_state.walk import Reach
 from lamina.tensor_parallel import layers, partial
 from lamina.tensor_parallel.layers import Slicing
 from lamina.tensor_parallel.unslicing import make_plain
 from lamina.torch_patches import module_call
-from lamina.tracing.sandbox import Call, Streams, copied, put_stand_ins, undisturbed
+from lamina.tracing.sandbox import Call, copied, put_stand_ins, undisturbed
 from lamina.util import pytree
-from lamina.util.reach import Reach
 
 _NOISE = 0.1  # of a parameter's values
 _LEAST_NOISE = 0.02

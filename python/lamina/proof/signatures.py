@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from lamina.proof.parts import PartOfResult
+from lamina.script_state.kinds import codes
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.unslicing import kind_before
 from lamina.util import pytree
-from lamina.util.reach import codes
 
 _OF_CALLS = (bool, str, type(None))
 _NUMBERS = (int, float)

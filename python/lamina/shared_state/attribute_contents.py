@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from lamina.shared_state.contents import Content, changed, is_changeable, is_plain_tensor, memory_of, whole_of, within
+from lamina.script_state.names import OF_TORCH, used_in, words_in
+from lamina.script_state.tokens import Content, changed, is_changeable, is_plain_tensor, memory_of, whole_of, within
+from lamina.script_state.uses import uses
 from lamina.shared_state.held_objects import HeldObjects, content_of
 from lamina.shared_state.modules import Key, Modules
-from lamina.shared_state.names import OF_TORCH, used_in, words_in
-from lamina.shared_state.uses import uses
 
 _PAST = {"__dict__", "__setattr__", "vars"}
 

@@ -23,12 +23,12 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError
+from lamina.script_state.tokens import InPlaceOfValue, same
+from lamina.script_state.uses import updates_here
 from lamina.shared_state.attribute_contents import AttributeContents
-from lamina.shared_state.contents import InPlaceOfValue, same
 from lamina.shared_state.homes import Homes
 from lamina.shared_state.modules import Key, Modules
 from lamina.shared_state.setters import Setters
-from lamina.shared_state.uses import updates_here
 from lamina.torch_patches import compiled, module_attributes
 
 _MISSING = object()

@@ -7,18 +7,18 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from lamina.errors import UsageError
-from lamina.shared_state.contents import (
+from lamina.script_state.kinds import is_of_the_script
+from lamina.script_state.tokens import (
     Content,
     changed_by_more_than_counting,
     content,
     is_changeable,
     is_generator,
-    is_of_the_script,
     put_numbers,
     token,
     within,
 )
-from lamina.shared_state.uses import uses
+from lamina.script_state.uses import uses
 
 
 class HeldObjects:

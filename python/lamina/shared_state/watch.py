@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from lamina import _lamina
+from lamina.script_state.kinds import is_of_the_script
 from lamina.shared_state import swapping
 from lamina.shared_state.attributes import Attributes
 from lamina.shared_state.closures import WatchedNames
-from lamina.shared_state.contents import is_of_the_script
 from lamina.shared_state.homes import News
 from lamina.shared_state.modules import Modules
 from lamina.shared_state.swapping import Swapping

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from lamina.errors import UsageError
-from lamina.util import reach
+from lamina.script_state.holders import Attributes, Cache, Elements, Holder, Items
+from lamina.script_state.walk import Reach
 
 _CONTAINERS = (list, dict, set, deque)
 _WALKS = 2  # calls in a mode; in the first one some things are only made
@@ -35,9 +36,9 @@ class Kept:
     def __init__(self, size: int, index: int):
         self._size, self._index = size, index
         self._modules: list[nn.Module] = []  # the region first
-        self._walk: reach.Reach | None = None
+        self._walk: Reach | None = None
         self._walked: dict[Any, int] = {}  # how often, by mode
-        self._reached: dict[Any, reach.Holder] = {}  # holders that calls change, beside those of the modules
+        self._reached: dict[Any, Holder] = {}  # holders that calls change, beside those of the modules
         self._written: dict[int, torch.Tensor] = {}  # tensors that calls write into
         self._theirs: list[Contents] = [{} for _ in range(size)]  # by rank: what its last turn left, where it differs
         self._own: Contents = {}  # what the last turn left of this rank's
@@ -53,7 +54,7 @@ class Kept:
         self._modules = self._modules or list(region.modules())
         mode = torch.is_grad_enabled(), *map(_mode, self._modules)
         self._walked[mode] = walked = self._walked.get(mode, 0) + 1
-        self._walk = reach.Reach([("", region)]) if walked <= _WALKS else None
+        self._walk = Reach([("", region)]) if walked <= _WALKS else None
         own, left = self._contents(), self._own
         for key, (held, content) in own.items():
             if key not in left or _same(content, left[key][1]):
@@ -103,7 +104,7 @@ class Kept:
             if key in begun and key in now and not _same(begun[key][1], now[key][1]):
                 self._written[key] = tensor
         for _, holder, _, _ in self._walk.changed():
-            if not isinstance(holder, reach.Cache):
+            if not isinstance(holder, Cache):
                 self._reached[_key(holder)] = holder
 
     def _tensors(self) -> Iterator[torch.Tensor]:
@@ -118,19 +119,19 @@ class Kept:
     def _contents(self) -> Contents:
         holders = list(self._reached.values())
         if self._walk is not None:
-            holders += [holder for _, holder in self._walk.holders() if not isinstance(holder, reach.Cache)]
+            holders += [holder for _, holder in self._walk.holders() if not isinstance(holder, Cache)]
         for module in self._modules:
-            holders += [reach.Attributes(module), reach.Items(module._buffers)]
+            holders += [Attributes(module), Items(module._buffers)]
             for value in module.__dict__.values():
                 if type(value) in _CONTAINERS:
-                    holders.append(reach.Items(value) if type(value) is dict else reach.Elements(value))
+                    holders.append(Items(value) if type(value) is dict else Elements(value))
         found: Contents = {_key(holder): (holder, holder.content()) for holder in holders}
         for tensor in self._written.values() if self._walk is None else self._tensors():
             found[id(tensor)] = (tensor, tensor.detach().clone())
         return found
 
 
-def _key(holder: reach.Holder) -> Any:
+def _key(holder: Holder) -> Any:
     return id(holder.held), type(holder), tuple(getattr(holder, "_names", ()))
 
 

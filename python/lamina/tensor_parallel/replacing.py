@@ -14,7 +14,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.shared_state.names import HOOKS
+from lamina.script_state.names import HOOKS
 from lamina.tensor_parallel import layers, marks, registry
 from lamina.tensor_parallel.correspondence import Correspondence, matched
 from lamina.tensor_parallel.heads import whole_number

@@ -2,8 +2,6 @@
 """Where a trace runs: stand-ins in the place of the model's tensors, and everything as it was afterwards."""
 
 import contextvars
-import random
-import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,8 +13,9 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.job import codec
+from lamina.script_state.generators import Streams
+from lamina.script_state.walk import Reach
 from lamina.util import pytree
-from lamina.util.reach import Reach
 from lamina.util.told import tell
 
 _LISTS = (list, deque)
@@ -125,29 +124,3 @@ def moved(device: torch.device | None) -> Make:
         return moved.requires_grad_(tensor.requires_grad)
 
     return make
-
-
-class Streams:
-    """The generators of torch, Python and, where a script uses it, NumPy."""
-
-    def __init__(self):
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._python = random.getstate()
-        self._numpy = sys.modules["numpy"].random.get_state() if "numpy.random" in sys.modules else None
-
-    def have_advanced(self) -> bool:
-        """True where torch's numbers on this device have been drawn since."""
-        cuda = self._cuda is not None and any(
-            not torch.equal(*states) for states in zip(self._cuda, torch.cuda.get_rng_state_all(), strict=True)
-        )
-        return cuda or not torch.equal(self._cpu, torch.get_rng_state())
-
-    def restore(self) -> None:
-        """Puts them back."""
-        torch.set_rng_state(self._cpu)
-        random.setstate(self._python)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
+from lamina.script_state.kinds import codes, is_torchs
+from lamina.script_state.tokens import Content, content, is_generator, is_plain_tensor, same, whole_of, within
 from lamina.shared_state.closures import SharedNames
-from lamina.shared_state.contents import Content, content, is_generator, is_plain_tensor, same, whole_of, within
 from lamina.torch_patches import scoped
 from lamina.util import pytree
-from lamina.util.reach import codes, is_theirs
 
 _TORCHS = frozenset(dir(nn.Module)) | frozenset(vars(nn.Module()))
 
@@ -238,14 +238,14 @@ def _is_tensors(module: nn.Module, name: str) -> bool:
 
 def _names_in(function: Any) -> set[str]:
     """Names of attributes and methods in the code of a function that is not torch's."""
-    if not isinstance(function, FunctionType) or is_theirs(function):
+    if not isinstance(function, FunctionType) or is_torchs(function):
         return set()
     return {name for code in codes(function.__code__) for name in code.co_names}
 
 
 def _names_of(module: nn.Module) -> set[str]:
     """Names of what a module has beside what every one of torch's has."""
-    methods = {name for kind in type(module).__mro__ if not is_theirs(kind) for name in vars(kind)}
+    methods = {name for kind in type(module).__mro__ if not is_torchs(kind) for name in vars(kind)}
     return {*(methods - _TORCHS), "forward", *(vars(module).keys() - _TORCHS), *module._parameters, *module._buffers}
 
 

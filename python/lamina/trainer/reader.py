@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, rank
+from lamina.script_state import generators
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.deals import Deal, goes_past_batches, is_torchdatas
-from lamina.trainer.generators import generators, set_generators
 from lamina.trainer.ranks import copies, leads, own_copy
 from lamina.trainer.states_of_ranks import are_alike
 from lamina.trainer.workers import ending_workers
@@ -82,7 +82,7 @@ class Reader:
             return self._saved
         loader = getattr(self._loader, "state_dict", None)
         read = {} if loader is None or not leads() else {"loader": loader()}
-        own = {"began": self._began, "now": generators(self._loader), "is_through": self._is_through}
+        own = {"began": self._began, "now": generators.states(self._loader), "is_through": self._is_through}
         return {"place": self._place, **own, **read, "read": self._facts() | self._counted()}
 
     def _facts(self) -> dict[str, Any]:
@@ -206,8 +206,8 @@ class Reader:
         """An iterator over the loader, after what is read already. What it draws when it is made is what it drew when
         the epoch began."""
         if saved is not None:
-            set_generators(saved["began"] if self._read else saved["now"], self._loader)
-        self._began = generators(self._loader)
+            generators.put_states(saved["began"] if self._read else saved["now"], self._loader)
+        self._began = generators.states(self._loader)
         loader = self._loader if leads() else ()
         goes_on = saved is not None and leads() and self._loads
         if goes_on:
@@ -222,7 +222,7 @@ class Reader:
         if not goes_on and self.is_dealt_anew and not self._is_placed:
             batches = _after(batches, self._samples, self._spec)
         if saved is not None and self._read:
-            set_generators(saved["now"], self._loader)
+            generators.put_states(saved["now"], self._loader)
         return batches
 
     def _fits(self, is_own: bool) -> bool:

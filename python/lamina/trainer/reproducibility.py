@@ -13,7 +13,7 @@ import torch
 from lamina.dist.collectives import all_gather_object
 from lamina.dist.ranks import get_global_rank, get_world_size
 from lamina.errors import ConfigError
-from lamina.trainer.generators import generators, set_generators
+from lamina.script_state import generators
 
 MAX_SEED = 2**32 - 1  # numpy's
 
@@ -58,7 +58,7 @@ def configure_deterministic_mode() -> None:
 
 def get_rng_state() -> list[dict[str, Any]]:
     """The states of the generators of each rank's host; every rank calls it."""
-    return all_gather_object(generators())
+    return all_gather_object(generators.states())
 
 
 def load_rng_state(rng_state_dicts: list[dict[str, Any]]) -> None:
@@ -70,4 +70,4 @@ def load_rng_state(rng_state_dicts: list[dict[str, Any]]) -> None:
             stacklevel=2,
         )
     for states in rng_state_dicts[get_global_rank() :][:1]:
-        set_generators(states)
+        generators.put_states(states)

@@ -11,7 +11,7 @@ from torch import nn
 from lamina.job import current
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, num_microbatches, rank, set_num_microbatches
-from lamina.trainer.generators import generators, set_generators
+from lamina.script_state import generators
 from lamina.trainer.job import take_loaded
 
 
@@ -25,12 +25,12 @@ class Kept:
         self._modes = [(module, module.training) for module in model.modules()]
         self._buffers = {place: (buffer, buffer.clone()) for place, buffer in _buffers(model).items()}
         self._microbatches, self._session = num_microbatches(), current.session()
-        self._steps, self._readers, self._generators = self._session.seeded_steps, readers, generators(*readers)
+        self._steps, self._readers, self._generators = self._session.seeded_steps, readers, generators.states(*readers)
         self._of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def put_back(self, alone: bool = False) -> None:
         """Makes all of it what it was; every rank calls it. One that does so alone leaves buffers that were moved."""
-        set_generators(self._generators, *self._readers)
+        generators.put_states(self._generators, *self._readers)
         torch.cuda.set_rng_state_all(self._of_devices)
         set_num_microbatches(self._microbatches)
         if self._steps is not None:

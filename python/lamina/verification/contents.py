@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina.shared_state.contents import is_generator, slots_of
+from lamina.script_state.kinds import attributes_of
+from lamina.script_state.tokens import is_generator
 
 _MOST = 2000  # values in one variable
 _DEEPEST = 6
@@ -81,8 +82,7 @@ class Contents:
             yield from self._array(value)
         else:
             yield type(value).__qualname__
-            slots = [(name, getattr(value, name)) for name in slots_of(value)]
-            yield from self._named([*slots, *getattr(value, "__dict__", {}).items()], depth)
+            yield from self._named(attributes_of(value).items(), depth)
 
     def _named(self, items: Any, depth: int) -> Iterator[str]:
         yield "{"

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from lamina.model.partitioned import PartitionedModel
-from lamina.shared_state.contents import is_of_the_script
-from lamina.shared_state.names import HOOKS, OF_TORCH, Found, Names, used_in, words_in
-from lamina.shared_state.uses import uses
+from lamina.script_state.kinds import is_of_the_script
+from lamina.script_state.names import HOOKS, OF_TORCH, Found, Names, used_in, words_in
+from lamina.script_state.uses import uses
 from lamina.verification.contents import Contents
 
 Variable = tuple[str, str, list[torch.Tensor], str]  # name, value, numbers in it, another module that uses it

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lamina.shared_state.contents import Content, changed, content, is_changeable, is_generator, is_of_the_script, token
-from lamina.shared_state.names import OF_TORCH, Found, Names, code_of, functions_of, itself, used_in
-from lamina.shared_state.uses import Use, uses
+from lamina.script_state.kinds import is_of_the_script
+from lamina.script_state.names import OF_TORCH, Found, Names, code_of, functions_of, itself, used_in
+from lamina.script_state.tokens import Content, changed, content, is_changeable, is_generator, token
+from lamina.script_state.uses import Use, uses
 from lamina.util.module_names import is_in_module
 
 _UNKNOWN = Use("", None, True, True, False, (0, 0), (0, 0))  # of what the source does not tell

@@ -12,13 +12,11 @@ import operator
 import pickle
 import queue
 import random
-import sys
 import threading
 import weakref
 import zlib
 from collections import UserList, deque
 from collections.abc import Callable, Collection, Iterator, MutableMapping
-from pathlib import Path
 from types import FunctionType, GeneratorType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -27,7 +25,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lamina.util.reach import ITERATORS
+from lamina.script_state.kinds import LARGE, PLAIN, RUNNING, attributes_of, is_of_the_script, slots_of
 
 Content = dict[Any, Any]
 
@@ -35,17 +33,13 @@ _LISTS = (list, deque)
 _SETS = (set, weakref.WeakSet)
 _SPACES = (SimpleNamespace, argparse.Namespace, threading.local, threading.Event, queue.Queue)
 _BYTES = (bytearray, array.array)
-_ITERATORS = (*ITERATORS, GeneratorType)
 _CACHE = functools._lru_cache_wrapper
-_GENERATORS = (torch.Generator, random.Random, *_ITERATORS)
+_GENERATORS = (torch.Generator, random.Random, *RUNNING)
 _FUNCTIONS = (FunctionType, MethodType, functools.partial)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), slice, torch.dtype, torch.device, torch.Size)
 _COMMON = {bool, int, float, str, type(None), torch.Tensor}  # asked for first, for time's sake
-_LARGE = 1000  # only the ends of larger ones are looked into
-_LARGEST = 20_000  # and of larger ones at
+_LARGEST = 20_000  # elements; larger lists are looked at by their ends alone
 _LARGE_BYTES = 1 << 20  # of larger arrays every so many bytes
 _MOST = 1000  # objects in one
-THEIRS = {"torch", "torchvision", "numpy", "transformers", "matplotlib", "lamina", "_lamina"} | sys.stdlib_module_names
 
 
 def is_changeable(value: Any) -> bool:
@@ -59,7 +53,7 @@ def is_changeable(value: Any) -> bool:
         return any(is_plain_tensor(part) or is_changeable(part) for part in value)
     if isinstance(value, (type, *_FUNCTIONS)):
         return False
-    has_parts = hasattr(value, "__dict__") or bool(slots_of(value))
+    has_parts = hasattr(value, "__dict__") or bool(slots_of(type(value)))
     return _is_numpys(value) or (is_of_the_script(type(value)) and has_parts)
 
 
@@ -85,24 +79,9 @@ class InPlaceOfValue:
     of_class: Any = None
 
 
-def is_of_the_script(made: Any) -> bool:
-    """True where a class or function is neither Python's nor of a library: see `is_of_a_library`."""
-    return not is_of_a_library(getattr(made, "__module__", None) or "torch")
-
-
-@functools.cache
-def is_of_a_library(name: str) -> bool:
-    """True for a module of that name of Python's, or one that was installed, as a file in a folder for that. What a
-    library keeps for itself, such as its registries, is as little the script's as torch's own is."""
-    if name.partition(".")[0] in THEIRS:
-        return True
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return file is not None and any(part in ("site-packages", "dist-packages") for part in Path(file).parts)
-
-
 def same(old: Any, new: Any) -> bool:
     """True where putting `new` in the place of `old` changes nothing."""
-    return old is new or (type(old) is type(new) and isinstance(new, _PLAIN) and old == new)
+    return old is new or (type(old) is type(new) and isinstance(new, PLAIN) and old == new)
 
 
 def within(value: Any) -> list[Any]:
@@ -193,7 +172,7 @@ def _walk(value: Any, known: Collection[int] = ()) -> Iterator[tuple[tuple, Any,
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, _LISTS):
-        if len(value) > _LARGE:
+        if len(value) > LARGE:
             ids = array.array("Q", map(id, value if len(value) <= _LARGEST else ()))
             return [(0, value[0]), (len(value) - 1, value[-1]), ("state", _Sum(ids.tobytes()))]
         return list(enumerate(value))
@@ -205,11 +184,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
         return [(id(each), each) for each in gc.get_referents(value) if each is not vars(value)]
     items = list(value.items()) if isinstance(value, MutableMapping) else []
     items += enumerate(value) if isinstance(value, tuple) else []
-    return items + [(name, getattr(value, name)) for name in slots_of(value)] + list(_attributes(value).items())
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    return getattr(value, "__dict__", {})
+    return items + list(attributes_of(value).items())
 
 
 class _Sum:
@@ -226,7 +201,7 @@ def _state(value: Any) -> bytes | memoryview:
             return value.get_state().numpy().tobytes()  # in memory of the host, of whatever device it is
     if isinstance(value, random.Random):
         return repr(value.getstate()).encode()
-    if isinstance(value, _ITERATORS):
+    if isinstance(value, RUNNING):
         return _state_of_iterator(value).encode()
     if isinstance(value, _BYTES):
         return memoryview(value).cast("B")
@@ -234,7 +209,7 @@ def _state(value: Any) -> bytes | memoryview:
         generator = getattr(value, "bit_generator", None)
         return pickle.dumps(value.get_state() if generator is None else generator.state)
     if value.dtype.hasobject:
-        return repr([id(each) for each in value.flat[:_LARGE]]).encode()
+        return repr([id(each) for each in value.flat[:LARGE]]).encode()
     step = max(1, value.nbytes // _LARGE_BYTES)
     return value.reshape(-1)[::step].tobytes()
 
@@ -260,13 +235,6 @@ def _is_numpys(value: Any) -> bool:
 
 def _is_array(value: Any) -> bool:
     return type(value).__name__ in ("ndarray", "memmap", "matrix")
-
-
-def slots_of(value: Any) -> list[str]:
-    """Names of what it has in slots."""
-    given = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
-    names = [name for each in given for name in ((each,) if isinstance(each, str) else each)]
-    return [name for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina.util.reach import MISSING, Content, Elements, Holder, Reach
+from lamina.script_state.holders import Content, Elements, Holder
+from lamina.script_state.kinds import MISSING
+from lamina.script_state.walk import Reach
 
 Address = tuple[str, str, int]
 

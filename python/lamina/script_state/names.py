@@ -14,31 +14,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lamina.shared_state.contents import (
+from lamina.script_state.kinds import ASIDE, LARGE, PLAIN, attributes_of, codes, is_of_a_library, is_of_the_script
+from lamina.script_state.tokens import (
     InPlaceOfValue,
     is_changeable,
-    is_of_a_library,
-    is_of_the_script,
     is_plain_tensor,
     memory_of,
     modules_within,
-    slots_of,
     tensors_within,
     whole_of,
     within,
 )
-from lamina.shared_state.uses import uses
-from lamina.util.reach import codes
+from lamina.script_state.uses import uses
 
 _UNNAMED = {"forward", "backward", "setup_context"}  # methods that run without a name in who calls them
 _MAKING = {"__init__", "__new__", "__init_subclass__", "__set_name__"}  # methods that run when an object is made
-_ASIDE = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"}
 _BY_WORDS = {"globals", "vars", "getattr", "setattr", "delattr", "__dict__", "__setattr__", "__delattr__"}
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module's calls
 OF_TORCH = frozenset(vars(nn.Module()))  # attributes that it keeps in each module
-_LARGE = 1000
 _MOST = 2000  # functions that one may call
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, torch.Tensor)
 
 Callee = tuple[FunctionType, Any]  # a function, and the object that it is a method of
 
@@ -128,7 +122,7 @@ class Names:
 
     def _read(self, function: FunctionType, owner: Any) -> tuple[list[Found], list[Callee]]:
         """The names that a function itself uses, and the functions that it may call."""
-        if not is_of_the_script(function) or _is_theirs(function.__globals__.get("__name__")):
+        if not is_of_the_script(function) or is_of_a_library(function.__globals__.get("__name__") or ""):
             return [], []  # around one of the script's, maybe, which is read for itself
         code = function.__code__
         used = used_in(code)
@@ -140,7 +134,7 @@ class Names:
             for module in self._outside(value):
                 callees += _methods(module, used)
         if _is_object(owner):
-            for name in used & {*getattr(owner, "__dict__", ()), *slots_of(owner)}:
+            for name in used & attributes_of(owner).keys():
                 read = functools.partial(getattr, owner, name, None)
                 called = self._found((id(owner), name), f"{type(owner).__name__}.{name}", read, code)
                 found += (each._replace(way="owner") for each in called)
@@ -162,7 +156,15 @@ class Names:
             thing = ("object", id(whole_of(value)))
             yield Found(thing, name, read, code, word, thing if whole_of(value) is value else key, True)
         else:
-            yield Found(key, name, read, code, word, key, isinstance(value, _PLAIN) or _is_set(code, word))
+            yield Found(
+                key,
+                name,
+                read,
+                code,
+                word,
+                key,
+                isinstance(value, (*PLAIN, tuple, torch.Tensor)) or _is_set(code, word),
+            )
         for thing, each in _things(value):
             if each is not value or is_plain_tensor(value):
                 yield Found(thing, name, read, code, None, key)
@@ -233,7 +235,7 @@ def functions_of(value: Any, used: Collection[str] = (), depth: int = 3) -> Iter
         inner = [value.func]
     elif isinstance(value, (list, tuple, dict, MappingProxyType)):
         inner = list(value) if isinstance(value, (list, tuple)) else list(value.values())
-        inner = inner if len(inner) <= _LARGE else []
+        inner = inner if len(inner) <= LARGE else []
     else:
         if not isinstance(value, nn.Module):
             yield from _methods(value, used)
@@ -250,7 +252,7 @@ def _methods(value: Any, used: Collection[str]) -> Iterator[Callee]:
         return
     for each in (*kind.__mro__, *(type(kind).__mro__ if is_class else ())):
         for name, member in vars(each).items() if is_of_the_script(each) else ():
-            is_special = name.startswith("__") and name.endswith("__") and name not in _ASIDE
+            is_special = name.startswith("__") and name.endswith("__") and name not in ASIDE
             if name in used or name in _UNNAMED or (is_special and (is_class or name not in _MAKING)):
                 yield from ((function, value) for function, _ in functions_of(member, (), 1))
 
@@ -286,7 +288,7 @@ def _parts(holder: Any, name: str, used: frozenset[str], depth: int = 3) -> Iter
     elif isinstance(holder, FunctionType) and is_of_the_script(holder):
         for each in used & vars(holder).keys():
             yield (id(holder), each), f"{name}.{each}", functools.partial(vars(holder).get, each)
-    elif isinstance(holder, ModuleType) and not _is_theirs(holder.__name__) and depth:
+    elif isinstance(holder, ModuleType) and is_of_the_script(holder) and depth:
         for each in used & vars(holder).keys():
             read = functools.partial(vars(holder).get, each)
             yield (id(vars(holder)), each), f"{name}.{each}", read
@@ -310,10 +312,6 @@ def _is_set(code: CodeType, word: str) -> bool:
 def _is_object(owner: Any) -> bool:
     """True for an object of a class of the script's own that is no module."""
     return owner is not None and is_of_the_script(type(owner)) and not isinstance(owner, (nn.Module, type))
-
-
-def _is_theirs(name: str | None) -> bool:
-    return is_of_a_library(name or "")
 
 
 def itself(value: Any) -> Any:
