@@ -6,7 +6,6 @@ a schedule. So they go to the others with the outputs of the last microbatch tha
 model, optimizers, and objects of libraries in which more than numbers and tensors change are not among them.
 """
 
-import pickle
 import warnings
 from collections.abc import Callable
 from types import FunctionType, ModuleType
@@ -17,11 +16,9 @@ from torch import nn
 
 from lamina.job import current
 from lamina.pipeline import other_random
-from lamina.script_state.differences import Difference, Places, differences
-from lamina.script_state.generators import Source
+from lamina.script_state.changes import Changes, Difference, Snapshot, differences
 from lamina.script_state.holders import Attributes, Cache, Cell, ClassAttributes, Names
 from lamina.script_state.kinds import PLAIN, is_of_the_script
-from lamina.script_state.tokens import version_of
 from lamina.script_state.walk import HOLDERS, Reach
 from lamina.util import pytree
 
@@ -40,81 +37,32 @@ class Around:
 
     def __init__(self, function: Callable):
         self._function = function
-        self._reach: Reach | None = None
+        self._before: Snapshot | None = None
         self._roots: list[Any] = []
         self._told: set[str] = set()
 
     def begin(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> None:
         """A step begins, on all ranks."""
-        roots = self._roots_of(owner, args, kwargs)
+        roots, reach = self._roots_of(owner, args, kwargs), self._before and self._before.reach
         is_same = len(roots) == len(self._roots) and all(
             old is new for (_, old), (_, new) in zip(self._roots, roots, strict=True)
         )
-        if self._reach is None or not is_same or differences(self._reach):
-            self._roots, self._reach = roots, _reach(roots)
-        self._versions = [version_of(tensor) for tensor in self._reach.tensors]
-        self._arrays = [array.copy() for array in self._reach.arrays]
-        self._sources = [*self._reach.sources, *other_random.sources()]
-        self._states = [_state(source) for source in self._sources]
+        if reach is None or not is_same or differences(reach):
+            self._roots, reach = roots, _reach(roots)
+        self._before = Snapshot(reach, other_random.sources())
 
-    def changes(self) -> list[bytes]:
-        """Returns what has changed since, packed, when all bodies have ended."""
-        found = [each for each in differences(self._reach) if _is_brought(each)]
-        pairs = zip(self._reach.tensors, self._versions, strict=True)
-        tensors = {at: each.detach() for at, (each, version) in enumerate(pairs) if version_of(each) != version}
-        pairs = zip(self._reach.arrays, self._arrays, strict=True)
-        arrays = {at: each for at, (each, old) in enumerate(pairs) if each.tobytes() != old.tobytes()}
-        pairs = enumerate(zip(self._sources, self._states, strict=True))
-        states = {at: (source.kind, now) for at, (source, old) in pairs if (now := _state(source)) != old}
-        if not (found or tensors or arrays or states):
-            return []
-        places, packed = Places(self._reach), []
-        for each in found:
-            try:
-                packed.append(places.pack(each))
-            except Exception:
-                packed += self._pack_parts(places, each)
-        self._reach = None  # what was put into them is looked at as well next time
-        return [*packed, tensors, arrays, states] if packed or tensors or arrays or states else []
-
-    def _pack_parts(self, places: Places, difference: Difference) -> list[bytes]:
-        """Gives the changes that can be brought, and a line on the others."""
-        packed = []
-        for key, value in difference.set.items():
-            part = Difference(difference.name, difference.holder, {key: value}, difference.gone, difference.grown)
-            try:
-                packed.append(places.pack(part))
-            except Exception as error:
-                self._tell(part.first(), f"{type(error).__name__}: {error}")
-        return packed
+    def changes(self) -> list[Any]:
+        """Returns what has changed since, as it travels, when all bodies have ended."""
+        found = [each for each in differences(self._before.reach) if _is_brought(each)]
+        changes = self._before.changes(found, lambda part, error: self._tell(part.first(), _said(error)))
+        if found or any(changes):
+            self._before = None  # what was put into them is looked at as well next time
+        return list(changes) if any(changes) else []
 
     def apply(self, changes: list[Any]) -> None:
         """Makes these here, on another rank; but for what this one has changed itself meanwhile."""
-        *packed, tensors, arrays, states = changes
-        for at, value in tensors.items():
-            held = self._reach.tensors[at] if at < len(self._reach.tensors) else None
-            if held is None or held.shape != value.shape or version_of(held) != self._versions[at]:
-                self._tell("a tensor", "this rank has another one")
-            else:
-                held.detach().copy_(value)
-        for at, value in arrays.items():
-            held = self._reach.arrays[at] if at < len(self._reach.arrays) else None
-            if held is None or held.shape != value.shape:
-                self._tell("an array", "this rank has another one")
-            else:
-                held[...] = value
-        for at, (kind, state) in states.items():
-            source = self._sources[at] if at < len(self._sources) else None
-            if source is None or source.kind != kind or _state(source) != self._states[at]:
-                self._tell(kind if source is None else source.name, "this rank has another one, or draws, too")
-            else:
-                source.put(pickle.loads(state))
-        changed_here = {id(each.holder.held) for each in differences(self._reach)}
-        places = Places(self._reach)
-        for each in packed:
-            if missing := places.apply(each, changed_here):
-                self._tell(missing, "this rank does not have it, or changes it, too")
-        self._reach = None
+        self._before.apply(Changes(*changes), self._tell)
+        self._before = None
 
     def _roots_of(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         given = [*((str(at), value) for at, value in enumerate(args)), *kwargs.items()]
@@ -164,11 +112,6 @@ def _is_brought(difference: Difference) -> bool:
     return True
 
 
-def _state(source: Source) -> bytes:
-    """Its state, to compare it and to send it."""
-    return pickle.dumps(source.get())
-
-
 def _is_data(value: Any) -> bool:
     return not type(value).__module__.startswith("lamina")
 
@@ -176,3 +119,7 @@ def _is_data(value: Any) -> bool:
 def _is_a_librarys(held: Any) -> bool:
     """True for an object of an installed package, which may hold files and the like."""
     return not isinstance(held, (*HOLDERS, type, FunctionType)) and not is_of_the_script(type(held))
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -6,20 +6,17 @@ its changes can be made on the others as well. What cannot be brought there is a
 or modules, and hooks, unless they stay on the rank that leads.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.libraries import hugging_face
-from lamina.script_state.differences import Difference, Places, differences
+from lamina.script_state.changes import Changes, Difference, Snapshot, differences
 from lamina.script_state.holders import Attributes
 from lamina.script_state.names import HOOKS
-from lamina.script_state.tokens import version_of
 from lamina.script_state.walk import Reach
 
 _OF_TORCH = ("_parameters", "_buffers", "_modules", *HOOKS)
@@ -42,10 +39,9 @@ class BeforeCut:
         }
         self._tensors = _kinds(root)
         self._root = root
-        self._reach = Reach((path, module) for path, module in self._modules.values())
-        kept = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
-        tensors = enumerate(self._reach.tensors)
-        self._plain = {place: version_of(tensor) for place, tensor in tensors if id(tensor) not in kept}
+        kept = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}  # whose values the cut brings
+        roots = ((path, module) for path, module in self._modules.values())
+        self._before = Snapshot(Reach(roots, lambda value: id(value) not in kept))
         self._hooked: list[tuple[str, nn.Module]] = []
         self._set: list[tuple[nn.Module, str, Any]] = []
 
@@ -55,20 +51,22 @@ class BeforeCut:
         Errors:
             UsageError: on all of them, what cannot be brought there.
         """
-        leads = session.leads
-        changes = _Changes()
-        if leads:
+        changes, refused = None, None
+        if session.leads:
             try:
                 changes = self._changes()
             except _CannotTravelError as error:
-                changes = _Changes(refused=error.args)
-        changes = session.all_gather("one_copy", changes if leads else None)[0]
-        if changes.refused:
-            raise _refused(*changes.refused)
-        if changes.packed or changes.written:
-            missing = "" if leads else self._apply(changes)
-            if missing := next(filter(None, session.all_gather("one_copy", missing)), ""):
-                raise _refused(missing, ", one of which does not have it")
+                refused = error.args
+        changes, refused = session.all_gather("one_copy", (changes and list(changes), refused))[0]
+        if refused:
+            raise _refused(*refused)
+        if any(changes):
+            missing: list[str] = []
+            if not session.leads:
+                self._before.apply(Changes(*changes), lambda name, _: missing.append(name))
+            for each in session.all_gather("one_copy", missing[:1]):
+                if each:
+                    raise _refused(each[0], ", one of which does not have it")
 
     def finish(self, elsewhere: Any, in_turns: bool) -> None:
         """Once it is known who owns what: hooks are to be hung where their module runs, and for one microbatch.
@@ -86,54 +84,33 @@ class BeforeCut:
             if vars(module).get(name) is value:
                 setattr(module, name, value)
 
-    def _changes(self) -> "_Changes":
+    def _changes(self) -> Changes:
         if (now := _kinds(self._root)).keys() != self._tensors.keys():
             raise _CannotTravelError(min(now.keys() ^ self._tensors.keys()))
         for name, kind in now.items():
             if kind != self._tensors[name]:
                 raise _CannotTravelError(f"the type, shape or device of {name}")
-        changes, places = _Changes(), Places(self._reach)
-        for each in differences(self._reach):
-            path, module, kind = self._kept.get(id(each.holder.held), ("", None, ""))
-            if kind in ("_parameters", "_modules"):
-                raise _CannotTravelError(f"{path}.{next(iter([*each.set, *each.gone]))}")
-            if kind in HOOKS:
-                theirs = all(map(hugging_face.is_collector, each.set.values()))
-                self._hooked += [] if theirs else [(path, module)]
-            elif kind != "_buffers":  # whose values the cut brings
-                changes.packed += self._packed(places, each)
-        for place, version in self._plain.items():
-            if version_of(self._reach.tensors[place]) != version:
-                changes.written[place] = self._reach.tensors[place].detach()
-        return changes
+        return self._before.changes(list(filter(self._is_brought, differences(self._before.reach))), self._refuse)
 
-    def _packed(self, places: Places, difference: Difference) -> list[bytes]:
-        module = self._modules.get(id(difference.holder.held)) if type(difference.holder) is Attributes else None
-        if module is not None:
-            self._set += [(module[1], name, value) for name, value in difference.set.items() if name != "training"]
-        try:
-            return [places.pack(difference)]
-        except Exception as error:
-            if module is None:  # others may have no use for it
-                return []
-            raise _CannotTravelError(difference.first(), f" ({type(error).__name__}: {error})") from error
+    def _is_brought(self, difference: Difference) -> bool:
+        path, module, kind = self._kept.get(id(difference.holder.held), ("", None, ""))
+        if kind in ("_parameters", "_modules"):
+            raise _CannotTravelError(f"{path}.{next(iter([*difference.set, *difference.gone]))}")
+        if kind in HOOKS:
+            theirs = all(map(hugging_face.is_collector, difference.set.values()))
+            self._hooked += [] if theirs else [(path, module)]
+        elif (owner := self._owner(difference)) is not None:
+            self._set += [(owner, name, value) for name, value in difference.set.items() if name != "training"]
+        return not kind
 
-    def _apply(self, changes: "_Changes") -> str:
-        """Returns the name of a thing that is not here, if any."""
-        places = Places(self._reach)
-        for place, value in changes.written.items():
-            if place not in self._plain or self._reach.tensors[place].shape != value.shape:
-                return "a tensor in an attribute"
-            with torch.no_grad():
-                self._reach.tensors[place].copy_(value)
-        return next(filter(None, map(places.apply, changes.packed)), "")
+    def _owner(self, difference: Difference) -> nn.Module | None:
+        """The module whose attributes have changed; None for what is in them."""
+        is_attribute = type(difference.holder) is Attributes
+        return self._modules.get(id(difference.holder.held), ("", None))[1] if is_attribute else None
 
-
-@dataclass
-class _Changes:
-    packed: list[bytes] = field(default_factory=list)
-    written: dict[int, torch.Tensor] = field(default_factory=dict)  # plain tensors, by their place in the walk
-    refused: tuple[str, ...] = ()
+    def _refuse(self, part: Difference, error: Exception) -> None:
+        if self._owner(part) is not None:  # for anything else others may have no use
+            raise _CannotTravelError(part.first(), f" ({type(error).__name__}: {error})") from error
 
 
 class _CannotTravelError(Exception):
