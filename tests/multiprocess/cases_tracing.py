@@ -5,8 +5,10 @@ import copy
 import functools
 import itertools
 import os
+import random
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -192,6 +194,39 @@ def case_a_body_sets_on_layers_what_their_class_has():
 
     for _ in range(2):
         torch.testing.assert_close(train(BATCH).reduce_mean(), body(plain, BATCH).detach())
+
+
+class Weighted(nn.Linear):
+    """Scales what it computes by an array and a number that is drawn."""
+
+    def __init__(self):
+        super().__init__(6, 6)
+        self.scale, self.draws = np.ones(1), random.Random(3)
+
+    def forward(self, x):
+        return super().forward(x) * (self.scale[0] + self.draws.random())
+
+
+def case_a_body_changes_arrays_and_generators_of_layers():
+    torch.manual_seed(3)
+    module = nn.Sequential(*[Weighted() for _ in range(4)])
+    plain = copy.deepcopy(module)
+    model = start(module, microbatches=1)
+
+    def changes(network):
+        for part in network.modules():
+            if isinstance(part, Weighted):
+                part.scale[0] = 2
+                part.draws.seed(5)
+
+    @lamina.step
+    def train(x):
+        changes(model)
+        return model(x)
+
+    output = train(BATCH).concat()
+    changes(plain)
+    torch.testing.assert_close(output, plain(BATCH).detach())
 
 
 def replaces_a_module(model):

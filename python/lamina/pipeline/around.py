@@ -23,7 +23,7 @@ from lamina.script_state.walk import HOLDERS, Reach
 from lamina.util import pytree
 
 _CODE = (ModuleType, FunctionType, type)
-_MOST = 20_000  # objects, in each step
+_MOST = 4_000  # objects, in each step
 _DATA = (*PLAIN, torch.Tensor, list, dict, set, tuple)
 _NOT_OURS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
@@ -39,35 +39,41 @@ class Around:
         self._function = function
         self._before: Snapshot | None = None
         self._roots: list[Any] = []
-        self._told: set[str] = set()
+        self._told: set[Any] = set()
 
     def begin(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> None:
         """A step begins, on all ranks."""
-        roots, reach = self._roots_of(owner, args, kwargs), self._before and self._before.reach
-        is_same = len(roots) == len(self._roots) and all(
-            old is new for (_, old), (_, new) in zip(self._roots, roots, strict=True)
-        )
-        if reach is None or not is_same or differences(reach):
-            self._roots, reach = roots, _reach(roots)
-        self._before = Snapshot(reach, other_random.sources())
+        roots = self._roots_of(owner, args, kwargs)
+        is_same = [id(root) for _, root in roots] == [id(root) for _, root in self._roots]
+        if self._before is None or not is_same or not self._before.reach.refresh():
+            self._roots, self._before = roots, Snapshot(_reach(roots))
+            self._tell_limit(self._before.reach)
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        self._before.note(other_random.sources(), tensors)
 
     def changes(self) -> list[Any]:
         """Returns what has changed since, as it travels, when all bodies have ended."""
         found = [each for each in differences(self._before.reach) if _is_brought(each)]
         changes = self._before.changes(found, lambda part, error: self._tell(part.first(), _said(error)))
-        if found or any(changes):
-            self._before = None  # what was put into them is looked at as well next time
         return list(changes) if any(changes) else []
 
     def apply(self, changes: list[Any]) -> None:
         """Makes these here, on another rank; but for what this one has changed itself meanwhile."""
         self._before.apply(Changes(*changes), self._tell)
-        self._before = None
 
     def _roots_of(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         given = [*((str(at), value) for at, value in enumerate(args)), *kwargs.items()]
         objects = [(f"argument {name}", value) for name, value in given if _is_given_whole(value)]
         return [("the step function", self._function), *(("self", each) for each in owner), *objects]
+
+    def _tell_limit(self, reach: Reach) -> None:
+        if not reach.is_whole and _MOST not in self._told:
+            self._told.add(_MOST)
+            warnings.warn(
+                f"the step function reaches more than {_MOST:,} objects: what it changes in others than the nearest of "
+                "them stays on the rank that leads; return it from the step function, which gives it to all ranks",
+                stacklevel=2,
+            )
 
     def _tell(self, name: str, why: str) -> None:
         if name and name not in self._told:
@@ -81,6 +87,8 @@ class Around:
 
 def _is_given_whole(argument: Any) -> bool:
     """True for what every microbatch gets as it is, and not pieces of it."""
+    if isinstance(argument, torch.Tensor):
+        return False
     if isinstance(argument, (list, dict, set, bytearray)):
         return not pytree.tensors(argument)
     return hasattr(argument, "__dict__")

@@ -81,18 +81,27 @@ class Changes(NamedTuple):
 
 
 class Snapshot:
-    """A walk, and what of it is changed in place, as it is now.
+    """A walk, and what of it is changed in place, as it was when that was noted.
 
     Args:
         reach: the walk.
-        sources: generators beside those that it has met.
     """
 
-    def __init__(self, reach: Reach, sources: Iterable[Source] = ()):
+    def __init__(self, reach: Reach):
         self.reach = reach
-        self._versions = [version_of(tensor) for tensor in reach.tensors]
-        self._arrays = [array.copy() for array in reach.arrays]
-        self._sources = [*reach.sources, *sources]
+        self._addresses: _Addresses | None = None
+        self.note()
+
+    def note(self, sources: Iterable[Source] = (), tensors: Iterable[torch.Tensor] = ()) -> None:
+        """Notes how that is now.
+
+        Args:
+            sources, tensors: generators and tensors beside those that the walk has met.
+        """
+        self._tensors = list({id(each): each for each in (*self.reach.tensors, *tensors)}.values())
+        self._versions = [version_of(tensor) for tensor in self._tensors]
+        self._arrays = [array.copy() for array in self.reach.arrays]
+        self._sources = [*self.reach.sources, *sources]
         self._states = [_state(source) for source in self._sources]
 
     def changes(self, found: list[Difference], refuse: RefusePart) -> Changes:
@@ -102,12 +111,11 @@ class Snapshot:
             found: those of its `differences` that are to be brought.
             refuse: takes one of which a part cannot be pickled, with that part alone, and the error.
         """
-        tensors = zip(self.reach.tensors, self._versions, strict=True)
+        tensors = zip(self._tensors, self._versions, strict=True)
         arrays = zip(self.reach.arrays, self._arrays, strict=True)
         states = enumerate(zip(self._sources, self._states, strict=True))
-        addresses = _Addresses(self.reach) if found else None
         return Changes(
-            [packed for each in found for packed in _packed(addresses, each, refuse)],
+            [packed for each in found for packed in self._packed(each, refuse)],
             {at: each.detach() for at, (each, version) in enumerate(tensors) if version_of(each) != version},
             {at: each for at, (each, old) in enumerate(arrays) if each.tobytes() != old.tobytes()},
             {at: (source.kind, now) for at, (source, old) in states if (now := _state(source)) != old},
@@ -116,7 +124,7 @@ class Snapshot:
     def apply(self, changes: Changes, refuse: Refuse) -> None:
         """Makes these here, on another rank; but for what this one has changed itself meanwhile."""
         for at, value in changes.tensors.items():
-            held = self.reach.tensors[at] if at < len(self.reach.tensors) else None
+            held = self._tensors[at] if at < len(self._tensors) else None
             if held is None or held.shape != value.shape or version_of(held) != self._versions[at]:
                 refuse("a tensor", "this rank has another one")
             else:
@@ -134,10 +142,26 @@ class Snapshot:
             else:
                 source.put(pickle.loads(state))
         changed_here = {id(each.holder.held) for each in differences(self.reach)} if changes.packed else ()
-        addresses = _Addresses(self.reach)
         for each in changes.packed:
-            if missing := addresses.apply(each, changed_here):
+            if missing := self._known().apply(each, changed_here):
                 refuse(missing, "this rank does not have it, or changes it, too")
+
+    def _packed(self, difference: Difference, refuse: RefusePart) -> list[bytes]:
+        try:
+            return [self._known().pack(difference)]
+        except Exception:
+            packed = []
+            for key, value in difference.set.items():
+                part = replace(difference, set={key: value})
+                try:
+                    packed.append(self._known().pack(part))
+                except Exception as error:
+                    refuse(part, error)
+            return packed
+
+    def _known(self) -> "_Addresses":
+        self._addresses = self._addresses or _Addresses(self.reach)
+        return self._addresses
 
 
 class _Addresses:
@@ -181,22 +205,6 @@ class _Addresses:
             content |= fresh
         holder.put({key: value for key, value in content.items() if key not in gone})
         return ""
-
-
-def _packed(
-    addresses: _Addresses, difference: Difference, refuse: Callable[[Difference, Exception], None]
-) -> list[bytes]:
-    try:
-        return [addresses.pack(difference)]
-    except Exception:
-        packed = []
-        for key, value in difference.set.items():
-            part = replace(difference, set={key: value})
-            try:
-                packed.append(addresses.pack(part))
-            except Exception as error:
-                refuse(part, error)
-        return packed
 
 
 def _state(source: Source) -> bytes:

@@ -2,8 +2,10 @@
 """Objects that hold others: what they hold now, and how they are made to hold what they did."""
 
 import gc
+import itertools
+import operator
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lamina.script_state.kinds import HIDDEN, MISSING
@@ -40,13 +42,13 @@ class Items(Holder):
     def __init__(self, held: dict):
         super().__init__(held)
         # Classes of their own may make values as they are asked for, or forbid changes.
-        self._kind = OrderedDict if isinstance(held, OrderedDict) else dict
+        self.kind = OrderedDict if isinstance(held, OrderedDict) else dict
 
     def content(self) -> Content:
-        return dict(self._kind.items(self.held))
+        return dict(self.kind.items(self.held))
 
     def put(self, content: Content) -> None:
-        kind = self._kind
+        kind = self.kind
         kind.clear(self.held)
         for key, value in content.items():
             kind.__setitem__(self.held, key, value)
@@ -73,14 +75,14 @@ class Elements(Holder):
 
     def __init__(self, held: list | deque | set):
         super().__init__(held)
-        self._kind = next(each for each in (list, deque, set) if isinstance(held, each))
+        self.kind = next(each for each in (list, deque, set) if isinstance(held, each))
 
     def content(self) -> Content:
-        held = list(self._kind.__iter__(self.held))
-        return dict(zip(held, held, strict=True)) if self._kind is set else dict(enumerate(held))
+        held = list(self.kind.__iter__(self.held))
+        return dict(zip(held, held, strict=True)) if self.kind is set else dict(enumerate(held))
 
     def put(self, content: Content) -> None:
-        kind = self._kind
+        kind = self.kind
         kind.clear(self.held)
         if kind is set:
             kind.update(self.held, content)
@@ -186,6 +188,40 @@ class Cell(Holder):
 
     def path(self, name: str, key: Any) -> str:
         return name
+
+
+class Block:
+    """Holders that are compared at once, as fast as C goes through their parts.
+
+    Args:
+        held: each with what it held.
+
+    Attributes:
+        slow: places of those that have to be compared one by one.
+    """
+
+    def __init__(self, held: Sequence[tuple[Holder, Content]]):
+        objects = [each for each in held if type(each[0]) is Attributes]
+        dicts = [each for each in held if type(each[0]) is Items and each[0].kind is dict]
+        lists = [each for each in held if type(each[0]) is Elements and each[0].kind is list]
+        self._objects, self._dicts, self._lists = ([holder.held for holder, _ in of] for of in (objects, dicts, lists))
+        fast = {id(holder) for of in (objects, dicts, lists) for holder, _ in of}
+        self.slow = [at for at, (holder, _) in enumerate(held) if id(holder) not in fast]
+        dicts, lists = ([content for _, content in of] for of in ([*objects, *dicts], lists))
+        self._sizes = list(map(len, dicts + lists))
+        self._parts = list(_parts(dicts, map(dict.values, lists)))
+
+    def is_same(self) -> bool:
+        """True where all but the slow ones hold the same objects, in the same order. May be False for equal names."""
+        dicts = [*map(vars, self._objects), *self._dicts]
+        sizes = [*map(dict.__len__, dicts), *map(list.__len__, self._lists)]
+        parts = _parts(dicts, map(list.__iter__, self._lists))
+        return sizes == self._sizes and all(map(operator.is_, parts, self._parts))
+
+
+def _parts(dicts: list[Content], lists: Iterable[Iterable[Any]]) -> Iterator[Any]:
+    parts = itertools.chain(map(dict.keys, dicts), map(dict.values, dicts), lists)
+    return itertools.chain.from_iterable(parts)
 
 
 def cache_of(cached: Any) -> dict | None:

@@ -96,6 +96,10 @@ class Place:
         }
         return {code: what for code, what in others.items() if what is not None}
 
+    def is_used(self, here: int) -> bool:
+        """True where a function uses it that runs here."""
+        return any(here in users for users in self.users.values())
+
     def here(self, here: int) -> str:
         """A function that runs here; one that writes, if any."""
         found = {self._writes(code): users[here] for code, users in self.users.items() if here in users}

@@ -23,6 +23,7 @@ from torch import nn
 from lamina.script_state.generators import Source, generator
 from lamina.script_state.holders import (
     Attributes,
+    Block,
     Cache,
     Cell,
     ClassAttributes,
@@ -37,6 +38,7 @@ from lamina.script_state.holders import (
 from lamina.script_state.kinds import ASIDE, ITERATORS, LARGE, PLAIN, codes, is_torchs, slots_of
 
 _MOST = 300_000
+_BLOCK = 256  # holders that are compared at once
 _LARGE_BYTES = 1 << 24
 HOLDERS = (UserDict, UserList, SimpleNamespace, threading.local, threading.Event, queue.Queue)
 HOLDERS += (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
@@ -51,7 +53,11 @@ class Reach:
     Args:
         roots: (name, object), where one begins; names are for messages.
         follow: whether an object is looked into; None for all.
-        most: how many objects are looked at.
+        most: how many objects are looked at, those that are nearest to where it begins.
+
+    Attributes:
+        tensors, arrays, sources: met on the way, in its order.
+        is_whole: whether there were no more than that.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class Reach:
         self.sources: list[Source] = []
         self._follow = follow or (lambda _: True)
         self._holders: list[tuple[Holder, Content]] = []
+        self._blocks: list[Block | None] = []  # of these
         self._names: list[str] = []
         self._seen: dict[int, Any] = {}  # kept, so that ids stay theirs
         self._globals: set[tuple[int, str]] = set()
@@ -72,13 +79,14 @@ class Reach:
         self._running: list[tuple[str, GeneratorType, Any]] = []  # generator functions, and where they are
         given = list(roots)
         names = {id(root): name for name, root in given}
-        self._ahead = given[::-1]
+        self._ahead = deque(given)
         while self._ahead and len(self._seen) < most:
-            name, value = self._ahead.pop()
+            name, value = self._ahead.popleft()
             if not isinstance(value, PLAIN) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 if self._follow(value):
                     self._visit(names.get(id(value), name), value)
+        self.is_whole = not self._ahead
         self._seen.clear()
         self._unused.clear()
 
@@ -101,9 +109,37 @@ class Reach:
 
     def changed(self) -> Iterator[tuple[str, Holder, Content, Content]]:
         """Yields each holder that holds other things than before: its name, itself, its contents before and now."""
-        for name, (holder, before) in zip(self._names, self._holders, strict=True):
-            if not is_same(now := holder.content(), before):
-                yield name, holder, before, now
+        return ((self._names[number], *self._holders[number], now) for number, now in self._changed())
+
+    def refresh(self) -> bool:
+        """Takes what is now for what was before, where only plain values have come and gone since. False where another
+        walk would find other things."""
+        changed = list(self._changed())
+        for number, now in changed:
+            before = self._holders[number][1]
+            moved = (
+                each.get(key)
+                for key in before.keys() | now.keys()
+                for each in (before, now)
+                if before.get(key, self) is not now.get(key, self)
+            )
+            if not all(isinstance(value, PLAIN) for value in moved):
+                return False
+        for number, now in changed:
+            self._holders[number] = self._holders[number][0], now
+            self._blocks[number // _BLOCK] = None
+        return True
+
+    def _changed(self) -> Iterator[tuple[int, Content]]:
+        """Yields the numbers of holders that hold other things than before, and what they hold now."""
+        for place, first in enumerate(range(0, len(self._holders), _BLOCK)):
+            held = self._holders[first : first + _BLOCK]
+            if place == len(self._blocks):
+                self._blocks.append(None)
+            block = self._blocks[place] = self._blocks[place] or Block(held)
+            for at in block.slow if block.is_same() else range(len(held)):
+                if not is_same(now := held[at][0].content(), held[at][1]):
+                    yield first + at, now
 
     def _visit(self, name: str, value: Any) -> None:
         kind = type(value)

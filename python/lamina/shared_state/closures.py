@@ -93,8 +93,12 @@ class WatchedNames:
         self._watched = [
             _Watched(place)
             for place in found
-            if not travels(place) and (place.elsewhere(self._here) or (self._in_turns() and place.keeps(self._here)))
+            if place.is_used(self._here) and not travels(place) and self._may_differ(place)
         ]
+
+    def _may_differ(self, place: Place) -> bool:
+        """True where other ranks, or other microbatches, may have to see a change of it here."""
+        return bool(place.elsewhere(self._here)) or (self._in_turns() and place.keeps(self._here))
 
     def look_back(self) -> None:
         """Looks once more on a rank that follows: hooks of a backward may have run since. It tells in the next step of
