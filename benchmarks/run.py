@@ -85,6 +85,7 @@ BENCHMARKS = [
     Benchmark("team_turns", "team_turns.py", ranks=4, usual_s=50, full_s=120),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
     Benchmark("timeline_cost", "timeline_cost.py", ranks=2, usual_s=40),
+    Benchmark("script_state", "script_state.py", ranks=2, usual_s=90),
     Benchmark("verify_1", "recorded_steps.py", usual_s=60),
     Benchmark("verify_2", "recorded_steps.py", ranks=2, usual_s=90),
     Benchmark("train_gpt_pipeline", "train_gpt_pipeline.py", ranks=2),

@@ -22,7 +22,7 @@ class Named:
 
 
 class Table(dict):
-    """Whose changes are noticed as those of others."""
+    """A dictionary of another class."""
 
 
 class State:
