@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from lamina.script_state.changes import Changes, Snapshot, differences
+from lamina.script_state.tokens import content as content_of
+from lamina.script_state.tokens import is_generator
 from lamina.script_state.walk import Reach
 
 pytestmark = pytest.mark.unit
@@ -78,6 +80,10 @@ def test_what_is_near_is_found_before_what_many_objects_are_in():
     meter.count = 1
     assert [name for name, *_ in reach.changed()] == ["meter['it']"]
     assert not reach.is_whole and Reach([("meter", meter)]).is_whole
+
+
+def test_random_numbers_of_the_system_have_no_state():
+    assert is_generator(draws := random.SystemRandom()) and content_of([draws]) == content_of([draws])
 
 
 def test_a_walk_stands_while_only_plain_values_change():

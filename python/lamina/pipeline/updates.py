@@ -5,12 +5,11 @@ See [Note: updates] in lamina/shared_state/attributes.py.
 """
 
 from collections.abc import Iterable
-from types import FunctionType
 
 from torch import nn
 
 from lamina.model.partitioned import PartitionedModel
-from lamina.script_state.kinds import is_of_the_script
+from lamina.script_state.names import methods_of
 from lamina.script_state.tokens import is_plain_tensor
 from lamina.script_state.uses import uses
 
@@ -42,9 +41,7 @@ def _may_write(module: nn.Module) -> bool:
 
 
 def _updates_buffers(module: nn.Module) -> bool:
-    kinds = [kind for kind in type(module).__mro__ if is_of_the_script(kind)]
-    codes = [each.__code__ for kind in kinds for each in vars(kind).values() if isinstance(each, FunctionType)]
-    found = [use for code in codes for use in uses(code) or ()]
+    found = [use for method in methods_of(type(module)) for use in uses(method.__code__) or ()]
     # A scripted module's `_buffers` cannot be iterated.
     buffers = {name for part in module.modules() for name, _ in part.named_buffers(recurse=False)}
     return any(use.writes and use.name in buffers for use in found)

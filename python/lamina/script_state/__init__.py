@@ -19,9 +19,9 @@ as the attribute. So does a tensor, no buffer, that modules share and one of the
 in attributes. Putting something into a dictionary is no change until it is replaced: so caches are filled.
 
 Names are those of closures, default arguments, files, classes, functions' attributes and threads. Functions that one
-calls are followed by name, in tables, as methods, behind decorators, caches and properties. A change concerns those that
-use the part that has changed, on ranks where a function uses it at all. Functions that only update something, or put it
-into a cache, keep it on each rank for itself.
+calls are followed by name, in tables, as methods, behind decorators, caches and properties. A change concerns those
+that use the part that has changed, on ranks where a function uses it at all. Functions that only update something, or
+put it into a cache, keep it on each rank for itself.
 
 Nobody sees state that is reached through none of these, such as `gc` and `sys.modules`, views of one tensor in several
 attributes, and changes in the first step after the trace's call took another way. The middle of lists of more than

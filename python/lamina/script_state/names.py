@@ -217,6 +217,12 @@ def words_in(code: CodeType) -> set[str]:
     return {part for part in parts if isinstance(part, str)}
 
 
+def methods_of(*kinds: type) -> Iterator[FunctionType]:
+    """The functions of these classes, and of those that they derive from, as far as these are the script's."""
+    for kind in {kind for each in kinds for kind in each.__mro__ if is_of_the_script(kind)}:
+        yield from (each for each in vars(kind).values() if isinstance(each, FunctionType))
+
+
 def functions_of(value: Any, used: Collection[str] = (), depth: int = 3) -> Iterator[Callee]:
     """The functions that a use of `value` may run, where the names `used` are used of it."""
     if isinstance(value, FunctionType):

@@ -25,6 +25,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lamina.script_state.generators import generator
 from lamina.script_state.kinds import LARGE, PLAIN, RUNNING, attributes_of, is_of_the_script, slots_of
 
 Content = dict[Any, Any]
@@ -110,8 +111,11 @@ def memory_of(tensor: torch.Tensor) -> int:
     """Names what tensors in one memory have in common."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return id(tensor)
-    storage = tensor.untyped_storage()
-    return storage._cdata if isinstance(tensor, FakeTensor) or tensor.is_meta else storage.data_ptr()
+    try:
+        storage = tensor.untyped_storage()
+        return storage._cdata if isinstance(tensor, FakeTensor) or tensor.is_meta else storage.data_ptr()
+    except (NotImplementedError, RuntimeError):  # it has several, or none
+        return id(tensor)
 
 
 def content(value: Any, known: Collection[int] = ()) -> Content:
@@ -196,18 +200,15 @@ class _Sum:
 
 def _state(value: Any) -> bytes | memoryview:
     """Bytes that differ when it has changed."""
-    if isinstance(value, torch.Generator):
+    if (source := generator("", value)) is not None:
         with _disable_current_modes():  # a trace's, in which a state has no value
-            return value.get_state().numpy().tobytes()  # in memory of the host, of whatever device it is
-    if isinstance(value, random.Random):
-        return repr(value.getstate()).encode()
+            return pickle.dumps(source.get())
     if isinstance(value, RUNNING):
         return _state_of_iterator(value).encode()
     if isinstance(value, _BYTES):
         return memoryview(value).cast("B")
-    if not _is_array(value):
-        generator = getattr(value, "bit_generator", None)
-        return pickle.dumps(value.get_state() if generator is None else generator.state)
+    if not _is_array(value):  # the system's random numbers have no state
+        return b""
     if value.dtype.hasobject:
         return repr([id(each) for each in value.flat[:LARGE]]).encode()
     step = max(1, value.nbytes // _LARGE_BYTES)

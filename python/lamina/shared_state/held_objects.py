@@ -3,11 +3,11 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 from lamina.errors import UsageError
-from lamina.script_state.kinds import is_of_the_script
+from lamina.script_state.names import methods_of
 from lamina.script_state.tokens import (
     Content,
     changed_by_more_than_counting,
@@ -85,14 +85,9 @@ def content_of(value: Any) -> Content:
 def _counts(name: str, part: Any, value: Any, codes: Iterable[CodeType]) -> bool:
     """True where all that the script does with item or attribute `part` of `value`, which attribute `name` holds, only
     ever updates it."""
-    methods = [
-        method.__code__
-        for kind in {kind for each in within(value) for kind in type(each).__mro__ if is_of_the_script(kind)}
-        for method in vars(kind).values()
-        if isinstance(method, FunctionType) and method.__name__ != "__init__"
-    ]
+    methods = [each for each in methods_of(*map(type, within(value))) if each.__name__ != "__init__"]
     anew = {each for code in codes for each in _set_anew(code, False)}
-    anew |= {each for method in methods for each in _set_anew(method, True)}
+    anew |= {each for method in methods for each in _set_anew(method.__code__, True)}
     return part not in anew and (name, ...) not in anew
 
 

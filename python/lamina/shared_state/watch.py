@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from lamina import _lamina
-from lamina.script_state.kinds import is_of_the_script
+from lamina.script_state.names import methods_of
 from lamina.shared_state import swapping
 from lamina.shared_state.attributes import Attributes
 from lamina.shared_state.closures import WatchedNames
@@ -162,8 +162,7 @@ class Watch:
 
     def _codes(self) -> Iterator[CodeType]:
         """Gives the code of functions that run in a step."""
-        kinds = {kind for module in self._modules.all for kind in type(module).__mro__ if is_of_the_script(kind)}
-        yield from (each.__code__ for kind in kinds for each in vars(kind).values() if isinstance(each, FunctionType))
+        yield from (method.__code__ for method in methods_of(*map(type, self._modules.all)))
         held = (each for module in self._modules.all for each in vars(module).values())
         yield from (each.__code__ for each in held if isinstance(each, FunctionType))
         bodies = (inspect.unwrap(getattr(body, "__func__", body)) for body in self._bodies.values())

@@ -19,7 +19,17 @@ from torch import nn
 
 from lamina.modules.tree import ModuleTree
 from lamina.script_state.kinds import codes, is_torchs
-from lamina.script_state.tokens import Content, content, is_generator, is_plain_tensor, same, whole_of, within
+from lamina.script_state.tokens import (
+    Content,
+    content,
+    is_generator,
+    is_plain_tensor,
+    memory_of,
+    same,
+    tensors_within,
+    whole_of,
+    within,
+)
 from lamina.shared_state.closures import SharedNames
 from lamina.torch_patches import scoped
 from lamina.util import pytree
@@ -130,10 +140,10 @@ class StateWatch:
 
     def operation(self, inputs: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
         """The innermost node runs an operation, which writes some of its inputs."""
-        if any(_memory(tensor) not in self._memory for tensor in inputs):
+        if any(memory_of(tensor) not in self._memory for tensor in inputs):
             self._operations += 1
         for tensor in written:
-            for key in self._memory.get(_memory(tensor), []):
+            for key in self._memory.get(memory_of(tensor), []):
                 self._write(key, is_tensors=True)
 
     def ties(self) -> list[Tie]:
@@ -158,9 +168,8 @@ class StateWatch:
         objects = within(value)
         for each in map(whole_of, objects):
             self._held.setdefault(id(each), (each, []))[1].append(key)
-        parts = [value, *(part for each in objects for part in _parts(each))]
-        for part in parts:
-            if is_plain_tensor(part) and key not in (keys := self._memory.setdefault(_memory(part), [])):
+        for part in [value] if is_plain_tensor(value) else tensors_within(objects):
+            if key not in (keys := self._memory.setdefault(memory_of(part), [])):
                 keys.append(key)
 
     def _with_callers(self, nodes: set[int]) -> set[int]:
@@ -261,16 +270,3 @@ def _modules_in(values: Any) -> list[nn.Module]:
 
     pytree.map_values(take, values)
     return list(found.values())
-
-
-def _parts(held: Any) -> Iterable[Any]:
-    """Tensors in a list or a dictionary."""
-    parts = held.values() if isinstance(held, dict) else held if isinstance(held, (list, tuple)) else ()
-    return [part for part in parts if isinstance(part, torch.Tensor)]
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # it has several, or none
-        return id(tensor)

@@ -4,7 +4,6 @@
 import hashlib
 import itertools
 import operator
-import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina.script_state.generators import generator
 from lamina.script_state.kinds import attributes_of
 from lamina.script_state.tokens import is_generator
 
@@ -60,7 +60,7 @@ class Contents:
             yield repr(value)
         elif isinstance(value, _UNTOLD):
             yield getattr(value, "__qualname__", type(value).__qualname__)
-        elif isinstance(value, torch.Generator) or is_generator(value):
+        elif is_generator(value):
             yield "#" + _state_of(value)
         elif id(value) in self._seen or self._left <= 0 or depth == 0:
             yield "..."
@@ -100,14 +100,10 @@ class Contents:
 
 def _state_of(value: Any) -> str:
     """A hash of where a generator of random numbers, or an iterator, is."""
-    if isinstance(value, torch.Generator):
-        state = value.get_state().tolist()
-    elif isinstance(value, random.Random):
-        state = value.getstate()
+    if (source := generator("", value)) is not None:
+        state = source.get()
     elif isinstance(value, GeneratorType):
         state = value.gi_frame and value.gi_frame.f_lasti
-    elif (bits := getattr(value, "bit_generator", None)) is not None:
-        state = bits.state
     else:
         state = value if isinstance(value, itertools.count) else operator.length_hint(value, 0)
     return hashlib.sha1(repr(state).encode()).hexdigest()
