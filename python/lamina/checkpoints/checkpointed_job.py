@@ -17,6 +17,7 @@ from lamina.job import current
 from lamina.optim import named_state
 from lamina.optim.functional import class_name
 from lamina.optim.optimizer_state import OptimizerState
+from lamina.script_state.generators import of_process
 from lamina.tensor_parallel import layers
 from lamina.util.told import tell
 
@@ -202,11 +203,9 @@ class CheckpointedJob:
 
     def generators(self) -> dict[str, Any]:
         """The states of Python's random generator, of NumPy's and CUDA's where they are in use."""
-        found: dict[str, Any] = {"python": random.getstate()}
+        found = {each.name: each.get() for each in of_process() if each.name != "torch"}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             found["cuda"] = torch.cuda.get_rng_state()
-        if (numpy := sys.modules.get("numpy")) is not None:
-            found["numpy"] = numpy.random.get_state(legacy=True)
         return to_plain(found)
 
     # Saved ones.
@@ -256,12 +255,11 @@ class CheckpointedJob:
     def set_generators(self) -> None:
         """Has them go on from the saved states; what is not there stays."""
         found = self._generators
-        if "python" in found:  # a program in C++ has none
-            random.setstate(found["python"])
+        for each in of_process():
+            if each.name != "torch" and each.name in found:  # a program in C++ has none
+                each.put(found[each.name])
         if "cuda" in found and torch.cuda.is_available():
             torch.cuda.set_rng_state(found["cuda"])
-        if "numpy" in found and (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.set_state(found["numpy"])
 
     def wait_for_cut(self, resumption: _lamina.Resumption | None) -> None:
         self._job.cut.resumption = resumption
