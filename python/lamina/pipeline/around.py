@@ -23,7 +23,7 @@ from lamina.script_state.walk import HOLDERS, Reach
 from lamina.util import pytree
 
 _CODE = (ModuleType, FunctionType, type)
-_MOST = 4_000  # objects, in each step
+_MOST = 3_000  # objects, in each step
 _DATA = (*PLAIN, torch.Tensor, list, dict, set, tuple)
 _NOT_OURS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 

@@ -27,7 +27,7 @@ Nobody sees state that is reached through none of these, such as `gc` and `sys.m
 attributes, and changes in the first step after the trace's call took another way. The middle of lists of more than
 20,000 elements is not looked at, nor all of arrays of more than 1 MiB and of objects with more than 1,000 others.
 
-Changes that a step's body makes are brought for the 4,000 objects that are nearest to it. Results in caches, places of
+Changes that a step's body makes are brought for the 3,000 objects that are nearest to it. Results in caches, places of
 iterators, and more than plain values, tensors and containers in objects of installed packages stay on the rank that
 leads.
 """

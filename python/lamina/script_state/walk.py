@@ -53,7 +53,7 @@ class Reach:
     Args:
         roots: (name, object), where one begins; names are for messages.
         follow: whether an object is looked into; None for all.
-        most: how many objects are looked at, those that are nearest to where it begins.
+        most: how many objects are looked at, or ten times as many parts of them; those nearest to where it begins.
 
     Attributes:
         tensors, arrays, sources: met on the way, in its order.
@@ -80,7 +80,8 @@ class Reach:
         given = list(roots)
         names = {id(root): name for name, root in given}
         self._ahead = deque(given)
-        while self._ahead and len(self._seen) < most:
+        self._pushed = 0
+        while self._ahead and len(self._seen) + self._pushed // 10 < most:  # a part costs a tenth of an object
             name, value = self._ahead.popleft()
             if not isinstance(value, PLAIN) and id(value) not in self._seen:
                 self._seen[id(value)] = value
@@ -239,7 +240,9 @@ class Reach:
             self._push((holder.path(name, key), value) for key, value in content.items())
 
     def _push(self, found: Iterable[tuple[str, Any]]) -> None:
-        self._ahead.extend((name, value) for name, value in found if not isinstance(value, PLAIN))
+        fresh = [(name, value) for name, value in found if not isinstance(value, PLAIN)]
+        self._pushed += len(fresh)
+        self._ahead.extend(fresh)
 
     def _copy(self, iterator: Any) -> None:
         try:
