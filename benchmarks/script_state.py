@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of what a step's body reaches: a training step of the demo's model (examples/gpt.py) over two ranks, whose body
-updates a meter, and the same beside 10, 1,000 or 100,000 objects.
+"""The cost of what a step's body reaches: a training step of the demo's model (examples/gpt.py) over two ranks, whose
+body updates a meter, and the same beside 10, 1,000 or 100,000 objects.
 
     lamina run -n 2 benchmarks/script_state.py
 
