@@ -40,8 +40,8 @@ REASONS = {
         ".write_bytes(": "in a new folder of its own",
         "subprocess.Popen(": "`lamina run`",
     },
-    "python/lamina/trainer/loggers/progress_bar_logger.py": {"os.fdopen(": "a descriptor of the terminal"},
-    "python/lamina/trainer/huggingface.py": {".write_text(": "in a new folder of its own"},
+    "python/lamina/composer/loggers/progress_bar_logger.py": {"os.fdopen(": "a descriptor of the terminal"},
+    "python/lamina/composer/huggingface.py": {".write_text(": "in a new folder of its own"},
     "python/lamina/util/files.py": {'"x+b"': "a new file", "O_RDONLY": "a folder"},
 }
 EVERYWHERE = ("open_output(", "/dev/null")

@@ -37,6 +37,8 @@ from lamina import state
 from lamina.activation_checkpointing.api import checkpoint, checkpoint_sequential, set_activation_checkpointing
 from lamina.checkpoints.loading import resume_from_checkpoint
 from lamina.checkpoints.saving import CheckpointHandle, save_checkpoint
+from lamina.composer import paths as _paths  # noqa: F401 -- offers Composer's names in lamina.trainer
+from lamina.composer.trainer import Trainer
 from lamina.deferred_init.creation import model_creation
 from lamina.deferred_init.delayed import delay_param_initialization
 from lamina.errors import (
@@ -117,7 +119,6 @@ from lamina.saved_state.saving import load, save
 from lamina.tensor_parallel.marks import set_tensor_parallelism, tensor_parallelism
 from lamina.tensor_parallel.registry import tp_register, tp_register_with_module
 from lamina.tracing.trace import is_tracing
-from lamina.trainer.trainer import Trainer
 from lamina.verification import recording as _recording  # noqa: F401 -- records jobs that are compared
 from lamina.verification import step_check as _step_check  # noqa: F401 -- compares first steps
 

@@ -17,9 +17,9 @@ from lamina.trainer import checks
 from lamina.trainer.events import Callback, Event
 from lamina.trainer.job import take_loaded
 from lamina.trainer.shares import Shares
-from lamina.trainer.state import State
 from lamina.trainer.states_of_ranks import differing, own_of
 from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
+from lamina.trainer.training_state import TrainingState
 from lamina.util.told import tell
 
 _RANK = re.compile(r"[-_.]?rank(\{rank\}|\d+)|\.pt$")  # parts of a name: a checkpoint is one of all ranks
@@ -49,7 +49,7 @@ class Saver(Callback):
         self,
         folder: str,
         filename: str,
-        interval: int | str | Time | Callable[[State, Event], bool],
+        interval: int | str | Time | Callable[[TrainingState, Event], bool],
         weights_only: bool,
         keeps: int,
         shares: Callable[[], Shares],
@@ -66,7 +66,7 @@ class Saver(Callback):
         self._weights_only, self._shares = weights_only, shares
         self._saved: Timestamp | None = None
         self.places: list[str] = []  # of all that were saved
-        self.tag_of(State(None, "run", 0))
+        self.tag_of(TrainingState(None, "run", 0))
 
     def name_folder(self, run_name: str) -> None:
         """Puts the name of the run in the place of {run_name}."""
@@ -88,7 +88,7 @@ class Saver(Callback):
                 "load_path goes on from one, save_overwrite=True replaces those of the same name"
             )
 
-    def tag_of(self, state: State) -> str:
+    def tag_of(self, state: TrainingState) -> str:
         """The name of a checkpoint of now."""
         counts = {name: int(getattr(state.timestamp, name)) for name in ("epoch", "batch", "sample", "token")}
         try:
@@ -97,7 +97,7 @@ class Saver(Callback):
             names = ", ".join(f"{{{name}}}" for name in ("run_name", *counts))
             raise ConfigError(f"save_filename={self._name!r}: {error} is none of {names}") from None
 
-    def run_event(self, event: Event, state: State, logger: Any) -> None:
+    def run_event(self, event: Event, state: TrainingState, logger: Any) -> None:
         """Saves, where it is time."""
         if event not in (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) or self._saved == state.timestamp:
             return
@@ -106,7 +106,7 @@ class Saver(Callback):
         if self._is_due(state, event) or (self._saves_end and state.is_done):
             self.save(state)
 
-    def save(self, state: State, asynchronous: bool = True) -> None:
+    def save(self, state: TrainingState, asynchronous: bool = True) -> None:
         """Saves now.
 
         Errors:
@@ -137,7 +137,9 @@ class Saver(Callback):
         save_checkpoint(self.folder, self.tag_of(state), optimizer=state.optimizers[0], **arguments, **kept)
 
 
-def load(path: str, state: State, weights_only: bool, strict: bool, missing_ok: bool = False) -> list[Any] | None:
+def load(
+    path: str, state: TrainingState, weights_only: bool, strict: bool, missing_ok: bool = False
+) -> list[Any] | None:
     """Loads the checkpoint `path`, or the newest of that folder, into the state; with `missing_ok` the path is the
     folder of saves, which may hold files of others.
 
@@ -198,7 +200,7 @@ def _states(objects: list[Any]) -> dict[str, Any]:
     return {key: state for key, each in zip(_keys(objects), objects, strict=True) if (state := each.state_dict())}
 
 
-def _periodically(interval: int | str | Time) -> Callable[[State, Event], bool]:
+def _periodically(interval: int | str | Time) -> Callable[[TrainingState, Event], bool]:
     every = named_time("save_interval", interval, True, EPOCH_OR_BATCH)
     event = Event.EPOCH_CHECKPOINT if every.unit is TimeUnit.EPOCH else Event.BATCH_CHECKPOINT
     return lambda state, now: now is event and state.timestamp.get(every.unit).value % every.value == 0

@@ -5,7 +5,7 @@ import datetime
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,15 +14,31 @@ from lamina.job.ranks import WORLD, set_num_microbatches
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
 from lamina.trainer import metrics
-from lamina.trainer.evaluator import Evaluator
-from lamina.trainer.events import Engine, Event
+from lamina.trainer.data_spec import DataSpec
+from lamina.trainer.events import Event
 from lamina.trainer.job import Method
 from lamina.trainer.losses import loss_of, parts_of
 from lamina.trainer.ranks import gathered, of_each_copy
 from lamina.trainer.shares import Shares
-from lamina.trainer.state import State
 from lamina.trainer.time import Timestamp
+from lamina.trainer.training_state import TrainingState
 from lamina.trainer.undisturbed import undisturbed
+
+
+class EvaluationData(Protocol):
+    """Data of an evaluation: composer's Evaluator.
+
+    Attributes:
+        label: its name.
+        dataloader: what gives batches.
+        subset_num_batches: how many are read; -1: all.
+        eval_interval: tells, of a state and an event, whether the evaluation is due then.
+    """
+
+    label: str
+    dataloader: DataSpec
+    subset_num_batches: int
+    eval_interval: Callable[[TrainingState, Event], bool]
 
 
 class Evaluation:
@@ -37,8 +53,8 @@ class Evaluation:
 
     def __init__(
         self,
-        state: State,
-        engine: Engine,
+        state: TrainingState,
+        engine: Any,
         logger: Any,
         precision: Callable[[], AbstractContextManager],
         by_tokens: bool,
@@ -46,7 +62,7 @@ class Evaluation:
         self._state, self._engine, self._logger, self._precision = state, engine, logger, precision
         self._by_tokens = by_tokens
 
-    def run(self, evaluator: Evaluator, may_end: bool = False, most: int | None = None) -> bool:
+    def run(self, evaluator: EvaluationData, may_end: bool = False, most: int | None = None) -> bool:
         """Measures the model's metrics over an evaluator's data, or where it has none its loss; over `most` batches, if
         that is not the evaluator's number. The training goes on as if nothing had been. Returns whether it is whole:
         with `may_end` it ends where a rank wants the training to end, and has no values."""
@@ -78,7 +94,7 @@ class Evaluation:
         state.dataloader, state.dataloader_label, state.dataloader_len = read
         return is_whole
 
-    def _tell(self, evaluator: Evaluator, values: dict[str, Any], seconds: float) -> None:
+    def _tell(self, evaluator: EvaluationData, values: dict[str, Any], seconds: float) -> None:
         """Says what was measured, and how long it took."""
         state, elapsed = self._state, datetime.timedelta(seconds=gathered(seconds, WORLD)[0])
         state.eval_timestamp = state.eval_timestamp.copy(total_wct=elapsed, epoch_wct=elapsed)
@@ -106,13 +122,13 @@ class Evaluation:
         return 0.0
 
 
-def require_batches(evaluator: Evaluator) -> None:
+def require_batches(evaluator: EvaluationData) -> None:
     """Raises where it is known that an evaluation would read nothing, or all copies the same."""
     if Shares(evaluator.dataloader).batches() == 0:
         raise _nothing(evaluator, ConfigError)
 
 
-def _require_counted(evaluator: Evaluator, time: Timestamp, counts: int) -> None:
+def _require_counted(evaluator: EvaluationData, time: Timestamp, counts: int) -> None:
     """Raises where an evaluation has read nothing, or nothing that counts: it has no value."""
     if not time.batch.value:
         raise _nothing(evaluator, UsageError)
@@ -123,7 +139,7 @@ def _require_counted(evaluator: Evaluator, time: Timestamp, counts: int) -> None
         )
 
 
-def _nothing(evaluator: Evaluator, kind: type) -> Exception:
+def _nothing(evaluator: EvaluationData, kind: type) -> Exception:
     if isinstance(evaluator.dataloader.dataloader, Iterator):
         why = "an iterator gives its batches once, a list or a DataLoader for each evaluation"
     else:

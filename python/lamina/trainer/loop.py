@@ -7,9 +7,9 @@ from typing import Any
 
 from lamina.errors import UsageError
 from lamina.trainer import metrics
-from lamina.trainer.events import Engine, Event
+from lamina.trainer.events import Event
 from lamina.trainer.shares import Share, Shares
-from lamina.trainer.state import State
+from lamina.trainer.training_state import TrainingState
 from lamina.trainer.training_step import TrainingStep
 
 _CHECKPOINTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
@@ -23,11 +23,11 @@ class Loop:
         engine: hears of all events.
         logger: gets the metrics.
         training_step: runs the step of a batch.
-        measure: evaluates by an Evaluator, see `Evaluation.run`.
+        measure: evaluates with an EvaluationData, see `Evaluation.run`.
     """
 
     def __init__(
-        self, state: State, engine: Engine, logger: Any, training_step: TrainingStep, measure: Callable[..., bool]
+        self, state: TrainingState, engine: Any, logger: Any, training_step: TrainingStep, measure: Callable[..., bool]
     ):
         self._state, self._engine, self._logger = state, engine, logger
         self._step, self._measure = training_step, measure

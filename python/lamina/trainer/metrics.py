@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from lamina.errors import ConfigError
-from lamina.trainer.metric_names import MetricsByName
 from lamina.trainer.ranks import of_each_copy
 
 
 def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Copies that have seen nothing, and that no process of torch's synchronises.
+    """Copies that have seen nothing, and that no process of torch's synchronises, in such a dictionary as these are in.
 
     Errors:
         ConfigError: one is no metric.
@@ -23,7 +22,7 @@ def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
                 f"get_metrics() has a {type(metric).__name__} as {name!r}: its values are metrics of torchmetrics. "
                 "Those of a MetricCollection have names of their own: return {**collection}, or the collection itself"
             )
-    copies = MetricsByName({name: copy.deepcopy(metric) for name, metric in metrics.items()})
+    copies = type(metrics)({name: copy.deepcopy(metric) for name, metric in metrics.items()})
     for metric in copies.values():
         metric.reset()
         metric.distributed_available_fn = _alone

@@ -11,7 +11,7 @@ from lamina.job import current
 from lamina.job.ranks import WORLD, num_microbatches, rank, set_num_microbatches
 from lamina.trainer.ranks import gathered, leads
 from lamina.trainer.shares import Share
-from lamina.trainer.state import State
+from lamina.trainer.training_state import TrainingState
 from lamina.util.told import tell
 
 _WORDS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
@@ -24,7 +24,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
 
 
-def expect(state: State, most: int) -> None:
+def expect(state: TrainingState, most: int) -> None:
     """Makes steps have as many microbatches as that copy has whose batch has the most samples, `most`."""
     if state.auto_microbatching and state.device_train_microbatch_size is None:
         state.device_train_microbatch_size = most
@@ -33,7 +33,7 @@ def expect(state: State, most: int) -> None:
     set_num_microbatches(max(count, 1))
 
 
-def cut(state: State, share: Share) -> tuple[list[Any], list[float]]:
+def cut(state: TrainingState, share: Share) -> tuple[list[Any], list[float]]:
     """The microbatches of this copy, and which part each is of the batch of all copies. One of which nothing counts
     may have a loss that is no number: it is another one again. Where shards need that, there are as many as all copies
     have. All ranks call it; those that do not lead have none.
@@ -57,7 +57,7 @@ def cut(state: State, share: Share) -> tuple[list[Any], list[float]]:
     return [*microbatches, *[again] * missing], [*parts, *[0.0] * missing]
 
 
-def _microbatches(state: State, share: Share) -> tuple[list[Any], list[int]]:
+def _microbatches(state: TrainingState, share: Share) -> tuple[list[Any], list[int]]:
     """This copy's batch in pieces, and how much each counts; one is enough where nothing does."""
     size, pieces = state.device_train_microbatch_size, state.grad_accum or 1
     found, counts = share.spec.microbatches(state.batch, size, pieces)
@@ -66,7 +66,7 @@ def _microbatches(state: State, share: Share) -> tuple[list[Any], list[int]]:
     return found, list(map(share.spec.get_num_tokens_in_batch, found)) if share.by_tokens else counts
 
 
-def halve(state: State, lacking: Sequence[tuple[int, str]]) -> None:
+def halve(state: TrainingState, lacking: Sequence[tuple[int, str]]) -> None:
     """Makes microbatches half as large.
 
     Args:

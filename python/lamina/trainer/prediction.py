@@ -12,10 +12,10 @@ from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.output import StepOutput
 from lamina.pipeline.step import step
 from lamina.trainer.data_spec import DataSpec
-from lamina.trainer.events import Engine, Event
+from lamina.trainer.events import Event
 from lamina.trainer.shares import Shares
-from lamina.trainer.state import State
 from lamina.trainer.time import Timestamp
+from lamina.trainer.training_state import TrainingState
 from lamina.trainer.undisturbed import undisturbed
 from lamina.util import pytree
 
@@ -28,7 +28,7 @@ class Prediction:
         precision: the context of forwards.
     """
 
-    def __init__(self, state: State, engine: Engine, precision: Callable[[], AbstractContextManager]):
+    def __init__(self, state: TrainingState, engine: Any, precision: Callable[[], AbstractContextManager]):
         self._state, self._engine, self._precision = state, engine, precision
 
     def run(self, spec: DataSpec, most: int, keeps: bool) -> list[Any]:

@@ -14,11 +14,11 @@ from lamina.job.seeds import set_rng_step
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
 from lamina.trainer import microbatching
-from lamina.trainer.events import Engine, Event
+from lamina.trainer.events import Event
 from lamina.trainer.losses import loss_of, parts_of, require_trainable, totals
 from lamina.trainer.ranks import copies, gathered, own_copy
 from lamina.trainer.shares import Share
-from lamina.trainer.state import State
+from lamina.trainer.training_state import TrainingState
 from lamina.trainer.undisturbed import Kept
 
 
@@ -31,7 +31,7 @@ class TrainingStep:
         precision: the context of forwards and losses.
     """
 
-    def __init__(self, state: State, engine: Engine, precision: Callable[[], AbstractContextManager]):
+    def __init__(self, state: TrainingState, engine: Any, precision: Callable[[], AbstractContextManager]):
         self._state, self._engine, self._precision = state, engine, precision
         self.begin()
 

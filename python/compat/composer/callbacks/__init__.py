@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from composer.paths import offer, others
-from lamina.trainer import monitors
-from lamina.trainer.monitors import (
+from lamina.composer import monitors
+from lamina.composer.monitors import (
     EarlyStopper,
     LRMonitor,
     MemoryMonitor,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from composer.paths import offer, others
-from lamina.trainer import logger
-from lamina.trainer.logger import Logger
-from lamina.trainer.loggers import (
+from lamina.composer import logger
+from lamina.composer.logger import Logger
+from lamina.composer.loggers import (
     ConsoleLogger,
     FileLogger,
     InMemoryLogger,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from composer.paths import offer, others
-from lamina.trainer import loss_functions
-from lamina.trainer.loss_functions import (
+from lamina.composer import loss_functions
+from lamina.composer.loss_functions import (
     DiceLoss,
     binary_cross_entropy_with_logits,
     soft_cross_entropy,

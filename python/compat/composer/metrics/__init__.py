@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from composer.paths import offer, others
-from lamina.trainer import torch_metrics
-from lamina.trainer.torch_metrics import (
+from lamina.composer import torch_metrics
+from lamina.composer.torch_metrics import (
     BinaryF1Score,
     CrossEntropy,
     Dice,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from composer.paths import offer, others
-from lamina.trainer import ComposerClassifier, ComposerModel, HuggingFaceModel, huggingface, model
+from lamina.composer import huggingface, model
+from lamina.composer.huggingface import HuggingFaceModel
+from lamina.composer.model import ComposerClassifier, ComposerModel
 
 offer(__name__, base=model, tasks=model, huggingface=huggingface)
 offer(f"{__name__}.tasks", classification=model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from lamina.trainer.schedulers import (
+from lamina.composer.schedulers import (
     ComposerScheduler,
     ConstantScheduler,
     ConstantWithWarmupScheduler,

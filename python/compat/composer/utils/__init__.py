@@ -6,7 +6,7 @@ from typing import Any
 from composer.paths import offer, others
 from composer.utils import dist as dist
 from composer.utils import reproducibility as reproducibility
-from lamina.trainer.devices import get_device as get_device
+from lamina.composer.devices import get_device as get_device
 
 __getattr__ = others(__name__)
 

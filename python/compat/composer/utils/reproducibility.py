@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from composer.paths import others
-from lamina.trainer.reproducibility import (
+from lamina.composer.reproducibility import (
     MAX_SEED,
     configure_deterministic_mode,
     get_random_seed,
