@@ -164,6 +164,24 @@ class Arguments:
             yield "lamina_config: grad_accum and device_train_microbatch_size say how many microbatches"
 
 
+def read_for_fit(given: Mapping[str, Any], precision: Any) -> dict[str, Any]:
+    """The arguments of a call of `fit`, read as those of a Trainer are, whose precision is this.
+
+    Errors:
+        ConfigError: the first that is wrong, or says otherwise than the Trainer.
+    """
+    read = {name: _OF_FIT[name](name, value) for name, value in given.items() if name in _OF_FIT}
+    if given["precision"] is not None and ensure_precision(given["precision"]) is not precision:
+        own = f"the Trainer has {precision.value}, for all calls: say it there"
+        raise ConfigError(f"fit: precision={given['precision']!r}, but {own}")
+    for name, default in (("scale_schedule_ratio", 1.0), ("spin_dataloaders", True)):
+        if checks.differs(given[name], default):
+            raise ConfigError(f"fit: {name}={given[name]!r}: there is none here: {_NEVER[name]}")
+    if None not in (given["grad_accum"], given["device_train_microbatch_size"]):
+        raise ConfigError("fit: grad_accum and device_train_microbatch_size say the same: give one of them")
+    return read
+
+
 def require_alike(given: dict[str, Any]) -> None:
     """UsageError where ranks have given a Trainer different arguments, with the values."""
     alike = {name: given.get(name) for name in _ALIKE}
@@ -206,18 +224,6 @@ def number_of_pieces(name: str, given: Any) -> int | str | None:
     if isinstance(pieces(name, given), int) and given > _MOST_PIECES:
         raise checks.wrong(name, given, f"the number of microbatches of a batch, {_MOST_PIECES} at most")
     return given
-
-
-def require_of_fit(own: Any, precision: Any, scale_schedule_ratio: Any, spin_dataloaders: Any) -> None:
-    """Errors: ConfigError: an argument of `fit` says otherwise than the Trainer, whose precision is `own`."""
-    if precision is not None and ensure_precision(precision) is not own:
-        raise ConfigError(f"fit: precision={precision!r}, but the Trainer has {own.value}, for all calls: say it there")
-    for name, given, default in (
-        ("scale_schedule_ratio", scale_schedule_ratio, 1.0),
-        ("spin_dataloaders", spin_dataloaders, True),
-    ):
-        if checks.differs(given, default):
-            raise ConfigError(f"fit: {name}={given!r}: there is none here: {_NEVER[name]}")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
@@ -319,4 +325,10 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "seed": _optional(lambda _, given: require_seed(given)),
     "dist_timeout": _seconds,
     "lamina_config": _optional(_mapping),
+}
+_OF_FIT = {
+    **_READERS,
+    "train_subset_num_batches": _optional(checks.count_or_all),
+    "duration": duration,
+    "reset_time": checks.flag,
 }

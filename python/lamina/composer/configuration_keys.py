@@ -35,7 +35,14 @@ class Findings(list[str]):
 
 
 def read(where: str, given: Any, table: Table, problems: Findings) -> dict[str, Any]:
-    """The values of a configuration, with the table's defaults for what is not there or wrong."""
+    """The values of a configuration, with the table's defaults for what is not there or wrong.
+
+    Args:
+        where: the configuration's name, for problems.
+        given: the configuration.
+        table: readers and defaults by key.
+        problems: gets what is wrong.
+    """
     values = {key: default for key, (_, default) in table.items()}
     if not isinstance(given, Mapping):
         problems.append(f"{where}: {given!r} is not allowed; expected a dictionary")
@@ -72,7 +79,12 @@ def one_of(*names: str) -> Callable[[Any], str]:
 
 
 def number(least: float, most: float = math.inf, whole: bool = False) -> Callable[[Any], Any]:
-    """Reads a number of at least, and at most, so much, which may be a text."""
+    """Reads a number of at least, and at most, so much, which may be a text.
+
+    Args:
+        least, most: the smallest and the largest one.
+        whole: whether it has to be a whole number.
+    """
     limits = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
 
     def reader(value: Any) -> Any:

@@ -57,7 +57,13 @@ _DTYPES = {f"{name}_dtype": (dtype, None) for name in ("param", "reduce", "buffe
 
 
 def read_fsdp(config: Any, precision: Precision, problems: Findings) -> Settings:
-    """Settings that it asks for: `{}` is all defaults; strings in any case, numbers as text, too."""
+    """Settings that it asks for: `{}` is all defaults; strings in any case, numbers as text, too.
+
+    Args:
+        config: a dictionary.
+        precision: the Trainer's.
+        problems: gets what is wrong.
+    """
     values = read("fsdp_config", config, _KEYS, problems)
     mixed, half = values["mixed_precision"], precision.dtype
     if isinstance(mixed, Mapping):

@@ -31,12 +31,24 @@ _KEYS = {"seed": "seed", "dist_timeout": "timeout_s"}  # of lamina_config, that 
 
 
 def tell_idle_of_trainer(given: Mapping[str, Any], defaults: Mapping[str, Any], evaluators: list[Evaluator]) -> None:
-    """Says what was given to a Trainer and has no effect; world rank 0 does."""
+    """Says what was given to a Trainer and has no effect; world rank 0 does.
+
+    Args:
+        given: the arguments of the call.
+        defaults: of all arguments.
+        evaluators: those that are given.
+    """
     _tell("Trainer", [*_idle(given, defaults, _OF_TRAINER), *_overruled(given, defaults, evaluators)])
 
 
 def tell_idle_of_fit(given: Mapping[str, Any], defaults: Mapping[str, Any], evaluators: list[Evaluator]) -> None:
-    """Says what was given to `fit` and has no effect; world rank 0 does."""
+    """Says what was given to `fit` and has no effect; world rank 0 does.
+
+    Args:
+        given: the arguments of the call.
+        defaults: of all arguments.
+        evaluators: those that are given.
+    """
     _tell("fit", [*_idle(given, defaults, _OF_FIT), *_of_evaluators(given, defaults, evaluators)])
 
 

@@ -37,7 +37,13 @@ class Logger:
             destination.log_images(images, name, *args, **options)
 
     def log_table(self, columns: list[str], rows: list[list[Any]], name: str = "Table") -> None:
-        """Gives them a table; those that show none leave it."""
+        """Gives them a table; those that show none leave it.
+
+        Args:
+            columns: their names.
+            rows: values of each row.
+            name: of the table.
+        """
         for destination in self.destinations:
             destination.log_table(columns, rows, name)
 
@@ -46,7 +52,13 @@ class Logger:
         return any(destination.can_upload_files() for destination in self.destinations)
 
     def upload_file(self, remote_file_name: str, file_path: str, *, overwrite: bool = False) -> None:
-        """Gives them a file to upload. Where none does, it stays where it is, and a line says so."""
+        """Gives them a file to upload. Where none does, it stays where it is, and a line says so.
+
+        Args:
+            remote_file_name: its name there.
+            file_path: of the file here.
+            overwrite: whether one that is there may go.
+        """
         if not self.has_file_upload_destination() and not self._told and get_global_rank() == 0:
             tell(f"{file_path}: no logger uploads files, so they stay where they are")
             self._told = True

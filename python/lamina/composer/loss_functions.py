@@ -19,6 +19,13 @@ def soft_cross_entropy(
 ) -> torch.Tensor:
     """Torch's `cross_entropy`. The mean of probabilities is over their sum, so a target without any is ignored.
 
+    Args:
+        input: scores of shape (samples, classes, ...).
+        target: classes of shape (samples, ...), or probabilities of the shape of the scores.
+        weight: of each class.
+        size_average, reduce, ignore_index: as torch's; of classes alone.
+        reduction: "mean", "sum" or "none".
+
     Errors:
         ConfigError: a mean of targets that are all zero.
     """
@@ -42,7 +49,14 @@ def binary_cross_entropy_with_logits(
     pos_weight: torch.Tensor | None = None,
     scale_by_batch_size: bool | None = True,
 ) -> torch.Tensor:
-    """Torch's function of that name, divided by the number of samples unless `scale_by_batch_size` is False."""
+    """Torch's function of that name, divided by the number of samples unless `scale_by_batch_size` is False.
+
+    Args:
+        input: scores of shape (samples, classes, ...).
+        target: classes of shape (samples, ...), or probabilities of the shape of the scores.
+        weight, size_average, reduce, reduction, pos_weight: as torch's.
+        scale_by_batch_size: whether it is divided by the number of samples.
+    """
     hot = ensure_targets_one_hot(input, target)
     loss = functional.binary_cross_entropy_with_logits(input, hot, weight, size_average, reduce, reduction, pos_weight)
     return loss / len(input) if scale_by_batch_size else loss
@@ -116,7 +130,13 @@ def infer_target_type(input: torch.Tensor, targets: torch.Tensor) -> str:
 
 
 def ensure_targets_one_hot(input: torch.Tensor, targets: torch.Tensor, num_classes: int | None = None) -> torch.Tensor:
-    """The probabilities of targets, in the dtype of the scores; those of a number below 0 are all 0."""
+    """The probabilities of targets, in the dtype of the scores; those of a number below 0 are all 0.
+
+    Args:
+        input: scores of shape (samples, classes, ...).
+        targets: classes of shape (samples, ...), or probabilities of the shape of the scores.
+        num_classes: how many there are; else as the scores have.
+    """
     if infer_target_type(input, targets) == "one_hot":
         return targets.to(input.dtype)
     hot = functional.one_hot(targets.clamp(min=0).long(), num_classes or input.shape[1])

@@ -64,7 +64,13 @@ class ComposerModel(nn.Module, abc.ABC):
         return {}
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
-        """Tells a metric of the outputs of `eval_forward`."""
+        """Tells a metric of the outputs of `eval_forward`.
+
+        Args:
+            batch: of the loader.
+            outputs: of `eval_forward`.
+            metric: a copy of one that `get_metrics` gave.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} has metrics, so it needs update_metric(self, batch, outputs, metric): "
             "metric.update(outputs, batch[1]), for example"

@@ -108,7 +108,12 @@ class _Curve(ComposerScheduler):
 
 
 class LinearScheduler(_Curve):
-    """Goes from `alpha_i` to `alpha_f` on a line."""
+    """Goes from `alpha_i` to `alpha_f` on a line.
+
+    Args:
+        alpha_i, alpha_f: the first multiplier and the last.
+        t_max: when the last one is reached.
+    """
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, t_max: str | Time = "1dur"):
         self.alpha_i, self.alpha_f = self._number("alpha_i", alpha_i), self._number("alpha_f", alpha_f)
@@ -129,7 +134,13 @@ class CosineAnnealingScheduler(_Curve):
 
 
 class PolynomialScheduler(_Curve):
-    """Goes from 1 to `alpha_f` as a power of the part that is left."""
+    """Goes from 1 to `alpha_f` as a power of the part that is left.
+
+    Args:
+        power: of the part that is left.
+        t_max: when the last multiplier is reached.
+        alpha_f: that one.
+    """
 
     def __init__(self, power: float, t_max: str | Time = "1dur", alpha_f: float = 0.0):
         self.power, self.alpha_f = self._number("power", power), self._number("alpha_f", alpha_f)
@@ -140,7 +151,13 @@ class PolynomialScheduler(_Curve):
 
 
 class CosineAnnealingWarmRestartsScheduler(ComposerScheduler):
-    """Goes from 1 to `alpha_f` on half a wave of a cosine in `t_0`, and again in `t_mult` of the time before."""
+    """Goes from 1 to `alpha_f` on half a wave of a cosine in `t_0`, and again in `t_mult` of the time before.
+
+    Args:
+        t_0: how long the first wave is.
+        t_mult: how many times as long each next one is.
+        alpha_f: the multiplier at the end of each.
+    """
 
     def __init__(self, t_0: str | Time, t_mult: float = 1.0, alpha_f: float = 0.0):
         self.t_0, self.alpha_f = self._time("t_0", t_0, positive=True), self._number("alpha_f", alpha_f)
@@ -178,7 +195,14 @@ class _Warmed(ComposerScheduler):
 
 
 class MultiStepWithWarmupScheduler(_Warmed):
-    """Multiplies it by `gamma` at each milestone, after a warmup."""
+    """Multiplies it by `gamma` at each milestone, after a warmup.
+
+    Args:
+        t_warmup: how long the rate goes up from 0.
+        milestones: times at which the rate changes.
+        gamma: by what it is multiplied there.
+        scale_warmup: whether a ratio that stretches times stretches the warmup, too.
+    """
 
     def __init__(
         self, t_warmup: str | Time, milestones: Sequence[str | Time], gamma: float = 0.1, scale_warmup: bool = False
@@ -207,7 +231,14 @@ class _WarmedCurve(_Warmed):
 
 
 class LinearWithWarmupScheduler(_WarmedCurve):
-    """Goes from `alpha_i` to `alpha_f` on a line, after a warmup."""
+    """Goes from `alpha_i` to `alpha_f` on a line, after a warmup.
+
+    Args:
+        t_warmup: how long the rate goes up from 0.
+        alpha_i, alpha_f: the multiplier after that, and the last.
+        t_max: when the last one is reached.
+        scale_warmup: whether a ratio that stretches times stretches the warmup, too.
+    """
 
     def __init__(
         self,
@@ -222,7 +253,14 @@ class LinearWithWarmupScheduler(_WarmedCurve):
 
 
 class ConstantWithWarmupScheduler(LinearWithWarmupScheduler):
-    """Is `alpha`, after a warmup."""
+    """Is `alpha`, after a warmup.
+
+    Args:
+        t_warmup: how long the rate goes up from 0.
+        alpha: the multiplier after that.
+        t_max: no effect, for it is constant.
+        scale_warmup: whether a ratio that stretches times stretches the warmup, too.
+    """
 
     def __init__(
         self, t_warmup: str | Time, alpha: float = 1.0, t_max: str | Time = "1dur", scale_warmup: bool = False
@@ -231,7 +269,14 @@ class ConstantWithWarmupScheduler(LinearWithWarmupScheduler):
 
 
 class CosineAnnealingWithWarmupScheduler(_WarmedCurve):
-    """Goes from 1 to `alpha_f` on half a wave of a cosine, after a warmup."""
+    """Goes from 1 to `alpha_f` on half a wave of a cosine, after a warmup.
+
+    Args:
+        t_warmup: how long the rate goes up from 0.
+        t_max: when the last multiplier is reached.
+        alpha_f: that one.
+        scale_warmup: whether a ratio that stretches times stretches the warmup, too.
+    """
 
     def __init__(
         self, t_warmup: str | Time, t_max: str | Time = "1dur", alpha_f: float = 0.0, scale_warmup: bool = False
@@ -241,7 +286,15 @@ class CosineAnnealingWithWarmupScheduler(_WarmedCurve):
 
 
 class PolynomialWithWarmupScheduler(_WarmedCurve):
-    """Goes from 1 to `alpha_f` as a power of the part that is left, after a warmup."""
+    """Goes from 1 to `alpha_f` as a power of the part that is left, after a warmup.
+
+    Args:
+        t_warmup: how long the rate goes up from 0.
+        power: of the part that is left.
+        t_max: when the last multiplier is reached.
+        alpha_f: that one.
+        scale_warmup: whether a ratio that stretches times stretches the warmup, too.
+    """
 
     def __init__(
         self,
@@ -288,7 +341,13 @@ def require_schedulers(schedulers: Sequence[Scheduler], optimizers: Sequence[Any
 
 def compile_composer_scheduler(scheduler: Callable[..., float], state: State, ssr: float = 1.0) -> LRScheduler:
     """A scheduler of torch's that has the state's optimizer follow a schedule; its steps set what the state's time
-    says."""
+    says.
+
+    Args:
+        scheduler: a schedule.
+        state: of the training; its optimizer follows.
+        ssr: a ratio by which times are stretched.
+    """
     return _follow([scheduler], state, ssr)
 
 

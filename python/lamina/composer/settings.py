@@ -79,7 +79,13 @@ class Settings:
 
 def keys_of_dtypes(param: torch.dtype | None, reduce: torch.dtype | None, buffer: torch.dtype | None) -> dict[str, Any]:
     """The keys of `init` for the dtypes of parameters, of gradients that travel and of buffers; None: those they have.
-    A model of float32, whose gradients and buffers are to be that, too, stays as it is."""
+    A model of float32, whose gradients and buffers are to be that, too, stays as it is.
+
+    Args:
+        param: of parameters in a forward.
+        reduce: of gradients that travel.
+        buffer: of buffers.
+    """
     full = {torch.float32: "fp32"}
     is_half = param in HALF
     of_buffers = ({None: "own"} | full | HALF) if is_half else HALF

@@ -11,6 +11,11 @@ from lamina.trainer.training_state import TrainingState
 class State(TrainingState, Elsewhere):
     """A training as callbacks and algorithms see it, and may change it.
 
+    Args:
+        model: that is trained.
+        run_name: of the training.
+        seed: of all random numbers; rank 0 draws one if it is None.
+
     Attributes:
         device: where it runs.
         precision: the numbers of a forward and its loss.

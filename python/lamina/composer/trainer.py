@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from lamina.composer.arguments import Arguments, number_of_pieces, pieces, require_alike, require_of_fit, signature
-from lamina.composer.arguments import duration as length
+from lamina.composer.arguments import Arguments, read_for_fit, require_alike, signature
 from lamina.composer.composers_names import OF_TRAINER, Elsewhere
 from lamina.composer.configurations import settings
 from lamina.composer.engine import Engine
@@ -70,30 +69,78 @@ class Trainer(Elsewhere):
 
     Args:
         model: with its loss. All ranks build the same; values are those of world rank 0.
+        max_duration: how far `fit` goes: "10ep", "500ba", "5e4sp", "1e9tok", "1h30m"; an int is epochs.
+
+        Data of the training:
         train_dataloader: a loader, a DataSpec or a dictionary of its arguments. Over several ranks a DataLoader has a
             DistributedSampler (`lamina.dist.get_sampler`), which gets its place here.
         train_dataloader_label: its name.
         train_subset_num_batches: how many batches an epoch has at most; -1: all.
-        max_duration: how far `fit` goes: "10ep", "500ba", "5e4sp", "1e9tok", "1h30m"; an int is epochs.
-        algorithms, callbacks: what hears of events.
-        optimizers: one, over the model's parameters; without any SGD(lr=0.1).
-        eval_dataloader: what is evaluated in training: loaders, or Evaluators.
-        eval_interval: how often; an int is epochs.
-        eval_subset_num_batches: how many batches are read for that; -1: all.
-        loggers: get all metrics.
-        device: "cpu".
-        run_name: of this run, on all ranks; else one is made up.
         grad_accum: in how many microbatches a batch of a rank is run; "auto": see the next one.
         device_train_microbatch_size: of how many samples its microbatches are; the last has fewer. "auto": as large as
             memory allows on every rank; they begin with the whole batch.
+        spin_dataloaders: True; a training goes on with its next batch in any case.
         accumulate_train_batch_on_tokens: whether microbatches count by their tokens, and not by their samples.
-        seed: of all random numbers; else rank 0 draws one.
+
+        Updates:
+        optimizers: one, over the model's parameters; without any SGD(lr=0.1).
+        schedulers: one or several, which are multiplied: schedules of `lamina.trainer.schedulers`, or functions of a
+            State; or one of torch's.
+        step_schedulers_every_batch: whether torch's schedulers make a step after each batch; else after each epoch.
+        scale_schedule_ratio: 1.0; say the shorter `max_duration`.
+
+        Evaluations:
+        eval_dataloader: what is evaluated in training: loaders, or Evaluators.
+        eval_interval: how often: "1ep", "100ba", "0.1dur", or a function of State and event; an int is epochs.
+        eval_subset_num_batches: how many batches are read for that; -1: all.
+
+        What hears of the training:
+        algorithms, callbacks: objects that hear of events.
+        loggers: destinations of all metrics; a `lamina.Logger` is one, too.
+        run_name: of this run, on all ranks; else one is made up.
+        progress_bar: whether a bar shows how far the training is, on world rank 0.
+        log_to_console: whether metrics are printed there.
+        console_stream: where both go: "stdout", "stderr" or a file.
+        console_log_interval: after how many epochs or batches metrics are printed.
+        auto_log_hparams: whether loggers get these arguments as texts.
+        python_log_level: of lamina's and Composer's names in Python's logging.
+        log_traces, profiler: nothing; `lamina.timeline` shows what each rank does.
+        algorithm_passes: nothing; algorithms hear of an event in the order of the list.
+
+        Checkpoints that it goes on from:
+        load_path: a checkpoint that a Trainer has saved, or the folder of several: then the newest one.
+        load_weights_only: whether the model alone is loaded.
+        load_strict_model_weights: whether names of weights have to be those of the model.
+        autoresume: whether it goes on from the newest checkpoint of `save_folder`, where there is one.
+        load_progress_bar: no effect.
+        load_object_store: nothing; `load_path` is a folder that all ranks see.
+        load_ignore_keys, load_exclude_algorithms: nothing yet.
+
+        Checkpoints that it saves:
+        save_folder: where they are, with {run_name} perhaps; all ranks see it.
+        save_filename: their names, with {epoch}, {batch}, {sample}, {token} and {run_name}.
+        save_latest_filename: no effect: `load_path=save_folder` goes on from the newest one.
+        save_overwrite: whether the folder may have checkpoints, which those of the same name replace.
+        save_interval: epochs or batches between them, and at the end; or a function of State and event.
+        save_weights_only: whether the model alone is saved.
+        save_num_checkpoints_to_keep: how many stay, the latest ones; -1: all; 0: none is saved.
+        save_metrics: nothing; a Callback's `state_dict()` is saved.
+        save_ignore_keys: nothing yet.
+
+        Layout and numbers:
+        fsdp_config, deepspeed_config: a layout in the words of one of them; `{}` has their defaults.
+        fsdp_auto_wrap: True; `_fsdp_wrap`, `fsdp_wrap_fn` and fsdp_config's `min_params` say what becomes a unit.
+        lamina_config: keys of `lamina.init`, which say any layout.
+        device: "cpu".
+        precision: "fp32", "amp_fp16" or "amp_bf16", of forwards and losses.
+        precision_config: nothing; fp8 is not there.
+        compile_config: nothing; give a model that `torch.compile` has wrapped.
+        seed: of all random numbers, from 0 to 2^32 - 1; else rank 0 draws one.
         deterministic_mode: whether torch takes algorithms alone that give the same bits again.
         dist_timeout: seconds after which a rank that does not answer is given up.
-        python_log_level: of lamina's and Composer's names in Python's logging.
-        lamina_config: keys of `lamina.init`.
+        ddp_sync_strategy: nothing; gradients are averaged once for each batch.
 
-    All other names of Composer's are there, too. An error says which are not of use here, or not yet.
+    What is nothing here is refused with what is there in its place.
 
     Errors:
         ConfigError: all that is wrong with the arguments, before anything is started.
@@ -191,39 +238,36 @@ class Trainer(Elsewhere):
         scale_schedule_ratio: float = 1.0,
         spin_dataloaders: bool = True,
     ) -> None:
-        """Trains. What is given counts instead of what the Trainer was made with.
+        """Trains. What is given counts instead of what the Trainer was made with, which tells of each argument.
 
         Args:
+            train_dataloader, train_dataloader_label, train_subset_num_batches: what is trained with.
             duration: how far to go from here on; else to `max_duration`.
             reset_time: whether the time begins anew.
+            schedulers, step_schedulers_every_batch: of the learning rate.
+            eval_dataloader, eval_subset_num_batches, eval_interval: what is evaluated, and when.
+            grad_accum, device_train_microbatch_size: how a batch is cut, the one or the other.
+            precision, scale_schedule_ratio, spin_dataloaders: as the Trainer has them.
 
         Errors:
             ConfigError: no loader, no duration, or one that has passed.
         """
         given = dict(locals())
         self._job.require("Trainer.fit")
-        state, more, evaluators = self.state, length("duration", duration), ensure_evaluators(eval_dataloader)
-        require_of_fit(state.precision, precision, scale_schedule_ratio, spin_dataloaders)
-        checks.text("train_dataloader_label", train_dataloader_label)
-        checks.flag("reset_time", reset_time)
-        checks.count_or_all("eval_subset_num_batches", eval_subset_num_batches)
-        ensure_when(eval_interval)
-        tell_idle_of_fit(given, {name: each.default for name, each in _FIT.parameters.items()}, evaluators)
+        state, read = self.state, read_for_fit(given, self.state.precision)
+        tell_idle_of_fit(given, {name: each.default for name, each in _FIT.parameters.items()}, read["eval_dataloader"])
         if train_subset_num_batches is not None:
-            self._most = checks.count_or_all("train_subset_num_batches", train_subset_num_batches)
+            self._most = train_subset_num_batches
         if train_dataloader is not None:
-            self._spec, self._label = ensure_data_spec(train_dataloader), train_dataloader_label
+            self._spec, self._label = read["train_dataloader"], train_dataloader_label
         if schedulers is not None:
             self._schedulers = require_schedulers(checks.listed(schedulers), state.optimizers)
             self._steps_every_batch = steps_every_batch(self._schedulers, step_schedulers_every_batch)
         if eval_dataloader is not None:
-            self._set_evaluators(evaluators, eval_interval, eval_subset_num_batches)
-        if device_train_microbatch_size is not None and grad_accum is not None:
-            raise ConfigError("fit: grad_accum and device_train_microbatch_size say the same: give one of them")
+            self._set_evaluators(read["eval_dataloader"], eval_interval, eval_subset_num_batches)
         if device_train_microbatch_size is not None or grad_accum is not None:
-            size = pieces("device_train_microbatch_size", device_train_microbatch_size)
-            self._set_microbatches(size, number_of_pieces("grad_accum", grad_accum))
-        self._set_time(more, reset_time)
+            self._set_microbatches(device_train_microbatch_size, grad_accum)
+        self._set_time(read["duration"], reset_time)
         self._require_work()
         self._read_on()
         self._bind_schedulers()

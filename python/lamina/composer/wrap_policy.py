@@ -31,7 +31,14 @@ def children_to_wrap(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def asked_of(module: nn.Module, attribute: str, root: nn.Module, function: str) -> str | None:
     """The rule by which a module is chosen: its attribute, else a True of the root's function. An empty string where
-    the attribute says no, None where nobody says anything."""
+    the attribute says no, None where nobody says anything.
+
+    Args:
+        module: that may be chosen.
+        attribute: of the module, which decides.
+        root: whose function is asked else.
+        function: its name.
+    """
     if hasattr(module, attribute):
         return attribute if getattr(module, attribute) else ""
     ask = getattr(root, function, None)
@@ -115,7 +122,13 @@ def checkpoint_chosen(model: nn.Module) -> list[str]:
 
 
 def table(found: Sequence[Unit], checkpointed: Sequence[str], degree: int) -> str:
-    """A table of units, with the bytes of their parameters on each of `degree` ranks; checkpointed modules follow."""
+    """A table of units, with the bytes of their parameters on each of `degree` ranks; checkpointed modules follow.
+
+    Args:
+        found: units.
+        checkpointed: names of modules.
+        degree: over how many ranks units are sharded.
+    """
     rows = [("module", "rule", "parameters", "bytes here", "checkpointed")]
     of_unit = {unit.name: unit for unit in found}
     for name in [*of_unit, *(name for name in checkpointed if name not in of_unit)]:

@@ -143,6 +143,13 @@ def load(
     """Loads the checkpoint `path`, or the newest of that folder, into the state; with `missing_ok` the path is the
     folder of saves, which may hold files of others.
 
+    Args:
+        path: of a checkpoint, or of a folder with several.
+        state: of the training, which goes on from there.
+        weights_only: whether the model alone is loaded.
+        strict: whether names of weights have to be those of the model.
+        missing_ok: whether there may be none.
+
     Returns:
         What the ranks have read of the epoch, for Shares; None where it begins anew.
 

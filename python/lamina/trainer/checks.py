@@ -13,7 +13,14 @@ from lamina.util.checks import of_address
 
 
 def number(name: str, given: Any, least: float = -math.inf, whole: bool = False) -> Any:
-    """A finite number of at least so much."""
+    """A finite number of at least so much.
+
+    Args:
+        name: of the argument.
+        given: its value.
+        least: the smallest one that is allowed.
+        whole: whether it has to be a whole number.
+    """
     kind = numbers.Integral if whole else numbers.Real
     if isinstance(given, bool) or not isinstance(given, kind) or not (-math.inf < given < math.inf and given >= least):
         limit = "" if least == -math.inf else f", {least:g} or more"
@@ -77,5 +84,11 @@ def function(name: str, given: Any) -> Any:
 
 
 def wrong(name: str, given: Any, expected: str) -> ConfigError:
-    """The error of an argument that is not what is expected."""
+    """The error of an argument that is not what is expected.
+
+    Args:
+        name: of the argument.
+        given: its value.
+        expected: what it should be, after "it is".
+    """
     return ConfigError(f"{name}={given!r}: it is {expected}")

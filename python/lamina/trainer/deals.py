@@ -19,6 +19,11 @@ class Deal:
     """The order in which a DistributedSampler of torch's, of torchdata's or of ours deals an epoch's samples. Each
     batch of all copies has the next ones in that order, whatever their number and the size of their batches.
 
+    Args:
+        sampler: a DistributedSampler; it gets this copy's place.
+        rows: samples in a batch of a copy; None where that is not known.
+        drop_last: whether a last batch with fewer is left out.
+
     Attributes:
         samples: of an epoch.
         of_all: samples of a full batch of all copies; None where a batch sampler that is not known says that.

@@ -65,7 +65,13 @@ class Evaluation:
     def run(self, evaluator: EvaluationData, may_end: bool = False, most: int | None = None) -> bool:
         """Measures the model's metrics over an evaluator's data, or where it has none its loss; over `most` batches, if
         that is not the evaluator's number. The training goes on as if nothing had been. Returns whether it is whole:
-        with `may_end` it ends where a rank wants the training to end, and has no values."""
+        with `may_end` it ends where a rank wants the training to end, and has no values.
+
+        Args:
+            evaluator: its data, and their label.
+            may_end: whether it ends where a rank wants the training to end.
+            most: how many batches are read, in the place of the evaluator's number; -1: all.
+        """
         state, spec = self._state, evaluator.dataloader
         read = state.dataloader, state.dataloader_label, state.dataloader_len
         measured = self._measured = metrics.fresh(state.eval_metrics[evaluator.label])

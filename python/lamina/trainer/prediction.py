@@ -33,7 +33,13 @@ class Prediction:
 
     def run(self, spec: DataSpec, most: int, keeps: bool) -> list[Any]:
         """Goes through the data, to batch number `most` at most, if it is not -1. The training goes on as if nothing
-        had been. Returns the outputs for each batch of this rank's, on the host, where they are kept."""
+        had been. Returns the outputs for each batch of this rank's, on the host, where they are kept.
+
+        Args:
+            spec: what gives batches.
+            most: how many of them are read; -1: all.
+            keeps: whether outputs are returned.
+        """
         state, kept = self._state, []
         read = state.dataloader, state.dataloader_label, state.dataloader_len
         with undisturbed(state.model, spec.dataloader):

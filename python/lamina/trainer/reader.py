@@ -97,7 +97,13 @@ class Reader:
         return {"samples": self._samples, "dealt": dealt, "order": self._deal.order}
 
     def go_on(self, saved: list[dict[str, Any]], batches: int, samples: int) -> None:
-        """See Shares."""
+        """See Shares.
+
+        Args:
+            saved: states of the ranks of a job, see `state_dict`.
+            batches: of all copies, that were read of the epoch.
+            samples: of all copies, in these.
+        """
         self._begin_epoch()
         own = next((each for each in (*saved[rank() :], *saved) if each["place"] == self._place), None)
         leading = [each for each in saved if each["place"][1] is not None] or saved

@@ -27,7 +27,13 @@ def differing(states: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def own_of(path: str, saved: Mapping[str, Any], of_ranks: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The states that this rank goes on with: of `saved`, rank 0's, and its own where there are as many ranks. Else a
-    line names them."""
+    line names them.
+
+    Args:
+        path: of the checkpoint, for that line.
+        saved: states of rank 0, by name.
+        of_ranks: those of all ranks, of what was not alike.
+    """
     own = {name: each[rank()] for name, each in of_ranks.items() if len(each) == size()}
     if rank() == 0 and (others := sorted(of_ranks.keys() - own.keys())):
         before, names = len(of_ranks[others[0]]), ", ".join(name.rpartition(".")[0] for name in others)

@@ -173,6 +173,12 @@ def ensure_time(value: Time | str | int, unit: TimeUnit | str = TimeUnit.EPOCH) 
 def named_time(name: str, value: Any, positive: bool = False, units: Sequence[TimeUnit] = tuple(TimeUnit)) -> Time:
     """The time that an argument gives, in epochs where it is a number.
 
+    Args:
+        name: of the argument.
+        value: a Time, its string or a number of epochs.
+        positive: whether it has to be above 0.
+        units: those that are allowed.
+
     Errors:
         ConfigError: it is none, below 0, not `positive`, or of another unit than these; with the argument's name.
     """
@@ -248,7 +254,12 @@ class Timestamp:
         return getattr(self, unit.name.lower())
 
     def to_next_batch(self, samples: int = 0, tokens: int = 0, duration: datetime.timedelta = _NONE) -> "Timestamp":
-        """The time after one batch more of so many samples and tokens."""
+        """The time after one batch more of so many samples and tokens.
+
+        Args:
+            samples, tokens: of the batch, of all ranks.
+            duration: how long it took.
+        """
         more = {"batch": 1, "sample": int(samples), "token": int(tokens)}
         counts = {
             field: getattr(self, field) + number

@@ -27,6 +27,11 @@ _MEASURED = "total_loss_dict", "train_metric_values", "eval_metric_values"
 class TrainingState:
     """A training as the loop runs it, and as callbacks and algorithms see and change it.
 
+    Args:
+        model: that is trained.
+        run_name: of the training.
+        seed: of all random numbers; rank 0 draws one if it is None.
+
     Attributes:
         model: the model; its names are those of the user's.
         batch, outputs, loss: the current ones, in a step those of the microbatch.
@@ -167,6 +172,12 @@ class TrainingState:
         return self.timestamp.get(self._max_duration.unit) / self._max_duration
 
     def set_dataloader(self, spec: DataSpec | None, label: str | None, length: int | None) -> None:
-        """Another loader is being read."""
+        """Another loader is being read.
+
+        Args:
+            spec: the loader; None: none is read.
+            label: its name.
+            length: how many batches it has, where that is known.
+        """
         self.dataloader = None if spec is None else spec.dataloader
         self.dataloader_label, self.dataloader_len = label, length

@@ -30,14 +30,27 @@ class LoggerDestination(Callback):
         """Images, for a destination that shows some."""
 
     def log_table(self, columns: list[str], rows: list[list[Any]], name: str = "Table") -> None:
-        """A table, for a destination that shows some."""
+        """A table, for a destination that shows some.
+
+        Args:
+            columns: their names.
+            rows: values of each row.
+            name: of the table.
+        """
 
     def can_upload_files(self) -> bool:
         """Tells whether it does something with `upload_file`."""
         return False
 
     def upload_file(self, state: Any, remote_file_name: str, file_path: str, *, overwrite: bool = False) -> None:
-        """A file that is to be there under another name."""
+        """A file that is to be there under another name.
+
+        Args:
+            state: of the training.
+            remote_file_name: its name there.
+            file_path: of the file here.
+            overwrite: whether one that is there may go.
+        """
 
 
 class LoggerAdapter(LoggerDestination):
