@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lamina.script_state.changes import Changes, Snapshot, differences
+from lamina.script_state.tokens import InPlaceOfValue, is_generator
 from lamina.script_state.tokens import content as content_of
-from lamina.script_state.tokens import is_generator
 from lamina.script_state.walk import Reach
 
 pytestmark = pytest.mark.unit
@@ -71,6 +71,29 @@ def test_a_change_is_made_where_the_same_was_built(change):
     elsewhere.apply(Changes(*changes), pytest.fail)
     assert content(here) == content(there) != content(State())
     assert not any(before.changes([], pytest.fail)[0])
+
+
+def test_a_change_that_both_have_made_is_refused_or_replaced():
+    for replaces in (False, True):
+        here, there, refused = State(), State(), []
+        before, elsewhere = (Snapshot(Reach([("it", state)])) for state in (here, there))
+        for state, number in ((here, 2), (there, 4)):
+            state.items["a"] = number
+            state.tensor.fill_(number)
+            state.draws.seed(number)
+        changes = before.changes(differences(before.reach), pytest.fail)
+        elsewhere.apply(changes, lambda name, _: refused.append(name), replaces)  # noqa: B023
+        assert (content(here) == content(there)) == replaces
+        assert len(refused) == (0 if replaces else 3)
+
+
+def test_descriptors_that_watch_attributes_are_no_change():
+    class Watched:
+        factor = 1
+
+    before = Snapshot(Reach([("it", Watched)]))
+    Watched.factor = InPlaceOfValue()
+    assert not differences(before.reach)
 
 
 def test_what_is_near_is_found_before_what_many_objects_are_in():

@@ -63,7 +63,7 @@ class BeforeCut:
         if any(changes):
             missing: list[str] = []
             if not session.leads:
-                self._before.apply(Changes(*changes), lambda name, _: missing.append(name))
+                self._before.apply(Changes(*changes), lambda name, _: missing.append(name), replaces=True)
             for each in session.all_gather("one_copy", missing[:1]):
                 if each:
                     raise _refused(each[0], ", one of which does not have it")

@@ -20,7 +20,7 @@ from torch import nn
 from lamina.script_state.generators import Source
 from lamina.script_state.holders import Content, Elements, Holder
 from lamina.script_state.kinds import MISSING
-from lamina.script_state.tokens import version_of
+from lamina.script_state.tokens import InPlaceOfValue, version_of
 from lamina.script_state.walk import Reach
 
 Address = tuple[str, str, int]
@@ -50,12 +50,13 @@ class Difference:
 
 
 def differences(reach: Reach) -> list[Difference]:
-    """Returns what has changed since. Files that were imported in between are no change."""
+    """Returns what has changed since. Files that were imported in between are no change, nor are descriptors that watch
+    attributes, on each rank for itself."""
     found = []
     for name, holder, before, now in reach.changed():
         fresh = {key: value for key, value in now.items() if before.get(key, MISSING) is not value}
-        fresh = {key: value for key, value in fresh.items() if not isinstance(value, ModuleType)}
-        gone = [key for key in before if key not in now]
+        fresh = {key: value for key, value in fresh.items() if not isinstance(value, (ModuleType, InPlaceOfValue))}
+        gone = [key for key, value in before.items() if key not in now and not isinstance(value, InPlaceOfValue)]
         grown = isinstance(holder, Elements) and not gone and fresh.keys().isdisjoint(before)
         if fresh or gone:
             found.append(Difference(name, holder, fresh, gone, grown))
@@ -121,11 +122,17 @@ class Snapshot:
             {at: (source.kind, now) for at, (source, old) in states if (now := _state(source)) != old},
         )
 
-    def apply(self, changes: Changes, refuse: Refuse) -> None:
-        """Makes these here, on another rank; but for what this one has changed itself meanwhile."""
+    def apply(self, changes: Changes, refuse: Refuse, replaces: bool = False) -> None:
+        """Makes these here, on another rank.
+
+        Args:
+            changes: those of the rank that has made them.
+            refuse: takes what is not here, or has been changed here as well.
+            replaces: whether the latter is made as there instead.
+        """
         for at, value in changes.tensors.items():
             held = self._tensors[at] if at < len(self._tensors) else None
-            if held is None or held.shape != value.shape or version_of(held) != self._versions[at]:
+            if held is None or held.shape != value.shape or not (replaces or version_of(held) == self._versions[at]):
                 refuse("a tensor", "this rank has another one")
             else:
                 held.detach().copy_(value)
@@ -137,11 +144,12 @@ class Snapshot:
                 held[...] = value
         for at, (kind, state) in changes.states.items():
             source = self._sources[at] if at < len(self._sources) else None
-            if source is None or source.kind != kind or _state(source) != self._states[at]:
+            if source is None or source.kind != kind or not (replaces or _state(source) == self._states[at]):
                 refuse(kind if source is None else source.name, "this rank has another one, or draws, too")
             else:
                 source.put(pickle.loads(state))
-        changed_here = {id(each.holder.held) for each in differences(self.reach)} if changes.packed else ()
+        looks = changes.packed and not replaces
+        changed_here = {id(each.holder.held) for each in differences(self.reach)} if looks else ()
         for each in changes.packed:
             if missing := self._known().apply(each, changed_here):
                 refuse(missing, "this rank does not have it, or changes it, too")

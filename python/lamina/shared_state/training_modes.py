@@ -15,6 +15,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError, said
+from lamina.script_state.tokens import InPlaceOfValue
 from lamina.shared_state.modules import Modules
 
 _NAME = "training"
@@ -123,7 +124,7 @@ class TrainingModes:
         return UsageError(how, code="step-mode")
 
 
-class _Mode:
+class _Mode(InPlaceOfValue):
     """The attribute of the modules of one class."""
 
     def __init__(self, modes: TrainingModes):
