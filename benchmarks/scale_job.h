@@ -91,6 +91,12 @@ class ScaleJob {
   // Copies of the model average their gradients, by collectives that are not counted.
   void step(int rank) { ranks_[rank]->passes->meet(); }
 
+  // The numbers that ranks of a Trainer add up before and after a batch: of its samples, and of two losses.
+  void batch_of_trainer(int rank) {
+    messaging::totals(mailbox(rank), world_, {{32, 0, 0}, {32, 1, 0, 0}}, patience());
+    messaging::totals(mailbox(rank), world_, {{0.1, 0.5, 0.5}, {0, 0}}, patience());
+  }
+
   void clipped_step(int rank) {
     step(rank);
     at::Tensor tensors[] = {at::ones({4}).set_requires_grad(true), at::ones({2, 3}).set_requires_grad(true)};

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
 #include "lamina/messaging/outcome.h"
 
 namespace lamina::messaging {
@@ -43,21 +45,40 @@ Led hear_first(Mailbox& mailbox, std::span<const base::Rank> members, std::int64
   return {items.at(0).get_if<std::int64_t>() != nullptr, std::move(items.at(1))};
 }
 
+Totals totals(Mailbox& mailbox, std::span<const base::Rank> members, const Totals& own,
+              const base::Patience& patience) {
+  const auto to_value = [](const Totals& all) {
+    Tuple lists{{List(), List()}};
+    for (const auto each : all.sums) lists.items[0].as<List>().items.emplace_back(each);
+    for (const auto each : all.largest) lists.items[1].as<List>().items.emplace_back(each);
+    return lists;
+  };
+  const auto to_totals = [](const Value& lists) {
+    Totals all;
+    for (const auto& each : lists.as<Tuple>().items.at(0).as<List>().items) all.sums.push_back(each.as<double>());
+    for (const auto& each : lists.as<Tuple>().items.at(1).as<List>().items) all.largest.push_back(each.as<double>());
+    return all;
+  };
+  const auto merge = [&](const Value& low, const Value& high) -> Value {
+    auto both = to_totals(low);
+    const auto others = to_totals(high);
+    if (both.largest.size() != others.largest.size()) {
+      throw base::UsageError(base::str("ranks give ", both.largest.size(), " and ", others.largest.size(),
+                                       " numbers to one exchange: they are in different calls"));
+    }
+    both.sums.resize(std::max(both.sums.size(), others.sums.size()));
+    for (std::size_t i = 0; i < others.sums.size(); ++i) both.sums[i] += others.sums[i];
+    for (std::size_t i = 0; i < others.largest.size(); ++i) {
+      both.largest[i] = std::max(both.largest[i], others.largest[i]);
+    }
+    return to_value(both);
+  };
+  return to_totals(mailbox.exchange(members, "totals", to_value(own), merge, patience));
+}
+
 std::vector<double> largest(Mailbox& mailbox, std::span<const base::Rank> members, std::vector<double> own,
                             const base::Patience& patience) {
-  const auto larger = [](const Value& low, const Value& high) -> Value {
-    List larger;
-    for (std::size_t i = 0; i < low.as<List>().items.size(); ++i) {
-      const auto other = high.as<List>().items.at(i).as<double>();
-      larger.items.emplace_back(std::max(low.as<List>().items[i].as<double>(), other));
-    }
-    return larger;
-  };
-  List given;
-  for (const auto each : own) given.items.emplace_back(each);
-  const auto found = mailbox.exchange(members, "largest", std::move(given), larger, patience);
-  for (std::size_t i = 0; i < own.size(); ++i) own[i] = found.as<List>().items.at(i).as<double>();
-  return own;
+  return totals(mailbox, members, {.largest = std::move(own)}, patience).largest;
 }
 
 void act_together(Mailbox& mailbox, std::span<const base::Rank> members, const std::function<void()>& act,

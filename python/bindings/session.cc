@@ -108,6 +108,16 @@ double largest(Session& session, const std::string& kind, double number) {
   return messaging::largest(session.mailbox(), session.members(group_of(kind)), {number}, session.patience()).front();
 }
 
+py::tuple totals(Session& session, const std::string& kind, std::vector<double> sums, std::vector<double> largest) {
+  messaging::Totals all;
+  {
+    const Release release;
+    all = messaging::totals(session.mailbox(), session.members(group_of(kind)), {std::move(sums), std::move(largest)},
+                            session.patience());
+  }
+  return py::make_tuple(all.sums, all.largest);
+}
+
 bool looks_like_offsets(const at::Tensor& tensor, const std::vector<std::int64_t>& lengths, bool is_called_so) {
   return pipeline::looks_like_offsets(tensor, lengths, is_called_so);
 }
@@ -443,6 +453,7 @@ void bind_session(py::module_& module) {
       .def("first_given", &first_given)
       .def("are_alike", &are_alike)
       .def("largest", &largest)
+      .def("totals", &totals)
       .def("differing_arguments", &differing_arguments)
       .def("barrier", &barrier, py::call_guard<Release>())
       .def("loss", &loss, py::call_guard<Release>())

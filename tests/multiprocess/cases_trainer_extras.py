@@ -46,9 +46,8 @@ def trainer_of(keys, loggers=None, **options):
     model, data = Model("mean"), data_of(12, 1)
     loader = DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
     options = {"max_duration": "1ep", "optimizers": torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)} | options
-    return Trainer(
-        model=model, train_dataloader=loader, loggers=loggers, seed=1, lamina_config={"timeout_s": 60} | keys, **options
-    )
+    given = {"model": model, "train_dataloader": loader} | options
+    return Trainer(loggers=loggers, seed=1, lamina_config={"timeout_s": 60} | keys, **given)
 
 
 def by_hand(clip=None, rates=(0.1, 0.1, 0.1)):
@@ -88,6 +87,30 @@ def case_norms_of_gradients_are_those_of_one_process():
         total = [math.hypot(*norms.values()) for norms in expected]
         assert [value for _, value in memory.data["l2_norm/grad/global"]] == pytest.approx(total, rel=1e-12)
         assert [(time.batch, rate) for time, rate in memory.data["lr-SGD/group0"]] == [(1, 0.1), (2, 0.1), (3, 0.1)]
+        trainer.close()
+
+
+class Parts(Model):
+    """Its losses have names; copy 1 has one more, before the others."""
+
+    def loss(self, outputs, batch):
+        loss = super().loss(outputs, batch).mean()
+        own = {"own": loss.detach()} if lamina.rank() == 1 and self.has_own else {}
+        return {**own, "half": loss / 2, "total": loss}
+
+
+def case_losses_of_copies_are_added_up_by_name():
+    for has_own in (False, True):
+        model, data = Parts("mean"), data_of(12, 1)
+        model.has_own = has_own
+        loader = DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = trainer_of({}, model=model, train_dataloader=loader, optimizers=optimizer)
+        trainer.fit()
+        losses = trainer.state.total_loss_dict
+        assert list(losses) == ["loss/train/half", "loss/train/total"]
+        assert losses["loss/train/total"] == pytest.approx(2 * losses["loss/train/half"], rel=1e-12)
+        assert len(set(allgather(tuple(losses.items()), WORLD))) == 1
         trainer.close()
 
 

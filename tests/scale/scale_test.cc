@@ -44,6 +44,12 @@ TEST(Scale, OfAClippedStepIsOneMessageForTheCopyAndTwiceTheLogarithmOfTheCopies)
   expect_bytes_as_messages(sent);
 }
 
+TEST(Scale, OfABatchOfATrainerIsTwiceTheLogarithmOfTheRanks) {
+  const auto sent = sent_in([](ScaleJob& job, int rank) { job.batch_of_trainer(rank); });
+  for (const int size : kSizes) EXPECT_EQ(sent.at(size).messages, 2 * log2_of(size)) << size;
+  expect_bytes_as_messages(sent);
+}
+
 TEST(Scale, OfAStartIsThreeAgreements) {
   const auto sent = sent_in([](ScaleJob& job, int rank) { job.start(rank); });
   for (const int size : kSizes) EXPECT_EQ(sent.at(size).messages, 3 * log2_of(size)) << size;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses of a model, which may have parts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,13 @@ from lamina.model.shards import gathered_parameters
 
 
 def loss_of(model: nn.Module, outputs: Any, batch: Any) -> Any:
-    """The loss of a ComposerModel, which may read parameters of its own; of a sharded one, every rank calls it."""
+    """The loss of a ComposerModel, which may read parameters of its own; of a sharded one, every rank calls it.
+
+    Args:
+        model: with a `loss`.
+        outputs: of its forward.
+        batch: of which they are.
+    """
     with gathered_parameters(model.parameters(recurse=False)):
         return model.loss(outputs, batch)
 
@@ -47,7 +53,6 @@ def require_trainable(loss: torch.Tensor) -> None:
         )
 
 
-def totals(of_copies: dict[int, dict[str, float]]) -> dict[str, float]:
-    """The losses of all copies of the model together."""
-    ordered = [of_copies[copy] for copy in sorted(of_copies)]
-    return {f"loss/train/{name}": sum(losses[name] for losses in ordered) for name in ordered[0]}
+def added_up(of_copies: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The losses of all copies of the model together, by the names of the first one's."""
+    return {name: sum(losses[name] for losses in of_copies) for name in of_copies[0]}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The copies of the model in a Trainer's job, and their ranks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from lamina.job import current
@@ -11,6 +12,23 @@ from lamina.job.ranks import WORLD, CommGroup, size
 def gathered(own: Any, group: CommGroup) -> list[Any]:
     """Lists what each rank of the group has; in a job of one rank nothing is sent."""
     return [own] if size() == 1 else allgather(own, group)
+
+
+def totals(sums: Sequence[float], largest: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Numbers of all ranks, each by its place, in one exchange of fixed size; in a job of one rank nothing is sent.
+
+    Args:
+        sums: are added up; those that a rank does not give are 0 of it.
+        largest: become the largest one; every rank gives as many.
+    """
+    if size() == 1:
+        return list(sums), list(largest)
+    return current.outside_step("allgather()").session.totals(WORLD.value, sums, largest)
+
+
+def speaks() -> bool:
+    """Tells whether this rank gives the numbers of its copy. One of each copy does, and it leads."""
+    return 0 in current.session().group_members("replicas")
 
 
 def leads() -> bool:

@@ -14,22 +14,25 @@ from lamina.dist.batches import require_distributed_sampler, samplers
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD
+from lamina.job.ranks import WORLD, size
 from lamina.trainer.data_spec import DataSpec
-from lamina.trainer.ranks import gathered, leads
+from lamina.trainer.ranks import leads, speaks, totals
 from lamina.trainer.reader import END, Reader
 
 
 class Word(NamedTuple):
-    """The word of a rank before a batch."""
+    """Numbers of a rank before a batch, and those of all ranks together: sums, and then the largest."""
 
-    copy: int | None  # that it speaks for; None where it does not read
-    has_data: bool  # whether its loader gave a batch
-    had_data: bool  # whether one of which something counts came before
-    stops: bool  # whether the training is to end
-    samples: int
-    tokens: int
-    has_ended: bool = False  # there is no batch more for it
+    samples: int = 0
+    tokens: int = 0
+    ended: int = 0  # ranks for which there is no batch more
+    most: int = 0  # samples that a copy has
+    has_data: bool = False  # a loader gave a batch
+    lacks: bool = False  # nothing counts of a batch, nor of one that came before
+    stops: bool = False  # the training is to end
+
+
+_SUMS = Word._fields.index("most")
 
 
 class Share(NamedTuple):
@@ -80,7 +83,7 @@ class Shares:
         if not spec.already_split:
             require_distributed_sampler(spec.dataloader)
         current.job().own(Loaders).append(spec.dataloader)
-        self._reader = Reader(spec)
+        self._reader, self._speaks = Reader(spec), speaks()
         self._ends = current.job().own(Ends)
 
     @property
@@ -104,7 +107,13 @@ class Shares:
 
     def go_on(self, saved: list[dict[str, Any]], batches: int, samples: int) -> None:
         """Has the next epoch go on after so many batches and samples of all copies: `saved` are the states then, of the
-        ranks of a job."""
+        ranks of a job.
+
+        Args:
+            saved: states of the ranks of a job, see `state_dict`.
+            batches: of all copies, that were read of the epoch.
+            samples: of all copies, in these.
+        """
         self._reader.go_on(saved, batches, samples)
 
     def of_epoch(self, number: int, most: int = -1) -> Iterator[Share]:
@@ -115,58 +124,51 @@ class Shares:
         read = self._reader.of_epoch(most, self._ends.by_sigterm)
         batch = None  # the latest of which something counts
         for found in read:
-            word = self._word(found, batch is not None)
-            everyone = _together(word)
-            words = list({each.copy: each for each in everyone if each.copy is not None}.values())
-            if not any(each.has_data for each in words):
+            samples, tokens = self._counted(found)
+            counts = tokens if self._by_tokens else samples
+            own = Word(samples, tokens, 0, samples, found is not END, not counts and batch is None)
+            everyone = self._together(own if self._speaks else Word())
+            if not everyone.has_data:
                 self._reader.end()
                 return
-            counts = self._counts(word)
             batch = found if counts else batch
-            if not all(self._counts(each) or each.had_data for each in words):
+            if everyone.lacks:
                 others = allgather(found if counts else None, WORLD)
                 if leads() and batch is None:
                     batch = next((other for other in others if other is not None), found)
-            all_counts, all_samples, all_tokens = (
-                sum(map(count, words)) for count in (self._counts, lambda each: each.samples, lambda each: each.tokens)
-            )
-            stops = any(each.stops for each in everyone)
-            most = max(each.samples for each in words)
-            own = self.spec, batch, word.samples, self._by_tokens, counts
-            self._reader.count(word.samples)
-            yield Share(*own, all_counts, all_samples, all_tokens, most, stops)
-
-    def _counts(self, word: Word) -> int:
-        return word.tokens if self._by_tokens else word.samples
+            self._reader.count(samples)
+            own = self.spec, batch, samples, self._by_tokens, counts
+            all_counts = everyone.tokens if self._by_tokens else everyone.samples
+            yield Share(*own, all_counts, everyone.samples, everyone.tokens, everyone.most, bool(everyone.stops))
 
     def end(self) -> bool:
         """The training is at its end, on all ranks. Tells whether one wanted that."""
-        own = Word(self._reader.copy, False, False, self._ends.is_asked, 0, 0, True)
-        return any(each.stops for each in _together(own))
+        return bool(self._together(Word(ended=1)).stops)
 
-    def _word(self, batch: Any, had_data: bool) -> Word:
-        has_data = batch is not END
-        count, count_tokens = self.spec.get_num_samples_in_batch, self.spec.get_num_tokens_in_batch
-        samples, tokens = (count(batch), count_tokens(batch)) if has_data else (0, 0)
-        return Word(self._reader.copy, has_data, had_data, self._ends.is_asked, samples, tokens)
+    def _counted(self, batch: Any) -> tuple[int, int]:
+        """The samples and tokens of a batch."""
+        if batch is END:
+            return 0, 0
+        return self.spec.get_num_samples_in_batch(batch), self.spec.get_num_tokens_in_batch(batch)
 
+    def _together(self, own: Word) -> Word:
+        """The word of all ranks.
 
-def _together(own: Word) -> list[Word]:
-    """Lists the words of all ranks.
-
-    Errors:
-        UsageError: the training has ended for some of them alone.
-    """
-    everyone = [Word(*each) for each in gathered(tuple(own), WORLD)]  # a class of its own takes twice as long
-    ended = [number for number, each in enumerate(everyone) if each.has_ended]
-    if ended and len(ended) < len(everyone):
+        Errors:
+            UsageError: the training has ended for some of them alone.
+        """
+        own = own._replace(stops=self._ends.is_asked)
+        sums, largest = totals(own[:_SUMS], own[_SUMS:])
+        everyone = Word(*map(int, sums), *map(int, largest))
+        if not 0 < everyone.ended < size():
+            return everyone
+        ended = [number for number, has_ended in enumerate(allgather(own.ended, WORLD)) if has_ended]
         raise UsageError(
             f"the training has ended on rank {', '.join(map(str, ended))} alone: callbacks that stop it, and the "
             "Trainer's arguments, do so on all ranks with the same batch. lamina.allgather(value, lamina.WORLD) "
             "gives each what all of them know",
             code="trainer-alike",
         )
-    return everyone
 
 
 class Loaders(list):

@@ -3,6 +3,7 @@
 
 import copy
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,8 +16,8 @@ from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
 from lamina.trainer import microbatching
 from lamina.trainer.events import Event
-from lamina.trainer.losses import loss_of, parts_of, require_trainable, totals
-from lamina.trainer.ranks import copies, gathered, own_copy
+from lamina.trainer.losses import added_up, loss_of, parts_of, require_trainable
+from lamina.trainer.ranks import copies, gathered, of_each_copy, speaks, totals
 from lamina.trainer.shares import Share
 from lamina.trainer.training_state import TrainingState
 from lamina.trainer.undisturbed import Kept
@@ -63,14 +64,23 @@ class TrainingStep:
                 lack = getattr(error, "rank", rank()), str(error).partition("\n")[0] or type(error).__name__
             losses = {name: sum(values) for name, values in losses.items()}
             now = time.monotonic()
-            words = gathered((own_copy(), losses, now - self._clock, lack), WORLD)
-            if not any(word[-1] for word in words):
+            (seconds, *sums), (lacks, *names) = self._together(losses, now - self._clock, lack is not None)
+            if not lacks:
                 break
             kept.put_back()
-            microbatching.halve(state, sorted({word[-1] for word in words if word[-1]}))
+            microbatching.halve(state, sorted({each for each in gathered(lack, WORLD) if each}))
         self._clock = now
-        state.total_loss_dict = totals({number: of_copy for number, of_copy, *_ in words})
-        return words[0][2]
+        are_alike = names[0] == -names[1]
+        all_losses = dict(zip(losses, sums, strict=True)) if are_alike else added_up(of_each_copy(losses))
+        state.total_loss_dict = {f"loss/train/{name}": loss for name, loss in all_losses.items()}
+        return seconds
+
+    def _together(self, losses: dict[str, float], seconds: float, lacks: bool) -> tuple[list[float], list[float]]:
+        """The numbers of all ranks after a step: rank 0's seconds and the sums of losses; whether memory is lacking,
+        and a hash of their names and its negative, which tell whether names are alike."""
+        names = float(zlib.crc32(repr(tuple(losses)).encode()))
+        own = losses.values() if speaks() else ()
+        return totals([0.0 if rank() else seconds, *own], [lacks, names, -names])
 
     @step
     def _step(self, batch: Any, part: float) -> dict[str, float]:
