@@ -38,7 +38,7 @@ from lamina.script_state.holders import (
 from lamina.script_state.kinds import ASIDE, ITERATORS, LARGE, PLAIN, codes, is_torchs, slots_of
 
 _MOST = 300_000
-_BLOCK = 256  # holders that are compared at once
+_BLOCK = 32  # holders that are compared at once
 _LARGE_BYTES = 1 << 24
 HOLDERS = (UserDict, UserList, SimpleNamespace, threading.local, threading.Event, queue.Queue)
 HOLDERS += (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
