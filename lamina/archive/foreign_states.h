@@ -9,8 +9,8 @@
 
 namespace lamina::archive {
 
-// A tensor of a number, a flag or None that an optimizer has as a state, as a checkpoint holds one: its state's name
-// then ends with this mark. None for another value.
+// Stores a scalar state of an optimizer (number, flag, None) as a tensor whose name ends in this mark. None for other
+// values.
 inline constexpr std::string_view kNumberState = "#";
 std::optional<SavedTensor> number_state(const nlohmann::json& value);
 

@@ -17,9 +17,9 @@
 
 namespace lamina::collective {
 
-// Backends that compare nothing mix up values of one size, and wait for ever for those of another, where members begin
-// different collectives. So each member says to the next one what it begins, and sees what the one before it did
-// before it waits.
+// If members start different collectives, a backend that does not check returns wrong values (equal sizes) or hangs
+// (different sizes). So each member tells the next one what it starts, and before it waits compares what the previous
+// one has started.
 //
 // [Note: collectives given up] All members give a failed pass up, once each, but not after the same collective. No
 // backend ends a collective that one member has begun unless all others begin it, too. So each one that gives up says
@@ -73,7 +73,8 @@ class SameOrder {
   // The end of what all members do, collective: here by this failure, for which it gives up, or by none. Throws
   // value::RemoteFailure where another member has failed and this one has not, and what Mailbox::receive() throws.
   void end_together(const std::optional<value::Failure>& failure, const base::Patience& patience);
-  // Waits until all others have given up what this one has. Returns what it lacks, and is to begin in this order.
+  // Waits until every member has abandoned the same passes. Returns the collectives that others have started and this
+  // one has not; start them in this order.
   // Throws what Mailbox::receive() throws.
   std::vector<Operation> lacking(const base::Patience& patience);
 

@@ -10,9 +10,8 @@ namespace lamina::digests {
 // several ranks, those of one run need not be those of another one: calls that do not depend on each other have no
 // order. And where a call goes to another rank, tensors in objects, such as caches, are seen among its inputs.
 
-// Gives calls of the first run, and their inputs, the numbers of those of the second run that were called with the
-// same, and of these for the nearest, whose outputs had the same gradients. A call whose inputs differ from all others
-// takes a number that is left.
+// Matches calls of two runs: by equal inputs first, then by the nearest gradients of their outputs. A call that matches
+// no other takes a number that is left.
 Parts matched(const Parts& first, const Parts& second, const Measure& measure);
 
 }  // namespace lamina::digests

@@ -47,7 +47,7 @@ class UserOptimizer {
   virtual std::vector<std::vector<Given>> groups() const = 0;
   // Every parameter, group by group.
   virtual std::vector<at::Tensor> members() const = 0;
-  // Gives groups these members for good; and for an update, after which it is called the other way round.
+  // Replaces the groups' members: trim() permanently, exchange() for one update and back.
   virtual void trim(const std::vector<std::vector<Given>>& groups, std::span<const Moved> moved) = 0;
   virtual void exchange(const std::vector<std::vector<at::Tensor>>& groups, std::span<const Moved> moved) = 0;
   // The state of a member, a dictionary by name; None where it has none.

@@ -24,7 +24,7 @@ struct Cost {
   std::int64_t output_bytes = 0;         // of what its calls return
   std::set<int> reads;                   // nodes whose tensors its operations read
   std::set<int> ties;                    // nodes with which it shares attributes
-  std::vector<plan::Stretch> stretches;  // of other times, if these were measured apart: only their shares count
+  std::vector<plan::Stretch> stretches;  // proportions of forward_us and backward_us; absolute values are ignored
 };
 using Costs = std::optional<std::vector<Cost>>;  // by node; none: the model is cut by the bytes of its parameters
 
@@ -40,8 +40,8 @@ struct Plan {
   plan::Report report;  // of these
 };
 
-// Plans as the configuration asks. Of a world of one rank, whose partitions have become one, placements by hand do not
-// count; in one partition all is its own. `kept`: see plan::plan_for. Throws as that does.
+// Plans as the configuration asks. With one rank, or one partition, everything is placed there and manual placement is
+// ignored. `kept`: see plan::plan_for. Throws as that does.
 Plan plan_model(const ModuleTree& tree, const Costs& costs, const config::Config& config, int world_size,
                 int partitions, const plan::KeptPartition& kept = {});
 

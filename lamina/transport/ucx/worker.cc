@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t kSharedMemoryPerRank = std::uint64_t(64) << 20;
 
-// Without it UCX has no tcp, and warns of whoever names it.
+// Without an IPv4 address UCX has no tcp transport, and warns if one names it.
 bool has_ipv4() {
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) return true;

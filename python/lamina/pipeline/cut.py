@@ -167,9 +167,8 @@ class Cut:
             job.on_end.callback(clipping.remove)
 
     def watch(self) -> None:
-        """Has backwards into what the parameters are now be noticed, by the replicas and where losses are scaled: those
-        may begin anywhere, by loss.backward() and, with one partition, outside step functions. Cheap where nothing has
-        changed. Nothing before the model is cut."""
+        """Registers gradient hooks on the current parameters, for data-parallel averaging and loss scaling: a backward
+        may begin anywhere. Cheap where nothing has changed. Does nothing before the cut."""
         job = current.job()
         scaled = job.leads and job.loss_scale is not None and job.loss_scale.is_on
         if self.model is None or not (job.replicas is not None or scaled):
@@ -314,8 +313,8 @@ class Cut:
             before.finish(self.model.elsewhere, _in_turns(current.session()))
 
     def settle(self) -> None:
-        """Has gradients, and running statistics, be those of the plain loop in a step that begins: those are taken
-        aside as they are now."""
+        """Snapshots gradients and BatchNorm statistics at the start of a step, so that the step reproduces the plain
+        loop."""
         if not self.pipelined:
             return
         session = current.session()

@@ -121,7 +121,7 @@ class _ByRows:
 
 
 class _OfReady(_ByColumns):
-    """One whose input the module around it has made ready: gradients are added there."""
+    """A column-parallel layer whose input was already copied to the team; the module around it reduces its gradient."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super(_ByColumns, self).forward(input)

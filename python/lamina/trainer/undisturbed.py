@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State that a training with the same bits needs, kept while something happens that is to leave no trace in it."""
+"""Saves and restores all state that affects the training's bits (generators, modes, buffers) around an evaluation or a
+retried step."""
 
 import contextlib
 from collections.abc import Iterator
