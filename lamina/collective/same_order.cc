@@ -42,6 +42,8 @@ std::int64_t SameOrder::begin(const Operation& operation) {
   if (is_compared && turn_.begins) turn_.begins(words_.in_words(operation));
   auto word = operation.what;
   for (const auto number : operation.numbers) word += base::str(" ", number);
+  if (!operation.beside.empty()) word += " |";
+  for (const auto number : operation.beside) word += base::str(" ", number);
   mailbox_.send(next_, channel_, value::Tuple{{caught_up_, ++begun_, word}});
   if (is_compared) unchecked_.push_back(word);
   not_ended_.push_back(std::move(word));
@@ -60,8 +62,11 @@ void SameOrder::check(std::int64_t number, const base::Patience& patience) {
     unchecked_.pop_front();
     ++checked_;
     if (other == own) continue;
-    throw words_.error(base::str("rank ", self_, " wants the ", words_.in_words(to_operation(own)), ", rank ",
-                                 previous_, " the ", words_.in_words(to_operation(other))));
+    const auto mine = to_operation(own), others = to_operation(other);
+    if (words_.beside && mine.beside != others.beside) words_.beside(self_, mine, previous_, others);
+    if (mine.what == others.what && mine.numbers == others.numbers) continue;
+    throw words_.error(base::str("rank ", self_, " wants the ", words_.in_words(mine), ", rank ", previous_, " the ",
+                                 words_.in_words(others)));
   }
 }
 
@@ -179,6 +184,9 @@ SameOrder::Operation SameOrder::to_operation(const std::string& word) {
   Operation operation;
   in >> operation.what;
   for (std::int64_t number = 0; in >> number;) operation.numbers.push_back(number);
+  in.clear();
+  in.ignore(std::numeric_limits<std::streamsize>::max(), '|');
+  for (std::int64_t number = 0; in >> number;) operation.beside.push_back(number);
   return operation;
 }
 

@@ -35,11 +35,15 @@ class SameOrder {
   struct Operation {
     std::string what;
     std::vector<std::int64_t> numbers;
+    std::vector<std::int64_t> beside = {};  // no part of it: what the member was given before it, in hashes
   };
   struct Words {
     std::string who;                                        // the members, in the name of a channel: "shards"
     std::function<std::string(const Operation&)> in_words;  // "values of h.0.weight"
     std::function<base::DesyncError(const std::string& difference)> error;  // "rank 0 wants the ..., rank 1 the ..."
+    // Looks at what goes along with two collectives where that differs, before these are compared; may throw. Empty:
+    // nothing does.
+    std::function<void(base::Rank self, const Operation& own, base::Rank other, const Operation& others)> beside = {};
   };
 
   // Words on the turn of the thread that calls, for a team whose collectives keep their turns; may be empty.
@@ -55,7 +59,7 @@ class SameOrder {
   // This member begins a collective. Returns its number.
   std::int64_t begin(const Operation& operation);
   // Waits until the member before has begun that many. Throws base::DesyncError where they are not what this one has
-  // begun, what require_all_begin() throws, and what Mailbox::receive() throws.
+  // begun, what Words::beside and require_all_begin() throw, and what Mailbox::receive() throws.
   void check(std::int64_t number, const base::Patience& patience);
   // For a wait in that collective: ends where require_all_begin() throws, and says so where it is long.
   base::Patience watched(std::int64_t number, const base::Patience& patience);

@@ -43,7 +43,7 @@ class DistributedModel {
     if (model_->wants_first_call()) {
       model_->first_call(frontend::Example{Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
     }
-    if (model_->compares_call()) model_->compare_call(value::Tuple{{to_value<std::decay_t<Args>>(args)...}});
+    if (model_->compares_calls()) model_->note_call(value::Tuple{{to_value<std::decay_t<Args>>(args)...}});
     const auto call_root = [&]() -> decltype(auto) { return root_(std::forward<Args>(args)...); };
     using Output = decltype(call_root());
     if constexpr (std::is_void_v<Output>) {

@@ -68,7 +68,7 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   convert();
   slicings_ = slice_model(*tree_.root(), *job_.session);
   if (!slicings_.empty()) tree_ = make_tree();
-  compares_ = !slicings_.empty() && !job_.pipelined();
+  compares_ = !slicings_.empty();
   backwards_.scale_by(job_.loss_scale);
   if (const int replicas = session.topology().size(topology::kReplicas); replicas > 1) {
     if (session.config().ddp) {

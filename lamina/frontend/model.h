@@ -110,9 +110,9 @@ class Model : public std::enable_shared_from_this<Model> {
       throw;
     }
   }
-  // Before the first call on ranks that have slices: these are to be given the same. Throws base::DesyncError.
-  bool compares_call() const { return compares_; }
-  void compare_call(const value::Value& arguments);
+  // Before a call on ranks that have slices, which compare what they were given as they next compute together.
+  bool compares_calls() const { return compares_; }
+  void note_call(const value::Value& arguments);
   // True where that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
   bool wants_first_call() const;
   void first_call(std::optional<Example> example);
@@ -160,7 +160,8 @@ class Model : public std::enable_shared_from_this<Model> {
   Current& job_;
   const ModelOptions options_;
   Slicings slicings_;
-  bool compares_ = false;  // what the next call is given
+  bool compares_ = false;  // what calls are given
+  bool is_first_call_ = true;
   ModuleTree tree_;
   std::optional<model::Cut> cut_;               // none before the model is cut
   std::optional<model::ParameterTable> table_;  // none before the model is cut

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/faces/sayings.h"
@@ -91,11 +94,16 @@ void Model::give_up(const std::exception_ptr& error) {
   if (auto* team = job_.session->known_team()) team->give_up(error);
 }
 
-void Model::compare_call(const Value& arguments) {
+void Model::note_call(const Value& arguments) {
+  if (!has_current() || current().model.get() != this) return;
   std::vector<at::Tensor> tensors;
-  value::for_each_tensor(arguments, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
-  session::require_same_batch(*job_.session, tensors);
-  compares_ = false;
+  value::for_each_tensor(arguments, [&](const at::Tensor& tensor) {
+    if (!tensor.requires_grad()) tensors.push_back(tensor);
+  });
+  std::string training, trained;
+  for (const auto& module : tree_.root()->modules()) training += module->is_training() ? '1' : '0';
+  for (const auto& held : tree_.parameters()) trained += held.tensor.requires_grad() ? '1' : '0';
+  session::note_call(*job_.session, {tensors, training, trained, std::exchange(is_first_call_, false)});
 }
 
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }

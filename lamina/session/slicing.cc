@@ -6,7 +6,6 @@
 
 #include "lamina/model/agreement.h"
 #include "lamina/model/values.h"
-#include "lamina/tensor_parallel/same_batch.h"
 #include "lamina/tensor_parallel/slices.h"
 #include "lamina/tensor_parallel/team.h"
 #include "lamina/value/guarded.h"
@@ -66,8 +65,8 @@ void run_step(Session& session, pipeline::StepSpec spec, const std::function<voi
   team->together([&] { run(std::move(spec)); });
 }
 
-void require_same_batch(Session& session, const std::vector<at::Tensor>& given) {
-  tensor_parallel::require_same_batch(*session.team(), given, session.members(Group::kTp));
+void note_call(Session& session, const tensor_parallel::Call& call) {
+  session.team()->note_given(tensor_parallel::hashes_of(call));
 }
 
 at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Slicing& slicing) {

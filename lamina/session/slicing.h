@@ -11,6 +11,7 @@
 #include "lamina/layout/parameter_layout.h"
 #include "lamina/session/session.h"
 #include "lamina/tensor_parallel/proof.h"
+#include "lamina/tensor_parallel/same_batch.h"
 
 namespace lamina::session {
 
@@ -30,8 +31,9 @@ void slice(Session& session, std::span<const ToSlice> parameters,
 // Runs a step, of a rank that may have slices: where one of those with the others fails, all of them do.
 void run_step(Session& session, pipeline::StepSpec spec, const std::function<void(pipeline::StepSpec)>& run);
 
-// Collective over the TP_GROUP: throws base::DesyncError where its ranks have been given other tensors.
-void require_same_batch(Session& session, const std::vector<at::Tensor>& given);
+// A call of the model begins on a rank that has slices. The ranks of a TP_GROUP compare what they were given as they
+// next compute together: see [Note: given alike].
+void note_call(Session& session, const tensor_parallel::Call& call);
 
 // The whole of this rank's slice, and of the other members' of its team; collective over that.
 at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Slicing& slicing);

@@ -167,13 +167,13 @@ class CollectiveTransfer : public Transfer {
   // See [Note: collectives given up]. Nobody wants the results of these.
   void begin_lacking() {
     if (!order_) return;
-    for (const auto& [what, numbers] : order_->lacking(patience_)) {
-      std::vector<std::size_t> parameters(numbers.begin(), numbers.end());
-      if (what == kGradients) {
+    for (const auto& lacking : order_->lacking(patience_)) {
+      std::vector<std::size_t> parameters(lacking.numbers.begin(), lacking.numbers.end());
+      if (lacking.what == kGradients) {
         const auto zeros = zeros_for(parameters);
         begin_sum(std::move(parameters), zeros, patience_);
       } else {
-        begin_gather(std::move(parameters), what.c_str());
+        begin_gather(std::move(parameters), lacking.what.c_str());
       }
     }
   }

@@ -3,14 +3,33 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstdint>
 #include <span>
+#include <string_view>
 
-#include "lamina/tensor_parallel/team.h"
+#include "lamina/base/error.h"
+#include "lamina/base/ids.h"
 
 namespace lamina::tensor_parallel {
 
-// Collective over the team, whose members are to have been given the same tensors: throws base::DesyncError where bits
-// differ, with the ranks of two of them. `ranks`: those of all members.
-void require_same_batch(Team& team, std::span<const at::Tensor> given, std::span<const base::Rank> ranks);
+// Parts of a call of the model that members of a team are to have alike: see [Note: given alike].
+enum class Alike { kValues, kTraining, kTrained, kGradients, kCount };
+
+// A hash of each of them.
+using Given = std::array<std::int64_t, static_cast<std::size_t>(Alike::kCount)>;
+
+// A call of the model by a rank.
+struct Call {
+  std::span<const at::Tensor> tensors;
+  std::string_view training = {};  // whether each module trains
+  std::string_view trained = {};   // whether each parameter has a gradient
+  bool on_devices = false;         // values there count, which takes a wait for the device
+};
+
+// Hashes of these, and of modes of this thread.
+Given hashes_of(const Call& call);
+
+base::DesyncError given_apart(Alike what, base::Rank one, base::Rank other);
 
 }  // namespace lamina::tensor_parallel

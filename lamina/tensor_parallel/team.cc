@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/base/str.h"
 
 namespace lamina::tensor_parallel {
@@ -78,8 +79,11 @@ Team::Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience
       patience_(std::move(patience)),
       failures_(failures ? std::move(failures) : std::make_shared<value::Failures>()),
       order_(mailbox, group.members(), group.rank(),
-             {"slices", [this](const Operation& operation) { return in_words(operation); }, &differ}, std::move(turn)) {
-}
+             {"slices", [this](const Operation& operation) { return in_words(operation); }, &differ,
+              [this](base::Rank self, const Operation& own, base::Rank other, const Operation& others) {
+                compare_given(self, own, other, others);
+              }},
+             std::move(turn)) {}
 
 Cut Team::checked(const Cut& cut, at::IntArrayRef given, bool is_part) const {
   const auto dims = std::ssize(given);
@@ -182,7 +186,33 @@ void Team::require_nobody_failed() {
 
 void Team::give_up(const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
+  given_.reset();
   order_.give_up(failures_->describe_to_send(error, mailbox_.rank()));
+}
+
+// Comparisons of what members are given.
+
+void Team::note_given(const Given& given) {
+  if (Alone::here()) return;
+  const std::lock_guard lock(mutex_);
+  if (!given_) given_.emplace();
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    (*given_)[i] = static_cast<std::int64_t>(base::hash64(given[i], static_cast<std::uint64_t>((*given_)[i])));
+  }
+}
+
+std::vector<std::int64_t> Team::take_given() {
+  std::vector<std::int64_t> taken;
+  if (given_) taken.assign(given_->begin(), given_->end());
+  given_.reset();
+  return taken;
+}
+
+void Team::compare_given(base::Rank self, const Operation& own, base::Rank other, const Operation& others) {
+  if (own.beside.size() != others.beside.size()) return;  // they are in different places, as the collectives tell
+  for (std::size_t i = 0; i < own.beside.size(); ++i) {
+    if (own.beside[i] != others.beside[i]) throw given_apart(static_cast<Alike>(i), self, other);
+  }
 }
 
 // Operations as members compare them.
@@ -262,12 +292,20 @@ Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::T
   return begun;
 }
 
+void Team::begin_lacking() {
+  for (const auto& lacking : order_.lacking(patience_)) {
+    start(order_.begin(lacking), to_meaning(lacking), {});
+  }
+}
+
 // Members compare what they begin before they begin it: one that differs leaves nothing under way.
 at::Tensor Team::run(const Meaning& meaning, at::Tensor given) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
-  for (const auto& lacking : order_.lacking(patience_)) start(order_.begin(lacking), to_meaning(lacking), {});
-  const auto number = order_.begin(to_operation(meaning));
+  begin_lacking();
+  auto operation = to_operation(meaning);
+  operation.beside = take_given();
+  const auto number = order_.begin(operation);
   try {
     order_.check(number, patience_);
   } catch (...) {

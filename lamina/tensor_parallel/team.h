@@ -8,12 +8,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lamina/base/wait.h"
 #include "lamina/collective/group.h"
 #include "lamina/collective/same_order.h"
+#include "lamina/tensor_parallel/same_batch.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::tensor_parallel {
@@ -58,6 +60,11 @@ class Team {
   // From all of `from` and this member's part of `to` comes its part of `from` and all of `to`.
   at::Tensor all_to_all(const at::Tensor& given, const Cut& from, const Cut& to);
 
+  // [Note: given alike] Members compute with one batch, in the same modes: else what they have whole parts, and no
+  // shape tells. So hashes of these go along with the next collective, at no message of their own: a difference is
+  // found before anything is computed together. A call of the model begins, in this member's turn:
+  void note_given(const Given& given);
+
   // Has all members act, which all do: collective at its end. Where one fails, all have failed: the others throw
   // value::RemoteFailure, those that wait for it in a collective at once.
   void together(const std::function<void()>& act);
@@ -92,6 +99,10 @@ class Team {
   Meaning to_meaning(const collective::SameOrder::Operation& operation) const;
   std::string in_words(const collective::SameOrder::Operation& operation) const;
 
+  std::vector<std::int64_t> take_given();
+  void compare_given(base::Rank self, const collective::SameOrder::Operation& own, base::Rank other,
+                     const collective::SameOrder::Operation& others);
+  void begin_lacking();
   Begun start(std::int64_t number, const Meaning& meaning, const at::Tensor& given);
   at::Tensor run(const Meaning& meaning, at::Tensor given);
 
@@ -100,6 +111,7 @@ class Team {
   const base::Patience patience_;
   const std::shared_ptr<value::Failures> failures_;
   std::mutex mutex_;
+  std::optional<Given> given_;  // that no collective has taken along
   collective::SameOrder order_;
 };
 

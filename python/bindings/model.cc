@@ -378,7 +378,14 @@ void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
           },
           py::arg("exception"))
       .def("compare_slices", &compare_slices, py::arg("values"), py::arg("tolerance"))
-      .def("require_same_batch", &session::require_same_batch, py::arg("given"), py::call_guard<Release>())
+      .def(
+          "note_call",
+          [](Session& self, const std::vector<at::Tensor>& tensors, const std::string& training,
+             const std::string& trained, bool on_devices) {
+            const Release release;
+            session::note_call(self, {tensors, training, trained, on_devices});
+          },
+          py::arg("tensors"), py::arg("training"), py::arg("trained"), py::arg("on_devices"))
       .def(
           "whole_of",
           [](Session& self, const at::Tensor& slice, const PythonSlicing& slicing) {

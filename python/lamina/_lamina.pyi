@@ -304,13 +304,13 @@ class Session:
     def slice(
         self, parameters: Sequence[tuple[str, torch.Tensor, Slicing]], make: Callable[[list[torch.Tensor]], None]
     ) -> None: ...
-    def require_same_batch(self, given: Sequence[torch.Tensor]) -> None:
-        """DesyncError where another rank of the team has been given other tensors; collective over it."""
     def compare_slices(
         self, values: Sequence[tuple[torch.Tensor | None, torch.Tensor | None, float]], tolerance: float
     ) -> list[tuple[str, int, list[int]]]:
         """Returns what this rank's values are of whole ones, each pair with what counts as zero: "alike", "part",
         "scattered", "terms", "zero" or "another", and of parts the dimension and the sizes of all; collective."""
+    def note_call(self, tensors: Sequence[torch.Tensor], training: bytes, trained: bytes, on_devices: bool) -> None:
+        """Notes a call of the model, for the ranks of the team to compare as they next compute together."""
     def whole_of(self, slice: torch.Tensor, slicing: Slicing) -> torch.Tensor: ...
     def slice_of(self, whole: torch.Tensor, slicing: Slicing) -> torch.Tensor: ...
     def team(self) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import lamina
 from lamina.errors import RemoteError, UsageError
@@ -304,10 +305,70 @@ def case_other_data_on_a_rank_is_an_error_with_both():
     ):
         model(words(RANK))
     model(words(0))
-    with pytest.raises((lamina.DesyncError, RemoteError), match=r"wants the all-reduce of a .* tensor of shape"):
+    with pytest.raises((lamina.DesyncError, RemoteError), match=r"ranks 0 and 1 .* called the model with other values"):
         model(torch.zeros(2 + RANK, 3, dtype=torch.long))
     model.eval()
     assert torch.isfinite(model(words(0)))
+
+
+class Parted(nn.Module):
+    """Layers that are cut, then dropout: no shape, and no order of what ranks begin, tells of its mode."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.up, self.down, self.dropout = nn.Linear(4, 8), nn.Linear(8, 4), nn.Dropout(dropout)
+
+    def forward(self, x, scale=1.0, more=None):
+        return self.dropout(self.down(self.up(x).relu())) * scale
+
+
+def parted(dropout=0.0):
+    torch.manual_seed(7)
+    model = Parted(dropout)
+    lamina.set_tensor_parallelism(model, plan={"up": "colwise", "down": "rowwise"})
+    return lamina.distribute(model)
+
+
+def case_what_a_later_call_is_given_apart_is_told_before_an_update():
+    """Each of these on rank 1 alone, after steps that were alike."""
+    x, other = torch.ones(3, 4), torch.full((3, 4), 1.0 + RANK)
+    ways = {
+        "other values": lambda model: model(other),
+        "called the model with other values": lambda model: model(x, more={"boxes": other}),
+        "a module that trains on one": lambda model: model.train(RANK == 0)(x),
+        "freeze the same on both": lambda model: model.requires_grad_(RANK == 0)(x),
+        "under another autocast": lambda model: under(torch.autocast("cpu", enabled=RANK == 0), model, x),
+        "without on the other": lambda model: under(torch.set_grad_enabled(RANK == 0), model, x),
+    }
+    for words, call in ways.items():
+        start()
+        model = parted(dropout=0.5)
+        for _ in range(2):
+            model(x).sum().backward()
+        with pytest.raises((lamina.DesyncError, RemoteError), match=words):
+            call(model)
+        model.train().requires_grad_()
+        assert torch.isfinite(model(x).sum())  # all go on together
+        lamina.shutdown()
+
+
+def under(context, model, x):
+    with context:
+        return model(x)
+
+
+def case_a_seed_and_what_the_model_gave_back_may_differ():
+    start()
+    model = parted()
+    torch.manual_seed(RANK)
+    for _ in range(3):
+        checkpoint(model, torch.ones(3, 4), use_reentrant=False).sum().backward()
+    fast = torch.compile(model, backend="eager")
+    fast(torch.ones(3, 4)).sum().backward()
+    with pytest.raises((lamina.DesyncError, RemoteError), match="other values"):
+        fast(torch.ones(3, 4) + RANK)
+    with torch.no_grad():
+        model(torch.ones(3, 4), more=[torch.full((2,), 1.0 * RANK)])  # keys of its own heads that it gave back
 
 
 def case_the_model_is_whole_on_the_cpu_for_a_while():

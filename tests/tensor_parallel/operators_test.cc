@@ -4,7 +4,11 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <malloc.h>
+
 #include <functional>
+#include <limits>
+#include <map>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -238,6 +242,53 @@ TEST(Teams, ActTogetherOrFailTogether) {
                                                     : message_of<value::RemoteFailure>([&] { team.together(act); });
         EXPECT_NE(message.find(word), std::string::npos) << message;
       }
+    }
+  });
+}
+
+std::size_t allocated_bytes() {
+  const auto now = ::mallinfo2();
+  return now.uordblks + now.hblkhd;
+}
+
+TEST(Teams, KeepNothingOfACollectiveThatHasEnded) {
+  in_team(2, [](Team& team) {
+    const auto compute = [&](int times) {
+      for (int i = 0; i < times; ++i) {
+        team.note_given({});
+        all_reduce(numbers({2}), kTeam);
+        all_gather(numbers({1}), {0, {}}, kTeam);
+      }
+      return allocated_bytes();
+    };
+    constexpr int kTimes = 500;
+    std::size_t least = std::numeric_limits<std::size_t>::max();  // what a thread keeps for itself comes once
+    auto before = compute(kTimes);
+    for (int i = 0; i < 4; ++i) {
+      const auto after = compute(kTimes);
+      least = std::min(least, after > before ? after - before : 0);
+      before = after;
+    }
+    EXPECT_LT(least, kTimes * std::size_t{16});
+  });
+}
+
+TEST(Teams, TellWhatTheyWereGivenApartBeforeTheyComputeTogether) {
+  const std::map<Alike, std::string> words{{Alike::kValues, "other values"},
+                                           {Alike::kTraining, "a module that trains on one of them"},
+                                           {Alike::kTrained, "freeze the same on both"},
+                                           {Alike::kGradients, "another autocast"}};
+  in_team(2, [&](Team& team) {
+    for (const auto& [what, expected] : words) {
+      Given apart{};
+      apart[static_cast<std::size_t>(what)] = team.rank();
+      team.note_given({});
+      team.note_given(apart);
+      const auto message = message_of<base::DesyncError>([&] { all_reduce(numbers({2}), kTeam); });
+      EXPECT_NE(message.find("ranks 0 and 1 of a TP_GROUP"), std::string::npos) << message;
+      EXPECT_NE(message.find(expected), std::string::npos) << message;
+      team.give_up(failure_of(team));
+      goes_on(team);
     }
   });
 }

@@ -27,8 +27,8 @@ from lamina.pipeline.wrapped import as_in_wrapped, require_wrappable
 from lamina.proof import parts
 from lamina.proof.proofs import Proofs
 from lamina.tensor_parallel import slicing
+from lamina.tensor_parallel.calls import Calls
 from lamina.tracing.trace import options_of
-from lamina.util import pytree
 from lamina.util.checks import require_booleans, require_count, require_positive
 
 _EVALUATION = "; to evaluate, call it on all ranks of the pipeline under torch.no_grad(): docs/evaluation.md"
@@ -110,8 +110,9 @@ class DistributedModel(SavedModel):
         precision.convert_model(module, job.session.config)
         self._dtype = precision.half_of(job.session.config)
         self._is_sliced = job.sliced
-        self._compares = self._is_sliced and job.session.config.prescaled_batch  # what its first call is given
         self._proofs = _sliced(module, job) if self._is_sliced else None
+        one_batch = self._is_sliced and job.session.config.prescaled_batch
+        self._calls = Calls(module, job.session) if one_batch else None
         if self._is_sliced or replaced.rows:
             see_to_steps(job)
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
@@ -190,10 +191,9 @@ class DistributedModel(SavedModel):
         call = replicas.note_call() if replicas is not None else 0
         if self._dtype is not None:
             args, kwargs = precision.convert_inputs((args, kwargs), self._dtype)
+        if self._calls is not None and job is not None and job.model is self:
+            self._calls.note(args, kwargs)
         try:
-            if self._compares and not self._cut.pipelined:
-                job.session.require_same_batch(pytree.tensors((args, kwargs)))
-                self._compares = False
             if self._proofs is None:
                 output = self.module(*args, **kwargs)
             else:
