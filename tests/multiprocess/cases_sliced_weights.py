@@ -186,6 +186,20 @@ def case_weights_that_are_computed_are_not_cut():
             lamina.distribute(net)
 
 
+def case_a_sliced_weight_that_is_computed_later_is_refused():
+    for form in (
+        lambda layer: prune.custom_from_mask(layer, "weight", torch.ones(8, _OUTSIDE)),
+        lambda layer: nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh()),
+    ):
+        _, model = _sliced()
+        with pytest.raises(
+            UsageError, match=r"the weight of a sliced .* is no parameter of it any more|is sliced, and"
+        ):
+            form(model.module.up)
+            model(_batch())
+        lamina.shutdown()
+
+
 def case_words_that_no_rank_has_are_an_error_on_all():
     lamina.init(tensor_parallel_degree=2, ddp=True, prescaled_batch=True, timeout_s=60)
     torch.manual_seed(0)

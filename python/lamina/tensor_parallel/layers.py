@@ -238,11 +238,22 @@ class _Own:
                 lent.pop(name, None)
 
 
+def _slice_of(layer: nn.Module, name: str) -> nn.Parameter:
+    if (parameter := layer._parameters.get(name)) is not None:
+        return parameter
+    raise UsageError(
+        f"the {name} of a sliced {type(layer).__name__} is no parameter of it any more, as after pruning or a "
+        "parametrization, which would measure a slice: do that before the model is wrapped, and leave the layer out "
+        "of the plan",
+        code="tp-away",
+    )
+
+
 def _require_slices(layer: nn.Module) -> None:
     """UsageError where a parameter of a sliced layer has become something else than a slice."""
     here: Here = layer.__dict__[_HERE]
     for name, (dimension, sections) in layer.__dict__[_SLICES].items():
-        parameter = getattr(layer, name)
+        parameter = _slice_of(layer, name)
         own, index = parameter.shape[dimension], 0 if here.sizes == () else here.share.own * len(sections)
         if index and own != index:
             raise UsageError(
@@ -505,7 +516,7 @@ def chosen_outputs(layer: nn.Module) -> tuple[list[int], int, str] | None:
 def slicings(root: nn.Module) -> dict[int, Slicing]:
     """How the parameters under a module are sliced, by id(parameter)."""
     return {
-        id(module._parameters[name]): slicing
+        id(_slice_of(module, name)): slicing
         for module in root.modules()
         for name, slicing in module.__dict__.get(_SLICES, {}).items()
     }
@@ -519,7 +530,7 @@ def slicing_of(module: nn.Module, name: str) -> Slicing | None:
 def whole_shape(module: nn.Module, name: str) -> list[int]:
     """The shape of the whole of which a parameter is a slice; empty where it is whole."""
     slicing = module.__dict__.get(_SLICES, {}).get(name)
-    return [] if slicing is None else unsliced(module._parameters[name].shape, slicing)
+    return [] if slicing is None else unsliced(_slice_of(module, name).shape, slicing)
 
 
 def unsliced(shape: torch.Size, slicing: Slicing) -> list[int]:
