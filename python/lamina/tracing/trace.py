@@ -5,7 +5,7 @@
 fake tensors: nothing is computed, no memory is needed, and what operations cost is counted for a nominal device. Where
 the model reads data, or cannot be run so for another reason, one microbatch is computed. Where that is impossible too,
 the model is cut by the bytes of its parameters, unless an error of its own is why: see [Note: own error]. A trace
-leaves nothing behind: all that the model and its arguments can reach (`util/reach.py`) and random numbers are as
+leaves nothing behind: all that the model and its arguments can reach (`script_state/walk.py`) and random numbers are as
 before, and hooks of the script are not called. A fake tensor that still is somewhere afterwards is looked for
 (`leftovers.py`).
 """
