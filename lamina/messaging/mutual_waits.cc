@@ -115,7 +115,11 @@ MutualWaits::MutualWaits(transport::Transport& transport, Handlers& handlers) : 
 
 void MutualWaits::keep(Kind kind, Keeper keeper) { keepers_[kind] = std::move(keeper); }
 
-void MutualWaits::keep_steps(Steps steps) { steps_ = std::move(steps); }
+void MutualWaits::keep_steps(std::function<std::optional<Operation>()> around,
+                             std::function<void(const Operation&)> ended) {
+  around_ = std::move(around);
+  ended_ = std::move(ended);
+}
 
 MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
     : waits_(waits),
@@ -125,23 +129,21 @@ MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
       checked_(since_),
       exceptions_(std::uncaught_exceptions()) {
   std::lock_guard guard(waits_.mutex_);
-  const bool keeps_turn = waits_.steps_.has_turn && waits_.steps_.has_turn();
-  if (waits_.current_ != nullptr && waits_.current_->thread_ != thread_ && !keeps_turn) {
+  if (waits_.current_ != nullptr && waits_.thread_ != std::this_thread::get_id()) {
     waits_.current_->alone_ = false;
     return;
   }
   attempt_ = waits_.attempt_at(wait_.operation);
-  alone_ = keeps_turn || waits_.current_ == nullptr || waits_.current_->alone_;
+  alone_ = waits_.current_ == nullptr || waits_.current_->alone_;
+  waits_.thread_ = std::this_thread::get_id();
   outer_ = std::exchange(waits_.current_, this);
 }
 
 MutualWaits::Scope::~Scope() {
   {
     std::lock_guard guard(waits_.mutex_);
-    auto** place = &waits_.current_;
-    while (*place != nullptr && *place != this) place = &(*place)->outer_;
-    if (*place == nullptr) return;
-    *place = outer_;  // that of the step may end before that of a thread of it
+    if (waits_.current_ != this) return;
+    waits_.current_ = outer_;
   }
   if (std::uncaught_exceptions() == exceptions_) waits_.withdraw_answers();
 }
@@ -149,7 +151,7 @@ MutualWaits::Scope::~Scope() {
 void MutualWaits::Scope::check() {
   {
     std::lock_guard guard(waits_.mutex_);
-    if (!given_up_ && (!alone_ || waits_.current_ != this)) return;
+    if (!alone_) return;
   }
   const auto now = Clock::now();
   if (now - checked_ > kAway) since_ = now;
@@ -189,13 +191,11 @@ void MutualWaits::check(Scope& scope) {
     given_up = scope.given_up_;
     heard.swap(heard_);
     for (auto* each = &scope; each != nullptr; each = each->outer_) {
-      if (each->thread_ != scope.thread_) continue;  // which takes its own
-      std::erase_if(answers_, [&](const auto& heard) {
-        const bool is_for_it = heard.second.serial == each->serial_;
-        if (is_for_it) each->answers_[heard.first] = heard.second;
-        return is_for_it;
-      });
+      for (const auto& [rank, answer] : answers_) {
+        if (answer.serial == each->serial_) each->answers_[rank] = answer;
+      }
     }
+    answers_.clear();
   }
   if (given_up) give_up(scope, *given_up);
   const auto lacked = scope.wait_.lacks();
@@ -268,9 +268,7 @@ std::optional<MutualWaits::Path> MutualWaits::follow(Scope& scope, Heard& heard,
                                                      const std::vector<base::Rank>& lacked) {
   const Told& first = heard.path.front();
   if (first.rank == transport_.rank()) {
-    // A step lacks other ranks as it goes on.
-    const bool still_lacks = heard.path.size() > 1 && std::ranges::find(lacked, heard.path[1].rank) != lacked.end();
-    return first.serial == scope.serial_ && still_lacks ? std::optional(heard.path) : std::nullopt;
+    return first.serial == scope.serial_ ? std::optional(heard.path) : std::nullopt;
   }
   if (shared(scope.wait_.operation, first.operation)) {
     if (heard.path.size() > 1) tell(scope, {heard.path[1].rank});
@@ -330,7 +328,7 @@ void MutualWaits::give_up(Scope& scope, const Path& circle) {
   await_others(circle);
   withdraw_answers();  // all may go on
   for (const auto& told : circle) {
-    if (told.around && steps_.ended) steps_.ended(*told.around);
+    if (told.around && ended_) ended_(*told.around);
   }
   throw base::DesyncError(text_of(circle), base::Code{"step-mutual-wait"});
 }
@@ -350,9 +348,7 @@ bool MutualWaits::has_come(const Told& told) {
   return keeper == keepers_.end() || keeper->second.has_come(told.operation, told.rank);
 }
 
-std::optional<MutualWaits::Operation> MutualWaits::around() const {
-  return steps_.around ? steps_.around() : std::nullopt;
-}
+std::optional<MutualWaits::Operation> MutualWaits::around() const { return around_ ? around_() : std::nullopt; }
 
 MutualWaits::Told MutualWaits::story(Scope& scope, const std::vector<base::Rank>& lacked) {
   if (scope.call_.name.empty() && scope.wait_.call) scope.call_ = scope.wait_.call();

@@ -41,10 +41,6 @@ inline constexpr transport::Kind kWait = "wait";  // in what the sender waits fo
 // wait in turn reach their deadlines at the same time, and are to name the same rank. A rank that has done its part in
 // a collective of a group says that instead, as others may still be in it.
 //
-// A step of a pipeline has several threads, one of which computes at a time: see [Note: compute slot]. One that keeps
-// its turn while it waits, as in a collective of a team, keeps all others from computing: its wait is that of the rank.
-// The thread that waits for the end of the step waits for it, too.
-//
 // A step that was never announced keeps its number. So *attempts* at an operation are counted, alike on all ranks: who
 // gives one up, or hears that another rank has, is at the next. What is heard later of an earlier one ends nothing.
 class MutualWaits {
@@ -79,14 +75,8 @@ class MutualWaits {
   MutualWaits(transport::Transport& transport, Handlers& handlers);
 
   void keep(Kind kind, Keeper keeper);  // before the transport starts
-  // How this rank learns what steps of other ranks a circle has ended, which of its own is around a wait, and that the
-  // thread that asks has its turn in one.
-  struct Steps {
-    std::function<std::optional<Operation>()> around;
-    std::function<void(const Operation&)> ended;
-    std::function<bool()> has_turn;
-  };
-  void keep_steps(Steps steps);
+  // How this rank learns what steps of other ranks a circle has ended, and which of its own is around a wait.
+  void keep_steps(std::function<std::optional<Operation>()> around, std::function<void(const Operation&)> ended);
 
   // An operation that a rank waits in.
   struct Wait {
@@ -145,7 +135,6 @@ class MutualWaits {
     const std::int64_t serial_;
     std::int64_t attempt_ = 0;  // at the operation
     Scope* outer_ = nullptr;
-    const std::thread::id thread_ = std::this_thread::get_id();
     bool alone_ = false;  // in its wait: of two threads the other one may yet do what is lacked, nothing can be proven
     base::Deadline::Clock::time_point since_, checked_;
     std::set<base::Rank> told_;
@@ -189,12 +178,14 @@ class MutualWaits {
 
   transport::Transport& transport_;
   std::map<Kind, Keeper> keepers_;
-  Steps steps_;
+  std::function<std::optional<Operation>()> around_;
+  std::function<void(const Operation&)> ended_;
   std::atomic<std::int64_t> serials_ = 0;
 
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   Scope* current_ = nullptr;
+  std::thread::id thread_;                                      // that `current_` is of
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;    // by the path's first and last rank
   std::map<std::pair<Kind, std::string>, Told> last_given_up_;  // the latest attempt of each key that was
   std::map<base::Rank, Told> asking_;                           // who waits for this rank, as it said last
