@@ -11,12 +11,12 @@ run too, the processor time, of both ranks together, says more than the wall tim
 
 import statistics
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from measure import Report, arguments
+from training import measured, with_update
 
 import lamina
 
@@ -62,23 +62,7 @@ def training_step(model, optimizer, count: int):
         meter.update(len(reached[0][0]) if reached else 0)
         return loss
 
-    def step(x, y):
-        losses = forward_and_backward(x, y)
-        optimizer.step()
-        optimizer.zero_grad()
-        return losses
-
-    return step
-
-
-def measured(step, batch) -> tuple[float, float]:
-    """Wall milliseconds on this rank and processor milliseconds of all, of one step."""
-    dist.barrier()
-    begin, begin_cpu = time.perf_counter(), time.process_time()
-    step(*batch)
-    wall, cpu = time.perf_counter() - begin, torch.tensor(time.process_time() - begin_cpu)
-    dist.all_reduce(cpu)
-    return 1e3 * wall, 1e3 * cpu.item()
+    return with_update(forward_and_backward, optimizer)
 
 
 def main() -> None:

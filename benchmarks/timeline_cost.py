@@ -9,15 +9,15 @@ median of the pairs' ratios, less one. Where other programs run too, the process
 more than the wall time.
 """
 
+import contextlib
 import statistics
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from measure import Report, arguments
-from training import lamina_step
+from measure import OUT, Report, arguments
+from training import lamina_step, measured
 
 import lamina
 from lamina import _lamina
@@ -38,19 +38,15 @@ def training_step():
     return lambda x, y: step(x, y).reduce_mean().item()
 
 
-def measured(step, batch, recorded: bool) -> tuple[float, float]:
-    """Wall milliseconds on this rank and processor milliseconds of all, of one step."""
+@contextlib.contextmanager
+def recording():
+    """Inside, what this rank does is recorded, into no file."""
     session = current.session()
-    dist.barrier()
-    if recorded:
-        _lamina.start_timeline(session)
-    begin, begin_cpu = time.perf_counter(), time.process_time()
-    step(*batch)
-    wall, cpu = time.perf_counter() - begin, torch.tensor(time.process_time() - begin_cpu)
-    if recorded:
+    _lamina.start_timeline(session, str(OUT / "timeline_cost.timeline"))
+    try:
+        yield
+    finally:
         _lamina.stop_timeline(session)
-    dist.all_reduce(cpu)
-    return 1e3 * wall, 1e3 * cpu.item()
 
 
 def main() -> None:
@@ -65,7 +61,7 @@ def main() -> None:
     figures = {False: [], True: []}
     for pair in range(4 if options.quick else 40):
         for recorded in (pair % 2 == 0, pair % 2 == 1):
-            figures[recorded].append(measured(step, batch, recorded))
+            figures[recorded].append(measured(step, batch, recording() if recorded else None))
     if dist.get_rank() == 0:
         report = Report(options.name or "timeline_cost", "A training step of the demo's GPT, recorded or not")
         for figure, kind in (("step", 0), ("processor time", 1)):

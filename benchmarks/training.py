@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step of lamina that the benchmarks of the demo's model take."""
+"""The step of lamina that the benchmarks of the demo's model take, and its time."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.distributed as dist
 
 import lamina
 
@@ -17,6 +20,12 @@ def lamina_step(model, optimizer) -> Callable[[torch.Tensor, torch.Tensor], obje
         model.backward(loss)
         return loss
 
+    return with_update(forward_and_backward, optimizer)
+
+
+def with_update(forward_and_backward: Callable, optimizer) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """A step function, and the update after it."""
+
     def step(x, y):
         losses = forward_and_backward(x, y)
         optimizer.step()
@@ -24,3 +33,16 @@ def lamina_step(model, optimizer) -> Callable[[torch.Tensor, torch.Tensor], obje
         return losses
 
     return step
+
+
+def measured(
+    step: Callable, batch: Iterable[torch.Tensor], around: AbstractContextManager | None = None
+) -> tuple[float, float]:
+    """Wall milliseconds on this rank and processor milliseconds of all, of one step inside `around`."""
+    dist.barrier()
+    with around or nullcontext():
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        step(*batch)
+        wall, cpu = time.perf_counter() - begin, torch.tensor(time.process_time() - begin_cpu)
+    dist.all_reduce(cpu)
+    return 1e3 * wall, 1e3 * cpu.item()
