@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/collective/job_ranks.h"
 
+#include <unistd.h>
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace lamina::collective::test {
@@ -44,6 +46,21 @@ void in_job(int size, const std::function<void(JobRank&)>& body, const config::C
     }
     ranks.expect_success(killed);
   }
+}
+
+void wait_alone(const std::function<void(JobRank&, collective::Group&)>& wait) {
+  int ended[2];
+  ASSERT_EQ(::pipe(ended), 0);
+  in_job(2, [&](JobRank& job) {
+    auto& group = job.group();
+    char byte = 'x';
+    if (job.rank() == 1) {
+      ASSERT_EQ(::read(ended[0], &byte, 1), 1);
+      return;
+    }
+    wait(job, group);
+    ASSERT_EQ(::write(ended[1], &byte, 1), 1);
+  });
 }
 
 }  // namespace lamina::collective::test

@@ -41,4 +41,7 @@ config::Config with_partitions(int partitions);
 void in_job(int size, const std::function<void(JobRank&)>& body, const config::Config& config = {},
             const std::vector<int>& killed = {});
 
+// Runs `wait` on rank 0 of two, while the other one does nothing, of which no message tells.
+void wait_alone(const std::function<void(JobRank&, collective::Group&)>& wait);
+
 }  // namespace lamina::collective::test

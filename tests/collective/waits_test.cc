@@ -15,6 +15,7 @@ using namespace std::chrono_literals;
 using test::expect_error;
 using test::in_job;
 using test::JobRank;
+using test::wait_alone;
 using topology::Group;
 using Clock = std::chrono::steady_clock;
 using Start = std::function<Started(JobRank&, collective::Group&)>;
@@ -41,22 +42,6 @@ void lose_the_last(int size, const Start& start) {
 }
 
 at::Tensor large() { return at::ones({std::int64_t{16} << 20}); }
-
-// Runs `wait` on rank 0 of two, while the other one does nothing, of which no message tells.
-void wait_alone(const std::function<void(JobRank&, collective::Group&)>& wait) {
-  int ended[2];
-  ASSERT_EQ(::pipe(ended), 0);
-  in_job(2, [&](JobRank& job) {
-    auto& group = job.group();
-    char byte = 'x';
-    if (job.rank() == 1) {
-      ASSERT_EQ(::read(ended[0], &byte, 1), 1);
-      return;
-    }
-    wait(job, group);
-    ASSERT_EQ(::write(ended[1], &byte, 1), 1);
-  });
-}
 
 TEST(Waits, APeerKilledInTheMiddleOfAnAllReduceIsNamedWithin2s) {
   const auto reduce = [](JobRank& job, auto& group) { return group.all_reduce(large(), Reduction::kSum, job.terms()); };
