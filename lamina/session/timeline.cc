@@ -5,8 +5,8 @@
 #include <fstream>
 #include <limits>
 
-#include "lamina/base/error.h"
 #include "lamina/base/output_file.h"
+#include "lamina/messaging/agreement.h"
 #include "lamina/observe/summary.h"
 #include "lamina/observe/timeline_part.h"
 #include "lamina/session/session.h"
@@ -85,29 +85,11 @@ observe::Timeline gather(observe::Timeline mine, base::Rank self, std::span<cons
 }
 
 void start_timeline(Session& session, const std::string& path) {
-  const auto members = session.members(topology::Group::kWorld);
-  const auto self = session.world().rank;
-  std::string problem;
-  std::int64_t number = 0;
-  if (self == members.front()) {
-    try {
-      base::require_output(path);
-    } catch (const base::FileError& error) {
-      problem = error.what();
-      number = error.error_number();
-    }
-    for (const auto member : members) {
-      if (member == self) continue;
-      const Line line{session.mailbox(), session.patience(), member};
-      line.say(problem);
-      line.say(number);
-    }
-  } else {
-    const Line first{session.mailbox(), session.patience(), members.front()};
-    problem = first.hear<std::string>();
-    number = first.hear<std::int64_t>();
-  }
-  if (!problem.empty()) throw base::FileError(problem, static_cast<int>(number));
+  const auto require = [&]() -> value::Value {
+    base::require_output(path);
+    return true;
+  };
+  messaging::made_by_first(session.mailbox(), session.members(topology::Group::kWorld), require, session.patience());
   session.start_timeline();
 }
 
