@@ -65,7 +65,7 @@ void run_step(Session& session, pipeline::StepSpec spec, const std::function<voi
   team->together([&] { run(std::move(spec)); });
 }
 
-void note_call(Session& session, const tensor_parallel::Call& call) {
+void note_call(Session& session, const tensor_parallel::ModelCall& call) {
   session.team()->note_given(tensor_parallel::hashes_of(call));
 }
 

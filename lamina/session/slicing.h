@@ -33,7 +33,7 @@ void run_step(Session& session, pipeline::StepSpec spec, const std::function<voi
 
 // A call of the model begins on a rank that has slices. The ranks of a TP_GROUP compare what they were given as they
 // next compute together: see [Note: given alike].
-void note_call(Session& session, const tensor_parallel::Call& call);
+void note_call(Session& session, const tensor_parallel::ModelCall& call);
 
 // The whole of this rank's slice, and of the other members' of its team; collective over that.
 at::Tensor whole_of(Session& session, const at::Tensor& slice, const layout::Slicing& slicing);

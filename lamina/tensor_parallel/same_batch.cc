@@ -35,7 +35,7 @@ std::uint64_t hash_of_kind(const at::Tensor& tensor, std::uint64_t sum) {
 
 }  // namespace
 
-Given hashes_of(const Call& call) {
+CallHashes hashes_of(const ModelCall& call) {
   std::uint64_t values = call.tensors.size();
   for (const auto& tensor : call.tensors) {
     if (!has_bytes(tensor)) continue;
@@ -54,31 +54,31 @@ Given hashes_of(const Call& call) {
     gradients =
         base::hash64(casts ? static_cast<std::int64_t>(at::autocast::get_autocast_dtype(device)) : -1, gradients);
   }
-  Given given{};
-  const auto put = [&](Alike what, std::uint64_t hash) {
+  CallHashes given{};
+  const auto put = [&](CallTrait what, std::uint64_t hash) {
     given[static_cast<std::size_t>(what)] = static_cast<std::int64_t>(hash);
   };
-  put(Alike::kValues, values);
-  put(Alike::kTraining, base::hash64(call.training));
-  put(Alike::kTrained, base::hash64(call.trained));
-  put(Alike::kGradients, gradients);
+  put(CallTrait::kValues, values);
+  put(CallTrait::kTraining, base::hash64(call.training));
+  put(CallTrait::kTrained, base::hash64(call.trained));
+  put(CallTrait::kGradients, gradients);
   return given;
 }
 
-base::DesyncError given_apart(Alike what, base::Rank one, base::Rank other) {
+base::DesyncError given_apart(CallTrait what, base::Rank one, base::Rank other) {
   const auto ranks = base::str("ranks ", std::min(one, other), " and ", std::max(one, other), " of a TP_GROUP ");
   switch (what) {
-    case Alike::kValues:
+    case CallTrait::kValues:
       return base::DesyncError(ranks +
                                    "have called the model with other values, and with prescaled_batch: true they "
                                    "read one batch: read data by rdp_rank(), or take prescaled_batch: false",
                                base::Code{"tp-other-batch"});
-    case Alike::kTraining:
+    case CallTrait::kTraining:
       return base::DesyncError(ranks +
                                    "have called the model in other modes: a module that trains on one of them "
                                    "evaluates on the other; call train() and eval() alike on both",
                                base::Code{"tp-other-mode"});
-    case Alike::kTrained:
+    case CallTrait::kTrained:
       return base::DesyncError(ranks +
                                    "have called the model with other parameters to train: one that requires a "
                                    "gradient on one of them does not on the other; freeze the same on both",

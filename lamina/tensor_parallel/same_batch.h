@@ -14,13 +14,13 @@
 namespace lamina::tensor_parallel {
 
 // Parts of a call of the model that members of a team are to have alike: see [Note: given alike].
-enum class Alike { kValues, kTraining, kTrained, kGradients, kCount };
+enum class CallTrait { kValues, kTraining, kTrained, kGradients, kCount };
 
 // A hash of each of them.
-using Given = std::array<std::int64_t, static_cast<std::size_t>(Alike::kCount)>;
+using CallHashes = std::array<std::int64_t, static_cast<std::size_t>(CallTrait::kCount)>;
 
 // A call of the model by a rank.
-struct Call {
+struct ModelCall {
   std::span<const at::Tensor> tensors;
   std::string_view training = {};  // whether each module trains
   std::string_view trained = {};   // whether each parameter has a gradient
@@ -28,8 +28,8 @@ struct Call {
 };
 
 // Hashes of these, and of modes of this thread.
-Given hashes_of(const Call& call);
+CallHashes hashes_of(const ModelCall& call);
 
-base::DesyncError given_apart(Alike what, base::Rank one, base::Rank other);
+base::DesyncError given_apart(CallTrait what, base::Rank one, base::Rank other);
 
 }  // namespace lamina::tensor_parallel

@@ -192,7 +192,7 @@ void Team::give_up(const std::exception_ptr& error) {
 
 // Comparisons of what members are given.
 
-void Team::note_given(const Given& given) {
+void Team::note_given(const CallHashes& given) {
   if (Alone::here()) return;
   const std::lock_guard lock(mutex_);
   if (!given_) given_.emplace();
@@ -211,7 +211,7 @@ std::vector<std::int64_t> Team::take_given() {
 void Team::compare_given(base::Rank self, const Operation& own, base::Rank other, const Operation& others) {
   if (own.beside.size() != others.beside.size()) return;  // they are in different places, as the collectives tell
   for (std::size_t i = 0; i < own.beside.size(); ++i) {
-    if (own.beside[i] != others.beside[i]) throw given_apart(static_cast<Alike>(i), self, other);
+    if (own.beside[i] != others.beside[i]) throw given_apart(static_cast<CallTrait>(i), self, other);
   }
 }
 
@@ -292,17 +292,11 @@ Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::T
   return begun;
 }
 
-void Team::begin_lacking() {
-  for (const auto& lacking : order_.lacking(patience_)) {
-    start(order_.begin(lacking), to_meaning(lacking), {});
-  }
-}
-
 // Members compare what they begin before they begin it: one that differs leaves nothing under way.
 at::Tensor Team::run(const Meaning& meaning, at::Tensor given) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
-  begin_lacking();
+  for (const auto& lacking : order_.lacking(patience_)) start(order_.begin(lacking), to_meaning(lacking), {});
   auto operation = to_operation(meaning);
   operation.beside = take_given();
   const auto number = order_.begin(operation);

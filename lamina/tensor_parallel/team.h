@@ -63,7 +63,7 @@ class Team {
   // [Note: given alike] Members compute with one batch, in the same modes: else what they have whole parts, and no
   // shape tells. So hashes of these go along with the next collective, at no message of their own: a difference is
   // found before anything is computed together. A call of the model begins, in this member's turn:
-  void note_given(const Given& given);
+  void note_given(const CallHashes& given);
 
   // Has all members act, which all do: collective at its end. Where one fails, all have failed: the others throw
   // value::RemoteFailure, those that wait for it in a collective at once.
@@ -102,7 +102,6 @@ class Team {
   std::vector<std::int64_t> take_given();
   void compare_given(base::Rank self, const collective::SameOrder::Operation& own, base::Rank other,
                      const collective::SameOrder::Operation& others);
-  void begin_lacking();
   Begun start(std::int64_t number, const Meaning& meaning, const at::Tensor& given);
   at::Tensor run(const Meaning& meaning, at::Tensor given);
 
@@ -111,7 +110,7 @@ class Team {
   const base::Patience patience_;
   const std::shared_ptr<value::Failures> failures_;
   std::mutex mutex_;
-  std::optional<Given> given_;  // that no collective has taken along
+  std::optional<CallHashes> given_;  // that no collective has taken along
   collective::SameOrder order_;
 };
 

@@ -274,13 +274,13 @@ TEST(Teams, KeepNothingOfACollectiveThatHasEnded) {
 }
 
 TEST(Teams, TellWhatTheyWereGivenApartBeforeTheyComputeTogether) {
-  const std::map<Alike, std::string> words{{Alike::kValues, "other values"},
-                                           {Alike::kTraining, "a module that trains on one of them"},
-                                           {Alike::kTrained, "freeze the same on both"},
-                                           {Alike::kGradients, "another autocast"}};
+  const std::map<CallTrait, std::string> words{{CallTrait::kValues, "other values"},
+                                               {CallTrait::kTraining, "a module that trains on one of them"},
+                                               {CallTrait::kTrained, "freeze the same on both"},
+                                               {CallTrait::kGradients, "another autocast"}};
   in_team(2, [&](Team& team) {
     for (const auto& [what, expected] : words) {
-      Given apart{};
+      CallHashes apart{};
       apart[static_cast<std::size_t>(what)] = team.rank();
       team.note_given({});
       team.note_given(apart);
