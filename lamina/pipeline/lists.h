@@ -20,11 +20,9 @@ namespace lamina::pipeline {
 // - A list of tensors with nothing beside it is not clear if three or more of one sort have different numbers of rows.
 //   Nor is it if these look like pictures: three dimensions or more, with 1, 3 or 4 rows or fewer rows than elements.
 // - A list of dictionaries with nothing beside it is cut itself if tensors of one sort in them have different numbers
-// of
-//   rows. Two without anything else in them, and without pictures, are parts of a batch; more are not clear.
+//   of rows. Two without anything else in them, and without pictures, are parts of a batch; more are not clear.
 // - So are lists of one form in a list with nothing beside it, such as pairs of a picture and its class. The outer list
-// is
-//   cut by elements if their tensors are of several sorts, with different numbers of rows.
+//   is cut by elements if their tensors are of several sorts, with different numbers of rows.
 //
 // Lists that hold no tensor are cut with the others if they have as many elements as there are samples. A tuple of
 // numbers is a size, and stays whole. Decisions of a list hold for the batches after it, for the last one may be so
