@@ -264,14 +264,12 @@ class _Proof:
             verdicts = self._verdicts(zip(whole.outputs, outputs, strict=False), tolerance, 1e-6)
             if len(outputs) != len(whole.outputs):
                 wrong.append("the number of its results")
-            given = random_like(whole.outputs)
             for number, (verdict, dimension, sizes) in enumerate(verdicts):
                 if verdict == "part":
                     found.cuts[number] = parts.Cut(dimension, tuple(sizes), self._session.team())
-                    given[number] = given[number].split(sizes, dimension)[self._index]
                 elif verdict != "alike":
                     wrong.append(f"result {number}" if len(outputs) > 1 else "its result")
-            return given if not wrong else [torch.zeros_like(each) for each in outputs]
+            return self._given_to(whole, found) if not wrong else [torch.zeros_like(each) for each in outputs]
 
         try:
             own = runs.run(False, gradients, surroundings)

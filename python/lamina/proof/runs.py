@@ -133,7 +133,7 @@ class Runs:
         with self._sandbox(whole) as (stand_ins, reach), torch.inference_mode(False), partial.inside(added), _unkept():
             inputs: list[torch.Tensor] = []
             args, kwargs = copied(self._given[whole], lambda tensor: self._input(tensor, inputs))
-            given = Left([("its arguments", (args, kwargs))])
+            given = SideEffects([("its arguments", (args, kwargs))])
             for module in region.modules() if not in_training else ():
                 module.__dict__["training"] = False
             with surroundings or nullcontext(), torch.set_grad_enabled(self._has_gradients):
@@ -174,7 +174,7 @@ class Runs:
         return {True: whole, False: whole if slicing is None else session.slice_of(whole, slicing)}
 
     @contextmanager
-    def _sandbox(self, whole: bool) -> Iterator[tuple[dict[int, torch.Tensor], "Left"]]:
+    def _sandbox(self, whole: bool) -> Iterator[tuple[dict[int, torch.Tensor], "SideEffects"]]:
         """Inside, the region has stand-ins for its tensors, by the id of each. Gives them, and what is left behind."""
         region = self._region
         stand_ins = {
@@ -188,7 +188,7 @@ class Runs:
             return stand_ins[id(tensor)]
 
         with undisturbed(region, Call(self._args, self._kwargs)) as reach, module_call.replaced((), {}):
-            left = Left(reach)
+            left = SideEffects(reach)
             make_sliced = make_plain(region) if whole else lambda: None
             try:
                 put_stand_ins(region, stand_in)
@@ -273,7 +273,7 @@ def _called(region: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[Any
     return output, {name: each for name, each in collected.items() if isinstance(each, torch.Tensor)}
 
 
-class Left:
+class SideEffects:
     """Tensors that a run leaves behind in what a walk has found.
 
     Args:
