@@ -63,7 +63,7 @@ def differences(reach: Reach) -> list[Difference]:
     return found
 
 
-RefusePart = Callable[[Difference, Exception], None]
+RefusePart = Callable[[Difference, Exception], None]  # takes a part that cannot be brought, and why
 
 
 class Changes(NamedTuple):

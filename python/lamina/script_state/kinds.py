@@ -21,6 +21,7 @@ ASIDE = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "
 ASIDE |= {"__copy__", "__dir__", "__init_subclass__", "__class_getitem__"}
 
 _TORCHS = {"torch", "numpy", "lamina", "_lamina", "triton"} | set(sys.stdlib_module_names)
+_LIBRARIES = {"torchvision", "transformers", "matplotlib"}  # also where they are installed from a checkout
 HIDDEN = {"__dict__", "__weakref__"}
 
 
@@ -45,7 +46,7 @@ def is_of_the_script(made: Any) -> bool:
 def is_of_a_library(name: str) -> bool:
     """True for a file of that name of Python's, or one that was installed, as a file in a folder for that. What a
     library keeps for itself, such as its registries, is as little the script's as torch's own is."""
-    if name.partition(".")[0] in _TORCHS:
+    if name.partition(".")[0] in _TORCHS | _LIBRARIES:
         return True
     file = getattr(sys.modules.get(name), "__file__", None)
     return file is not None and any(part in ("site-packages", "dist-packages") for part in Path(file).parts)
