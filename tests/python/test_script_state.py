@@ -2,12 +2,15 @@
 """The walk through a script's state, and changes that are made elsewhere."""
 
 import random
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from lamina.script_state.changes import Changes, Snapshot, differences
+from lamina.script_state.kinds import is_of_a_library
 from lamina.script_state.tokens import InPlaceOfValue, is_generator
 from lamina.script_state.tokens import content as content_of
 from lamina.script_state.walk import Reach
@@ -117,3 +120,10 @@ def test_a_walk_stands_while_only_plain_values_change():
     assert reach.refresh() and not list(reach.changed())
     state.named.held = state.items
     assert not reach.refresh() and len(list(reach.changed())) == 1
+
+
+def test_a_library_that_lies_in_a_checkout_is_none_of_the_scripts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.made_up", SimpleNamespace(__file__="/home/transformers/made_up.py"))
+    monkeypatch.setitem(sys.modules, "made_up", SimpleNamespace(__file__="/home/made_up.py"))
+    assert is_of_a_library("transformers.made_up")
+    assert not is_of_a_library("made_up")
