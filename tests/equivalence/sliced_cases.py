@@ -106,7 +106,7 @@ def draw_case(number: int) -> SlicedCase:
 
 
 def _not_refused(wanted: set[str], tp: int, prescaled: bool) -> set[str]:
-    """Leaves out what is refused on purpose: see "Slices of layers" in docs/limits.md. `draw_case` does so, too: with
+    """Leaves out what is refused on purpose: see "Limits" in docs/tensor-parallelism.md. `draw_case` does so, too: with
     partitions and batches of each rank's own a region is placed by hand, as a whole. Slices are sharded where all ranks
     of a TP_GROUP have one batch."""
     if not prescaled and tp > 1:
