@@ -16,7 +16,7 @@ from lamina.util import pytree
 
 
 @dataclass(frozen=True)
-class Cut:
+class ResultCut:
     """The dimension along which each rank has a part, how much each has, and the name of these ranks."""
 
     dimension: int
@@ -32,7 +32,7 @@ class PartOfResult:
         cut: how it is cut.
     """
 
-    def __init__(self, part: torch.Tensor, cut: Cut):
+    def __init__(self, part: torch.Tensor, cut: ResultCut):
         self.part, self.cut = part, cut
         self._whole: torch.Tensor | None = None
 
@@ -78,7 +78,7 @@ def own(value: Any) -> Any:
     return pytree.map_values(lambda each: each.part if isinstance(each, PartOfResult) else None, value)
 
 
-def given(output: Any, cuts: Mapping[int, Cut]) -> Any:
+def given(output: Any, cuts: Mapping[int, ResultCut]) -> Any:
     """A result with stand-ins for those of its tensors, by number, of which there is a part."""
     if not cuts:
         return output

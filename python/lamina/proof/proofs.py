@@ -57,7 +57,7 @@ class Findings:
     """
 
     partial: list[tuple[str, str]] = field(default_factory=list)
-    cuts: dict[int, parts.Cut] = field(default_factory=dict)
+    cuts: dict[int, parts.ResultCut] = field(default_factory=dict)
     proven: bool = True
 
     def added(self, region: nn.Module) -> Partial:
@@ -266,7 +266,7 @@ class _Proof:
                 wrong.append("the number of its results")
             for number, (verdict, dimension, sizes) in enumerate(verdicts):
                 if verdict == "part":
-                    found.cuts[number] = parts.Cut(dimension, tuple(sizes), self._session.team())
+                    found.cuts[number] = parts.ResultCut(dimension, tuple(sizes), self._session.team())
                 elif verdict != "alike":
                     wrong.append(f"result {number}" if len(outputs) > 1 else "its result")
             return self._given_to(whole, found) if not wrong else [torch.zeros_like(each) for each in outputs]

@@ -19,7 +19,7 @@ _REPLICATED = "replicated_with_grad_allreduce"
 
 
 @dataclass(frozen=True)
-class Cut:
+class LayerCut:
     """How a layer is cut.
 
     Attributes:
@@ -117,10 +117,10 @@ class Cutter:
                 code="tp-layer",
             )
 
-    def _cut(self, planned: Planned) -> Cut:
+    def _cut(self, planned: Planned) -> LayerCut:
         layer, style = planned.layer, planned.style
         if style == _REPLICATED:
-            return Cut(layer, style, {}, Here(self._team))
+            return LayerCut(layer, style, {}, Here(self._team))
         if planned.is_around and is_linear(layer):
             return self._cut_of_wrapper(planned)
         if isinstance(layer, nn.Embedding):
@@ -133,7 +133,7 @@ class Cutter:
             )
         extent = _extent(planned)
         if (chosen := self._shared_keys(planned, extent)) is not None:
-            return Cut(layer, "chosen", {}, Here(self._team, chosen=chosen))
+            return LayerCut(layer, "chosen", {}, Here(self._team, chosen=chosen))
         size, unit = self._section(planned, extent)
         sections = [(size, unit)] * (extent // size)
         out, into = (0, 1) if isinstance(layer, nn.Linear) else (1, 0)
@@ -141,11 +141,11 @@ class Cutter:
         count = own * len(sections)
         if style in _ROWS:
             sizes = _sizes(planned, {"in_features": count, "nx": count})
-            return Cut(layer, style, {"weight": (into, sections)}, here, sizes)
+            return LayerCut(layer, style, {"weight": (into, sections)}, here, sizes)
         slices: dict[str, Slicing] = {"weight": (out, sections)}
         if layer.bias is not None:
             slices["bias"] = (0, sections)
-        return Cut(layer, style, slices, here, _sizes(planned, {"out_features": count, "nf": count}))
+        return LayerCut(layer, style, slices, here, _sizes(planned, {"out_features": count, "nf": count}))
 
     def _shared_keys(self, planned: Planned, extent: int) -> tuple[int, ...] | None:
         """The outputs of a layer that gives heads of keys of which ranks have the same; None for any other."""
@@ -154,20 +154,20 @@ class Cutter:
             return None
         return tuple(key * heads.width + at for key in heads.own_keys() for at in range(heads.width))
 
-    def _cut_of_wrapper(self, planned: Planned) -> Cut:
+    def _cut_of_wrapper(self, planned: Planned) -> LayerCut:
         extent = _extent(planned)
         if (chosen := self._shared_keys(planned, extent)) is not None:
             here = Here(self._team, chosen=chosen, sections=[(extent, 1)])
-            return Cut(planned.member, layers.GIVING_PART, {}, here)
+            return LayerCut(planned.member, layers.GIVING_PART, {}, here)
         size, unit = self._section(planned, extent)
         here = replace(self._here(planned, size, unit)[0], sections=[(size, unit)] * (extent // size))
         if planned.style in _ROWS:
-            return Cut(planned.member, layers.TAKING_PARTS, {}, here)
+            return LayerCut(planned.member, layers.TAKING_PARTS, {}, here)
         first, own = here.share.first, here.share.own
         chosen = tuple(begin + at for begin in range(0, extent, size) for at in range(first, first + own))
-        return Cut(planned.member, layers.GIVING_PART, {}, replace(here, chosen=chosen))
+        return LayerCut(planned.member, layers.GIVING_PART, {}, replace(here, chosen=chosen))
 
-    def _cut_of_embedding(self, planned: Planned) -> Cut:
+    def _cut_of_embedding(self, planned: Planned) -> LayerCut:
         layer, style = planned.layer, planned.style
         if style not in _EMBEDDING_STYLES or layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
             raise UsageError(
@@ -182,11 +182,13 @@ class Cutter:
         here, own = self._here(planned, extent, unit)
         slices: dict[str, Slicing] = {"weight": (dimension, [(extent, unit)])}
         if dimension == 1:
-            return Cut(layer, style, slices, here, _sizes(planned, {"embedding_dim": own}))
+            return LayerCut(layer, style, slices, here, _sizes(planned, {"embedding_dim": own}))
         padding = layer.padding_idx
         if padding is not None and (first := here.share.first) <= padding < first + own:
             here = replace(here, padding=padding - first)
-        return Cut(layer, style, slices, here, _sizes(planned, {"num_embeddings": own, "padding_idx": here.padding}))
+        return LayerCut(
+            layer, style, slices, here, _sizes(planned, {"num_embeddings": own, "padding_idx": here.padding})
+        )
 
     def _here(self, planned: Planned, size: int, unit: int) -> tuple[Here, int]:
         """A layer's knowledge of its slice, and how much of a section this rank has."""

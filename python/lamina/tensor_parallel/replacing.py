@@ -26,7 +26,7 @@ _HOOKS = "_lamina_hooks"  # of a module that has become another: its Registratio
 _GONE = "_lamina_replaced"  # of a parameter that the model had before
 
 Known = Callable[[nn.Module], Registration | None]
-Cut = Callable[[nn.Parameter, Callable[[torch.Tensor], list[torch.Tensor]]], list[nn.Parameter]]
+CutParameter = Callable[[nn.Parameter, Callable[[torch.Tensor], list[torch.Tensor]]], list[nn.Parameter]]
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Replaced:
     modules: list[tuple[nn.Module, nn.Module]] = field(default_factory=list)
 
 
-def replace(root: nn.Module, session: _lamina.Session, known: Known, cut: Cut) -> Replaced:
+def replace(root: nn.Module, session: _lamina.Session, known: Known, cut: CutParameter) -> Replaced:
     """Puts others into the places of marked modules, in place. Nothing is changed unless all of them can be made.
 
     Args:
@@ -132,7 +132,9 @@ def _require_plain(root: nn.Module, name: str, module: nn.Module) -> None:
             raise UnfitError(f"it shares parameters with {holder}")
 
 
-def _made(name: str, module: nn.Module, registration: Registration, degree: int, used: set[str], cut: Cut) -> nn.Module:
+def _made(
+    name: str, module: nn.Module, registration: Registration, degree: int, used: set[str], cut: CutParameter
+) -> nn.Module:
     """The module that takes another's place, with its values."""
     args, kwargs = registry.arguments_of(module, registration)
     kind = registration.kind
@@ -169,7 +171,7 @@ def _require_heads(module: nn.Module, degree: int) -> None:
             raise UnfitError(f"it has {count} attention heads, for {degree} ranks")
 
 
-def _take_values(original: nn.Module, result: nn.Module, rows: Correspondence, cut: Cut) -> None:
+def _take_values(original: nn.Module, result: nn.Module, rows: Correspondence, cut: CutParameter) -> None:
     """Gives a module the parameters of another. A parameter that is neither turned round nor cut up stays the same
     object."""
     theirs = dict(original.named_parameters(remove_duplicate=False))

@@ -12,7 +12,7 @@ from lamina import _lamina
 from lamina.errors import UsageError, said
 from lamina.job import current
 from lamina.tensor_parallel import dropout, layers, plans
-from lamina.tensor_parallel.cuts import Cut, Cutter
+from lamina.tensor_parallel.cuts import Cutter, LayerCut
 from lamina.tensor_parallel.layers import Slicing
 from lamina.tensor_parallel.plans import Planned
 from lamina.tensor_parallel.regions import make_regions
@@ -132,7 +132,7 @@ def _in_parts(session: _lamina.Session) -> bool:
 # Before anything is changed.
 
 
-def _tell_of_whole(root: nn.Module, cuts: dict[str, Cut], session: _lamina.Session) -> None:
+def _tell_of_whole(root: nn.Module, cuts: dict[str, LayerCut], session: _lamina.Session) -> None:
     if session.rank != 0:
         return
     if not cuts:
@@ -145,7 +145,7 @@ def _tell_of_whole(root: nn.Module, cuts: dict[str, Cut], session: _lamina.Sessi
         tell(f"layers that are marked for tensor parallelism and stay whole: {', '.join(whole)}")
 
 
-def _require_parameters(cuts: dict[str, Cut]) -> None:
+def _require_parameters(cuts: dict[str, LayerCut]) -> None:
     """UsageError where a layer computes what is to be cut from something else."""
     for name, cut in cuts.items():
         if cut.style in layers.OF_WRAPPERS:
