@@ -3,8 +3,6 @@
 
 import json
 import marshal
-import threading
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -18,11 +16,7 @@ from lamina.model.partitioned import PartitionedModel
 from lamina.modules.runs import Run
 from lamina.modules.slots import Parts, Slots
 from lamina.shared_state.watch import Watch
-from lamina.tensor_parallel import dropout, layers
 from lamina.torch_patches import module_call
-
-# A module around sliced layers, by its number, and the state of its call.
-Around = tuple[int, tuple[tuple[int, ...], ...]]
 
 _UNIFORM = (b"\x00", b"\x01")
 
@@ -36,8 +30,7 @@ class CallState(NamedTuple):
         trained: which of its parameters are to be trained.
         conversion: of which conversion of the model's dtypes they are.
         variables: the context variables that are set there, see `ContextVariables.captured`.
-        around: the module around sliced layers below which it is made, if there is one, and the state of that one's
-            call: see [Note: dropout of parts].
+        context: of the thread there, if there is any: see `CallContext.told`.
     """
 
     caller: int
@@ -45,7 +38,7 @@ class CallState(NamedTuple):
     trained: bytes
     conversion: int
     variables: bytes
-    around: Around | None
+    context: tuple | None
 
     def to_bytes(self) -> bytes:
         """As it travels: equal for equal states, which is how the engine knows a call again."""
@@ -69,7 +62,7 @@ class RemoteCalls:
     def __init__(self, model: PartitionedModel, slots: Slots, state: Watch):
         self._model, self._slots, self._state = model, slots, state
         self._borrowed = BorrowedArguments()
-        self._around = threading.local()  # `mode`: the one that this thread has left for a call
+        self._context = current.job().call_context
         self._parts: dict[int, Parts] = {}  # by number; for one step or more, while no parameter is replaced
 
     def forget_parts(self) -> None:
@@ -86,10 +79,11 @@ class RemoteCalls:
             UsageError: it put something into an argument that cannot be sent back. And whatever it raises.
         """
         module, name, told = self._model.callee(number), self._name(number), CallState.from_bytes(state)
+        served = self._context.served(told.context, self._model.tree.modules)
         self._apply_modes(number, told.training)
         check = ArgumentCheck(module, name, args, kwargs)
         try:
-            with self._state.serving(name, told.variables), self._in(told.around):
+            with self._state.serving(name, told.variables), served:
                 if (recording := current.job().recording) is not None and not isinstance(module, Run):
                     recording.record_reads(self._model.tree.names[number])
                 output = module(*args) if isinstance(module, Run) else module_call.call_here(module, args, kwargs)
@@ -142,10 +136,8 @@ class RemoteCalls:
         trained = bytes([parameter.requires_grad for parameter in parameters])
         if training == uniform * len(training):
             training = uniform
-        variables = self._state.variables()
-        return CallState(
-            self._model.partition, training, trained, self._model.conversions, variables, self._around_here()
-        )
+        variables, context = self._state.variables(), self._context.told(self._model.tree.node)
+        return CallState(self._model.partition, training, trained, self._model.conversions, variables, context)
 
     def _parts_of(self, number: int) -> Parts:
         """Module `number` and all under it, their parameters, and the places of what other ranks own of it."""
@@ -173,26 +165,12 @@ class RemoteCalls:
 
     def _called(self, session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         self._state.before_call(self._name(number), lambda: self._modules_of(number))
+        callee = self._model.callee(number)
         try:
-            with dropout.left() as mode:
-                self._around.mode = mode
-                output = session.call(number, args, kwargs)
+            with self._context.calling(callee.parts if isinstance(callee, Run) else [callee]):
+                return session.call(number, args, kwargs)
         finally:
             self._hear_answers(session)
-        if mode is not None:
-            callee = self._model.callee(number)
-            layers.passed_by(mode, callee.parts if isinstance(callee, Run) else [callee])
-        return output
-
-    def _around_here(self) -> Around | None:
-        mode = self._around.mode
-        return None if mode is None else (self._model.tree.node(mode.module), layers.travelling(mode))
-
-    def _in(self, around: Around | None) -> AbstractContextManager[None]:
-        if around is None:
-            return nullcontext()
-        number, told = around
-        return layers.arrived(self._model.tree.modules[number], told)
 
     def _hear_answers(self, session: _lamina.Session) -> None:
         for note in session.take_notes():

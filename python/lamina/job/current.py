@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from lamina import _lamina
 from lamina.errors import refusal
+from lamina.job.parts import CallContext
 
 Made = TypeVar("Made")
 
@@ -25,6 +26,7 @@ class Job:
         saves: its checkpoints under way; None before the first.
         step_check: what compares its first step with the plain model; None where nobody asks for that.
         recording: what records it to be compared with another run; None where nobody does.
+        call_context: what goes along with calls of modules on other ranks.
         clips_by_default: gradients of shards are clipped to a norm that nobody has set.
         loaded: a state was loaded into the model, and no step has been since.
         on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
@@ -42,6 +44,7 @@ class Job:
     saves: Any = None
     step_check: Any = None
     recording: Any = None
+    call_context: CallContext = field(default_factory=CallContext)
     clips_by_default: bool = False
     loaded: bool = False
     on_end: ExitStack = field(default_factory=ExitStack)

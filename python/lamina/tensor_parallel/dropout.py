@@ -6,7 +6,7 @@ own. So the numbers are those of the plain model. The generators of the ranks, w
 dropout of what is whole is alike on all ranks, too.
 
 The mode that does so is one of a call: of the module around the layers. It goes along with calls of modules below that
-one on other ranks (`calls/remote_call.py`), and with what a checkpoint computes again (`recomputing`).
+one on other ranks (`calls_elsewhere.py`), and with what a checkpoint computes again (`recomputing`).
 """
 
 import math

@@ -12,6 +12,7 @@ from lamina import _lamina
 from lamina.errors import UsageError, said
 from lamina.job import current
 from lamina.tensor_parallel import dropout, layers, plans
+from lamina.tensor_parallel.calls_elsewhere import DropoutContext
 from lamina.tensor_parallel.cuts import Cutter, LayerCut
 from lamina.tensor_parallel.layers import Slicing
 from lamina.tensor_parallel.plans import Planned
@@ -66,6 +67,7 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
         if layers.has_fast_path(module) and any(map(layers.is_sliced, module.modules())):
             remember(module)
             layers.leave_fast_path(module)
+    current.job().call_context = DropoutContext()
     checkpoints.install(dropout.recomputing, current.job().on_end)
     compiled_slices.install(current.job().on_end)
     foreign.watch_slices(current.job().on_end)
