@@ -59,6 +59,7 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, *
 
     Args:
         module: a module; what lies on other ranks is computed again there.
+        args, kwargs: its arguments.
         preserve_rng_state: whether the second run draws the random numbers of the first.
 
     Errors:

@@ -32,7 +32,13 @@ class Logger:
             destination.log_hyperparameters(dict(hyperparameters))
 
     def log_images(self, images: Any, name: str = "Images", *args: Any, **options: Any) -> None:
-        """Gives them images; those that show none leave them."""
+        """Gives them images; those that show none leave them.
+
+        Args:
+            images: an array or a tensor, or several.
+            name: of them.
+            args, options: what a destination takes beside.
+        """
         for destination in self.destinations:
             destination.log_images(images, name, *args, **options)
 

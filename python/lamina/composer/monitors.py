@@ -229,6 +229,7 @@ class ThresholdStopper(_Watcher):
 
     Args:
         monitor, dataloader_label, comp: as EarlyStopper has them.
+        threshold: the value.
         stop_on_batch: whether metrics of the training are looked at after each batch, not each epoch alone.
     """
 

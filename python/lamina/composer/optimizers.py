@@ -56,6 +56,7 @@ class DecoupledSGDW(_Decoupled, optim.SGD):
     """SGD with a decoupled weight decay, which is usually much smaller than torch's SGD's.
 
     Args:
+        params, lr, momentum, dampening, nesterov: as torch's SGD has them.
         weight_decay: the part of each weight that a step takes away, as long as the learning rate is the initial one.
     """
 
@@ -75,6 +76,7 @@ class DecoupledAdamW(_Decoupled, optim.AdamW):
     """AdamW with a decoupled weight decay.
 
     Args:
+        params, lr, betas, eps, amsgrad: as torch's AdamW has them.
         weight_decay: the part of each weight that a step takes away, as long as the learning rate is the initial one.
     """
 

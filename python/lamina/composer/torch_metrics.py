@@ -67,6 +67,7 @@ class LanguageCrossEntropy(CrossEntropy):
 
     Args:
         vocab_size: how many words there are; else as many as the last axis has.
+        dist_sync_on_step: torchmetrics': whether each `forward` adds up what all processes have.
         ignore_index: the target of positions that do not count.
     """
 

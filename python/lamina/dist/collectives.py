@@ -22,8 +22,16 @@ def barrier(group: dist.ProcessGroup | None = None) -> None:
 
 
 def all_reduce(tensor: Tensor, reduce_operation: str = "SUM", group: dist.ProcessGroup | None = None) -> None:
-    """Puts the sum over all ranks, or what `reduce_operation` says, into `tensor`: SUM, PRODUCT, MIN, MAX, BAND, BOR or
-    BXOR."""
+    """Puts the sum over all ranks, or another reduction, into a tensor.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks.
+        reduce_operation: "SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR" or "BXOR".
+        group: its ranks, in place of all.
+
+    Errors:
+        UsageError: no such operation, or no process group. PeerError, TimeoutError: a rank is lost, or does not come.
+    """
     name = reduce_operation.upper()
     if name not in _OPERATIONS:
         raise UsageError(f"all_reduce: {reduce_operation!r} is not allowed; expected one of {', '.join(_OPERATIONS)}")
@@ -31,14 +39,32 @@ def all_reduce(tensor: Tensor, reduce_operation: str = "SUM", group: dist.Proces
 
 
 def broadcast(tensor: Tensor, src: int, group: dist.ProcessGroup | None = None) -> None:
-    """Puts what the tensor is on world rank `src` into it."""
+    """Puts what the tensor is on one rank into those of the others.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks.
+        src: the world rank whose values all get.
+        group: its ranks, in place of all.
+
+    Errors:
+        UsageError: no process group. PeerError, TimeoutError: a rank is lost, or does not come.
+    """
     _together("broadcast()", dist.broadcast, tensor, src, group)
     if (job := current.job_if_any()) is not None and job.replicas is not None:
         job.replicas.reducer.share_batches()
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.ProcessGroup | None = None) -> None:
-    """Puts the objects of world rank `src` into the list, which is equally long everywhere. They are pickled."""
+    """Puts the objects of one rank into the lists of the others. They are pickled.
+
+    Args:
+        object_list: equally long on all ranks.
+        src: the world rank whose objects all get.
+        group: its ranks, in place of all.
+
+    Errors:
+        UsageError: no process group. PeerError, TimeoutError: a rank is lost, or does not come.
+    """
     _together("broadcast_object_list()", dist.broadcast_object_list, object_list, src, group)
 
 

@@ -23,10 +23,13 @@ from lamina.job import current
 class ExactSampler(DistributedSampler):
     """Gives each sample to one rank, once an epoch; ranks have equally many or one more.
 
-    The order depends on seed and epoch (`set_epoch`) alone, not on the number of ranks. With `drop_last` the last
-    samples, less than one per rank, are left out. See [Note: equivalence of space and time].
+    The order depends on seed and epoch (`set_epoch`) alone, not on the number of ranks. See [Note: equivalence
+    of space and time].
 
     Args:
+        dataset: one with a length.
+        num_replicas, rank, shuffle, seed: see `get_sampler`.
+        drop_last: leaves out the last samples, less than one per rank, so that all ranks have equally many.
         batch_size: of a rank's loader. A rank then gets so many samples in a row, so that its microbatches are those of
             one process that has all ranks' batches. In the last batch of all ranks the later ones may have none.
 
@@ -54,8 +57,13 @@ class ExactSampler(DistributedSampler):
         self.num_samples = len(self._mine())
 
     def move(self, num_replicas: int, rank: int, begin: int = 0) -> None:
-        """Takes this place among the ranks. All samples from number `begin` of the order on are dealt out, with
-        `drop_last`, too."""
+        """Takes another place among the ranks.
+
+        Args:
+            num_replicas, rank: see `get_sampler`.
+            begin: the number, in the order of the epoch, of the first sample that is dealt out. All from there on are,
+                with `drop_last`, too.
+        """
         self.num_replicas, self.rank, self.total_size, self._begin = num_replicas, rank, len(self.dataset), begin
         self.num_samples = len(self._mine())
 
@@ -89,6 +97,9 @@ def get_sampler(
     """The sampler with which each rank reads its part of the data; call its `set_epoch` before each epoch.
 
     Args:
+        dataset: one with a length.
+        shuffle: whether the order of an epoch is random; it depends on `seed` and the epoch alone.
+        seed: of that order, the same on all ranks.
         drop_last: leave samples out, rather than repeat some, so that all ranks have equally many.
         num_replicas, rank: how many read different data, and which of them this is. By default all ranks of the world;
             after `lamina.init` the copies of the model that read batches of their own.

@@ -76,7 +76,13 @@ class TrainerMixin:
         return stack
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """Runs a batch, forward and backward, and gives the loss."""
+        """Runs a batch, forward and backward, and gives the loss.
+
+        Args:
+            model: the Trainer's.
+            inputs: the batch, by the names of the model's arguments.
+            num_items_in_batch: of all microbatches and copies, where the loss is divided by it.
+        """
         model.train()
         inputs = self._prepare_inputs(inputs)
         is_scaled = self._is_scaled(inputs, num_items_in_batch)
@@ -127,7 +133,17 @@ class TrainerMixin:
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """As the Trainer's, of each microbatch."""
+        """Evaluates a batch, each microbatch by itself.
+
+        Args:
+            model: the Trainer's.
+            inputs: the batch, by the names of the model's arguments.
+            prediction_loss_only: whether only the loss is returned.
+            ignore_keys: what of the model's outputs is left out.
+
+        Returns:
+            Loss, outputs and labels, each None where there is none.
+        """
         inputs = self._prepare_inputs(inputs)
         items = super()._get_num_items_in_batch([inputs], self.args.device)
         is_scaled = self._is_scaled(inputs, items)

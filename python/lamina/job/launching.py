@@ -33,7 +33,8 @@ def launch(function: Callable, ranks: int, /, *args: Any, options: Sequence[str]
     call then stands below `if __name__ == "__main__":`. With cloudpickle the function may be of a notebook.
 
     Args:
-        function: what each rank calls, with all further arguments. They and results are pickled.
+        function: what each rank calls. It and its results are pickled.
+        args, keywords: its arguments, which are pickled, too.
         ranks: how many.
         options: further ones of `lamina run`, as `["--timeline", "steps.json"]`.
 

@@ -188,7 +188,8 @@ class DistributedTransformer(DistributedModule):
 
     Args:
         num_layers: how many.
-        args, kwargs: of each: see DistributedTransformerLayer. window_size may be a list, with one for each layer.
+        args, kwargs: these and all others: see DistributedTransformerLayer. window_size may be a list, with one for
+            each layer.
     """
 
     is_stack = True

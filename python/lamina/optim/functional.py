@@ -299,7 +299,15 @@ class FusedAdam(_Own):
     """Adam, or AdamW with `adam_w_mode`, with apex's arguments.
 
     Args:
-        set_grad_none: `zero_grad()` forgets gradients.
+        params: parameters, or groups of them.
+        lr: the learning rate.
+        bias_correction: whether moments are divided by what their first steps lack.
+        betas: the decay of the first moment and of the second one.
+        eps: is added to the root of the second moment.
+        adam_w_mode: whether a step takes the decay off the weights; else it is added to the gradient.
+        weight_decay: parts of the weights.
+        amsgrad: False; there is no such variant here.
+        set_grad_none: whether `zero_grad()` lets go of gradients; else it fills them with zeros.
     """
 
     def __init__(
@@ -330,7 +338,21 @@ class FusedAdam(_Own):
 
 class LAMB(_Own):
     """Adam's direction with a trust ratio per parameter (You et al., 2020), with the arguments of apex's FusedLAMB.
-    Gradients are first divided by their global norm over `max_grad_norm`, where that is larger than 1."""
+
+    Args:
+        params: parameters, or groups of them.
+        lr: the learning rate.
+        bias_correction: whether moments are divided by what their first steps lack.
+        betas: the decay of the first moment and of the second one.
+        eps: is added to the root of the second moment.
+        weight_decay: parts of the weights that a step takes off them, times `lr`.
+        amsgrad: False; LAMB has no such variant.
+        adam_w_mode: whether the decay is added to the direction; else it is added to the gradient.
+        grad_averaging: whether the first moment takes `1 - betas[0]` of a gradient; else it takes all of it.
+        set_grad_none: whether `zero_grad()` lets go of gradients; else it fills them with zeros.
+        max_grad_norm: gradients are first divided by their global norm over this, where that is larger than 1.
+        use_nvlamb: whether parameters without a decay have a trust ratio, too.
+    """
 
     _functional = "LAMB"
 
@@ -367,8 +389,23 @@ class LAMB(_Own):
 
 
 class NovoGrad(_Own):
-    """Adam with one second moment per parameter, of its gradient's norm (Ginsburg et al., 2019), with apex's
-    FusedNovoGrad's arguments."""
+    """Adam with one second moment per parameter, of its gradient's norm (Ginsburg et al., 2019), with the arguments of
+    apex's FusedNovoGrad.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: the learning rate.
+        bias_correction: whether moments are divided by what their first steps lack.
+        betas: the decay of the first moment and of the second one.
+        eps: is added to the norm by which gradients are divided.
+        weight_decay: parts of the weights that a step takes off them, times `lr`.
+        amsgrad: False; NovoGrad has no such variant.
+        reg_inside_moment: whether the decay is added to the gradient before the first moment; else to the direction.
+        grad_averaging: whether the first moment takes `1 - betas[0]` of a gradient; else it takes all of it.
+        norm_type: 2 for the root of the sum of squares, 0 for the largest element.
+        init_zero: whether the second moment begins with 0; else with the first gradient's norm.
+        set_grad_none: whether `zero_grad()` lets go of gradients; else it fills them with zeros.
+    """
 
     _functional = "NovoGrad"
 
@@ -409,6 +446,11 @@ class QHM(_Own):
     the gradient.
 
     Args:
+        params: parameters, or groups of them.
+        lr: the learning rate.
+        momentum: the decay of the momentum.
+        nu: the part of the momentum in a step.
+        weight_decay: parts of the weights.
         weight_decay_type: "grad" adds the decay to the gradient, "direct" takes it from the parameter.
     """
 

@@ -68,6 +68,7 @@ def backward(
     Args:
         context: the one in which the calls were made.
         tensors: losses; any other tensor needs its gradient in `grad_tensors`.
+        grad_tensors: for each of `tensors` its gradient, of its shape, or None for a loss.
         retain_graph: another backward of the context goes through the same calls.
 
     Errors:

@@ -90,7 +90,14 @@ class RemoteModule:
 
     def run(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Calls another method of the module on its owner: `net.run("eval")`, `net.run("state_dict")`. What it returns
-        is a copy; a module that returns itself returns None. Errors: as a call."""
+        is a copy; a module that returns itself returns None.
+
+        Args:
+            method: its name.
+            args, kwargs: its arguments, which are sent.
+
+        Errors: as a call.
+        """
         return _call(self._address, f"{self._label}.{method}", method, args, kwargs)
 
     def parameters(self) -> list[RemoteParameter]:

@@ -110,7 +110,15 @@ def tp_register_with_module(
     *,
     correspondence: Correspondence = (),
 ) -> None:
-    """As `tp_register`, for a class that is there. Modules that were made before stay what they are."""
+    """As `tp_register`, for a class that is there. Modules that were made before stay what they are.
+
+    Args:
+        module_cls: the original.
+        dist_module, init_hook, forward_hook, return_hook, correspondence: see `tp_register`.
+
+    Errors:
+        UsageError: no such classes, or a hook with another signature.
+    """
     if not (isinstance(module_cls, type) and issubclass(module_cls, nn.Module)):
         raise UsageError(f"tp_register() is for classes of modules, not {module_cls!r}", code="tp-register")
     if not (isinstance(dist_module, type) and issubclass(dist_module, DistributedModule)):

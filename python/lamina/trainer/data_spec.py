@@ -84,7 +84,9 @@ class DataSpec:
         """The batch in microbatches, and how many samples each has.
 
         Args:
-            size: of a microbatch; None for `pieces` of them, as equal as can be.
+            batch: what the loader gave.
+            size: of a microbatch, in samples; None for `pieces` of them, as equal as can be.
+            pieces: how many, where no size is given.
 
         Errors:
             UsageError: `split_batch` gave others.

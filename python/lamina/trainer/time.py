@@ -221,6 +221,11 @@ class Timestamp:
     """How far a training is: all ranks have the same. Durations are those of rank 0's clock.
 
     It is compared with times by their unit: `timestamp < Time(10, "ba")`, `timestamp >= "2ep"`.
+
+    Args:
+        epoch, batch, sample, token: how many have been trained.
+        batch_in_epoch, sample_in_epoch, token_in_epoch: how many of them in this epoch.
+        total_wct, epoch_wct, batch_wct: how long the training, this epoch, and the last batch have taken.
     """
 
     epoch: Any = 0

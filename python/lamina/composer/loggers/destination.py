@@ -27,7 +27,13 @@ class LoggerDestination(Callback):
         """Notes for finding errors, by name."""
 
     def log_images(self, images: Any, name: str = "Images", *args: Any, **options: Any) -> None:
-        """Images, for a destination that shows some."""
+        """Images, for a destination that shows some.
+
+        Args:
+            images: an array or a tensor, or several.
+            name: of them.
+            args, options: what the destination takes beside.
+        """
 
     def log_table(self, columns: list[str], rows: list[list[Any]], name: str = "Table") -> None:
         """A table, for a destination that shows some.
