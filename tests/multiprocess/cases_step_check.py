@@ -198,7 +198,7 @@ def case_after_the_steps_that_are_compared_nothing_is_left_of_it():
     run(verify_steps=1)
     job = current.job()
     gc.collect()
-    assert job.step_check is None
+    assert not job.step_check.is_due
     assert not [each for each in gc.get_objects() if type(each) is PlainModel]
     assert not module_call._current.hooked
     assert not job.session.hooked_modules(job.partitioned_model.tree.names)

@@ -84,8 +84,8 @@ class RemoteCalls:
         check = ArgumentCheck(module, name, args, kwargs)
         try:
             with self._state.serving(name, told.variables), served:
-                if (recording := current.job().recording) is not None and not isinstance(module, Run):
-                    recording.record_reads(self._model.tree.names[number])
+                if not isinstance(module, Run):
+                    current.job().recording.record_reads(self._model.tree.names[number])
                 output = module(*args) if isinstance(module, Run) else module_call.call_here(module, args, kwargs)
             self._state.look()
         finally:

@@ -111,7 +111,7 @@ class CheckpointedJob:
         return self._job.model.partitioned
 
     def accumulates(self) -> bool:
-        return self._job.replicas is not None and self._job.replicas.reducer.accumulates
+        return self._job.replicas.gradients_wait
 
     def model_state(self) -> list[tuple[list[str], torch.Tensor]]:
         """Each tensor of the model's state, with its names. Before the model is cut wholes without memory stand for

@@ -8,7 +8,6 @@ from typing import Any
 from lamina import _lamina
 from lamina.checkpoints import smp_loading
 from lamina.checkpoints.checkpointed_job import CheckpointedJob
-from lamina.checkpoints.saving import saves_of
 from lamina.checkpoints.together import everywhere
 from lamina.checkpoints.torch_files import torch_file
 from lamina.job import current
@@ -84,7 +83,7 @@ def resume_from_checkpoint(
     require_booleans(**flags)
     require_local(path=path, tag=tag)
     _lamina.require_model(job.model is not None, "resume_from_checkpoint()")
-    saves_of(job).end()
+    job.saves.end()
     if not partial:
         tag = everywhere(job, lambda: smp_loading.meant_tag(path, tag), gathered=True)[0]
         place = os.path.join(path, tag) if tag else os.fspath(path)
@@ -94,7 +93,7 @@ def resume_from_checkpoint(
     _lamina.resume_job(
         job.session,
         loaded,
-        saves_of(job),
+        job.saves,
         folder=os.fspath(path),
         tag=tag,
         translate=translate_function is not None and not partial,

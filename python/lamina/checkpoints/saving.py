@@ -31,13 +31,6 @@ class CheckpointHandle:
         self._save.wait()
 
 
-def saves_of(job: current.Job) -> _lamina.Saves:
-    """The saves of a job, one at a time; it waits for them before it ends."""
-    if job.saves is None:
-        job.saves = _lamina.Saves()
-    return job.saves
-
-
 def save_checkpoint(
     path: str | os.PathLike,
     tag: str,
@@ -116,7 +109,7 @@ def save_checkpoint(
         raise UsageError('save_checkpoint(form="smp") is written while training waits: leave asynchronous out')
     kept = num_kept_partial_checkpoints or 0
     if form == smp_files.FORM:
-        saves_of(job).end()
+        job.saves.end()
         if partial:
             smp_saving.save_partial(job, os.fspath(path), tag, model, optimizer, user_content, kept)
         else:
@@ -125,7 +118,7 @@ def save_checkpoint(
     save = _lamina.save_job(
         job.session,
         CheckpointedJob(job, model, optimizer, user_content),
-        saves_of(job),
+        job.saves,
         folder=os.fspath(path),
         tag=tag,
         partial=partial,

@@ -14,13 +14,13 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook, GradBucket
-from lamina.job import current
+from lamina.job import current, parts
 from lamina.job.groups import ProcessGroups
 from lamina.model.partitioned import is_odd
 from lamina.util import pytree
 
 
-class Replicas:
+class Replicas(parts.Replicas):
     """This rank's part of the model, and the same part on the other replicas.
 
     Args:
@@ -35,9 +35,11 @@ class Replicas:
         gradients_are_views: whether reduced gradients are views of the memory in which they travelled.
 
     Attributes:
-        reducer: the engine's.
         accumulates: whether gradients may wait for a later pass: several to a reduction, or `no_sync`.
     """
+
+    averages = True
+    reducer: _lamina.Reducer
 
     def __init__(
         self,
@@ -74,6 +76,20 @@ class Replicas:
         reducer = self.reducer  # which may outlive the model
         groups.stuck = lambda: reducer.stuck
         current.job().closers.append(lambda at_exit: reducer.close() is None)
+
+    @property
+    def gradients_wait(self) -> bool:
+        """As `parts.Replicas.gradients_wait`."""
+        return self.reducer.accumulates
+
+    @property
+    def are_joining(self) -> bool:
+        """As `parts.Replicas.are_joining`."""
+        return self.reducer.joining
+
+    def share_batches(self) -> None:
+        """As `parts.Replicas.share_batches`."""
+        self.reducer.share_batches()
 
     def see_batch(self, values: Any) -> None:
         """Looks at what the model is about to be trained on, before the first gradients are averaged."""
@@ -131,6 +147,18 @@ class Replicas:
         """From now on a backward that nobody announces is noticed, by the gradients it leaves in these parameters, and
         in those beside the model."""
         self.reducer.watch([*parameters, *self._beside])
+
+    def let_go(self) -> None:
+        """As `parts.Replicas.let_go`."""
+        self.reducer.let_go()
+
+    def complete(self, what: str) -> None:
+        """As `parts.Replicas.complete`. UsageError where that is too early."""
+        self.reducer.complete(what)
+
+    def before_update(self) -> None:
+        """As `parts.Replicas.before_update`."""
+        self.reducer.before_update()
 
     def unwatch(self) -> None:
         """Ends `watch`."""

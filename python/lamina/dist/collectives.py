@@ -50,8 +50,8 @@ def broadcast(tensor: Tensor, src: int, group: dist.ProcessGroup | None = None) 
         UsageError: no process group. PeerError, TimeoutError: a rank is lost, or does not come.
     """
     _together("broadcast()", dist.broadcast, tensor, src, group)
-    if (job := current.job_if_any()) is not None and job.replicas is not None:
-        job.replicas.reducer.share_batches()
+    if (job := current.job_if_any()) is not None:
+        job.replicas.share_batches()
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.ProcessGroup | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from lamina import _lamina
 from lamina.errors import refusal
-from lamina.job.parts import CallContext
+from lamina.job.parts import CallContext, Recording, Replicas, StepCheck
 
 Made = TypeVar("Made")
 
@@ -21,11 +21,10 @@ class Job:
         model, cut: the DistributedModel and its Cut; None before there is one.
         optimizers: the OptimizerState of each DistributedOptimizer.
         loss_scale: what `model.backward` multiplies losses by; None before there is an optimizer.
-        groups: the ProcessGroups, from the first use.
-        replicas: the Replicas, where gradients are averaged over several copies of the model.
-        saves: its checkpoints under way; None before the first.
-        step_check: what compares its first step with the plain model; None where nobody asks for that.
-        recording: what records it to be compared with another run; None where nobody does.
+        replicas: the copies of the model over which gradients are averaged.
+        saves: its checkpoints under way.
+        step_check: what compares its first steps with the plain model.
+        recording: what records it to be compared with another run.
         call_context: what goes along with calls of modules on other ranks.
         clips_by_default: gradients of shards are clipped to a norm that nobody has set.
         loaded: a state was loaded into the model, and no step has been since.
@@ -39,11 +38,10 @@ class Job:
     cut: Any = None
     optimizers: list[Any] = field(default_factory=list)
     loss_scale: _lamina.LossScale | None = None
-    groups: Any = None
-    replicas: Any = None
-    saves: Any = None
-    step_check: Any = None
-    recording: Any = None
+    replicas: Replicas = field(default_factory=Replicas)
+    saves: _lamina.Saves = field(default_factory=_lamina.Saves)
+    step_check: StepCheck = field(default_factory=StepCheck)
+    recording: Recording = field(default_factory=Recording)
     call_context: CallContext = field(default_factory=CallContext)
     clips_by_default: bool = False
     loaded: bool = False

@@ -90,10 +90,14 @@ def of_job() -> ProcessGroups:
     job = current.job()
     if not job.session.config.ddp:
         raise refusal("needs-ddp", "a process group")
-    if job.groups is None:
-        job.groups = ProcessGroups(current.outside_step("the first use of process groups").session)
-        job.closers.append(job.groups.close)
-    return job.groups
+    return job.own(_made)
+
+
+def _made() -> ProcessGroups:
+    job = current.outside_step("the first use of process groups")
+    groups = ProcessGroups(job.session)
+    job.closers.append(groups.close)
+    return groups
 
 
 def get_world_process_group() -> dist.ProcessGroup:

@@ -88,10 +88,8 @@ def shutdown() -> None:
             return
         job = current.outside_step("shutdown()")
         try:
-            if job.saves is not None:
-                job.saves.end()
-            if job.recording is not None:
-                job.recording.end()
+            job.saves.end()
+            job.recording.end()
         finally:
             job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
             current.end()
@@ -126,11 +124,10 @@ def _at_exit() -> None:
     last_error = getattr(sys, "last_value", None)
     interrupted = failures.is_interrupt(last_error)
     job = current.job_if_any()
-    if job is not None and job.saves is not None:
+    if job is not None:
         _end_saves(job, last_error is None)
-    if job is not None and job.recording is not None and last_error is None:
-        job.recording.end()
     if job is not None and last_error is None:
+        job.recording.end()
         job.session.tell_leaving(said("end-of-program"))
     if interrupted:
         excepthook.end_without_collecting()

@@ -54,8 +54,8 @@ def broadcast(obj: Any, group: CommGroup) -> None:
     """
     job = current.outside_step("broadcast()")
     session = job.session
-    if job.replicas is not None and pytree.tensors(obj):
-        job.replicas.reducer.share_batches()
+    if pytree.tensors(obj):
+        job.replicas.share_batches()
     for member in session.group_members(CommGroup(group).value):
         if member != session.rank:
             session.send(member, _CHANNEL, obj)

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
+
+from lamina import _lamina
 
 
 class CallContext:
@@ -33,3 +36,130 @@ class CallContext:
             modules: those of the model, by number.
         """
         return nullcontext()
+
+
+class Replicas:
+    """The copies of a model that read different data, over which its gradients are averaged.
+
+    Attributes:
+        averages: whether there are any.
+        accumulates: whether gradients may wait for a later pass.
+        reducer: the engine's.
+    """
+
+    averages = False
+    accumulates = False
+    reducer: _lamina.Reducer | None = None
+
+    @property
+    def gradients_wait(self) -> bool:
+        """True where gradients of earlier passes are kept for the next one."""
+        return False
+
+    @property
+    def are_joining(self) -> bool:
+        """True within `model.join()`, which copies of the model may have left."""
+        return False
+
+    def share_batches(self) -> None:
+        """The copies have the same batches on purpose."""
+
+    def see_batch(self, values: Any) -> None:
+        """Looks at what the model is about to be trained on, before the first gradients are averaged."""
+
+    def note_call(self) -> int:
+        """The model is called. Returns the call's number."""
+        return 0
+
+    def note_forward(self, call: int, output: Any) -> None:
+        """Notes that the call has returned `output`."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, gradients stay with this copy, and add up."""
+        return nullcontext()
+
+    def watch(self, parameters: list[torch.Tensor]) -> None:
+        """From now on a backward that nobody announces is noticed, by the gradients it leaves in these parameters."""
+
+    def let_go(self) -> None:
+        """Holds no parameters until the next `watch`."""
+
+    def add(self, beside: list[torch.Tensor]) -> None:
+        """Has the gradients of parameters that are not the model's averaged, too."""
+
+    def complete(self, what: str) -> None:
+        """Averages what waits for a later pass; `what` names the caller. Collective over the copies."""
+
+    def before_update(self) -> None:
+        """Does so before an optimizer's step, of which the other copies hear."""
+
+
+class Recording:
+    """A recording of the run, to be compared with another one.
+
+    Attributes:
+        sees_calls: whether calls of modules are recorded.
+    """
+
+    sees_calls = False
+
+    def begin_step(self) -> None:
+        """Notes that a step function is called."""
+
+    def begin_call(self) -> None:
+        """Notes that a module is called."""
+
+    def record_reads(self, name: str) -> None:
+        """Records what the call of a module that has begun would find in the variables that its code reads."""
+
+    def note_cut(self) -> None:
+        """Notes that the model is cut, and has its values."""
+
+    def see_results(self, outputs: list[Any]) -> None:
+        """Takes what the body of a step returned for each microbatch."""
+
+    def end_step(self) -> None:
+        """Notes that a step function has done its work."""
+
+    def end(self) -> None:
+        """Records what is left, where the job ends."""
+
+
+class StepCheck:
+    """A comparison of a step with the plain model's.
+
+    Attributes:
+        is_due: whether this step is compared.
+        leads: whether this rank calls the plain model.
+        microbatch: the one whose body runs, where bodies run one after the other.
+    """
+
+    is_due = False
+    leads = False
+    microbatch = 0
+
+    @property
+    def sees_calls(self) -> bool:
+        """True in the microbatch that is compared."""
+        return False
+
+    def look_for_room(self, root: nn.Module) -> None:
+        """Before a step: gives up where the whole model has no room on some rank that leads."""
+
+    def take_values(self, root: nn.Module, model: Any) -> None:
+        """A step begins: the ranks that lead get values for the plain model."""
+
+    def run_plainly(self, root: nn.Module, called: Any) -> None:
+        """On a rank that leads: calls the model as the body of a step does."""
+
+    def begin_step(self, model: Any) -> None:
+        """The model is cut: from now on gradients of this rank's parameters are recorded."""
+
+    def see_outputs(self, output: Any) -> None:
+        """Takes what the call returned to the body that `run_plainly` had a call of."""
+
+    def see_backward(self, tensors: Iterable[torch.Tensor]) -> None:
+        """A body begins a backward of these."""
+
+    def end_step(self) -> None:
+        """Compares; collective over the world."""

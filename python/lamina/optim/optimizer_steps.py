@@ -46,7 +46,7 @@ class OptimizerSteps:
         has_new = self._engine.trim(self._lent)
         self._give_gradients()
         self._name_groups()
-        if has_new and (job := current.job()).replicas is not None and job.leads:
+        if has_new and (job := current.job()).leads:
             job.replicas.add(self._engine.beside)
             job.cut.watch()
 
@@ -217,4 +217,4 @@ def _model_of(job: current.Job) -> tuple[_lamina.Backwards | None, _lamina.Reduc
     if job.model is None:
         return None, None, 0
     job.cut.watch()
-    return job.model.backwards, job.replicas.reducer if job.replicas is not None else None, job.model.steps
+    return job.model.backwards, job.replicas.reducer, job.model.steps

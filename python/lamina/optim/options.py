@@ -63,7 +63,7 @@ class PlainOptimizers:
 
 def is_joining(job: current.Job) -> bool:
     """True within `model.join()`, which copies of the model may have left."""
-    return job.replicas is not None and job.replicas.reducer.joining
+    return job.replicas.are_joining
 
 
 class Options:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lamina import _lamina
 from lamina.calls.remote_call import RemoteCalls
 from lamina.errors import ConfigError, DesyncError, UsageError, refusal
-from lamina.job import current
+from lamina.job import current, parts
 from lamina.libraries import hugging_face
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel, bring_together, let_go
@@ -102,8 +102,7 @@ class Cut:
         or compared is cut at its first call: the ranks that lead get what lets their step do so, the others wait for
         them here. One that is compared in a later step is called plainly where it would be cut."""
         job = current.job()
-        if job.step_check is not None:
-            job.step_check.look_for_room(self.module())
+        job.step_check.look_for_room(self.module())
         check = job.step_check
         self.share_written()
         self._watch_flags(job.session)
@@ -111,10 +110,10 @@ class Cut:
         options = self._trace_options if config.auto_partition and not config.skip_tracing else None
         if not self.pipelined:
             self._make_and_route(None)
-            return None if check is None else self._compare_at_first_call(check)
-        waits = check is not None or (self.model is None and options is not None)
+            return self._compare_at_first_call(check) if check.is_due else None
+        waits = check.is_due or (self.model is None and options is not None)
         self._before = BeforeCut(self.module()) if waits else None
-        if check is not None and self.model is not None:
+        if check.is_due and self.model is not None:
             self._unroute()
         if waits and job.leads:
             return FirstCall(job.session, self.module(), options, self._make_and_route, self._before)
@@ -131,8 +130,7 @@ class Cut:
         """Cuts the model, the first time, with what the tracer finds; collective over the world."""
         if self.model is None:
             current.session().begin_life(Life(self, tracer))
-            if (recording := current.job().recording) is not None:
-                recording.note_cut()
+            current.job().recording.note_cut()
 
     def hooked(self) -> dict[int, module_call.Begin]:
         """Functions that begin a call of each module that has hooks, by id(module)."""
@@ -140,18 +138,16 @@ class Cut:
         session, recording, check, tree = job.session, job.recording, job.step_check, self.model.tree
 
         def begin(node: int, remote: bool, given: tuple) -> _lamina.HookedCall:
-            if recording is not None:
-                recording.begin_call()
+            recording.begin_call()
             tensors = pytree.tensors(given) if session.hooks_want_tensors else []
             begin_call = functools.partial(session.begin_call, node, remote)
             if turns.are_taken():
                 call = begin_call((), False)
-            elif not (recording or (check is not None and check.sees_calls)) or not recorded.knows(tree.modules[node]):
+            elif not (recording.sees_calls or check.sees_calls) or not recorded.knows(tree.modules[node]):
                 call = begin_call(tensors)
             else:
                 call = recorded.begin(tree.modules[node], tensors, session, begin_call)
-            if recording is not None:
-                recording.record_reads(tree.names[node])
+            recording.record_reads(tree.names[node])
             return call
 
         return {id(tree.modules[node]): functools.partial(begin, node) for node in session.hooked_modules(tree.names)}
@@ -161,8 +157,8 @@ class Cut:
         optimizers have in the place of its parameters, too."""
         job = current.job()
         scaled = job.loss_scale is not None and job.loss_scale.is_on
-        accumulates = job.replicas is not None and job.replicas.accumulates
-        if self.model is not None and (scaled or replaces(job) or accumulates or not self.model.whole_everywhere):
+        aside = scaled or replaces(job) or job.replicas.accumulates
+        if self.model is not None and (aside or not self.model.whole_everywhere):
             clipping.install(lambda: self.model.table, _parameter_of, shards.holder, shards.measured, self.complete)
             job.on_end.callback(clipping.remove)
 
@@ -171,11 +167,10 @@ class Cut:
         may begin anywhere. Cheap where nothing has changed. Does nothing before the cut."""
         job = current.job()
         scaled = job.leads and job.loss_scale is not None and job.loss_scale.is_on
-        if self.model is None or not (job.replicas is not None or scaled):
+        if self.model is None or not (job.replicas.averages or scaled):
             return
         parameters = self.model.own_parameters()
-        if job.replicas is not None:
-            job.replicas.watch(parameters)
+        job.replicas.watch(parameters)
         if scaled:
             job.model.backwards.watch(parameters, self.model.sharding is None and not self.pipelined)
 
@@ -191,24 +186,21 @@ class Cut:
         if self.model is not None:
             self.model.forget_table()
             job.model.backwards.watch([], False)
-            if job.replicas is not None:
-                job.replicas.reducer.let_go()
+            job.replicas.let_go()
 
     def complete(self, what: str) -> None:
         """Before gradients are looked at: averages what waits for a later pass; collective over the replicas, all of
         whom have as much. UsageError where that is too early; `what` names the caller."""
-        if (replicas := current.job().replicas) is not None and self.model is not None:
+        if self.model is not None:
             self.watch()
-            replicas.reducer.complete(what)
+            current.job().replicas.complete(what)
 
     def before_update(self, closure: Callable[[], Any] | None = None) -> Callable[[], Any] | None:
         """Does so before an optimizer's step, of which the other replicas hear. Returns its closure, after which there
         may be more to average."""
-        if (replicas := current.job().replicas) is None:
-            return closure
         if self.model is not None:
             self.watch()
-            replicas.reducer.before_update()
+            current.job().replicas.before_update()
 
         def closed() -> Any:
             loss = closure()
@@ -273,7 +265,7 @@ class Cut:
         """The state of the model, which is cut."""
         return ModelState(self.model)
 
-    def _compare_at_first_call(self, check: Any) -> FirstCall:
+    def _compare_at_first_call(self, check: parts.StepCheck) -> FirstCall:
         """Has a model of one partition called plainly, too, where a body calls it first."""
 
         def compare(_: Tracer, called: Called | None) -> None:
@@ -290,14 +282,12 @@ class Cut:
         before, self._before = self._before, None
         if before is not None:
             before.bring(current.session())
-        check = current.job().step_check if self.pipelined else None
-        if check is not None:
-            check.take_values(self.module(), self.model)
-            if check.leads:
-                check.run_plainly(self.module(), called)
+        check = current.job().step_check if self.pipelined else parts.StepCheck()
+        check.take_values(self.module(), self.model)
+        if check.leads:
+            check.run_plainly(self.module(), called)
         self.make(tracer)
-        if check is not None:
-            check.begin_step(self.model)
+        check.begin_step(self.model)
         self.make_again()
         if not self._compiler_is_seen:
             is_sharded = self.model.sharding is not None
@@ -414,7 +404,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str
     beside = [each for each in given if id(each) not in own]
     if len(beside) == len(given):
         return None
-    if job.replicas is not None and not job.pipelined:
+    if not job.pipelined:
         job.replicas.add(beside)  # averaged with the model's, as those of a DistributedOptimizer
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     closed = job.cut.before_update(closure)

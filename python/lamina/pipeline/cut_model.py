@@ -231,15 +231,18 @@ class CutModel(WrappedModule):
 
     def _let_go(self) -> None:
         """Where conversions swap parameters with others, nobody else may hold them: torch counts."""
-        job = current.job_if_any()
-        if torch.__future__.get_swap_module_params_on_conversion() and job is not None and job.model is self:
+        if torch.__future__.get_swap_module_params_on_conversion() and self._job_if_any() is not None:
             self._cut.let_go()
 
     def _watch(self) -> None:
         """Its parameters may be others now."""
-        job = current.job_if_any()
-        if job is not None and job.model is self:
+        if self._job_if_any() is not None:
             self._cut.watch()
+
+    def _job_if_any(self) -> current.Job | None:
+        """Its job; None when that has ended."""
+        job = current.job_if_any()
+        return job if job is not None and job.model is self else None
 
     def _own_job(self, what: str) -> current.Job:
         """The job, outside of steps, for what it is to do with this model."""

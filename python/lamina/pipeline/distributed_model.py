@@ -15,7 +15,7 @@ from lamina.data_parallel.comm_hooks import CommHook
 from lamina.data_parallel.replicas import Replicas
 from lamina.deferred_init import delayed
 from lamina.errors import UsageError, refusal, said
-from lamina.job import current, groups
+from lamina.job import current, groups, parts
 from lamina.model import precision
 from lamina.optim.sliced import see_to_steps
 from lamina.pipeline import replaced_model
@@ -24,7 +24,7 @@ from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.outside_calls import OutsideCalls
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import as_in_wrapped, require_wrappable
-from lamina.proof import parts
+from lamina.proof.parts import wholes
 from lamina.proof.proofs import Proofs
 from lamina.tensor_parallel import slicing
 from lamina.tensor_parallel.calls import Calls
@@ -150,14 +150,14 @@ class DistributedModel(SavedModel):
             if (replicas := job.session.group_size("replicas")) > 1 and job.session.rank == 0:
                 warnings.warn(said("copies-apart", replicas), stacklevel=3)
             return None
-        groups.of_job()
+        process_groups = groups.of_job()
         job.session.order_turns(list(self.module.parameters()))
         overlap = overlapping_allreduce and not job.session.config.deterministic_server
         bucket_bytes = int(bucket_cap_mb * 2**20)
         reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
         owns = lambda name: self._cut.model.owns(name)  # noqa: E731
         table = lambda: self._cut.model.table  # noqa: E731
-        replicas = Replicas(job.session, job.groups, self.module, owns, table, *reduction)
+        replicas = Replicas(job.session, process_groups, self.module, owns, table, *reduction)
         if job.session.group_size("replicas") > 1:
             job.replicas = replicas
             self._cut.see_to_updates()
@@ -179,32 +179,31 @@ class DistributedModel(SavedModel):
             self._require_job("a call")
             return self._outside_calls.call(args, kwargs)
         self._check_called("the model was called", "a call", _EVALUATION)
-        job = current.job_if_any()
-        replicas = job.replicas if job is not None else None
-        if job is not None and job.model is self and not current.in_step():
-            self._cut.share_written()
+        job = self._job_if_any()
+        replicas = parts.Replicas() if job is None else job.replicas
+        if not current.in_step():
+            if job is not None:
+                self._cut.share_written()
+            replicas.see_batch((args, kwargs))
         if torch.is_grad_enabled() and not self._cut.pipelined:
             self._cut.slice_again()
             self._watch()
-        if replicas is not None and not current.in_step():
-            replicas.see_batch((args, kwargs))
-        call = replicas.note_call() if replicas is not None else 0
+        call = replicas.note_call()
         if self._dtype is not None:
             args, kwargs = precision.convert_inputs((args, kwargs), self._dtype)
-        if self._calls is not None and job is not None and job.model is self:
+        if self._calls is not None and job is not None:
             self._calls.note(args, kwargs)
         try:
             if self._proofs is None:
                 output = self.module(*args, **kwargs)
             else:
                 with self._proofs.watching(self.module):
-                    output = parts.wholes(self.module(*args, **kwargs))
+                    output = wholes(self.module(*args, **kwargs))
         except BaseException as error:
             if self._is_sliced and job is not None and not current.in_step():
                 job.session.give_up_step(error)  # the others wait for what this call was to give them
             raise
-        if replicas is not None:
-            replicas.note_forward(call, output)
+        replicas.note_forward(call, output)
         return output
 
     def backward(
@@ -236,9 +235,9 @@ class DistributedModel(SavedModel):
         gradients = [None] * len(outputs) if grad_tensors is None else _listed(grad_tensors)
         if len(gradients) != len(outputs):
             raise refusal("gradients-for-tensors", len(outputs), len(gradients))
-        if (check := current.job().step_check) is not None:
-            check.see_backward(outputs)
-        self._backwards.run(outputs, gradients, _reducer())
+        job = current.job()
+        job.step_check.see_backward(outputs)
+        self._backwards.run(outputs, gradients, job.replicas.reducer)
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Has `callable(state, bucket)` make the gradients what they become at the end of a backward pass, in the place
@@ -296,10 +295,10 @@ class DistributedModel(SavedModel):
         job = self._own_job("DistributedModel.join()")
         if self._replicas is None:
             raise refusal("needs-ddp", "join()")
-        if not enable or job.replicas is None:
+        if not enable or job.replicas is not self._replicas:
             yield
             return
-        with job.replicas.join(divide_by_initial_world_size, throw_on_early_termination):
+        with self._replicas.join(divide_by_initial_world_size, throw_on_early_termination):
             yield
             if not self.partitioned:
                 raise refusal("no-step-in-join")
@@ -311,10 +310,7 @@ class DistributedModel(SavedModel):
         that comes first. Forwards belong inside, as with torch. Nobody waits for other copies in it, so that these may
         have different numbers of backwards there. Without `ddp`, or with one copy, it does nothing."""
         replicas = self._own_job("DistributedModel.no_sync()").replicas
-        if replicas is None:
-            yield
-            return
-        if not replicas.accumulates:
+        if replicas.averages and not replicas.accumulates:
             replicas.accumulates = True
             self._cut.see_to_norms()
         with replicas.no_sync():
@@ -365,7 +361,7 @@ class DistributedModel(SavedModel):
         return {
             "backwards": self._backwards,
             "parameters": lambda: list(self.module.parameters()),
-            "reducer": _reducer(),
+            "reducer": current.job().replicas.reducer,
             "training": self.module.training,
         }
 
@@ -394,12 +390,6 @@ def _sliced(module: nn.Module, job: current.Job) -> Proofs | None:
     proofs = Proofs(module, job.session) if job.session.config.prove_slices else None
     slicing.let_batches_take_turns(module, job.session)
     return proofs
-
-
-def _reducer() -> _lamina.Reducer | None:
-    """The job's, where gradients are averaged over several copies of the model."""
-    replicas = current.job().replicas
-    return None if replicas is None else replicas.reducer
 
 
 def _listed(tensors: torch.Tensor | Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -94,7 +94,7 @@ class Life:
             plain = PlainOptimizers(job)
             job.on_end.callback(register_optimizer_step_pre_hook(plain.before_step).remove)
             job.on_end.callback(register_optimizer_step_post_hook(plain.after_step).remove)
-        if job.replicas is not None or replaces(job) or job.sliced:
+        if job.replicas.averages or replaces(job) or job.sliced:
             grad_scaler.install(_worst_of_model, holders, _complete_gradients, job.on_end)
         if cut.pipelined:
             foreign.install(job.on_end)

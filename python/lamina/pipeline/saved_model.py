@@ -46,7 +46,7 @@ class SavedModel(CutModel):
             if self._cut.waiting:
                 raise refusal("state-waits", "a partial state dict", "call state_dict()")
             self._require_no_checkpoint_waits("state_dict()")
-            if (job := current.job_if_any()) is not None and job.model is self and not current.in_step():
+            if self._job_if_any() is not None and not current.in_step():
                 self._cut.share_written()
             return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         session = self._own_job("state_dict()").session
@@ -135,7 +135,6 @@ class SavedModel(CutModel):
 
     def _tell_optimizers(self) -> None:
         """Has optimizers take the values of parameters that were loaded."""
-        job = current.job_if_any()
-        if job is not None and job.model is self:
+        if (job := self._job_if_any()) is not None:
             for optimizer in job.optimizers:
                 optimizer.follow()

@@ -167,11 +167,10 @@ class StepFunction(Generic[Parameters, Result]):
 
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         job = current.outside_step(f"the step function {self._label}")
-        if job.saves is not None:
-            job.saves.check_before_step()
+        job.saves.check_before_step()
         seeds.check(job)
         first_call = job.cut.enter_step() if job.cut is not None else None
-        if job.recording is not None and self.is_of_training:
+        if self.is_of_training:
             job.recording.begin_step()
         state = job.cut.shared_state if job.cut is not None else Watch()
         if job.pipelined:
@@ -189,7 +188,7 @@ class StepFunction(Generic[Parameters, Result]):
                 raise failure
             return bodies[microbatch]()
 
-        if job.leads and job.replicas is not None:
+        if job.leads:
             job.replicas.see_batch((args, kwargs))
         of_model = {} if job.model is None else job.model.in_step()
         run = functools.partial(job.session.run_step, len(bodies), samples=samples, **of_model)
@@ -199,10 +198,9 @@ class StepFunction(Generic[Parameters, Result]):
             result = self._run_here(job, body, run, first_call)
         if job.model is not None and self.is_of_training:
             job.model.end_step()
-        if job.recording is not None and self.is_of_training:
+        if self.is_of_training:
             job.recording.end_step()
-        if job.step_check is not None:
-            job.step_check.end_step()
+        job.step_check.end_step()
         return result
 
     def _run_here(self, job: current.Job, run_body: Callable, run: Callable, first_call: FirstCall | None) -> Any:
@@ -301,8 +299,7 @@ class StepFunction(Generic[Parameters, Result]):
         outputs, samples = outputs[:count], samples[:count]
         if all(output is None for output in outputs):
             job.own(_functions_without_a_result).add(self._label)
-        if job.recording is not None:
-            job.recording.see_results(outputs)
+        job.recording.see_results(outputs)
         return merge(outputs, samples)
 
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lamina import _lamina
 from lamina.checkpoints.checkpointed_job import CheckpointedJob
 from lamina.errors import said
-from lamina.job import current
+from lamina.job import current, parts
 from lamina.util import pytree
 from lamina.verification.surroundings import Surroundings
 
@@ -23,12 +23,14 @@ _LATEST_END_S = 60
 _LATEST_END_OF_THREADS_S = 5
 
 
-class Recording:
+class Recording(parts.Recording):
     """Tells the engine of what it cannot see of a recorded run: see `Recording` in
     lamina/job_checkpoint/record_job.h.
 
     It ends the script, with exit code 0, where the next step after the last one that is compared begins.
     """
+
+    sees_calls = True
 
     def __init__(self, job: current.Job):
         self._job = job

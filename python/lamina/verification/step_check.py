@@ -12,7 +12,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.deferred_init.delayed import is_delayed
-from lamina.job import current
+from lamina.job import current, parts
 from lamina.model.partitioned import PartitionedModel, named_tensors
 from lamina.modules.tree import ModuleTree
 from lamina.tensor_parallel import layers, regions
@@ -27,16 +27,17 @@ from lamina.verification.values import Values
 Edge = tuple[Any, int]  # a node of a graph, and the number of what it made
 
 
-class StepCheck:
+class StepCheck(parts.StepCheck):
     """Has the ranks that lead run the first microbatch of each of the first steps plainly, and all ranks compare theirs
     with it. It goes with the last of these steps.
 
     Attributes:
-        microbatch: the one whose body runs, where bodies run one after the other.
+        see `parts.StepCheck`.
     """
 
+    is_due = True
+
     def __init__(self, job: current.Job):
-        self.microbatch = 0
         self._job, self._session = job, job.session
         self._left = job.session.config.verify_steps
         self._forget()
@@ -179,7 +180,7 @@ class StepCheck:
         plain.run.end()
 
     def _end(self) -> None:
-        self._job.step_check = None
+        self._job.step_check = parts.StepCheck()
         _lamina.end_checks(self._session)
         self._job.cut.forget_hooks()
 
