@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code between and around sliced layers computes what it does around whole ones, or is refused before an update."""
 
+import contextlib
 import copy
+import io
 import math
 import os
 from types import SimpleNamespace
@@ -435,3 +437,20 @@ def case_a_key_leaves_proofs_out():
     net = made(MLP, lambda h: h.softmax(-1))
     lamina.set_tensor_parallelism(net, plan=UP_DOWN)
     lamina.distribute(net)(torch.ones(2, 6, 16, dtype=torch.float64))
+
+
+def case_layers_that_a_step_calls_by_themselves_are_told_of_once():
+    start()
+    net = nn.Sequential(MLP()).double()
+    lamina.set_tensor_parallelism(net, plan={"0.up": "colwise", "0.down": "rowwise"})
+    model, said = lamina.distribute(net), io.StringIO()
+    with contextlib.redirect_stderr(said):
+        for inner in (model, copy.deepcopy(model.module)):
+            model(numbers()).sum().backward()
+            torch.utils.checkpoint.checkpoint(inner, numbers().requires_grad_(), use_reentrant=False).sum().backward()
+        assert "outside of the forward" not in said.getvalue()
+        for _ in range(2):
+            block = model.module[0]
+            block.down(functional.gelu(block.up(numbers()))).sum().backward()
+    told = said.getvalue().count("0.up, which is sliced, was called outside of the forward of 0:")
+    assert told == (os.environ["RANK"] == "0"), said.getvalue()

@@ -29,6 +29,7 @@ from torch import nn
 from lamina import _lamina
 from lamina.errors import Error, UsageError
 from lamina.proof import parts
+from lamina.proof.outside import ProvenRegions
 from lamina.proof.places import Operations, first_parted
 from lamina.proof.runs import NoDropout, Outcome, Runs, hooks, random_like
 from lamina.proof.signatures import CallKind, Kind, kinds_of
@@ -89,11 +90,12 @@ class Proofs:
         self._findings: dict[tuple[Kind, Kind], Findings] = {}
         self._made: dict[tuple[int, Kind], tuple[Findings, Partial]] = {}
         self._running = threading.local()
+        self._regions = ProvenRegions(found, session.rank == 0 and session.group_size("partitions") == 1)
         self._seconds, self._is_told = 0.0, False
         self._modes: set[tuple[bool, bool]] = set()
-        for module in found.values():
+        for name, module in found.items():
             remember(module)
-            module.__dict__[layers.PROOF] = self
+            module.__dict__[layers.PROOF], module.__dict__[layers.PROVEN_AS] = self, name
             module.__class__ = layers.with_other_forward(_Proven, type(module))
 
     def __deepcopy__(self, memo: Any) -> "Proofs":
@@ -106,6 +108,10 @@ class Proofs:
         """A call of a region, which is proven before where no such was."""
         if torch.compiler.is_compiling():
             return forward(*args, **kwargs)
+        with self._regions.inside(region.__dict__[layers.PROVEN_AS]):
+            return self._called(region, forward, args, kwargs)
+
+    def _called(self, region: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         if getattr(self._running, "now", False) or id(region) not in self._kinds:
             return forward(*args, **kwargs)
         if _lamina.is_alone():

@@ -36,6 +36,8 @@ TURNS = "_lamina_turns"  # of a region: its Turns
 KEPT = "_lamina_kept"  # of a region: its Kept
 REGION = "_lamina_region"  # of a sliced layer: the name of its region
 PROOF = "_lamina_proof"  # of a module whose calls are proven, see [Note: proofs] in proof/proofs.py
+PROVEN_AS = "_lamina_proven_as"  # of such a module: its name
+PROVEN_IN = "_lamina_proven_in"  # of a sliced layer in one: a ProvenRegions, its own name and that of the module
 _STYLE = "_lamina_sliced_by"  # of a sliced layer: its style
 GIVING_PART, TAKING_PARTS = "whole, cut by columns", "whole, cut by rows"  # styles of wrappers
 OF_WRAPPERS = (GIVING_PART, TAKING_PARTS)
@@ -49,6 +51,8 @@ NOTES = (
     TURNS,
     KEPT,
     REGION,
+    PROVEN_AS,
+    PROVEN_IN,
     PROOF,
     _STYLE,
 )  # attributes of modules that compute with slices
@@ -226,6 +230,9 @@ class _Own:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             _require_slices(self)
+            regions, *names = self.__dict__.get(PROVEN_IN, (None,))
+            if regions is not None:
+                regions.note(*names)
             with _lamina.Unguarded():
                 return super().forward(*args, **kwargs)
         lent = self.__dict__  # where attributes are found before parameters are
