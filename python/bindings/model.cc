@@ -185,7 +185,7 @@ auto why_released(const Session& session) {
       [&session](const model::Parameter& row) { return why_released(session, row.layout.name, row.layout.partition); };
 }
 
-// Python's face of a model: Life in python/lamina/pipeline/life.py.
+// Python's face of a model: ModelFace in python/lamina/pipeline/model_face.py.
 class PythonModel : public session::ModelFace {
  public:
   // They outlive it.

@@ -363,7 +363,7 @@ class Session:
         was, where `kept` has the partition of each module."""
     def begin_life(self, face: object) -> None:
         """Cuts a model; collective over the world. `face` lends what Python does: see ModelFace in
-        lamina/session/model_life.h, and Life in lamina/pipeline/life.py. ConfigError with the error of world rank 0, if
+        lamina/session/model_life.h and in lamina/pipeline/model_face.py. ConfigError with the error of world rank 0, if
         it has one; UsageError where a rank has another model, which names the first line of the description that
         differs."""
     def gather_state(self, own: dict[str, Any], to_first: bool = False, cut: Cut | None = None) -> dict[str, Any]:

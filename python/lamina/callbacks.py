@@ -11,15 +11,15 @@ from lamina.util import call_sites
 
 
 def _run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -> Any:
-    return current.job().cut.calls.run(number, state, args, kwargs)
+    return current.job().routing.calls.run(number, state, args, kwargs)
 
 
 def _capture_state(number: int) -> tuple[bytes, bytes]:
-    return current.job().cut.calls.capture(number)
+    return current.job().routing.calls.capture(number)
 
 
 def _hear(news: bytes) -> None:
-    current.job().cut.calls.hear(news)
+    current.job().routing.calls.hear(news)
 
 
 _lamina.set_hooks(

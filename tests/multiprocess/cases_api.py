@@ -221,7 +221,7 @@ class Reported(nn.Linear):
         return {}
 
     def set_extra_state(self, state):
-        self.is_routed.append(current.job().cut.routed)
+        self.is_routed.append(current.job().routing.is_on)
 
 
 def case_api_a_state_that_came_early_is_loaded_when_calls_have_their_routes_and_before_hooks():
@@ -362,7 +362,7 @@ def case_api_a_partial_state_that_lacks_a_parameter_names_it_and_its_owner():
     part = copy.deepcopy(run.optimizer.local_state_dict())
     for group in part["param_groups"]:
         group["params"] = [name for name in group["params"] if name != "unused.weight"]
-    owner = run.model._cut.model.owner_of("unused.weight")
+    owner = run.model._life.model.owner_of("unused.weight")
     refuses(rf"lack unused\.weight, .* on partition {owner} on rank {owner}", run.optimizer.load_state_dict, part)
     whole = run.optimizer.state_dict()
     refuses(
@@ -547,7 +547,7 @@ def case_api_delayed_parameters_get_the_values_of_rank_0():
         assert not any(map(delayed.is_delayed, model.parameters())) and len(run.param_groups[0]["params"]) > 0
         ours, theirs = model.state_dict(), expected.state_dict()
         equal({n: v for n, v in ours.items() if "norm" not in n}, {n: v for n, v in theirs.items() if "norm" not in n})
-        foreign = next(p for n, p in model.named_parameters() if not model._cut.model.owns(n))
+        foreign = next(p for n, p in model.named_parameters() if not model._life.model.owns(n))
         refuses("lives in partition", foreign.sum)
         lamina.shutdown()
         lamina.init(partitions=2, microbatches=1, timeout_s=30)

@@ -252,7 +252,7 @@ IGNORED = {
     r"data of a parameter .* was set": lambda net, x: setattr(net.d[0].weight, "data", torch.ones(5, 6)),
     r"register_hook\(\) of a parameter in a step": lambda net, x: net.d[0].weight.register_hook(print),
     r"d\.0\.weight lives in .*between steps": lambda net, x: nn.init.zeros_(net.d[0].weight),
-    r"d\.0\.weight lives in .*a penalty, is done between steps": lambda net, x: sum(p.sum() for p in net.parameters()),
+    r"d\.0\.weight lives in .*a save, is done between steps": lambda net, x: sum(p.sum() for p in net.parameters()),
 }
 
 
@@ -394,7 +394,7 @@ def case_views_of_parameters_of_other_ranks_say_where_the_value_is():
     state = {name: value.t() for name, value in net.state_dict().items()}
     lamina.step(lambda z: model(z))(NOISE)
     for name, parameter in model.named_parameters():
-        if model._cut.model.owns(name):
+        if model._life.model.owns(name):
             assert torch.equal(state[name], parameter.t())
         else:
             with pytest.raises(RuntimeError, match=f"{name} lives in partition [01] on rank [01]"):

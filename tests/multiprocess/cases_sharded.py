@@ -782,7 +782,7 @@ def case_buckets_of_any_size_give_the_same():
 def case_no_more_values_are_here_than_are_needed():
     start(2, sdp_max_live_parameters=1)
     model, _ = train(network(), sgd)
-    sharding = model._cut.model.sharding
+    sharding = model._life.model.sharding
     assert sharding.live == 0
     assert sharding.most_live == max(sum(p.numel() for p in layer.parameters()) for layer in model.module)
 
@@ -797,7 +797,7 @@ def case_over_gloo_values_take_what_is_said_and_train_alike():
     ):
         start(2, ddp_dist_backend="nccl", **keys)
         model, _ = train(network(), adamw, accumulate=2)
-        sharding = model._cut.model.sharding
+        sharding = model._life.model.sharding
         assert (sharding.live, sharding.most_live) == (0, most)
         train_step(model)(share())
         assert sharding.live == between
@@ -838,7 +838,7 @@ def case_values_that_are_kept_are_never_old_ones():
         same()
         with pytest.raises(ValueError, match="in the step"):
             failing_step(model)(share())
-        assert model._cut.model.sharding.live == 0
+        assert model._life.model.sharding.live == 0
         same()
         lamina.shutdown()
 
@@ -861,7 +861,7 @@ def case_units_are_those_that_are_listed():
         start(2, ddp_dist_backend=backend, sdp_units=["0", "4"], sdp_max_live_parameters=1)
         model, _ = train(network(), sgd)
         sizes = [sum(p.numel() for p in layer.parameters()) for layer in model.module]
-        assert model._cut.model.sharding.most_live == sizes[2] + max(sizes[0], sizes[4]), "of the model, and of one"
+        assert model._life.model.sharding.most_live == sizes[2] + max(sizes[0], sizes[4]), "of the model, and of one"
         lamina.shutdown()
     start(2, pipeline_parallel_degree=2, microbatches=4, sdp_units=["0"])
     train(network(), adamw)

@@ -7,12 +7,18 @@ import pytest
 
 from lamina.data_parallel.replicas import Replicas
 from lamina.job import parts
+from lamina.pipeline.gradients import Gradients
+from lamina.pipeline.life import Life
+from lamina.pipeline.routing import Routing
 from lamina.tensor_parallel.calls_elsewhere import DropoutContext
 from lamina.verification.recording import Recording
 from lamina.verification.step_check import StepCheck
 
 PARTS = {
     parts.CallContext: DropoutContext,
+    parts.Life: Life,
+    parts.Routing: Routing,
+    parts.Gradients: Gradients,
     parts.Replicas: Replicas,
     parts.Recording: Recording,
     parts.StepCheck: StepCheck,
@@ -40,5 +46,9 @@ def test_parts_that_do_nothing_raise_nothing():
     replicas, check, recording, context = parts.Replicas(), parts.StepCheck(), parts.Recording(), parts.CallContext()
     with replicas.no_sync(), context.calling([]), context.served(context.told(lambda _: 0), []):
         replicas.note_forward(replicas.note_call(), None)
+    life = parts.Life()
+    with life.unrouted():
+        assert life.enter_step() is None
+    assert life.whole_everywhere and not life.whole
     assert not (replicas.averages or replicas.accumulates or replicas.are_joining or replicas.gradients_wait)
     assert not (check.is_due or check.leads or check.sees_calls or recording.sees_calls)

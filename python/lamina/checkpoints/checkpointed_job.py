@@ -168,7 +168,7 @@ class CheckpointedJob:
 
     def begin_load(self) -> None:
         """Ends a time in which each rank has the whole model, too."""
-        self._job.cut.make_again()
+        self._job.life.make_again()
         self.settle()
 
     # To be saved.
@@ -262,7 +262,7 @@ class CheckpointedJob:
             torch.cuda.set_rng_state(found["cuda"])
 
     def wait_for_cut(self, resumption: _lamina.Resumption | None) -> None:
-        self._job.cut.resumption = resumption
+        self._job.life.resumption = resumption
 
     def load_translated(self, state: dict[str, torch.Tensor]) -> None:
         translated = everywhere(self._job, lambda: self._translate(state))

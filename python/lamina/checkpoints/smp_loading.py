@@ -45,7 +45,7 @@ def load_full(
         return _translated(job, read_torch_file(file), translate), _content(file, *pickles)
 
     state, content = everywhere(job, read)
-    job.cut.resumption = None
+    job.life.resumption = None
     _load_model(job, state, strict)
     return content
 

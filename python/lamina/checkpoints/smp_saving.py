@@ -82,7 +82,7 @@ def _states(job: current.Job, optimizer: OptimizerState | None) -> dict[str, Any
     session, files = job.session, {}
     _require_plain_extra_states(job)
     sharded = smp_files.shards_of(session) > 1
-    model = {"module": job.cut.state().of_partition()} if sharded else job.model.local_state_dict()
+    model = {"module": job.life.state().of_partition()} if sharded else job.model.local_state_dict()
     if smp_files.writes_model(session):
         files[smp_files.model_file(session)] = model
     if optimizer is None or not smp_files.writes_optimizer(session):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from lamina import _lamina
 from lamina.errors import refusal
-from lamina.job.parts import CallContext, Recording, Replicas, StepCheck
+from lamina.job.parts import CallContext, Gradients, Life, Recording, Replicas, Routing, StepCheck
 
 Made = TypeVar("Made")
 
@@ -18,7 +18,8 @@ class Job:
     """The job that one `init` started.
 
     Attributes:
-        model, cut: the DistributedModel and its Cut; None before there is one.
+        model: the DistributedModel; None before there is one.
+        life, routing, gradients: of the model.
         optimizers: the OptimizerState of each DistributedOptimizer.
         loss_scale: what `model.backward` multiplies losses by; None before there is an optimizer.
         replicas: the copies of the model over which gradients are averaged.
@@ -35,7 +36,9 @@ class Job:
 
     session: _lamina.Session
     model: Any = None
-    cut: Any = None
+    life: Life = field(default_factory=Life)
+    routing: Routing = field(default_factory=Routing)
+    gradients: Gradients = field(default_factory=Gradients)
     optimizers: list[Any] = field(default_factory=list)
     loss_scale: _lamina.LossScale | None = None
     replicas: Replicas = field(default_factory=Replicas)
@@ -55,7 +58,7 @@ class Job:
     @property
     def partitioned_model(self) -> Any:
         """The PartitionedModel, who owns what of the model; None before it is cut."""
-        return None if self.cut is None else self.cut.model
+        return self.life.model
 
     @property
     def microbatches(self) -> int:

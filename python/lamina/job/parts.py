@@ -4,7 +4,7 @@ while it has no other. Classes that do something are derived from it, in their o
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -36,6 +36,77 @@ class CallContext:
             modules: those of the model, by number.
         """
         return nullcontext()
+
+
+class Resumption(Protocol):
+    """A checkpoint that is to be loaded when the model is cut.
+
+    Attributes:
+        partition: the partition of each module then, by name.
+        has_optimizers: whether states of optimizers are in it.
+    """
+
+    partition: dict[str, int]
+    has_optimizers: bool
+
+    def load(self) -> None:
+        """Loads it; collective over the world."""
+
+
+class Life:
+    """The life of a model, which is whole until it is cut.
+
+    Attributes:
+        model: the PartitionedModel, who owns what of it; None before it is cut.
+        whole: whether it was brought together again, until the next step.
+        resumption: a checkpoint that is to be loaded at the cut.
+    """
+
+    model: Any = None
+    whole = False
+    resumption: Resumption | None = None
+
+    @property
+    def whole_everywhere(self) -> bool:
+        """True where each rank has all of the model, so that nobody is asked for values. Alike on all ranks."""
+        return True
+
+    def enter_step(self) -> Any:
+        """Cuts the model, in its first step. Returns a FirstCall where its first call is to do that."""
+        return None
+
+    def make_again(self) -> None:
+        """Ends it where the model was brought together again."""
+
+    def unrouted(self) -> AbstractContextManager[None]:
+        """Between steps: inside, calls of modules, and what they read and set, are torch's own."""
+        return nullcontext()
+
+
+class Routing:
+    """The way of calls of a model's modules."""
+
+    def name_turns(self, recorded: bool = True) -> None:
+        """Has a timeline show the modules that this rank calls itself, or not."""
+
+    def forget_hooks(self) -> None:
+        """Some hooks of calls are no more."""
+
+
+class Gradients:
+    """The gradients of a model."""
+
+    def watch(self) -> None:
+        """Registers gradient hooks on the current parameters, for data-parallel averaging and loss scaling: a backward
+        may begin anywhere. Cheap where nothing has changed. Does nothing before the cut."""
+
+    def complete(self, what: str) -> None:
+        """Before gradients are looked at: averages what waits for a later pass; collective over the replicas, all of
+        whom have as much. UsageError where that is too early; `what` names the caller."""
+
+    def see_to_norms(self) -> None:
+        """Has torch's norms of gradients be those of the whole model, without the loss scale, once it is cut; of what
+        optimizers have in the place of its parameters, too."""
 
 
 class Replicas:

@@ -33,14 +33,12 @@ def timeline(path: str | os.PathLike[str]) -> Iterator[None]:
     session = job.session
     _lamina.start_timeline(session, os.fspath(path))
     try:
-        if job.cut is not None:
-            job.cut.name_turns()
+        job.routing.name_turns()
         yield
     except BaseException:
         _lamina.stop_timeline(session)
         raise
     finally:
-        if job.cut is not None:
-            job.cut.name_turns(False)
+        job.routing.name_turns(False)
     if summary := _lamina.write_timeline(session, os.fspath(path)):
         print(printable(summary), end="", flush=True)

@@ -20,7 +20,7 @@ from lamina.model.places import only_own, without
 def update(original: Callable[[AveragedModel, nn.Module], None], average: AveragedModel, model: nn.Module) -> None:
     """Updates an average by `original`, torch's own function; for the job's model only this rank's part of it."""
     job = current.job()
-    if job.cut.whole or model not in (job.model, job.model.module):
+    if job.life.whole or model not in (job.model, job.model.module):
         return original(average, model)
     cut = job.partitioned_model
     _let_go(average.module, cut)

@@ -51,8 +51,7 @@ class GradScaler(torch.amp.GradScaler):
         if held is None:
             return super()._unscale_grads_(optimizer, *args, **kwargs)
         job = current.job()
-        if job.cut is not None:
-            job.cut.complete("GradScaler.unscale_()")
+        job.gradients.complete("GradScaler.unscale_()")
         found = super()._unscale_grads_(types.SimpleNamespace(param_groups=[{"params": held}]), *args, **kwargs)
         here = max((each.item() for each in found.values()), default=0.0)
         everywhere = job.session.largest("one_copy" if is_joining(job) else "world", here)

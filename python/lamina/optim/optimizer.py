@@ -138,7 +138,7 @@ def _shared(job: current.Job, scale: _lamina.LossScale) -> _lamina.LossScale:
         job.loss_scale = scale
         if job.model is not None:
             job.model.backwards.scale_by(scale)
-            job.cut.see_to_norms()
+            job.gradients.see_to_norms()
     elif job.loss_scale.is_dynamic or scale.is_dynamic or job.loss_scale.value != scale.value:
         raise refusal("two-loss-scales")
     return job.loss_scale

@@ -323,7 +323,7 @@ def _cut() -> bool:
 def _require_no_checkpoint_waits(then: str) -> None:
     """Refuses what would not see the states that an optimizer will have, or what they would undo."""
     job = current.job_if_any()
-    waiting = None if job is None or job.cut is None else job.cut.resumption
+    waiting = None if job is None else job.life.resumption
     if waiting is not None and waiting.has_optimizers:
         raise refusal("state-waits", "a checkpoint", then)
 

@@ -48,7 +48,7 @@ class OptimizerSteps:
         self._name_groups()
         if has_new and (job := current.job()).leads:
             job.replicas.add(self._engine.beside)
-            job.cut.watch()
+            job.gradients.watch()
 
     def _give_gradients(self) -> None:
         """Gives tensors that stand for parameters in the groups a class with a `.grad` of ours."""
@@ -120,8 +120,7 @@ class OptimizerSteps:
         def closed() -> None:
             with torch.enable_grad():
                 self._lent.loss = closure()
-            if job.cut is not None:
-                job.cut.watch()
+            job.gradients.watch()
 
         self.settle(job.partitioned_model)
         self._engine.step(self._lent, *_model_of(job), None if closure is None else closed)
@@ -216,5 +215,5 @@ def _model_of(job: current.Job) -> tuple[_lamina.Backwards | None, _lamina.Reduc
     """The job's model, as the engine's optimizer sees it, with all of its gradients watched."""
     if job.model is None:
         return None, None, 0
-    job.cut.watch()
+    job.gradients.watch()
     return job.model.backwards, job.replicas.reducer, job.model.steps

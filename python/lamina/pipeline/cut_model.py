@@ -11,7 +11,9 @@ from lamina.errors import UsageError, refusal
 from lamina.job import current
 from lamina.model import shards
 from lamina.model.places import only_own, without
-from lamina.pipeline.cut import Cut
+from lamina.pipeline.gradients import Gradients
+from lamina.pipeline.life import Life
+from lamina.pipeline.routing import Routing
 from lamina.pipeline.wrapped import Names, WrappedModule
 from lamina.tensor_parallel import layers
 from lamina.torch_patches import clipping, state_helpers
@@ -31,15 +33,16 @@ class CutModel(WrappedModule):
     def __init__(self, module: nn.Module, trace_options: TraceOptions, when_routed: Callable[[], None]):
         super().__init__(module)
         job = current.job()
-        self._cut = Cut(self.get_module, trace_options, when_routed)
-        job.model, job.cut = self, self._cut
+        self._routing, self._gradients = Routing(self.get_module), Gradients()
+        self._life = Life(self.get_module, trace_options, when_routed, self._routing, self._gradients)
+        job.model, job.life, job.routing, job.gradients = self, self._life, self._routing, self._gradients
         self._helpers_know = False  # torch's helpers of state dicts
         self._told_unmoved = False  # that a device had no effect
 
     @property
     def partitioned(self) -> bool:
         """True where it is known who owns what: from the first step on, with one partition from the start."""
-        return self._cut.model is not None
+        return self._life.model is not None
 
     def partition_report(self) -> dict[str, Any]:
         """How the model was cut, on every rank. "partition" has the partition of each module, by name, and "stages" a
@@ -49,7 +52,7 @@ class CutModel(WrappedModule):
         could not be found out. "slices" are names of layers that are cut over a TP_GROUP; "exchange_us" has the part of
         a module's time that their exchanges take. Before partition: UsageError."""
         self._require_partitioned("there is no report")
-        return self._cut.model.report
+        return self._life.model.report
 
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(name, parameter) of what this rank owns. Before partition: UsageError."""
@@ -93,7 +96,7 @@ class CutModel(WrappedModule):
         return (
             (name, parameter)
             for name, parameter in self.local_named_parameters()
-            if self._cut.model.table.reduced_over(parameter) == group
+            if self._life.model.table.reduced_over(parameter) == group
         )
 
     def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -134,7 +137,7 @@ class CutModel(WrappedModule):
             UsageError: inside a step function. RuntimeError: as torch's, on every rank.
         """
         self._own_job("grad_norm()")
-        self._cut.complete("grad_norm()")
+        self._gradients.complete("grad_norm()")
         return clipping.grad_norm(list(self.parameters()), norm_type, error_if_nonfinite, foreach)
 
     def clip_grad_norm_(
@@ -159,13 +162,13 @@ class CutModel(WrappedModule):
             UsageError: inside a step function. RuntimeError: as torch's, on every rank.
         """
         self._own_job("clip_grad_norm_()")
-        self._cut.complete("clip_grad_norm_()")
+        self._gradients.complete("clip_grad_norm_()")
         return nn.utils.clip_grad_norm_(list(self.parameters()), max_norm, norm_type, error_if_nonfinite, foreach)
 
     def to(self, *args: Any, **kwargs: Any) -> nn.Module:
         """As torch's, on every rank. With more than one partition, a device is ignored until the model is partitioned:
         it may have no room for the whole model."""
-        if not self._cut.pipelined or self.partitioned:
+        if not self._life.pipelined or self.partitioned:
             return super().to(*args, **kwargs)
         device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         self._tell_unmoved(device)
@@ -194,9 +197,9 @@ class CutModel(WrappedModule):
         Errors:
             UsageError: inside a step function.
         """
-        if not self._cut.whole_everywhere:
+        if not self._life.whole_everywhere:
             self._own_job("cpu()")
-            self._cut.take_back()
+            self._life.take_back()
         return super().cpu()
 
     def _fqn_modifiers(self) -> dict[str, str]:
@@ -209,35 +212,35 @@ class CutModel(WrappedModule):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         """Does what `to`, `half`, `double`, ... do: of what other ranks own there is only the metadata to change."""
-        cut = self._cut
-        if cut.whole:
-            cut.model.conversions += 1
-        if cut.whole_everywhere or cut.whole:
+        life = self._life
+        if life.whole:
+            life.model.conversions += 1
+        if life.whole_everywhere or life.whole:
             self._let_go()
             super()._apply(fn, recurse)
             self._watch()
             return self
         sharded = shards.require_unchanged(fn)
-        with only_own(cut.model) as foreign, without(cut.model.tree.root, sharded):
+        with only_own(life.model) as foreign, without(life.model.tree.root, sharded):
             super()._apply(fn, recurse)
         for name, tensor, owner in foreign:
             like = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
             if (like.dtype, like.device) != (tensor.dtype, tensor.device):
                 whole = torch.empty(tensor.shape, dtype=like.dtype, device=like.device)
                 current.session().release(tensor, name, owner, whole)
-        cut.model.conversions += 1
+        life.model.conversions += 1
         self._watch()
         return self
 
     def _let_go(self) -> None:
         """Where conversions swap parameters with others, nobody else may hold them: torch counts."""
         if torch.__future__.get_swap_module_params_on_conversion() and self._job_if_any() is not None:
-            self._cut.let_go()
+            self._gradients.let_go()
 
     def _watch(self) -> None:
         """Its parameters may be others now."""
         if self._job_if_any() is not None:
-            self._cut.watch()
+            self._gradients.watch()
 
     def _job_if_any(self) -> current.Job | None:
         """Its job; None when that has ended."""
@@ -249,12 +252,12 @@ class CutModel(WrappedModule):
         job = current.outside_step(what)
         if job.model is not self:
             raise refusal("job-ended", what, "DistributedModel")
-        self._cut.share_written()
+        self._life.share_written()
         return job
 
     def _local(self, named: Names) -> Names:
         self._require_partitioned()
-        return ((name, value) for name, value in named if self._cut.model.owns(name))
+        return ((name, value) for name, value in named if self._life.model.owns(name))
 
     def _require_partitioned(self, otherwise: str = "nothing is local") -> None:
         if not self.partitioned:
@@ -265,7 +268,7 @@ def _require_whole(optimizer: torch.optim.Optimizer) -> None:
     """Refuses in torch's helpers an optimizer that has something else in the places of the model's parameters."""
     job = current.job_if_any()
     own = next((each for each in job.optimizers if each.optimizer is optimizer), None) if job is not None else None
-    if own is not None and not (own.is_whole() and job.cut.whole_everywhere):
+    if own is not None and not (own.is_whole() and job.life.whole_everywhere):
         raise UsageError(
             "torch's helpers of state dicts take an optimizer that has the model's own parameters, all of them; this "
             "one has parts of them, or masters: take optimizer.state_dict() and load_state_dict(), or "

@@ -116,7 +116,7 @@ class DistributedModel(SavedModel):
         if self._is_sliced or replaced.rows:
             see_to_steps(job)
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
-        self._cut.arguments = {
+        self._life.arguments = {
             "backward_passes_per_step": backward_passes_per_step,
             "overlapping_allreduce": overlapping_allreduce,
             "average_grads_across_microbatches": average_grads_across_microbatches,
@@ -131,9 +131,9 @@ class DistributedModel(SavedModel):
         if job.loss_scale is not None:
             self._backwards.scale_by(job.loss_scale)
         self._overlapping = overlapping_allreduce
-        self._replicas = self._average(job, **self._cut.arguments)
+        self._replicas = self._average(job, **self._life.arguments)
         if not job.pipelined:
-            self._cut.make()
+            self._life.make()
 
     def _average(
         self,
@@ -155,12 +155,12 @@ class DistributedModel(SavedModel):
         overlap = overlapping_allreduce and not job.session.config.deterministic_server
         bucket_bytes = int(bucket_cap_mb * 2**20)
         reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
-        owns = lambda name: self._cut.model.owns(name)  # noqa: E731
-        table = lambda: self._cut.model.table  # noqa: E731
+        owns = lambda name: self._life.model.owns(name)  # noqa: E731
+        table = lambda: self._life.model.table  # noqa: E731
         replicas = Replicas(job.session, process_groups, self.module, owns, table, *reduction)
         if job.session.group_size("replicas") > 1:
             job.replicas = replicas
-            self._cut.see_to_updates()
+            self._gradients.see_to_updates()
         job.on_end.callback(replicas.unwatch)
         return replicas
 
@@ -175,7 +175,7 @@ class DistributedModel(SavedModel):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. With more than one partition inside step functions; outside of them without gradients, and
         on all ranks of the pipeline alike. Else UsageError."""
-        if self._cut.pipelined and not torch.is_grad_enabled() and not current.in_step():
+        if self._life.pipelined and not torch.is_grad_enabled() and not current.in_step():
             self._require_job("a call")
             return self._outside_calls.call(args, kwargs)
         self._check_called("the model was called", "a call", _EVALUATION)
@@ -183,10 +183,10 @@ class DistributedModel(SavedModel):
         replicas = parts.Replicas() if job is None else job.replicas
         if not current.in_step():
             if job is not None:
-                self._cut.share_written()
+                self._life.share_written()
             replicas.see_batch((args, kwargs))
-        if torch.is_grad_enabled() and not self._cut.pipelined:
-            self._cut.slice_again()
+        if torch.is_grad_enabled() and not self._life.pipelined:
+            self._life.slice_again()
             self._watch()
         call = replicas.note_call()
         if self._dtype is not None:
@@ -263,7 +263,7 @@ class DistributedModel(SavedModel):
         self._replicas.set_hook(state, callable)
         self._backwards.add_up()  # the hook does all of the averaging
         job.replicas = self._replicas
-        self._cut.watch()
+        self._gradients.watch()
 
     @contextmanager
     def join(
@@ -312,7 +312,7 @@ class DistributedModel(SavedModel):
         replicas = self._own_job("DistributedModel.no_sync()").replicas
         if replicas.averages and not replicas.accumulates:
             replicas.accumulates = True
-            self._cut.see_to_norms()
+            self._gradients.see_to_norms()
         with replicas.no_sync():
             yield
 
@@ -326,7 +326,7 @@ class DistributedModel(SavedModel):
         Returns:
             A handle; its `remove()` takes the hook back.
         """
-        return self._when_partitioned.add(self, hook, at_once=self._cut.routed)
+        return self._when_partitioned.add(self, hook, at_once=self._routing.is_on)
 
     def register_post_step_hook(self, hook: Hook) -> RemovableHandle:
         """Has `hook(model, optimizer)` called once, at the end of the next call of a step function, on every rank: when
@@ -357,7 +357,7 @@ class DistributedModel(SavedModel):
 
     def in_step(self) -> dict[str, Any]:
         """Returns what the engine is told of the model in a step; see `Session.run_step`."""
-        self._cut.watch()
+        self._gradients.watch()
         return {
             "backwards": self._backwards,
             "parameters": lambda: list(self.module.parameters()),
@@ -376,7 +376,7 @@ class DistributedModel(SavedModel):
             raise refusal("job-ended", what, "DistributedModel")
 
     def _check_called(self, what: str, name: str, otherwise: str = "") -> None:
-        if not self._cut.pipelined:
+        if not self._life.pipelined:
             return
         self._require_job(name)
         if not current.in_step():

@@ -1,178 +1,198 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cut of a model, step by step, as the engine asks for it: see [Note: life of a model] in
-lamina/session/model_life.h."""
+"""The life of a job's model: whole at first, cut in the first step, brought together again for a while."""
 
-import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch import nn
 
-from lamina import _lamina
-from lamina.errors import UsageError
-from lamina.job import current
-from lamina.job.arguments import as_texts
-from lamina.model import partitioned, shards
-from lamina.model.partitioned import PartitionedModel
+from lamina.errors import ConfigError, DesyncError, UsageError
+from lamina.job import current, parts
+from lamina.model.partitioned import PartitionedModel, bring_together, let_go
 from lamina.model.statistics import Statistics
-from lamina.modules.tree import ModuleTree
-from lamina.optim.averages import update as update_average
-from lamina.optim.grad_scaler import holders
-from lamina.optim.options import PlainOptimizers
-from lamina.torch_patches import averages, foreign, grad_scaler, module_call, zero_grad
-from lamina.tracing.proposal import Tracer, propose
+from lamina.pipeline.before_cut import BeforeCut
+from lamina.pipeline.first_call import Called, FirstCall
+from lamina.pipeline.gradients import Gradients
+from lamina.pipeline.model_face import ModelFace
+from lamina.pipeline.routing import Routing, in_turns
+from lamina.saved_state.state_dicts import ModelState
+from lamina.tensor_parallel import unslicing
+from lamina.torch_patches import module_call
+from lamina.tracing.proposal import Tracer
+from lamina.tracing.trace import TraceOptions
 
 
-class Life:
-    """Lends Python's side to the cut of its model.
+class Life(parts.Life):
+    """The life of a job's model: whole at first, then cut, then one whose calls go to the owners of its modules.
 
     Args:
-        cut: the job's, which it makes one of a model that is cut.
-        tracer: finds what the modules cost; None for no trace.
+        module: says which model is wrapped.
+        trace_options: how it is traced.
+        when_routed: called once, when its calls go to the owners.
+        routing: of its calls.
+        gradients: its own.
 
     Attributes:
-        model: who owns what, from when the ranks have agreed.
+        waiting: partial states that came before the cut: what `ModelState.load` takes.
+        arguments: of the DistributedModel, which are to be the same on all ranks.
+        statistics: of the model's BatchNorms; None before it is cut.
+        pipelined: whether its calls are to go to several ranks.
     """
 
-    def __init__(self, cut: Any, tracer: Tracer | None):
+    def __init__(
+        self,
+        module: Callable[[], nn.Module],
+        trace_options: TraceOptions,
+        when_routed: Callable[[], None],
+        routing: Routing,
+        gradients: Gradients,
+    ):
         self.model: PartitionedModel | None = None
-        self._cut, self._tracer = cut, tracer
-        self._tree: ModuleTree | None = None
+        self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
+        self.arguments: dict[str, Any] = {}
+        self.statistics: Statistics | None = None
+        self.pipelined = current.job().pipelined
+        self._module, self._routing, self._gradients = module, routing, gradients
+        self._trace_options = trace_options
+        self._when_routed = when_routed
+        self._announced = False  # that it is cut
+        self._before: BeforeCut | None = None
+        self._recut: Callable[[], None] | None = None  # cuts layers again that are whole for a while
 
     @property
-    def arguments(self) -> list[tuple[str, str]]:
-        """The arguments that are to be alike on all ranks."""
-        return as_texts(self._cut.arguments)
+    def whole_everywhere(self) -> bool:
+        """As `parts.Life.whole_everywhere`: until it is cut, and after that where it is in one piece."""
+        return self.model is None or self.model.whole_everywhere
 
-    def propose(self) -> tuple[_lamina.ModuleTree, _lamina.Plan | None, str, tuple]:
-        """The tree, the plan, why there is none, and what the others are to know."""
-        session, resumption = current.session(), self._cut.resumption
-        self._tree = ModuleTree(self._cut.module())
-        kept = {} if resumption is None else resumption.partition
-        proposal = propose(self._tree, session, self._tracer, kept)
-        return self._tree.filled(), proposal.plan, proposal.error, (proposal.report, proposal.writes)
-
-    def take_cut(self, cut: _lamina.Cut, plan: str, word: tuple) -> None:
-        """All ranks have agreed."""
-        self.model = partitioned.as_agreed(self._tree, current.session(), cut, plan, word)
-
-    @property
-    def table(self) -> _lamina.ParameterTable:
-        """The table of who holds what."""
-        return self.model.table
-
-    @property
-    def portion_bytes(self) -> int:
-        """How much of what others own world rank 0 may have to hold at a time."""
-        return partitioned.PORTION_BYTES
-
-    def make_values(self, tensors: list[torch.Tensor]) -> None:
-        """Before the values of these are read."""
-        partitioned.make_values(self.model, tensors)
-
-    def take_values(self, sharding: _lamina.Sharding | None) -> None:
-        """Values are here, or gone."""
-        partitioned.take_values(self.model, sharding)
-
-    def trim_optimizers(self) -> None:
-        """Groups get this rank's part of the model, which is the job's from now on."""
+    def share_written(self) -> None:
+        """Gives all ranks what a program wrote to parts of parameters, which stand in optimizers, before the model is
+        used."""
         for optimizer in current.job().optimizers:
-            optimizer.trim(self.model)
-        self._cut.model = self.model
+            optimizer.parameters.share_written()
 
-    def watch(self) -> None:
-        """Backwards are noticed, and torch's functions know of parts."""
-        job, cut = current.job(), self._cut
-        if self.model.sharding is not None:
-            self._use_shards(job)
-        if not cut.pipelined and (self.model.sharding is not None or job.session.is_recorded):
-            module_call.install({}, cut.call_remote, hooked=cut.hooked())
-        cut.statistics = Statistics(cut.module(), self.model)
-        cut.watch()
-        cut.see_to_norms()
-        if job.session.size > 1:
-            plain = PlainOptimizers(job)
-            job.on_end.callback(register_optimizer_step_pre_hook(plain.before_step).remove)
-            job.on_end.callback(register_optimizer_step_post_hook(plain.after_step).remove)
-        if job.replicas.averages or replaces(job) or job.sliced:
-            grad_scaler.install(_worst_of_model, holders, _complete_gradients, job.on_end)
-        if cut.pipelined:
-            foreign.install(job.on_end)
-            grad_scaler.refuse(job.on_end)
-        if cut.pipelined or self.model.sharding is not None:
-            averages.install(update_average, job.on_end)
+    def enter_step(self) -> FirstCall | None:
+        """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
+        or compared is cut at its first call: the ranks that lead get what lets their step do so, the others wait for
+        them here. One that is compared in a later step is called plainly where it would be cut."""
+        job = current.job()
+        job.step_check.look_for_room(self._module())
+        check = job.step_check
+        self.share_written()
+        self._routing.watch_tensors()
+        config = job.session.config
+        options = self._trace_options if config.auto_partition and not config.skip_tracing else None
+        if not self.pipelined:
+            self._make_and_route(None)
+            return self._compare_at_first_call(check) if check.is_due else None
+        waits = check.is_due or (self.model is None and options is not None)
+        self._before = BeforeCut(self._module()) if waits else None
+        if check.is_due and self.model is not None:
+            self._unroute()
+        if waits and job.leads:
+            return FirstCall(job.session, self._module(), options, self._make_and_route, self._before)
+        try:
+            self._make_and_route(None)
+        except (ConfigError, UsageError) as error:
+            if waits and not isinstance(error, DesyncError):
+                # The leading rank is in it, and ends it with this error.
+                job.session.run_step(job.microbatches, None, lambda outputs, _: outputs)
+            raise
+        return None
 
-    def route(self) -> None:
-        """Calls go to the owners. With one partition those of the first step do first, for which hooks may wait."""
-        if self._cut.pipelined:
-            self._cut.route()
+    def make(self, tracer: Tracer | None = None) -> None:
+        """Cuts the model, the first time, with what the tracer finds; collective over the world."""
+        if self.model is None:
+            current.session().begin_life(ModelFace(self, self._module(), self._routing, self._gradients, tracer))
+            current.job().recording.note_cut()
 
-    def load(self) -> None:
-        """Loads what came before."""
-        cut = self._cut
-        waited, cut.waiting = cut.waiting, []
-        for arguments in waited:
-            cut.state().load(*arguments)
-        for optimizer in current.job().optimizers:
-            optimizer.load_what_waits()
-        if cut.resumption is not None:
-            resumption, cut.resumption = cut.resumption, None
-            resumption.load()
+    def take_back(self) -> None:
+        """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
+        over the ranks that have one copy of the model."""
+        if current.job().sliced and self._recut is None:
+            self._recut = unslicing.make_whole(self.model.tree.root, self.model.session)
+            self.model.forget_table()
+        if self.pipelined:
+            bring_together(self.model)
+        self._unroute()
+
+    @contextmanager
+    def unrouted(self) -> Iterator[None]:
+        """As `parts.Life.unrouted`."""
+        self._unroute()
+        try:
+            yield
+        finally:
+            self.make_again()
+
+    def make_again(self) -> None:
+        """Ends what `take_back` began."""
+        if not self.whole:
+            return
+        self.whole = False
+        recut, self._recut = self._recut, None
+        if recut is not None:
+            recut()
+            self.model.forget_table()
+        let_go(self.model)
+        self._routing.resume()
+
+    def slice_again(self) -> None:
+        """Ends it where it has made layers whole; routes that are left for another reason stay so."""
+        if self._recut is not None:
+            self.make_again()
+
+    def state(self) -> ModelState:
+        """The state of the model, which is cut."""
+        return ModelState(self.model)
 
     def settle(self) -> None:
-        """Has a step take aside what is there now."""
-        self._cut.settle()
+        """Snapshots gradients and BatchNorm statistics at the start of a step, so that the step reproduces the plain
+        loop."""
+        if not self.pipelined:
+            return
+        session = current.session()
+        if session.config.deterministic_server:
+            own = [parameter for name, parameter in self._module().named_parameters() if self.model.owns(name)]
+            session.set_order(own, not self.statistics.are_all_buffers())
+        session.set_statistics(self.statistics.rows())
 
-    def _use_shards(self, job: current.Job) -> None:
-        """Has the values of sharded parameters come for calls of their modules, also outside of steps, and their
-        gradients go to who holds the shards."""
-        job.replicas.reducer.set_sharded(self.model.sharding)
-        job.on_end.callback(register_optimizer_step_pre_hook(_require_shards).remove)
-        zero_grad.install(shards.zero_grad, self.model.sharding, job.on_end)
+    def _unroute(self) -> None:
+        """Calls are the plain model's until `make_again`."""
+        self._routing.leave()
+        self.whole = True
 
+    def _compare_at_first_call(self, check: parts.StepCheck) -> FirstCall:
+        """Has a model of one partition called plainly, too, where a body calls it first."""
 
-def replaces(job: current.Job) -> bool:
-    """True where something may stand for parameters in the groups of optimizers."""
-    return job.session.updates_masters or job.session.config.shard_optimizer_state
+        def compare(_: Tracer, called: Called | None) -> None:
+            if check.leads:
+                check.run_plainly(self._module(), called)
+            self.make_again()
 
+        check.take_values(self._module(), self.model)
+        check.begin_step(self.model)
+        self._unroute()
+        return FirstCall(current.session(), self._module(), None, compare, None)
 
-def _complete_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Before gradients are unscaled: an optimizer of the model has them averaged."""
-    job = current.job()
-    if _is_known(optimizer, job) or _has_own_parameters(optimizer, job):
-        job.cut.complete("GradScaler.unscale_()")
-
-
-def _is_known(optimizer: torch.optim.Optimizer, job: current.Job) -> bool:
-    return any(known.optimizer is optimizer for known in job.optimizers)
-
-
-def _has_own_parameters(optimizer: torch.optim.Optimizer, job: current.Job) -> bool:
-    own = set(map(id, job.cut.model.own_parameters())) if job.cut.model is not None else set()
-    return any(id(each) in own for group in optimizer.param_groups for each in group["params"])
-
-
-def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before a step: the shards of parameters that came in since take their places in a DistributedOptimizer; any
-    other one is to have no sharded parameters."""
-    if not shards.are_among(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
-        return
-    job = current.job()
-    known = next((known for known in job.optimizers if known.optimizer is optimizer), None)
-    if known is None:
-        raise UsageError(
-            "optimizer.step() of an optimizer with sharded parameters, which have no gradients of their own: make it "
-            "lamina.DistributedOptimizer(optimizer), which updates their shards",
-            code="shard-plain-optimizer",
-        )
-    known.trim(job.cut.model)
-
-
-def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:
-    """The largest that any rank of the model's copy has found in its part of the gradients of this optimizer."""
-    job = current.job()
-    is_sliced = job.sliced
-    if _is_known(optimizer, job) or (is_sliced and _has_own_parameters(optimizer, job)):
-        for group in ("shard", "one_copy"):
-            found = job.session.largest(group, found)
-    return found
+    def _make_and_route(self, tracer: Tracer | None, called: Called | None = None) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.bring(current.session())
+        check = current.job().step_check if self.pipelined else parts.StepCheck()
+        check.take_values(self._module(), self.model)
+        if check.leads:
+            check.run_plainly(self._module(), called)
+        self.make(tracer)
+        check.begin_step(self.model)
+        self.make_again()
+        self._routing.see_compiler(self.model)
+        if not self._routing.is_on:  # one partition, whose first step this is
+            self._routing.begin(self.model)
+        if not self._announced:
+            self._announced = True
+            self._when_routed()
+        self.settle()
+        module_call.tell_compiler()
+        if before is not None:
+            before.finish(self.model.elsewhere, in_turns(current.session()))

@@ -42,17 +42,17 @@ class SavedModel(CutModel):
         Errors:
             UsageError: inside a step function.
         """
-        if self._cut.whole_everywhere:
-            if self._cut.waiting:
+        if self._life.whole_everywhere:
+            if self._life.waiting:
                 raise refusal("state-waits", "a partial state dict", "call state_dict()")
             self._require_no_checkpoint_waits("state_dict()")
             if self._job_if_any() is not None and not current.in_step():
-                self._cut.share_written()
+                self._life.share_written()
             return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         session = self._own_job("state_dict()").session
         require_same(session, "one_copy", "model.state_dict()", code="state-arguments", gather_to_rank0=gather_to_rank0)
         require_booleans(gather_to_rank0=gather_to_rank0)
-        state = self._cut.state().whole(gather_to_rank0)
+        state = self._life.state().whole(gather_to_rank0)
         if destination is None and not prefix:
             return state
         destination = OrderedDict() if destination is None else destination
@@ -68,7 +68,7 @@ class SavedModel(CutModel):
         """
         self._own_job("local_state_dict()")
         self._require_partitioned()
-        return self._cut.state().local()
+        return self._life.state().local()
 
     def load_state_dict(
         self,
@@ -104,7 +104,7 @@ class SavedModel(CutModel):
             state_dict = module_manager.in_own_names(state_dict, names)
         if current.is_initialized():
             current.job().loaded = True
-        if not self._cut.whole_everywhere:
+        if not self._life.whole_everywhere:
             session = self._own_job("load_state_dict()").session
             flags = {"strict": strict, "assign": assign, "same_partition_load": same_partition_load}
             require_same(session, "one_copy", "model.load_state_dict()", code="state-arguments", **flags)
@@ -112,25 +112,25 @@ class SavedModel(CutModel):
                 raise UsageError(
                     "load_state_dict(assign=True) is not possible once the model is partitioned", code="state-assign"
                 )
-            self._cut.make_again()
-            loaded = self._cut.state().load(state_dict, strict, same_partition_load)
+            self._life.make_again()
+            loaded = self._life.state().load(state_dict, strict, same_partition_load)
             self._tell_optimizers()
             return loaded
-        waits = is_partial(state_dict) or self._cut.waiting or any(map(is_delayed, self.parameters()))
-        if self._cut.pipelined and waits:
+        waits = is_partial(state_dict) or self._life.waiting or any(map(is_delayed, self.parameters()))
+        if self._life.pipelined and waits:
             if problem := saved_elsewhere(state_dict, self._own_job("load_state_dict()").session):
                 raise UsageError(problem, code="state-other-ranks")
-            self._cut.waiting.append((state_dict, strict, same_partition_load))
+            self._life.waiting.append((state_dict, strict, same_partition_load))
             return nn.modules.module._IncompatibleKeys([], [])
         loaded = self.module.load_state_dict(without_mark(state_dict), strict, assign)
         self._tell_optimizers()
         if assign:
-            self._cut.watch()  # its parameters are others now
+            self._gradients.watch()  # its parameters are others now
         return loaded
 
     def _require_no_checkpoint_waits(self, call: str) -> None:
         """Refuses what would not see the values that it will have, or what they would undo."""
-        if self._cut.resumption is not None:
+        if self._life.resumption is not None:
             raise refusal("state-waits", "a checkpoint", f"call {call}")
 
     def _tell_optimizers(self) -> None:

@@ -169,10 +169,10 @@ class StepFunction(Generic[Parameters, Result]):
         job = current.outside_step(f"the step function {self._label}")
         job.saves.check_before_step()
         seeds.check(job)
-        first_call = job.cut.enter_step() if job.cut is not None else None
+        first_call = job.life.enter_step()
         if self.is_of_training:
             job.recording.begin_step()
-        state = job.cut.shared_state if job.cut is not None else Watch()
+        state = job.routing.shared_state if job.model is not None else Watch()
         if job.pipelined:
             state.begin_step(self._function, owner)
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.

@@ -156,7 +156,7 @@ class StepCheck(parts.StepCheck):
         plain, self._plain = self._plain, None
         self._left -= 1
         try:
-            with self._job.cut.unrouted():
+            with self._job.life.unrouted():
                 if plain is not None:
                     self._run_backward(plain)
             _lamina.compare_step(self._session, None if plain is None else plain.run, self._slicings)
@@ -182,7 +182,7 @@ class StepCheck(parts.StepCheck):
     def _end(self) -> None:
         self._job.step_check = parts.StepCheck()
         _lamina.end_checks(self._session)
-        self._job.cut.forget_hooks()
+        self._job.routing.forget_hooks()
 
     def _gradients_of_model(self) -> dict[int, torch.Tensor] | None:
         """Gradients that the step gives what the model returned, by its number; None where they are not known apart
@@ -209,7 +209,7 @@ class StepCheck(parts.StepCheck):
         return ends
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self._job.cut.module().named_parameters())
+        return list(self._job.model.module.named_parameters())
 
     @staticmethod
     def _see_gradient(gradients: dict[int, torch.Tensor], number: int, gradient: torch.Tensor | None) -> None:
