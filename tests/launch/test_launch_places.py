@@ -59,7 +59,8 @@ def test_several_launchers_on_one_machine_are_refused(launcher):
     two = step(0, 1) | {"SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_TASKS_PER_NODE": "2"}
     result = launcher.run("run", "-n", 2, "-c", "true", env=text(two))
     assert result.returncode == 2
-    assert "srun --ntasks-per-node=1 lamina run" in result.stderr and result.stderr.count("\n") == 1
+    assert "srun --ntasks-per-node=1 lamina run" in result.stderr
+    assert result.stderr.endswith("\nmore: lamina explain run-nested\n") and result.stderr.count("\n") == 2
 
 
 def test_an_allocation_used_in_part_is_pointed_out(launcher):
