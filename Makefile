@@ -172,6 +172,7 @@ lint: $(TOOLS)
 	@$(BIN)/python scripts/check_comments.py
 	@$(BIN)/python scripts/check_notes.py
 	@$(BIN)/python scripts/check_functions.py
+	@$(BIN)/python scripts/check_type_names.py
 	@$(BIN)/python scripts/check_texts.py
 	@$(BIN)/python scripts/check_outside.py
 	@cmake -S . -B build/lint -G Ninja -DLAMINA_TORCH=OFF -DLAMINA_TESTS=OFF -DLAMINA_BATCH=OFF -DCMAKE_BUILD_TYPE=Debug >build/lint.log \

@@ -21,7 +21,7 @@ namespace lamina::command {
 namespace {
 
 // A row of the page's tables: that of a code has five cells, that of a type three.
-struct Row {
+struct CodeRow {
   std::string section;
   std::vector<std::string> cells;
 
@@ -41,8 +41,8 @@ std::vector<std::string> cells_of(const std::string& line) {
   return cells;
 }
 
-std::vector<Row> rows() {
-  std::vector<Row> found;
+std::vector<CodeRow> rows() {
+  std::vector<CodeRow> found;
   std::istringstream page(embedded::kErrorsPage);
   for (std::string line, section; std::getline(page, line);) {
     if (line.starts_with("## ")) section = line.substr(3);
@@ -57,7 +57,7 @@ std::string plain(const std::string& cell) {
   return std::regex_replace(cell, link, "$1 ($2)");
 }
 
-std::string described(const Row& row) {
+std::string described(const CodeRow& row) {
   std::vector<const char*> titles = {"by", "do"};
   if (row.cells.size() == 5) titles = {"type", "says", "when", "do"};
   std::string text = plain(row.cells.front()) + (row.section.empty() ? "" : "  [" + row.section + "]") + "\n";
@@ -68,9 +68,9 @@ std::string described(const Row& row) {
   return text;
 }
 
-std::string all_names(const std::vector<Row>& rows) {
+std::string all_names(const std::vector<CodeRow>& rows) {
   std::string text, section = "-";
-  for (const Row& row : rows) {
+  for (const CodeRow& row : rows) {
     if (row.section != section)
       text += (text.empty() ? "" : "\n") + (row.section.empty() ? "Types" : row.section) + "\n";
     section = row.section;
@@ -96,13 +96,13 @@ int explain(const std::vector<std::string>& arguments) {
     say_text(all_names(known));
     return 0;
   }
-  const auto row = std::ranges::find(known, asked, &Row::name);
+  const auto row = std::ranges::find(known, asked, &CodeRow::name);
   if (row != known.end()) {
     say_text(described(*row));
     return 0;
   }
   complain("lamina explain: no code or type ", asked, "; the nearest is ",
-           base::nearest(known, asked, &Row::name).name(), ", and without an argument all are listed");
+           base::nearest(known, asked, &CodeRow::name).name(), ", and without an argument all are listed");
   return 2;
 }
 

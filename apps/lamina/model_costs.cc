@@ -19,7 +19,7 @@ extern char** environ;
 namespace lamina::command {
 namespace {
 
-std::vector<std::string> command_of(const Model& model) {
+std::vector<std::string> command_of(const PlannedModel& model) {
   std::vector<std::string> words = {"--model=" + model.callable};
   for (const std::string& input : model.inputs) words.push_back("--input=" + input);
   if (model.times) words.push_back("--times");
@@ -53,7 +53,7 @@ std::string read_all(int input) {
 
 }  // namespace
 
-std::optional<std::string> model_nodes(const Model& model) {
+std::optional<std::string> model_nodes(const PlannedModel& model) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw base::ConfigError(base::str("no pipe: ", base::system_error()));
   base::Fd input(ends[0]);

@@ -43,7 +43,7 @@ std::string plan_of(const Target& target, const std::string& nodes) {
 }
 
 // Options that describe a model and what it is planned for; they need --model, and each other.
-void add_model_options(CLI::App& app, Model& model, Target& target) {
+void add_model_options(CLI::App& app, PlannedModel& model, Target& target) {
   auto* named = app.add_option("--model", model.callable, "a model instead of FILE: what returns it")
                     ->type_name("MODULE:CALLABLE");
   const auto with_model = [&](CLI::Option* option) { return option->needs(named); };
@@ -81,7 +81,7 @@ int plan(const std::vector<std::string>& arguments) {
   std::string path;
   bool json = false;
   bool baseline = false;
-  Model model;
+  PlannedModel model;
   Target target;
   auto* given = app.add_option("FILE", path, "modules and their costs, as docs/planning.md says")->type_name("");
   add_model_options(app, model, target);

@@ -23,14 +23,14 @@ constexpr const char* kFooter =
     "The exit code is 0 where the runs are equal, 3 where they differ, 2 for wrong arguments and runs that cannot be\n"
     "compared, or of which something is missing, and else that of the run that failed.";
 
-struct Options {
+struct VerifyOptions {
   VerifyTerms terms;
   bool compare = false;  // run.target is two folders
   bool bisect = false;
   launch::Options run;  // of `lamina run`, which checks them
 };
 
-void add_options(CLI::App& app, Options& options) {
+void add_options(CLI::App& app, VerifyOptions& options) {
   VerifyTerms& terms = options.terms;
   app.add_option("SCRIPT", options.run.target, "what to run; all words after it go to it")->type_name("ARGUMENTS");
   app.add_option("-n,--nproc,--nproc-per-node,--nproc_per_node", terms.processes, "ranks of the layout")
@@ -70,7 +70,7 @@ std::vector<std::string> given(const std::vector<const CLI::Option*>& options) {
 }
 
 // Says what is wrong with the arguments; empty: nothing.
-std::string wrong_with(const Options& options) {
+std::string wrong_with(const VerifyOptions& options) {
   if (options.compare) return options.run.target.size() == 2 ? "" : "--compare takes two folders of recordings";
   if (options.run.target.empty()) return "say which script";
   if (options.run.restarts > 0) return "--restarts: a run that is compared is not started again";
@@ -78,7 +78,7 @@ std::string wrong_with(const Options& options) {
   return "";
 }
 
-int run(const Options& options) {
+int run(const VerifyOptions& options) {
   const VerifyTerms& terms = options.terms;
   if (options.compare) return compare_recordings(options.run.target.at(0), options.run.target.at(1), terms);
   for (const auto& layout : {terms.layout, terms.against.value_or("")}) config::in_layout({}, layout);
@@ -90,7 +90,7 @@ int run(const Options& options) {
 int verify(const std::vector<std::string>& arguments) {
   CLI::App app("Compares a script's first steps in its layout with the same steps on one device for each copy.",
                "lamina verify");
-  Options options;
+  VerifyOptions options;
   launch::add_options_of_one_run(app, options.run);
   const std::vector<const CLI::Option*> launched = std::as_const(app).get_options();
   add_options(app, options);

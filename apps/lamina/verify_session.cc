@@ -16,7 +16,7 @@
 namespace lamina::command {
 namespace {
 
-using Run = std::vector<digests::RankRecording>;
+using digests::Run;
 
 constexpr int kDiffers = 3, kNotProven = 2;
 
@@ -125,7 +125,7 @@ void look_at_cause(digests::Comparison& comparison, const Run& run, VerifyTerms 
   complain("lamina verify: both once more, to see what ",
            names.size() > 1
                ? base::str(one, " and ", digests::counted(names.size() - 1, "other"), " read")
-               : base::str(one, first.seen.kind >= digests::Kind::kParameter ? " is updated with" : " reads"));
+               : base::str(one, first.seen.kind >= digests::RecordedKind::kParameter ? " is updated with" : " reads"));
   terms.steps = static_cast<int>(first.seen.step) + 1;
   const RecordingFolder folder;
   const auto runs = run_both(terms, folder, /*quiet=*/true, names);

@@ -17,7 +17,7 @@ struct VerifyTerms {
   std::optional<std::string> against;    // and in the second one; nothing: it has no layout
   int steps = 3;
   std::string keep;  // a folder for the recordings
-  digests::Terms compared;
+  digests::ComparisonOptions compared;
 };
 
 // Each of these says what it found on stdout, and returns the exit code of the command. They throw base::Error where

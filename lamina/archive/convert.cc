@@ -113,7 +113,7 @@ std::vector<std::vector<SavedTensor>> foreign_files(std::vector<SavedTensor> ten
 }  // namespace
 
 Found convert(FileSystem& files, const ForeignCheckpoint& from, const std::string& prefix, const Path& to,
-              const std::string& tag, const std::string& id, const Progress& progress) {
+              const std::string& tag, const std::string& id, const MergeProgress& progress) {
   const NewNames names(from, prefix);
   const auto all = foreign_files(chosen(from, names, prefix));
   Store store(files, to);

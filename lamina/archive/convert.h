@@ -12,6 +12,6 @@ namespace lamina::archive {
 // it. `id` is no other save's. Throws base::UsageError where none does, where the tag is there already or elements have
 // no place in a safetensors file, and base::FormatError where a tensor's parts do not make it.
 Found convert(FileSystem& files, const ForeignCheckpoint& from, const std::string& prefix, const Path& to,
-              const std::string& tag, const std::string& id, const Progress& progress);
+              const std::string& tag, const std::string& id, const MergeProgress& progress);
 
 }  // namespace lamina::archive

@@ -13,10 +13,10 @@
 namespace lamina::archive {
 namespace {
 
-using Key = std::tuple<std::string, Kind, int, std::string>;
+using PieceKey = std::tuple<std::string, Kind, int, std::string>;
 
-std::map<Key, const SavedTensor*> by_key(const Manifest& manifest) {
-  std::map<Key, const SavedTensor*> all;
+std::map<PieceKey, const SavedTensor*> by_key(const Manifest& manifest) {
+  std::map<PieceKey, const SavedTensor*> all;
   for (const auto& each : manifest.tensors) all[{each.name, each.kind, each.optimizer, each.state}] = &each;
   return all;
 }
@@ -76,7 +76,7 @@ void diff_about(const nlohmann::json& one, const nlohmann::json& other, std::vec
 
 }  // namespace
 
-std::vector<Difference> diff(FileSystem& files, const Found& one, const Found& other, const Progress& progress) {
+std::vector<Difference> diff(FileSystem& files, const Found& one, const Found& other, const MergeProgress& progress) {
   std::vector<Difference> found;
   const auto first = by_key(one.manifest), second = by_key(other.manifest);
   PieceReader reader(files, one.folder, one.manifest), others(files, other.folder, other.manifest);

@@ -21,6 +21,6 @@ struct Difference {
 // Tensors by name, kind and state: those that only one has, other dtypes, shapes or values; then what else the
 // manifests say, but for the time of the save. How they are cut into files is no difference. Reads both by parts.
 // Throws base::FormatError where one is damaged.
-std::vector<Difference> diff(FileSystem& files, const Found& one, const Found& other, const Progress& progress);
+std::vector<Difference> diff(FileSystem& files, const Found& one, const Found& other, const MergeProgress& progress);
 
 }  // namespace lamina::archive

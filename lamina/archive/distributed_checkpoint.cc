@@ -13,8 +13,6 @@
 namespace lamina::archive {
 namespace {
 
-using Type = PickleValue::Type;
-
 constexpr std::uint64_t kMostMetadataBytes = std::uint64_t{1} << 30;
 
 bool in_metadata(std::string_view global) {
@@ -33,7 +31,7 @@ bool in_metadata(std::string_view global) {
          std::ranges::find(kClasses, global.substr(kMetadata.size())) != std::end(kClasses);
 }
 
-const PickleValue& attribute(const PickleValue& object, const char* name, Type type) {
+const PickleValue& attribute(const PickleValue& object, const char* name, PickleValue::Type type) {
   const auto* found = object.find(name);
   if (found == nullptr || !found->is(type)) throw base::FormatError(base::str("its metadata has no ", name));
   return *found;
@@ -57,24 +55,24 @@ struct Places {
 
 Places places_of(const PickleValue& metadata) {
   Places places;
-  const auto& all = attribute(metadata, "storage_data", Type::kDict);
+  const auto& all = attribute(metadata, "storage_data", PickleValue::Type::kDict);
   for (std::size_t i = 0; i + 1 < all.items.size(); i += 2) {
     const auto &index = *all.items[i], &info = *all.items[i + 1];
     const auto* offset = index.find("offset");
     const auto shape = offset != nullptr ? shape_of(*offset) : std::nullopt;
-    const auto& file = attribute(info, "relative_path", Type::kText).text;
+    const auto& file = attribute(info, "relative_path", PickleValue::Type::kText).text;
     if (file.empty() || file == "." || file == ".." || file.find('/') != std::string::npos) {
       throw base::FormatError(base::str("its metadata names \"", file, "\", which is no file in its folder"));
     }
     const auto* transforms = info.find("transform_descriptors");
-    if (transforms != nullptr && !transforms->is(Type::kNone) && !transforms->items.empty()) {
+    if (transforms != nullptr && !transforms->is(PickleValue::Type::kNone) && !transforms->items.empty()) {
       throw base::FormatError("its files are compressed, or changed otherwise: save it again without extensions");
     }
-    const auto begin = attribute(info, "offset", Type::kInteger).integer,
-               size = attribute(info, "length", Type::kInteger).integer;
+    const auto begin = attribute(info, "offset", PickleValue::Type::kInteger).integer,
+               size = attribute(info, "length", PickleValue::Type::kInteger).integer;
     if (begin < 0 || size < 0) throw base::FormatError("its metadata has a place before the beginning of a file");
     const Stored stored{file, {static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(size)}};
-    const auto& name = attribute(index, "fqn", Type::kText).text;
+    const auto& name = attribute(index, "fqn", PickleValue::Type::kText).text;
     if (shape) {
       places.boxes[{name, *shape}] = stored;
     } else {
@@ -135,7 +133,7 @@ void add_tensor(FileSystem& files, ForeignCheckpoint& all, std::map<std::string,
                 const std::string& name, const PickleValue& metadata, Places& places, std::optional<Share> verify) {
   SavedTensor tensor{.name = name, .shape = shape_in(metadata, "size")};
   bool first = true;
-  for (const auto* chunk : attribute(metadata, "chunks", Type::kList).items) {
+  for (const auto* chunk : attribute(metadata, "chunks", PickleValue::Type::kList).items) {
     const auto offsets = shape_in(*chunk, "offsets"), sizes = shape_in(*chunk, "sizes");
     const auto place = places.boxes.extract({name, offsets});  // once: the metadata may name a part in many places
     if (place.empty()) throw base::FormatError(base::str(name, ": its metadata does not say where a part lies"));
@@ -181,13 +179,13 @@ ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& fol
     const Pickle pickle(bytes, in_metadata);
     const auto& metadata = pickle.root();
     auto places = places_of(metadata);
-    const auto& tensors = attribute(metadata, "state_dict_metadata", Type::kDict);
+    const auto& tensors = attribute(metadata, "state_dict_metadata", PickleValue::Type::kDict);
     ForeignCheckpoint found;
     found.folder = folder;
     std::map<std::string, std::size_t> known;
     for (std::size_t i = 0; i + 1 < tensors.items.size(); i += 2) {
       const auto &name = *tensors.items[i], &value = *tensors.items[i + 1];
-      if (!name.is(Type::kText)) throw base::FormatError("its metadata has a tensor without a name");
+      if (!name.is(PickleValue::Type::kText)) throw base::FormatError("its metadata has a tensor without a name");
       if (value.is_object("torch.distributed.checkpoint.metadata.TensorStorageMetadata")) {
         add_tensor(files, found, known, name.text, value, places, verify);
       } else {

@@ -27,8 +27,8 @@ bool is_number(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char each) { return each >= '0' && each <= '9'; });
 }
 
-// Options by the group's number, or by the parameter's name, in the order in which they come.
-struct Options {
+// GroupOptions by the group's number, or by the parameter's name, in the order in which they come.
+struct GroupOptions {
   std::vector<std::pair<std::string, json>> groups;
 
   json& of(std::string_view group) {
@@ -45,7 +45,7 @@ bool has_names(const json& group) {
 }
 
 // The groups with the names of their parameters; null where they do not tell these.
-json groups_of(const Options& options) {
+json groups_of(const GroupOptions& options) {
   auto groups = json::array();
   if (std::ranges::all_of(options.groups, [](const auto& each) { return is_number(each.first); })) {
     for (const auto& [_, group] : options.groups) {
@@ -111,7 +111,7 @@ std::optional<SavedTensor> number_state(const json& value) {
 }
 
 void take_optimizers(ForeignCheckpoint& checkpoint) {
-  std::map<std::string, Options> all;
+  std::map<std::string, GroupOptions> all;
   const auto prefix_of = [](const std::string& name) -> std::optional<std::string> {
     const auto at = find_word(name, kGroups);
     return at == std::string::npos ? std::nullopt : std::optional(name.substr(0, at));

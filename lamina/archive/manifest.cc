@@ -8,6 +8,7 @@
 
 #include "lamina/archive/budget.h"
 #include "lamina/base/error.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 #include "lamina/config/json_reader.h"
@@ -16,8 +17,8 @@
 namespace lamina::archive {
 namespace {
 
-using Json = nlohmann::json;
 using base::FormatError;
+using base::Json;
 using config::JsonReader;
 
 constexpr auto kFormat = "lamina checkpoint";

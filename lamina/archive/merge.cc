@@ -122,7 +122,7 @@ std::string translated(const std::string& name, const nlohmann::json& about) {
 }
 
 Merged merge(FileSystem& files, const Found& from, const Path& place, const MergeOptions& options,
-             const Progress& progress) {
+             const MergeProgress& progress) {
   if (options.dtype && (!is_floating(*options.dtype) || element_bytes(*options.dtype) > 4)) {
     throw UsageError(base::str(traits(*options.dtype).name, " is no floating dtype of 16 or 32 bits"));
   }

@@ -11,7 +11,7 @@
 
 namespace lamina::archive {
 
-using Progress = std::function<void(std::uint64_t, std::uint64_t)>;  // bytes so far, of all
+using MergeProgress = std::function<void(std::uint64_t, std::uint64_t)>;  // bytes so far, of all
 
 struct MergeOptions {
   std::optional<layout::DType> dtype;              // of all floating elements; none: as they are
@@ -34,7 +34,7 @@ struct Merged {
 // Throws base::UsageError where the checkpoint has no model, two tensors would have one name, `dtype` is no floating
 // one of 16 or 32 bits or `place` is there, and base::FormatError where the checkpoint is damaged.
 Merged merge(FileSystem& files, const Found& from, const Path& place, const MergeOptions& options,
-             const Progress& progress);
+             const MergeProgress& progress);
 
 // The name there of a tensor that is called so here.
 std::string translated(const std::string& name, const nlohmann::json& about);

@@ -20,8 +20,8 @@
 namespace lamina::archive {
 namespace {
 
-using Json = nlohmann::json;
 using base::FormatError;
+using base::Json;
 
 constexpr std::uint64_t kMostIndexBytes = std::uint64_t{100} << 20;
 

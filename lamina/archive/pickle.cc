@@ -12,21 +12,19 @@
 
 namespace lamina::archive {
 
-using Type = PickleValue::Type;
-
 const PickleValue* PickleValue::find(std::string_view key) const {
   // A hostile object has itself as its state: only a dict has entries there.
-  const auto* entries = type == Type::kObject && items.size() > 1 ? items[1] : this;
-  if (entries->type != Type::kDict) return nullptr;
+  const auto* entries = type == PickleValue::Type::kObject && items.size() > 1 ? items[1] : this;
+  if (entries->type != PickleValue::Type::kDict) return nullptr;
   const auto& all = entries->items;
   for (std::size_t i = 0; i + 1 < all.size(); i += 2) {
-    if (all[i]->type == Type::kText && all[i]->text == key) return all[i + 1];
+    if (all[i]->type == PickleValue::Type::kText && all[i]->text == key) return all[i + 1];
   }
   return nullptr;
 }
 
 const PickleValue* PickleValue::argument(std::size_t index) const {
-  if (type != Type::kObject || index >= items[0]->items.size()) return nullptr;
+  if (type != PickleValue::Type::kObject || index >= items[0]->items.size()) return nullptr;
   return items[0]->items[index];
 }
 
@@ -72,17 +70,17 @@ class Pickle::Machine {
     return taken;
   }
 
-  PickleValue& make(Type type) {
+  PickleValue& make(PickleValue::Type type) {
     constexpr std::uint64_t kStack = 2 * sizeof(void*);
     budget_.take(sizeof(PickleValue) + kStack);
     return values_.emplace_back(PickleValue{.type = type});
   }
-  PickleValue& push(Type type) {
+  PickleValue& push(PickleValue::Type type) {
     auto& value = make(type);
     stack_.push_back(&value);
     return value;
   }
-  void push_text(Type type, std::string_view text) {
+  void push_text(PickleValue::Type type, std::string_view text) {
     budget_.take(text.size());
     push(type).text = text;
   }
@@ -113,16 +111,16 @@ class Pickle::Machine {
 
   bool number(unsigned char opcode) {
     const auto integer = [&](std::int64_t value) {
-      push(Type::kInteger).integer = value;
+      push(PickleValue::Type::kInteger).integer = value;
       return true;
     };
     switch (opcode) {
       case 'N':
-        push(Type::kNone);
+        push(PickleValue::Type::kNone);
         return true;
       case 0x88:
       case 0x89:
-        push(Type::kBool).integer = opcode == 0x88 ? 1 : 0;
+        push(PickleValue::Type::kBool).integer = opcode == 0x88 ? 1 : 0;
         return true;
       case 'J':
         return integer(little<std::int32_t>());
@@ -140,7 +138,7 @@ class Pickle::Machine {
       case 'G': {
         std::uint64_t bits = 0;
         for (const auto byte : take(sizeof(bits))) bits = bits << 8 | static_cast<unsigned char>(byte);
-        push(Type::kFloat).real = std::bit_cast<double>(bits);
+        push(PickleValue::Type::kFloat).real = std::bit_cast<double>(bits);
         return true;
       }
       default:
@@ -151,19 +149,19 @@ class Pickle::Machine {
   bool text(unsigned char opcode) {
     switch (opcode) {
       case 0x8c:
-        push_text(Type::kText, take(little<std::uint8_t>()));
+        push_text(PickleValue::Type::kText, take(little<std::uint8_t>()));
         return true;
       case 'X':
-        push_text(Type::kText, take(little<std::uint32_t>()));
+        push_text(PickleValue::Type::kText, take(little<std::uint32_t>()));
         return true;
       case 0x8d:
-        push_text(Type::kText, take(little<std::uint64_t>()));
+        push_text(PickleValue::Type::kText, take(little<std::uint64_t>()));
         return true;
       case 'C':
-        push_text(Type::kBytes, take(little<std::uint8_t>()));
+        push_text(PickleValue::Type::kBytes, take(little<std::uint8_t>()));
         return true;
       case 'B':
-        push_text(Type::kBytes, take(little<std::uint32_t>()));
+        push_text(PickleValue::Type::kBytes, take(little<std::uint32_t>()));
         return true;
       default:
         return false;
@@ -174,12 +172,12 @@ class Pickle::Machine {
     std::vector<const PickleValue*> items;
     for (; count > 0; --count) items.push_back(pop());
     std::ranges::reverse(items);
-    append(push(Type::kTuple), items);
+    append(push(PickleValue::Type::kTuple), items);
   }
   // Adds to the list or the dict at the top. Items of an object, of a class that is like one, are not kept.
-  void add_items(Type type, const char* what, const std::vector<const PickleValue*>& items) {
+  void add_items(PickleValue::Type type, const char* what, const std::vector<const PickleValue*>& items) {
     auto& value = top();
-    if (value.is(Type::kObject)) return;
+    if (value.is(PickleValue::Type::kObject)) return;
     if (!value.is(type)) refuse(what);
     append(value, items);
   }
@@ -191,17 +189,17 @@ class Pickle::Machine {
         budget_.take(2 * sizeof(std::size_t));
         return true;
       case ']':
-        push(Type::kList);
+        push(PickleValue::Type::kList);
         return true;
       case ')':
-        push(Type::kTuple);
+        push(PickleValue::Type::kTuple);
         return true;
       case '}':
-        push(Type::kDict);
+        push(PickleValue::Type::kDict);
         return true;
       case 't': {
         const auto items = pop_to_mark();
-        append(push(Type::kTuple), items);
+        append(push(PickleValue::Type::kTuple), items);
         return true;
       }
       case 0x85:
@@ -211,23 +209,23 @@ class Pickle::Machine {
         return true;
       case 'a': {
         const auto* item = pop();
-        add_items(Type::kList, "an item of no list", {item});
+        add_items(PickleValue::Type::kList, "an item of no list", {item});
         return true;
       }
       case 'e': {
         const auto items = pop_to_mark();
-        add_items(Type::kList, "items of no list", items);
+        add_items(PickleValue::Type::kList, "items of no list", items);
         return true;
       }
       case 's': {
         const auto *value = pop(), *key = pop();
-        add_items(Type::kDict, "an entry of no dict", {key, value});
+        add_items(PickleValue::Type::kDict, "an entry of no dict", {key, value});
         return true;
       }
       case 'u': {
         const auto items = pop_to_mark();
         if (items.size() % 2 != 0) refuse("a key without a value");
-        add_items(Type::kDict, "entries of no dict", items);
+        add_items(PickleValue::Type::kDict, "entries of no dict", items);
         return true;
       }
       case '0':
@@ -282,16 +280,17 @@ class Pickle::Machine {
       throw base::FormatError(base::str("the pickle names ", whole.substr(0, 200),
                                         ", which is not among what may be read: nothing of it was executed"));
     }
-    push_text(Type::kGlobal, whole);
+    push_text(PickleValue::Type::kGlobal, whole);
   }
   // An object of a class with these arguments. An ordered dict is as good as a dict.
   void push_object(const PickleValue& of, const PickleValue& arguments) {
-    if (!of.is(Type::kGlobal) || !arguments.is(Type::kTuple)) refuse("a call of what is no global");
+    if (!of.is(PickleValue::Type::kGlobal) || !arguments.is(PickleValue::Type::kTuple))
+      refuse("a call of what is no global");
     if (of.text == "collections.OrderedDict" && arguments.items.empty()) {
-      push(Type::kDict);
+      push(PickleValue::Type::kDict);
       return;
     }
-    push_text(Type::kObject, of.text);
+    push_text(PickleValue::Type::kObject, of.text);
     append(top(), {&arguments});
   }
 
@@ -304,7 +303,8 @@ class Pickle::Machine {
       }
       case 0x93: {
         const auto *name = pop(), *module = pop();
-        if (!name->is(Type::kText) || !module->is(Type::kText)) refuse("a global without a name");
+        if (!name->is(PickleValue::Type::kText) || !module->is(PickleValue::Type::kText))
+          refuse("a global without a name");
         push_global(module->text, name->text);
         return true;
       }
@@ -317,14 +317,14 @@ class Pickle::Machine {
       case 'b': {
         const auto* state = pop();
         auto& object = top();
-        if (object.is(Type::kDict)) return true;  // attributes of an ordered dict
-        if (!object.is(Type::kObject) || object.items.size() != 1) refuse("a state of what is no object");
+        if (object.is(PickleValue::Type::kDict)) return true;  // attributes of an ordered dict
+        if (!object.is(PickleValue::Type::kObject) || object.items.size() != 1) refuse("a state of what is no object");
         append(object, {state});
         return true;
       }
       case 'Q': {
         const auto* id = pop();
-        append(push(Type::kPersistent), {id});
+        append(push(PickleValue::Type::kPersistent), {id});
         return true;
       }
       default:

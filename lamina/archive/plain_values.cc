@@ -11,7 +11,6 @@ namespace lamina::archive {
 namespace {
 
 using nlohmann::json;
-using Type = PickleValue::Type;
 
 constexpr int kMostDepth = 32;
 
@@ -47,29 +46,30 @@ json PlainValues::write(const PickleValue& value, int depth) {
     return items;
   };
   switch (value.type) {
-    case Type::kNone:
+    case PickleValue::Type::kNone:
       return nullptr;
-    case Type::kBool:
+    case PickleValue::Type::kBool:
       return value.integer != 0;
-    case Type::kInteger:
+    case PickleValue::Type::kInteger:
       return value.integer;
-    case Type::kFloat:
+    case PickleValue::Type::kFloat:
       if (std::isfinite(value.real)) return value.real;
       return {{"float", std::isnan(value.real) ? "nan" : value.real > 0 ? "inf" : "-inf"}};
-    case Type::kText:
+    case PickleValue::Type::kText:
       return value.text;
-    case Type::kList:
+    case PickleValue::Type::kList:
       return list(value);
-    case Type::kTuple:
+    case PickleValue::Type::kTuple:
       return {{"tuple", list(value)}};
-    case Type::kObject:
+    case PickleValue::Type::kObject:
       if (const auto shape = shape_of(value)) return {{"tuple", *shape}};
       refuse();
-    case Type::kDict: {
+    case PickleValue::Type::kDict: {
       const auto keys = keys_of(value);
-      const bool is_object = keys.size() != 1 &&
-                             std::ranges::all_of(keys, [](const auto* key) { return key->is(Type::kText); }) &&
-                             std::ranges::is_sorted(keys, {}, [](const auto* key) { return key->text; });
+      const bool is_object =
+          keys.size() != 1 &&
+          std::ranges::all_of(keys, [](const auto* key) { return key->is(PickleValue::Type::kText); }) &&
+          std::ranges::is_sorted(keys, {}, [](const auto* key) { return key->text; });
       auto object = json::object(), pairs = json::array();
       for (std::size_t i = 0; i < value.items.size(); i += 2) {
         auto written = write(*value.items[i + 1], depth + 1);

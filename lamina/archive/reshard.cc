@@ -59,9 +59,9 @@ std::vector<std::vector<Shard>> shard_files(const Manifest& manifest, std::strin
   return files;
 }
 
-class Writer {
+class ReshardWriter {
  public:
-  Writer(FileSystem& files, const Found& from, const Path& folder, const Progress& progress)
+  ReshardWriter(FileSystem& files, const Found& from, const Path& folder, const MergeProgress& progress)
       : files_(files), from_(from), folder_(folder), progress_(progress), reader_(files, from.folder, from.manifest) {
     manifest_.about = from.manifest.about;
     manifest_.tensors = from.manifest.tensors;
@@ -121,7 +121,7 @@ class Writer {
   FileSystem& files_;
   const Found& from_;
   const Path& folder_;
-  const Progress& progress_;
+  const MergeProgress& progress_;
   PieceReader reader_;
   Manifest manifest_;
   std::uint64_t all_ = 0, so_far_ = 0;
@@ -131,7 +131,7 @@ class Writer {
 }  // namespace
 
 Found reshard(FileSystem& files, const Found& from, const Path& to, std::size_t writers, const std::string& id,
-              const Progress& progress) {
+              const MergeProgress& progress) {
   constexpr std::size_t kMostWriters = 10'000;
   if (writers < 1 || writers > kMostWriters) {
     throw base::UsageError(base::str("a checkpoint of ", writers, " writers; expected 1 to ", kMostWriters));
@@ -147,7 +147,7 @@ Found reshard(FileSystem& files, const Found& from, const Path& to, std::size_t 
     throw base::UsageError(base::str(to.string(), " has a checkpoint ", from.tag, " already: take another folder"));
   }
   auto save = store.begin(from.tag, id, "lamina checkpoint");
-  save.commit(Writer(files, from, save.folder(), progress).write(writers));
+  save.commit(ReshardWriter(files, from, save.folder(), progress).write(writers));
   return store.find(from.tag);
 }
 

@@ -10,6 +10,6 @@ namespace lamina::archive {
 // under the same tag in another folder of checkpoints. `id` is no other save's. Throws base::UsageError where `writers`
 // is not from 1 to 10,000, where the tag is there already, and base::FormatError where the checkpoint is damaged.
 Found reshard(FileSystem& files, const Found& from, const Path& to, std::size_t writers, const std::string& id,
-              const Progress& progress);
+              const MergeProgress& progress);
 
 }  // namespace lamina::archive

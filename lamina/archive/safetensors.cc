@@ -9,14 +9,15 @@
 
 #include "lamina/archive/budget.h"
 #include "lamina/base/error.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/config/problems.h"
 
 namespace lamina::archive {
 namespace {
 
+using base::Json;
 using layout::DType;
-using Json = nlohmann::json;
 
 constexpr std::array<std::pair<DType, std::string_view>, 17> kNames{{{DType::kBool, "BOOL"},
                                                                      {DType::kUInt8, "U8"},
@@ -62,9 +63,9 @@ std::uint64_t bytes_of(const Entry& entry, const std::string& file) {
 }
 
 // Reads a header as it comes, which takes no more memory than what it holds: of what does not belong there, nothing.
-class Reader : public Json::json_sax_t {
+class HeaderReader : public Json::json_sax_t {
  public:
-  Reader(std::string name, std::string_view text, Budget& budget)
+  HeaderReader(std::string name, std::string_view text, Budget& budget)
       : name_(std::move(name)), counted_(count_of("\"data_offsets\":", text)), budget_(budget) {
     budget_.take(counted_ * sizeof(Entry));
     header_.entries.reserve(counted_);
@@ -175,7 +176,7 @@ Header parse(const FileSystem::Input& file, std::uint64_t size, const std::strin
   file.read(kSizeBytes, std::as_writable_bytes(std::span(text)));
   try {
     budget.take(kCopies * longest_string(text));
-    Reader reader(name, text, budget);
+    HeaderReader reader(name, text, budget);
     Json::sax_parse(text, &reader);
     return reader.take();
   } catch (const base::FormatError& error) {

@@ -17,7 +17,6 @@
 namespace lamina::archive {
 namespace {
 
-using Type = PickleValue::Type;
 using layout::DType;
 
 constexpr int kMostDepth = 32;
@@ -86,13 +85,13 @@ class TorchFile {
       add(name, *data, depth + 1);
     } else if (is_tensor(value)) {
       add_tensor(name, value);
-    } else if (!is_own && value.is(Type::kDict) &&
-               std::ranges::all_of(keys_of(value), [](const auto* key) { return key->is(Type::kText); })) {
+    } else if (!is_own && value.is(PickleValue::Type::kDict) &&
+               std::ranges::all_of(keys_of(value), [](const auto* key) { return key->is(PickleValue::Type::kText); })) {
       for (std::size_t i = 0; i < value.items.size(); i += 2) {
         add(name.empty() ? value.items[i]->text : base::str(name, ".", value.items[i]->text), *value.items[i + 1],
             depth + 1);
       }
-    } else if (!is_own && (value.is(Type::kList) || value.is(Type::kTuple)) &&
+    } else if (!is_own && (value.is(PickleValue::Type::kList) || value.is(PickleValue::Type::kTuple)) &&
                std::ranges::any_of(value.items, [](const auto* item) { return is_tensor(*item); })) {
       for (std::size_t i = 0; i < value.items.size(); ++i) add(base::str(name, ".", i), *value.items[i], depth + 1);
     } else {
@@ -114,12 +113,13 @@ class TorchFile {
     const auto refuse = [&](const char* what) { throw base::FormatError(base::str(name, ": ", what)); };
     const auto *storage = value.argument(0), *offset = value.argument(1), *size = value.argument(2),
                *stride = value.argument(3);
-    if (stride == nullptr || !storage->is(Type::kPersistent) || !offset->is(Type::kInteger) || offset->integer < 0) {
+    if (stride == nullptr || !storage->is(PickleValue::Type::kPersistent) || !offset->is(PickleValue::Type::kInteger) ||
+        offset->integer < 0) {
       refuse("a tensor that is none");
     }
     const auto* id = storage->items[0];  // ("storage", class, key, device, elements)
-    if (!id->is(Type::kTuple) || id->items.size() != 5 || !id->items[1]->is(Type::kGlobal) ||
-        !id->items[2]->is(Type::kText)) {
+    if (!id->is(PickleValue::Type::kTuple) || id->items.size() != 5 || !id->items[1]->is(PickleValue::Type::kGlobal) ||
+        !id->items[2]->is(PickleValue::Type::kText)) {
       refuse("a tensor without a storage");
     }
     auto dtype = dtype_of_storage(id->items[1]->text);

@@ -6,11 +6,11 @@
 
 namespace lamina::base {
 
+using Clock = std::chrono::steady_clock;
+
 // A point in time by which a wait must end.
 class Deadline {
  public:
-  using Clock = std::chrono::steady_clock;
-
   static Deadline after(Clock::duration span) { return Deadline(Clock::now() + span); }
 
   bool expired() const { return Clock::now() >= at_; }

@@ -6,8 +6,6 @@
 namespace lamina::base {
 namespace {
 
-using Json = nlohmann::json;
-
 class TooDeep : public Json::exception {
  public:
   TooDeep() : exception(599, ("lists in more than " + std::to_string(kMostDepth) + " lists").c_str()) {}

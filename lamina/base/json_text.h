@@ -6,6 +6,8 @@
 
 namespace lamina::base {
 
+using Json = nlohmann::json;
+
 // Parses JSON that anybody may have written. Most of nlohmann::json, such as dump() and copies, calls itself for each
 // level: a text of more than kMostDepth lists in lists would overflow the stack. Throws nlohmann::json::exception.
 constexpr int kMostDepth = 100;

@@ -23,7 +23,7 @@ struct Call {
 
 // How long a wait may take, and what may end it early.
 struct Patience {
-  Deadline::Clock::duration timeout = std::chrono::seconds(1800);
+  Clock::duration timeout = std::chrono::seconds(1800);
   // Called at least every 50 ms, without the lock; may throw. Empty on threads that nobody interrupts.
   std::function<void()> check_interrupt;
   // Told once when the wait is long, in one line; empty where long waits are normal.
@@ -43,7 +43,7 @@ class LongWait {
  public:
   explicit LongWait(const Patience& patience)
       : patience_(patience),
-        begin_(patience.by ? patience.by->at() - patience.timeout : Deadline::Clock::now()),
+        begin_(patience.by ? patience.by->at() - patience.timeout : Clock::now()),
         deadline_(patience.by.value_or(Deadline::after(patience.timeout))),
         told_(!patience.tell) {}
 
@@ -56,18 +56,18 @@ class LongWait {
       throw TimeoutError(
           str(patience_.who, what(), ": no answer for ", seconds(), " s; raise timeout_s if it needs longer"));
     }
-    if (told_ || Deadline::Clock::now() - begin_ < kSlow) return;
+    if (told_ || Clock::now() - begin_ < kSlow) return;
     told_ = true;
     patience_.tell(str(what(), ": no answer for ", seconds(), " s, still waiting"));
   }
 
  private:
   std::int64_t seconds() const {
-    return std::chrono::duration_cast<std::chrono::seconds>(Deadline::Clock::now() - begin_).count();
+    return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - begin_).count();
   }
 
   const Patience& patience_;
-  const Deadline::Clock::time_point begin_;
+  const Clock::time_point begin_;
   const Deadline deadline_;
   bool told_;
 };
@@ -78,7 +78,7 @@ void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& cha
                 const Ready& ready, const What& what) {
   LongWait wait(patience);
   while (!ready()) {
-    const Deadline::Clock::duration slice = patience.check_interrupt ? kInterruptSlice : kSlow;
+    const Clock::duration slice = patience.check_interrupt ? kInterruptSlice : kSlow;
     changed.wait_until(lock, wait.deadline().slice(slice));
     if (ready()) return;
     if (patience.check_interrupt) {

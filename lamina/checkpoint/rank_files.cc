@@ -50,9 +50,11 @@ void write_file(archive::FileSystem& files, const archive::Path& folder, const s
   manifest.files.push_back({name, output.size(), output.checksums()});
 }
 
-using Key = std::tuple<std::string, Kind, int, std::string>;
+using PieceKey = std::tuple<std::string, Kind, int, std::string>;
 
-Key key_of(const archive::SavedTensor& tensor) { return {tensor.name, tensor.kind, tensor.optimizer, tensor.state}; }
+PieceKey key_of(const archive::SavedTensor& tensor) {
+  return {tensor.name, tensor.kind, tensor.optimizer, tensor.state};
+}
 
 }  // namespace
 
@@ -113,7 +115,7 @@ archive::Manifest write_text(archive::FileSystem& files, const archive::Path& fo
 
 archive::Manifest merge(std::span<const archive::Manifest> manifests) {
   archive::Manifest all;
-  std::map<Key, std::size_t> places;
+  std::map<PieceKey, std::size_t> places;
   for (const auto& manifest : manifests) {
     for (const auto& tensor : manifest.tensors) {
       const auto [place, is_new] = places.emplace(key_of(tensor), all.tensors.size());

@@ -181,7 +181,7 @@ void Save::check_before_step() {
 
 void Save::await_end() {
   std::unique_lock lock(mutex_);
-  auto said = base::Deadline::Clock::now();
+  auto said = base::Clock::now();
   std::int64_t seen = -1;
   std::optional<base::Deadline> lost;
   while (!over_) {
@@ -201,7 +201,7 @@ void Save::await_end() {
       dropped_ = true;
       throw;
     }
-    const auto now = base::Deadline::Clock::now();
+    const auto now = base::Clock::now();
     if (peers_.alive && now - said >= kBeat && std::exchange(seen, progress_.load()) != progress_) {
       said = now;
       peers_.alive();
@@ -211,7 +211,7 @@ void Save::await_end() {
 }
 
 void Save::write() {
-  heard_ = said_ = base::Deadline::Clock::now();
+  heard_ = said_ = base::Clock::now();
   std::exception_ptr error;
   try {
     error = outcome();
@@ -282,7 +282,7 @@ void Save::agree_on_step() {
   Silence silence{.since = {}, .most = peers_.patience.timeout};
   for (const auto rank : peers_.world) {
     const bool heard = peers_.is_first() ? all_handed_in_ : rank == peers_.first();
-    if (heard && rank != peers_.rank()) silence.since[rank] = base::Deadline::Clock::now();
+    if (heard && rank != peers_.rank()) silence.since[rank] = base::Clock::now();
   }
   try {
     if (!peers_.is_first()) peers_.mailbox.send(peers_.first(), channel_, word());
@@ -310,13 +310,13 @@ void Save::went_on() {
     const auto word = peers_.mailbox.poll(peers_.first(), channel_);
     if (!word) break;
     const auto& text = word->as<std::string>();
-    heard_ = base::Deadline::Clock::now();
+    heard_ = base::Clock::now();
     if (text.front() != kFailed) continue;
     last_word_ = text;
     decided_ = true;
     std::rethrow_exception(to_error(text.substr(1)));
   }
-  const auto now = base::Deadline::Clock::now();
+  const auto now = base::Clock::now();
   if (now - said_ < kBeat) return;
   said_ = now;
   if (peers_.is_first()) return tell_others(std::string(1, kGoesOn));
@@ -353,7 +353,7 @@ std::string Save::hand_in(const std::string& word) {
 std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::string& failure) {
   Silence silence{.since = {}, .most = peers_.patience.timeout};
   for (const auto rank : peers_.world) {
-    if (rank != peers_.first()) silence.since[rank] = base::Deadline::Clock::now();
+    if (rank != peers_.first()) silence.since[rank] = base::Clock::now();
   }
   const auto fail = [&](const std::string& word) {
     if (!failure.empty()) return;
@@ -372,7 +372,7 @@ std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::string&
     for (const auto& [rank, word] : last) {
       if (word.front() == kFailed) fail(word);
     }
-    const auto now = base::Deadline::Clock::now();
+    const auto now = base::Clock::now();
     if (now - said_ < kBeat) return;
     said_ = now;
     tell_others(std::string(1, std::exchange(goes_on, false) ? kGoesOn : kWaits));
@@ -414,16 +414,16 @@ void Save::hear(Silence& silence, const std::function<bool(base::Rank, const std
     if (text.front() != kWaits) ++progress_;
     const bool enough = take(rank, text);
     if (enough) silence.since.erase(rank);
-    if (!enough) silence.since[rank] = base::Deadline::Clock::now();
+    if (!enough) silence.since[rank] = base::Clock::now();
     return enough;
   };
-  base::Patience patience{base::Deadline::Clock::duration::max() / 4};  // each rank has its own
-  patience.tell = nullptr;                                              // a save takes as long as it takes
+  base::Patience patience{base::Clock::duration::max() / 4};  // each rank has its own
+  patience.tell = nullptr;                                    // a save takes as long as it takes
   patience.check_interrupt = [&] {
     require_wanted();
     attend();
     for (const auto& [rank, since] : silence.since) {
-      if (base::Deadline::Clock::now() - since < silence.most) continue;
+      if (base::Clock::now() - since < silence.most) continue;
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(silence.most).count();
       const auto silent = rank;
       silence.since.erase(rank);

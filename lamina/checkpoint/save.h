@@ -87,8 +87,8 @@ class Save {
  private:
   // Ranks that are to be heard: when each was heard last, and how long they may be silent.
   struct Silence {
-    std::map<base::Rank, base::Deadline::Clock::time_point> since;
-    base::Deadline::Clock::duration most;
+    std::map<base::Rank, base::Clock::time_point> since;
+    base::Clock::duration most;
   };
 
   void claim();
@@ -114,12 +114,12 @@ class Save {
   const Peers peers_;
   archive::Store store_;
   std::string id_, channel_;
-  archive::Path place_;                       // where files are written
-  std::optional<archive::Save> claim_;        // the first rank's
-  std::string last_word_;                     // of the first rank
-  base::Deadline::Clock::time_point said_{};  // when others last heard that this rank goes on
-  base::Deadline::Clock::time_point heard_;   // when this one last heard the first rank
-  bool all_handed_in_ = false;                // to the first rank
+  archive::Path place_;                 // where files are written
+  std::optional<archive::Save> claim_;  // the first rank's
+  std::string last_word_;               // of the first rank
+  base::Clock::time_point said_{};      // when others last heard that this rank goes on
+  base::Clock::time_point heard_;       // when this one last heard the first rank
+  bool all_handed_in_ = false;          // to the first rank
 
   std::thread thread_;
   std::atomic<bool> dropped_ = false;

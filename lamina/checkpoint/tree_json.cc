@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "lamina/base/error.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/part.h"
 #include "lamina/faces/sayings.h"
@@ -14,8 +15,8 @@
 namespace lamina::checkpoint {
 namespace {
 
+using base::Json;
 using value::Value;
-using Json = nlohmann::json;
 
 constexpr std::array kTags{"tuple", "dict", "float", "tensor", "dtype", "device", "slice", "bytes", "object"};
 

@@ -151,7 +151,7 @@ void meet(const BackendOptions& options, const Making& making, const char* where
 
 c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const BackendOptions& options, const Making& making) {
   using Gloo = c10d::ProcessGroupGloo;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(making.deadline().at() - base::Deadline::Clock::now());
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(making.deadline().at() - base::Clock::now());
   const auto timeout = std::max(left, std::chrono::milliseconds(1));
   if (options.gloo_host.empty()) return Gloo::Options::create_default(timeout);
   auto gloo = Gloo::Options::create(timeout);

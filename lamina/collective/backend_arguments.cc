@@ -17,7 +17,7 @@ bool has_memory(const at::Tensor& tensor) {
   return tensor.storage().nbytes() >= bytes;
 }
 
-shared_memory::Reduction reduction_of(Kind kind, const c10d::ReduceOp& operation) {
+shared_memory::Reduction reduction_of(CollectiveKind kind, const c10d::ReduceOp& operation) {
   using shared_memory::Reduction;
   switch (operation) {
     case c10d::ReduceOp::SUM:
@@ -42,7 +42,7 @@ shared_memory::Reduction reduction_of(Kind kind, const c10d::ReduceOp& operation
   }
 }
 
-void require_dense(Kind kind, const at::Tensor& tensor) {
+void require_dense(CollectiveKind kind, const at::Tensor& tensor) {
   const char* what = !tensor.defined()                        ? "no tensor"
                      : !tensor.device().is_cpu()              ? "one of another device"
                      : tensor.layout() != at::kStrided        ? "a sparse one"
@@ -54,29 +54,29 @@ void require_dense(Kind kind, const at::Tensor& tensor) {
   throw base::UsageError(base::str(kind.name, " takes dense tensors of the CPU, not ", what, given));
 }
 
-void require_alike(Kind kind, const at::Tensor& one, const at::Tensor& other) {
+void require_alike(CollectiveKind kind, const at::Tensor& one, const at::Tensor& other) {
   if (one.scalar_type() == other.scalar_type()) return;
   throw base::UsageError(base::str(kind.name, ": tensors of ", one.scalar_type(), " and ", other.scalar_type()));
 }
 
-const at::Tensor& only(Kind kind, const Tensors& tensors) {
+const at::Tensor& only(CollectiveKind kind, const Tensors& tensors) {
   if (tensors.size() != 1) throw base::UsageError(base::str(kind.name, " takes one tensor, not ", tensors.size()));
   require_dense(kind, tensors.front());
   return tensors.front();
 }
 
-shared_memory::Reduction reduction_for(Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& operation) {
+shared_memory::Reduction reduction_for(CollectiveKind kind, const at::Tensor& tensor, const c10d::ReduceOp& operation) {
   const auto reduction = reduction_of(kind, operation);
   if (shared_memory::reducible(*value::dtype_of(tensor.scalar_type()), reduction)) return reduction;
   throw base::UsageError(base::str(kind.name, ": elements of ", tensor.scalar_type(), " have no such reduction"));
 }
 
-void require_as_many(Kind kind, std::size_t given, std::size_t expected) {
+void require_as_many(CollectiveKind kind, std::size_t given, std::size_t expected) {
   if (given == expected) return;
   throw base::UsageError(base::str(kind.name, ": ", given, " tensors in place of ", expected));
 }
 
-void require_parts(Kind kind, const Tensors& all, const Tensors& mine, int size) {
+void require_parts(CollectiveKind kind, const Tensors& all, const Tensors& mine, int size) {
   require_as_many(kind, all.size(), mine.size());
   for (std::size_t i = 0; i < mine.size(); ++i) {
     require_dense(kind, all[i]);
@@ -88,13 +88,13 @@ void require_parts(Kind kind, const Tensors& all, const Tensors& mine, int size)
   }
 }
 
-Tensors list_of(Kind kind, const std::vector<Tensors>& lists, const at::Tensor& mine, int size) {
+Tensors list_of(CollectiveKind kind, const std::vector<Tensors>& lists, const at::Tensor& mine, int size) {
   require_as_many(kind, lists.size(), 1);
   require_list(kind, lists.front(), mine, size);
   return lists.front();
 }
 
-void require_list(Kind kind, const Tensors& parts, const at::Tensor& mine, int size) {
+void require_list(CollectiveKind kind, const Tensors& parts, const at::Tensor& mine, int size) {
   require_as_many(kind, parts.size(), size);
   for (const auto& part : parts) {
     require_dense(kind, part);
@@ -124,7 +124,7 @@ std::vector<std::size_t> counts_of(const at::Tensor& tensor, const std::vector<s
   return counts;
 }
 
-int require_member(Kind kind, std::int64_t index, int size) {
+int require_member(CollectiveKind kind, std::int64_t index, int size) {
   if (index >= 0 && index < size) return static_cast<int>(index);
   throw base::UsageError(base::str(kind.name, ": there is no member ", index, "; expected 0 to ", size - 1));
 }

@@ -23,7 +23,6 @@ namespace lamina::collective {
 namespace {
 
 using c10d::ReduceOp;
-using Tensors = std::vector<at::Tensor>;
 
 ReduceOp operator_of(Reduction reduction) {
   switch (reduction) {
@@ -52,9 +51,9 @@ constexpr auto kEndsSoon = std::chrono::milliseconds(250), kLook = std::chrono::
 constexpr int kTag = 0;  // sends and receives of two members go in order
 
 template <class Options>
-Options options_for(const Terms& terms) {
+Options options_for(const CallOptions& call_options) {
   Options options;
-  options.timeout = backend_timeout(terms);
+  options.timeout = backend_timeout(call_options);
   return options;
 }
 
@@ -122,115 +121,118 @@ class C10dGroup : public Group {
   }
 
   bool shares_memory() const override { return memory_sharing() != nullptr; }
-  std::optional<shared_memory::Segment> share(std::size_t bytes, const Terms& terms) override {
+  std::optional<shared_memory::Segment> share(std::size_t bytes, const CallOptions& call_options) override {
     if (!shares_memory()) return {};
-    return std::move(memory_sharing()->share(bytes, base::Deadline::after(terms.patience.timeout)).front());
+    return std::move(memory_sharing()->share(bytes, base::Deadline::after(call_options.patience.timeout)).front());
   }
 
-  Started all_reduce(at::Tensor tensor, Reduction reduction, Terms terms) override {
-    auto options = options_for<c10d::AllreduceOptions>(terms);
+  Started all_reduce(at::Tensor tensor, Reduction reduction, CallOptions call_options) override {
+    auto options = options_for<c10d::AllreduceOptions>(call_options);
     options.reduceOp = operator_of(reduction);
-    Tensors tensors{tensor};
-    return start("all_reduce", {tensor}, terms, [&] { return group_->allreduce(tensors, options); });
+    std::vector<at::Tensor> tensors{tensor};
+    return start("all_reduce", {tensor}, call_options, [&] { return group_->allreduce(tensors, options); });
   }
 
-  Started reduce(at::Tensor tensor, Reduction reduction, int root, Terms terms) override {
+  Started reduce(at::Tensor tensor, Reduction reduction, int root, CallOptions call_options) override {
     require_member("reduce", root);
-    auto options = options_for<c10d::ReduceOptions>(terms);
+    auto options = options_for<c10d::ReduceOptions>(call_options);
     options.reduceOp = operator_of(reduction);
     options.rootRank = root;
-    Tensors tensors{tensor};
-    return start("reduce", {tensor}, terms, [&] { return group_->reduce(tensors, options); });
+    std::vector<at::Tensor> tensors{tensor};
+    return start("reduce", {tensor}, call_options, [&] { return group_->reduce(tensors, options); });
   }
 
-  Started broadcast(at::Tensor tensor, int root, Terms terms) override {
+  Started broadcast(at::Tensor tensor, int root, CallOptions call_options) override {
     require_member("broadcast", root);
-    auto options = options_for<c10d::BroadcastOptions>(terms);
+    auto options = options_for<c10d::BroadcastOptions>(call_options);
     options.rootRank = root;
-    Tensors tensors{tensor};
-    return start("broadcast", {tensor}, terms, [&] { return group_->broadcast(tensors, options); }, from(root));
+    std::vector<at::Tensor> tensors{tensor};
+    return start("broadcast", {tensor}, call_options, [&] { return group_->broadcast(tensors, options); }, from(root));
   }
 
-  Started all_gather(at::Tensor all, at::Tensor mine, Terms terms) override {
+  Started all_gather(at::Tensor all, at::Tensor mine, CallOptions call_options) override {
     require_parts("all_gather", all, mine);
     flatten(all, mine);
-    const auto options = options_for<c10d::AllgatherOptions>(terms);
-    return start("all_gather", {all, mine}, terms,
+    const auto options = options_for<c10d::AllgatherOptions>(call_options);
+    return start("all_gather", {all, mine}, call_options,
                  [&] { return (group_.get()->*value::kAllGather)(all, mine, options); });
   }
 
-  Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, Terms terms) override {
+  Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, CallOptions call_options) override {
     const bool adds_halves = reduction == Reduction::kSum && all.defined() && value::is_half(all.scalar_type());
     const bool widens = adds_halves && mine.scalar_type() == at::kFloat;
     require_parts("reduce_scatter", all, mine, /*of_one_type=*/!widens);
     flatten(all, mine);
     if (widens && (by_levels(all) || mine.numel() == 0)) {  // levels sum in float32, and round what they have summed
       auto rounded = at::empty({1, mine.numel()}, all.options());
-      auto begun = reduce_scatter(rounded, all, reduction, std::move(terms));
+      auto begun = reduce_scatter(rounded, all, reduction, std::move(call_options));
       return std::make_unique<SumOfParts>(std::move(begun), std::move(rounded), std::move(mine));
     }
     const bool over_gloo = mine.is_cpu() && backend()->getBackendName() == kGloo;
     if (widens || (reduction == Reduction::kSum && over_gloo && mine.numel() > 0)) {
       auto parts = at::empty({size(), mine.numel()}, all.options());
-      auto begun = exchange("reduce_scatter", parts, all.view({size(), -1}), terms, {});
+      auto begun = exchange("reduce_scatter", parts, all.view({size(), -1}), call_options, {});
       return std::make_unique<SumOfParts>(std::move(begun), std::move(parts), std::move(mine));
     }
-    auto options = options_for<c10d::ReduceScatterOptions>(terms);
+    auto options = options_for<c10d::ReduceScatterOptions>(call_options);
     options.reduceOp = operator_of(reduction);
     const auto begin = [&] { return (group_.get()->*value::kReduceScatter)(mine, all, options); };
-    return start("reduce_scatter", {all, mine}, terms, begin);
+    return start("reduce_scatter", {all, mine}, call_options, begin);
   }
 
-  Started all_to_all(at::Tensor received, at::Tensor sent, Terms terms, Rows rows) override {
+  Started all_to_all(at::Tensor received, at::Tensor sent, CallOptions call_options, Rows rows) override {
     require_rows(received, rows.received);
     require_rows(sent, rows.sent);
-    return exchange("all_to_all", std::move(received), std::move(sent), terms, std::move(rows));
+    return exchange("all_to_all", std::move(received), std::move(sent), call_options, std::move(rows));
   }
 
-  Started gather(at::Tensor all, at::Tensor mine, int root, Terms terms) override {
+  Started gather(at::Tensor all, at::Tensor mine, int root, CallOptions call_options) override {
     require_member("gather", root);
-    auto options = options_for<c10d::GatherOptions>(terms);
+    auto options = options_for<c10d::GatherOptions>(call_options);
     options.rootRank = root;
-    std::vector<Tensors> outputs;
+    std::vector<std::vector<at::Tensor>> outputs;
     if (rank_ == root) outputs.push_back(parts("gather", all, mine));
-    Tensors inputs{mine};
-    return start("gather", {mine, all}, terms, [&] { return group_->gather(outputs, inputs, options); }, from(root));
+    std::vector<at::Tensor> inputs{mine};
+    return start(
+        "gather", {mine, all}, call_options, [&] { return group_->gather(outputs, inputs, options); }, from(root));
   }
 
-  Started scatter(at::Tensor mine, at::Tensor all, int root, Terms terms) override {
+  Started scatter(at::Tensor mine, at::Tensor all, int root, CallOptions call_options) override {
     require_member("scatter", root);
-    auto options = options_for<c10d::ScatterOptions>(terms);
+    auto options = options_for<c10d::ScatterOptions>(call_options);
     options.rootRank = root;
-    std::vector<Tensors> inputs;
+    std::vector<std::vector<at::Tensor>> inputs;
     if (rank_ == root) inputs.push_back(parts("scatter", all, mine));
-    Tensors outputs{mine};
-    return start("scatter", {mine, all}, terms, [&] { return group_->scatter(outputs, inputs, options); }, from(root));
+    std::vector<at::Tensor> outputs{mine};
+    return start(
+        "scatter", {mine, all}, call_options, [&] { return group_->scatter(outputs, inputs, options); }, from(root));
   }
 
-  Started send(at::Tensor tensor, int to, Terms terms) override {
+  Started send(at::Tensor tensor, int to, CallOptions call_options) override {
     require_other("send", to);
-    return pass("send", rank_, to, tensor, std::move(terms), [&](Tensors& one) { return group_->send(one, to, kTag); });
+    return pass("send", rank_, to, tensor, std::move(call_options),
+                [&](std::vector<at::Tensor>& one) { return group_->send(one, to, kTag); });
   }
 
-  Started receive(at::Tensor tensor, int from, Terms terms) override {
+  Started receive(at::Tensor tensor, int from, CallOptions call_options) override {
     require_other("receive", from);
-    return pass("receive", from, rank_, tensor, std::move(terms),
-                [&](Tensors& one) { return group_->recv(one, from, kTag); });
+    return pass("receive", from, rank_, tensor, std::move(call_options),
+                [&](std::vector<at::Tensor>& one) { return group_->recv(one, from, kTag); });
   }
 
-  Started barrier(Terms terms) override {
-    const auto options = options_for<c10d::BarrierOptions>(terms);
-    return start("barrier", {}, terms, [&] { return group_->barrier(options); });
+  Started barrier(CallOptions call_options) override {
+    const auto options = options_for<c10d::BarrierOptions>(call_options);
+    return start("barrier", {}, call_options, [&] { return group_->barrier(options); });
   }
 
  private:
   template <class Begin>
-  Started start(const char* operation, Tensors tensors, const Terms& terms, const Begin& begin,
-                std::vector<base::Rank> awaited = {}) {
+  Started start(const char* operation, std::vector<at::Tensor> tensors, const CallOptions& call_options,
+                const Begin& begin, std::vector<base::Rank> awaited = {}) {
     if (awaited.empty()) awaited = membership_.members;
     const auto bytes = largest(tensors);
-    auto meaning = told_apart_ ? base::str(terms.purpose, ", ", operation) : "";
-    if (told_apart_) announce(terms.purpose + terms.about, meaning + terms.about);
+    auto meaning = told_apart_ ? base::str(call_options.purpose, ", ", operation) : "";
+    if (told_apart_) announce(call_options.purpose + call_options.about, meaning + call_options.about);
     C10dWorkOptions options{operation,
                             {membership_.name, membership_.members},
                             std::move(meaning),
@@ -239,25 +241,27 @@ class C10dGroup : public Group {
                             std::move(tensors),
                             bytes,
                             left_};
-    return start_work(std::move(options), links_, terms, begin);
+    return start_work(std::move(options), links_, call_options, begin);
   }
 
-  Started exchange(const char* operation, at::Tensor received, at::Tensor sent, const Terms& terms, Rows rows) {
-    const auto options = options_for<c10d::AllToAllOptions>(terms);
+  Started exchange(const char* operation, at::Tensor received, at::Tensor sent, const CallOptions& call_options,
+                   Rows rows) {
+    const auto options = options_for<c10d::AllToAllOptions>(call_options);
     const auto begin = [&] {
       return (group_.get()->*value::kAllToAll)(received, sent, rows.received, rows.sent, options);
     };
-    return start(operation, {sent, received}, terms, begin);
+    return start(operation, {sent, received}, call_options, begin);
   }
 
   // From one member to another; what goes there is counted apart.
   template <class Begin>
-  Started pass(const char* operation, int from, int to, const at::Tensor& tensor, Terms terms, const Begin& begin) {
+  Started pass(const char* operation, int from, int to, const at::Tensor& tensor, CallOptions call_options,
+               const Begin& begin) {
     const auto name = base::str(membership_.name, ", ", from, " to ", to);
     std::vector<base::Rank> ends{membership_.members[std::min(from, to)], membership_.members[std::max(from, to)]};
-    Tensors tensors{tensor};
+    std::vector<at::Tensor> tensors{tensor};
     C10dWorkOptions options{operation, {name, ends}, "", membership_.self, ends, tensors, largest(tensors), left_};
-    return start_work(std::move(options), links_, std::move(terms), [&] { return begin(tensors); });
+    return start_work(std::move(options), links_, std::move(call_options), [&] { return begin(tensors); });
   }
 
   // Says to the backend what the next collective is: members that begin different ones are not to mix them up.
@@ -284,7 +288,7 @@ class C10dGroup : public Group {
   MemorySharing* memory_sharing() const { return dynamic_cast<MemorySharing*>(backend().get()); }
   Leavable* leavable() const { return dynamic_cast<Leavable*>(backend().get()); }
 
-  static std::int64_t largest(const Tensors& tensors) {
+  static std::int64_t largest(const std::vector<at::Tensor>& tensors) {
     std::int64_t bytes = 0;
     for (const auto& tensor : tensors) {
       if (tensor.defined()) bytes = std::max(bytes, static_cast<std::int64_t>(tensor.nbytes()));
@@ -304,9 +308,9 @@ class C10dGroup : public Group {
     mine = mine.view({-1});
   }
 
-  Tensors parts(const char* operation, const at::Tensor& all, const at::Tensor& mine) const {
+  std::vector<at::Tensor> parts(const char* operation, const at::Tensor& all, const at::Tensor& mine) const {
     require_parts(operation, all, mine);
-    Tensors parts;
+    std::vector<at::Tensor> parts;
     const auto flat = all.view({-1});
     for (int i = 0; i < size(); ++i) parts.push_back(flat.narrow(0, i * mine.numel(), mine.numel()).view(mine.sizes()));
     return parts;

@@ -34,29 +34,29 @@ class Group {
   int size() const { return static_cast<int>(members().size()); }
   virtual int rank() const = 0;  // the index of this one
 
-  virtual Started all_reduce(at::Tensor tensor, Reduction reduction, Terms terms) = 0;
+  virtual Started all_reduce(at::Tensor tensor, Reduction reduction, CallOptions call_options) = 0;
   // As all_reduce on member `root`; on the others the tensor is then undetermined.
-  virtual Started reduce(at::Tensor tensor, Reduction reduction, int root, Terms terms) = 0;
-  virtual Started broadcast(at::Tensor tensor, int root, Terms terms) = 0;
+  virtual Started reduce(at::Tensor tensor, Reduction reduction, int root, CallOptions call_options) = 0;
+  virtual Started broadcast(at::Tensor tensor, int root, CallOptions call_options) = 0;
 
   // `all` becomes what `mine` is on each member.
-  virtual Started all_gather(at::Tensor all, at::Tensor mine, Terms terms) = 0;
+  virtual Started all_gather(at::Tensor all, at::Tensor mine, CallOptions call_options) = 0;
   // `mine` becomes this member's part of what all_reduce would make of `all`. It may be of float32 where `all` is of 16
   // bits, whose sum then is one of float32.
-  virtual Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, Terms terms) = 0;
+  virtual Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, CallOptions call_options) = 0;
   // Member i gets part i of `sent`, and its part comes to part i of `received`.
-  virtual Started all_to_all(at::Tensor received, at::Tensor sent, Terms terms, Rows rows = {}) = 0;
+  virtual Started all_to_all(at::Tensor received, at::Tensor sent, CallOptions call_options, Rows rows = {}) = 0;
 
   // As all_gather on member `root`, the only one that has an `all`.
-  virtual Started gather(at::Tensor all, at::Tensor mine, int root, Terms terms) = 0;
+  virtual Started gather(at::Tensor all, at::Tensor mine, int root, CallOptions call_options) = 0;
   // `mine` becomes this member's part of `all` on member `root`, the only one that has it.
-  virtual Started scatter(at::Tensor mine, at::Tensor all, int root, Terms terms) = 0;
+  virtual Started scatter(at::Tensor mine, at::Tensor all, int root, CallOptions call_options) = 0;
 
-  virtual Started send(at::Tensor tensor, int to, Terms terms) = 0;
-  virtual Started receive(at::Tensor tensor, int from, Terms terms) = 0;
+  virtual Started send(at::Tensor tensor, int to, CallOptions call_options) = 0;
+  virtual Started receive(at::Tensor tensor, int from, CallOptions call_options) = 0;
 
   // Ends when every member has started it.
-  virtual Started barrier(Terms terms) = 0;
+  virtual Started barrier(CallOptions call_options) = 0;
 
   // [Note: leaving] Members may begin collectives before they know that all will: one that does not has the others
   // abandon() theirs. Then they say to each other, by other means, how many each has begun, and those that have begun
@@ -74,7 +74,9 @@ class Group {
   virtual bool shares_memory() const { return false; }
   // Collective: memory of `bytes` that all members have in common, all zero, its pages taken as they are touched; none
   // where the backend has no such thing.
-  virtual std::optional<shared_memory::Segment> share(std::size_t /*bytes*/, const Terms& /*terms*/) { return {}; }
+  virtual std::optional<shared_memory::Segment> share(std::size_t /*bytes*/, const CallOptions& /*call_options*/) {
+    return {};
+  }
 
   // True once a wait has ended before its collective, and no loss of a member is to end that: the end of the group
   // would wait for it.

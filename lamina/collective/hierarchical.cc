@@ -22,7 +22,6 @@ namespace {
 
 using c10d::OpType;
 using shared_memory::Check;
-using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class HierarchicalBackend : public c10d::Backend {
@@ -58,7 +57,7 @@ class HierarchicalBackend : public c10d::Backend {
                  [this, all, mine](const auto& timed, const Check&) { return reduce_scatter(mine, all, timed); });
   }
 
-  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
     if (tensors.size() != 1) throw base::UsageError("all_reduce by levels takes one tensor");
     require_contiguous("all_reduce", tensors.front());
     return start(
@@ -92,7 +91,7 @@ class HierarchicalBackend : public c10d::Backend {
       check({});
       if (const auto last = stages(options, check)) last->wait();
     };
-    const auto results = result.defined() ? Tensors{result} : Tensors();
+    const auto results = result.defined() ? std::vector<at::Tensor>{result} : std::vector<at::Tensor>();
     auto work = c10::make_intrusive<LaneWork>(
         LaneOperation{type, name, results, options.timeout, /*synchronous=*/false, /*check_interrupt=*/{}, run});
     lane_->run(work, /*here=*/false);
@@ -109,7 +108,7 @@ class HierarchicalBackend : public c10d::Backend {
   WorkPtr all_gather(const at::Tensor& all, const at::Tensor& mine, const c10d::AllgatherOptions& options,
                      const Check& check) {
     const auto parts = all.view({hosts_, locals_, mine.numel()});
-    Tensors of_hosts, own, input{mine.view({-1})};
+    std::vector<at::Tensor> of_hosts, own, input{mine.view({-1})};
     for (std::int64_t host = 0; host < hosts_; ++host) {
       of_hosts.push_back(parts.select(0, host).view({-1}));
       own.push_back(parts.select(0, host).select(0, levels_.within->getRank()));
@@ -117,7 +116,7 @@ class HierarchicalBackend : public c10d::Backend {
     if (levels_.posted && mine.is_cpu()) {
       levels_.posted->run(own, input.front(), check);
     } else {
-      std::vector<Tensors> outputs{own};
+      std::vector<std::vector<at::Tensor>> outputs{own};
       levels_.across->allgather(outputs, input, options)->wait();
     }
     return (levels_.within.get()->*value::kAllGatherAll)(of_hosts, own, options);
@@ -147,7 +146,7 @@ class HierarchicalBackend : public c10d::Backend {
     const auto each = flat.numel() / locals_, even = each * locals_;
     WorkPtr last;
     if (even < flat.numel()) {
-      Tensors rest{flat.narrow(0, even, flat.numel() - even)};
+      std::vector<at::Tensor> rest{flat.narrow(0, even, flat.numel() - even)};
       levels_.within->allreduce(rest, options)->wait();
       last = levels_.across->allreduce(rest, options);
       if (each == 0) return last;
@@ -159,7 +158,7 @@ class HierarchicalBackend : public c10d::Backend {
     how.reduceOp = options.reduceOp;
     how.timeout = options.timeout;
     (levels_.within.get()->*value::kReduceScatter)(mine, all, how)->wait();
-    Tensors across{mine};
+    std::vector<at::Tensor> across{mine};
     levels_.across->allreduce(across, options)->wait();
     c10d::AllgatherOptions gather;
     gather.timeout = options.timeout;

@@ -30,12 +30,12 @@ LaneWork::LaneWork(LaneOperation operation)
 
 void LaneWork::queue_in(Lane& lane) {
   lane_ = &lane;
-  queued_ = base::Deadline::Clock::now();
+  queued_ = base::Clock::now();
 }
 
 bool LaneWork::run(bool here, Time moved) {
   const auto begin = std::max(queued_, moved);
-  const auto deadline = base::Deadline::after(begin + operation_.timeout - base::Deadline::Clock::now());
+  const auto deadline = base::Deadline::after(begin + operation_.timeout - base::Clock::now());
   bool in_time = true;
   const auto check = [&](const std::string& awaited) {
     if (here && !awaited.empty() && operation_.check_interrupt) operation_.check_interrupt();
@@ -116,7 +116,7 @@ void Lane::run(const LaneWorkPtr& work, bool here) {
     lock.unlock();
     const bool in_time = work->run(/*here=*/true, moved);
     lock.lock();
-    if (in_time) moved_ = base::Deadline::Clock::now();
+    if (in_time) moved_ = base::Clock::now();
     running_.reset();
     caller_ = {};
   } else {
@@ -204,7 +204,7 @@ void Lane::run_next(std::unique_lock<std::mutex>& lock) {
   const bool in_time = work->run(/*here=*/false, moved);
   work.reset();  // the tensors of a result may go with it
   lock.lock();
-  if (in_time) moved_ = base::Deadline::Clock::now();
+  if (in_time) moved_ = base::Clock::now();
   running_ = std::move(outer);
   changed_.notify_all();
 }

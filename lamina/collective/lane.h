@@ -32,7 +32,7 @@ class Lane;
 // One operation of a backend, as torch's work. It ends early, for all members, at its time-out and when it is aborted.
 class LaneWork : public c10d::Work {
  public:
-  using Time = base::Deadline::Clock::time_point;
+  using Time = base::Clock::time_point;
   explicit LaneWork(LaneOperation operation);
 
   // Once, by one thread. `here`: it is the one that waits. `moved`: when the lane was last seen to get on; the time-out

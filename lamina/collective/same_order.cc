@@ -72,11 +72,11 @@ void SameOrder::check(std::int64_t number, const base::Patience& patience) {
 
 base::Patience SameOrder::watched(std::int64_t number, const base::Patience& patience) {
   auto watched = patience;
-  auto long_from = std::optional(base::Deadline::Clock::now() + kLong);
+  auto long_from = std::optional(base::Clock::now() + kLong);
   watched.check_interrupt = [this, number, long_from, interrupt = patience.check_interrupt]() mutable {
     if (interrupt) interrupt();
     require_all_begin(number);
-    if (!turn_.waits_long || !long_from || base::Deadline::Clock::now() < *long_from) return;
+    if (!turn_.waits_long || !long_from || base::Clock::now() < *long_from) return;
     long_from.reset();
     turn_.waits_long();
   };

@@ -303,13 +303,13 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   }
 
  private:
-  void require_other(Kind kind, int index) const {
+  void require_other(CollectiveKind kind, int index) const {
     if (require_member(kind, index, size_) == rank_)
       throw base::UsageError(base::str(kind.name, ": to this rank itself"));
   }
 
   template <class Options, class Run>
-  WorkPtr start(Kind kind, Tensors results, const Options& options, Run run) {
+  WorkPtr start(CollectiveKind kind, Tensors results, const Options& options, Run run) {
     ++started_;
     const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
     return start_on(*together_, group().together(), kind, std::move(results), timeout, /*here=*/!options.asyncOp,
@@ -339,7 +339,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   // Each work counts as one operation of `exchange` on all members. Where it fails before that operation has begun,
   // this member gives the operation up, so that its later ones still meet those of the others.
   template <class Run>
-  WorkPtr start_on(Lane& lane, shared_memory::Exchange& exchange, Kind kind, Tensors results,
+  WorkPtr start_on(Lane& lane, shared_memory::Exchange& exchange, CollectiveKind kind, Tensors results,
                    std::chrono::milliseconds timeout, bool here, Run run) {
     auto purpose = &lane == together_.get() ? std::exchange(purpose_, {}) : std::string();
     const auto once = [&exchange, kind, run = std::move(run), purpose = std::move(purpose)](const Check& check) {
@@ -356,7 +356,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     return queue(lane, work_for(kind, std::move(results), timeout, /*synchronous=*/here, once), here);
   }
 
-  LaneWorkPtr work_for(Kind kind, Tensors results, std::chrono::milliseconds timeout, bool synchronous,
+  LaneWorkPtr work_for(CollectiveKind kind, Tensors results, std::chrono::milliseconds timeout, bool synchronous,
                        std::function<void(const Check& check)> run) const {
     return c10::make_intrusive<LaneWork>(LaneOperation{kind.type, kind.name, std::move(results), timeout, synchronous,
                                                        check_interrupt_, std::move(run)});
@@ -416,7 +416,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     }
   }
 
-  WorkPtr all_reduce_each(Kind kind, const Tensors& tensors, const c10d::AllreduceOptions& options) {
+  WorkPtr all_reduce_each(CollectiveKind kind, const Tensors& tensors, const c10d::AllreduceOptions& options) {
     for (const auto& tensor : tensors) {
       require_dense(kind, tensor);
       reduction_for(kind, tensor, options.reduceOp);
@@ -447,7 +447,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     });
   }
 
-  WorkPtr reduce_scatter_each(Kind kind, const Tensors& outputs, const Tensors& inputs,
+  WorkPtr reduce_scatter_each(CollectiveKind kind, const Tensors& outputs, const Tensors& inputs,
                               const c10d::ReduceScatterOptions& options) {
     require_parts(kind, inputs, outputs, size_);
     for (const auto& mine : outputs) reduction_for(kind, mine, options.reduceOp);
@@ -459,7 +459,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     });
   }
 
-  WorkPtr all_gather_each(Kind kind, const Tensors& outputs, const Tensors& inputs,
+  WorkPtr all_gather_each(CollectiveKind kind, const Tensors& outputs, const Tensors& inputs,
                           const c10d::AllgatherOptions& options) {
     require_parts(kind, outputs, inputs, size_);
     return start(kind, outputs, options, [this, outputs, inputs](const Check& check) {

@@ -16,11 +16,11 @@ class Travelled : public Work {
   Travelled(Started begun, at::Tensor sum, at::Tensor tensor)
       : begun_(std::move(begun)), sum_(std::move(sum)), tensor_(std::move(tensor)) {}
   // Each member has its part of the sum in `part` when that has ended; all of them travel again, in the sum's type.
-  Travelled(Started begun, at::Tensor sum, at::Tensor tensor, at::Tensor part, Group& group, Terms terms)
+  Travelled(Started begun, at::Tensor sum, at::Tensor tensor, at::Tensor part, Group& group, CallOptions call_options)
       : Travelled(std::move(begun), std::move(sum), std::move(tensor)) {
     part_ = std::move(part);
     group_ = &group;
-    terms_ = std::move(terms);
+    terms_ = std::move(call_options);
   }
   bool done() override { return group_ == nullptr && begun_->done(); }
   void wait() override {
@@ -35,7 +35,7 @@ class Travelled : public Work {
   const at::Tensor sum_;
   at::Tensor tensor_, part_;
   Group* group_ = nullptr;
-  Terms terms_;
+  CallOptions terms_;
 };
 
 }  // namespace
@@ -51,20 +51,20 @@ at::Tensor to_travel(const at::Tensor& tensor, at::ScalarType type, int divisor)
                       : tensor.to(wide, /*non_blocking=*/false, /*copy=*/true).div_(divisor).to(type);
 }
 
-Started all_reduce_as(at::ScalarType type, at::Tensor tensor, int divisor, Group& group, Terms terms) {
+Started all_reduce_as(at::ScalarType type, at::Tensor tensor, int divisor, Group& group, CallOptions call_options) {
   const at::NoGradGuard no_grad;
   auto sent = to_travel(tensor, type, divisor).view({-1});
   const bool sums_wide = c10::elementSize(type) >= 4 || (sent.is_cpu() && group.shares_memory());
   if (sums_wide || sent.numel() == 0) {
-    auto begun = group.all_reduce(sent, Reduction::kSum, std::move(terms));
+    auto begun = group.all_reduce(sent, Reduction::kSum, std::move(call_options));
     return std::make_unique<Travelled>(std::move(begun), std::move(sent), std::move(tensor));
   }
   const auto each = (sent.numel() + group.size() - 1) / group.size();
   sent = at::constant_pad_nd(sent, {0, each * group.size() - sent.numel()});
   auto part = at::empty({each}, sent.options().dtype(at::kFloat));
-  auto begun = group.reduce_scatter(part, sent, Reduction::kSum, terms);
+  auto begun = group.reduce_scatter(part, sent, Reduction::kSum, call_options);
   return std::make_unique<Travelled>(std::move(begun), std::move(sent), std::move(tensor), std::move(part), group,
-                                     std::move(terms));
+                                     std::move(call_options));
 }
 
 }  // namespace lamina::collective

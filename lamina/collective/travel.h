@@ -20,6 +20,6 @@ std::optional<at::ScalarType> travelling(at::ScalarType type, std::optional<at::
 at::Tensor to_travel(const at::Tensor& tensor, at::ScalarType type, int divisor);
 
 // `tensor`, divided by `divisor`, becomes the sum over the members; it travels as `type`.
-Started all_reduce_as(at::ScalarType type, at::Tensor tensor, int divisor, Group& group, Terms terms);
+Started all_reduce_as(at::ScalarType type, at::Tensor tensor, int divisor, Group& group, CallOptions call_options);
 
 }  // namespace lamina::collective

@@ -3,13 +3,14 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "lamina/base/deadline.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/collective/lane.h"
 
 namespace lamina::collective {
 namespace {
 
-using Clock = base::Deadline::Clock;
+using base::Clock;
 
 // A backend tells of a broken connection, liveness of whose process ended. Whichever is first leaves the other this
 // long: a rank that did its part may end while its last bytes are still on their way.
@@ -85,8 +86,8 @@ class Watcher {
 
 class C10dWork : public Work {
  public:
-  C10dWork(C10dWorkOptions options, const JobLinks& links, Terms terms)
-      : options_(std::move(options)), links_(links), terms_(std::move(terms)) {
+  C10dWork(C10dWorkOptions options, const JobLinks& links, CallOptions call_options)
+      : options_(std::move(options)), links_(links), terms_(std::move(call_options)) {
     std::erase(options_.awaited, options_.self);
     if (links_.presence == nullptr) return;
     number_ = links_.presence->next_operation(options_.group);
@@ -279,7 +280,7 @@ class C10dWork : public Work {
 
   C10dWorkOptions options_;
   const JobLinks links_;
-  const Terms terms_;
+  const CallOptions terms_;
   std::int64_t number_ = 0;
   messaging::MutualWaits::Operation operation_;
   std::int64_t began_ns_ = 0;
@@ -291,13 +292,13 @@ class C10dWork : public Work {
 
 }  // namespace
 
-std::chrono::milliseconds backend_timeout(const Terms& terms) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(terms.patience.timeout) + 10 * kOtherWitness;
+std::chrono::milliseconds backend_timeout(const CallOptions& call_options) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(call_options.patience.timeout) + 10 * kOtherWitness;
 }
 
-Started start_work(C10dWorkOptions options, const JobLinks& links, Terms terms,
+Started start_work(C10dWorkOptions options, const JobLinks& links, CallOptions call_options,
                    const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
-  auto work = std::make_unique<C10dWork>(std::move(options), links, std::move(terms));
+  auto work = std::make_unique<C10dWork>(std::move(options), links, std::move(call_options));
   work->start(start);
   return work;
 }

@@ -37,7 +37,7 @@ class Work {
 using Started = std::unique_ptr<Work>;
 
 // Parts of one collective's story.
-struct Terms {
+struct CallOptions {
   std::string purpose;  // what an error begins with, and a timeline shows, such as "averaging gradients"
   base::Patience patience;
   bool outlives_wait = false;  // where the wait ends before it, the collective goes on, for others to end it
@@ -71,10 +71,10 @@ struct C10dWorkOptions {
 };
 
 // Calls `start`, which begins it, and watches it. Throws what Work::wait() throws.
-Started start_work(C10dWorkOptions options, const JobLinks& links, Terms terms,
+Started start_work(C10dWorkOptions options, const JobLinks& links, CallOptions call_options,
                    const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
 
 // How long a backend is to wait: longer than we do, whose error says what was waited for.
-std::chrono::milliseconds backend_timeout(const Terms& terms);
+std::chrono::milliseconds backend_timeout(const CallOptions& call_options);
 
 }  // namespace lamina::collective

@@ -16,7 +16,7 @@
 namespace lamina::config {
 namespace {
 
-using Json = nlohmann::json;
+using base::Json;
 
 Scalar scalar(const Json& json) {
   constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());

@@ -24,7 +24,7 @@ std::uint64_t layout(std::span<const NamedTensor> tensors, std::uint64_t hash) {
 
 std::vector<Gradient> agree(std::span<const NamedTensor> parameters, std::span<const Gradient> mine,
                             std::span<const NamedTensor> buffers, collective::Group& replicas,
-                            const collective::Terms& terms) {
+                            const collective::CallOptions& options) {
   const auto hash = static_cast<std::int64_t>(layout(buffers, layout(parameters, 0)) >> 1);
   const auto count = static_cast<std::int64_t>(parameters.size());
   // The largest layout, and the negative of the smallest, come out of the same exchange as the words.
@@ -33,7 +33,7 @@ std::vector<Gradient> agree(std::span<const NamedTensor> parameters, std::span<c
   numbers[0] = hash;
   numbers[1] = -hash;
   for (std::int64_t i = 0; i < count; ++i) numbers[i + 2] = static_cast<std::int64_t>(mine[i]);
-  replicas.all_reduce(exchanged, collective::Reduction::kMax, terms)->wait();
+  replicas.all_reduce(exchanged, collective::Reduction::kMax, options)->wait();
   if (numbers[0] != hash || numbers[1] != -hash) {
     throw base::UsageError(
         "the replicas of the model differ in the names, shapes or types of their parameters or buffers: change them on "

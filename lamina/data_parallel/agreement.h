@@ -22,6 +22,6 @@ enum class Gradient : std::int64_t {
 // them would mix up values.
 std::vector<Gradient> agree(std::span<const NamedTensor> parameters, std::span<const Gradient> mine,
                             std::span<const NamedTensor> buffers, collective::Group& replicas,
-                            const collective::Terms& terms);
+                            const collective::CallOptions& options);
 
 }  // namespace lamina::data_parallel

@@ -64,13 +64,13 @@ void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters
 
 // Divided before it is summed: a sum of half precision may be too large. Collectives know no complex numbers.
 collective::Started begin_mean(const at::Tensor& bucket, const Mean& mean) {
-  auto& [replicas, divisor, terms, asked] = mean;
+  auto& [replicas, divisor, options, asked] = mean;
   if (const auto type = collective::travelling(bucket.scalar_type(), asked)) {
-    return collective::all_reduce_as(*type, bucket, divisor, *replicas, terms);
+    return collective::all_reduce_as(*type, bucket, divisor, *replicas, options);
   }
   auto real = bucket.is_complex() ? at::view_as_real(bucket) : bucket;
   real.div_(divisor);
-  return replicas->all_reduce(real, collective::Reduction::kSum, terms);
+  return replicas->all_reduce(real, collective::Reduction::kSum, options);
 }
 
 Reduce mean_over(Mean mean) {

@@ -38,7 +38,7 @@ void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters
 struct Mean {
   collective::Group* replicas;
   int divisor;
-  collective::Terms terms;
+  collective::CallOptions options;
   std::optional<at::ScalarType> travels = {};  // in which gradients do: see [Note: types that travel]; none: their own
 };
 // Begins that of a bucket, in its place.

@@ -11,6 +11,6 @@ namespace lamina::data_parallel {
 // Collective over the replicas, which have agreed on the tensors: gives every one, in place, the value it has on
 // replica `root`. Throws what `replicas` throws.
 void broadcast(std::span<const NamedTensor> tensors, collective::Group& replicas, int root,
-               const collective::Terms& terms);
+               const collective::CallOptions& options);
 
 }  // namespace lamina::data_parallel

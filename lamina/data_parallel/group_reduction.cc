@@ -28,10 +28,10 @@ collective::Group& GroupReduction::group(const std::vector<NamedTensor>& paramet
 }
 
 void GroupReduction::reduce(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
-                            const Terms& terms) {
-  const bool hooked = terms.hook != nullptr;
-  const collective::Terms said{hooked ? "reducing gradients" : "averaging gradients", terms.patience};
-  auto& all = group(parameters, buffers, terms.patience);
+                            const Options& options) {
+  const bool hooked = options.hook != nullptr;
+  const collective::CallOptions said{hooked ? "reducing gradients" : "averaging gradients", options.patience};
+  auto& all = group(parameters, buffers, options.patience);
   early_.start_rest();
   std::vector<Gradient> mine;
   for (const auto& parameter : parameters) mine.push_back(early_.state(parameter.tensor));
@@ -47,19 +47,19 @@ void GroupReduction::reduce(const std::vector<NamedTensor>& parameters, const st
   }
   std::ranges::reverse(next);
   early_.finish([&](const at::Tensor& parameter) { return sent.contains(parameter.unsafeGetTensorImpl()); });
-  const auto mean = mean_over({&all, terms.divisor.value_or(all.size()), said, travels_});
-  buckets_.reduce(parameters, unsent, hooked ? *terms.hook : mean);  // no copy: a hook may be Python's
-  broadcast(buffers, all, terms.root, {"broadcasting buffers", terms.patience});
-  if (apart_ && terms.plans) early_.plan(next);
+  const auto mean = mean_over({&all, options.divisor.value_or(all.size()), said, travels_});
+  buckets_.reduce(parameters, unsent, hooked ? *options.hook : mean);  // no copy: a hook may be Python's
+  broadcast(buffers, all, options.root, {"broadcasting buffers", options.patience});
+  if (apart_ && options.plans) early_.plan(next);
 }
 
 void GroupReduction::take_over(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
                                int root, const base::Patience& patience) {
-  const collective::Terms terms{"broadcasting buffers", patience};
+  const collective::CallOptions options{"broadcasting buffers", patience};
   auto& all = group(parameters, buffers, patience);
-  agree(parameters, std::vector<Gradient>(parameters.size()), buffers, all, terms);
-  broadcast(parameters, all, root, terms);
-  broadcast(buffers, all, root, terms);
+  agree(parameters, std::vector<Gradient>(parameters.size()), buffers, all, options);
+  broadcast(parameters, all, root, options);
+  broadcast(buffers, all, root, options);
 }
 
 void GroupReduction::note_begun() {

@@ -48,14 +48,15 @@ class GroupReduction {
   // Collective over the group: gradients of these become what `hook` makes of them, their sum divided by `divisor`
   // without one, or by the number of members, and buffers what they are on member `root`. `plans`: the next pass may
   // start as much early.
-  struct Terms {
+  struct Options {
     std::optional<int> divisor = {};
     int root = 0;
     const Reduce* hook = nullptr;
     bool plans = false;
     base::Patience patience;
   };
-  void reduce(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers, const Terms& terms);
+  void reduce(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+              const Options& options);
 
   // Collective over the group: the parameters and buffers of member `root` become everybody's.
   void take_over(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers, int root,

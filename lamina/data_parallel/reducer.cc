@@ -376,13 +376,13 @@ std::vector<NamedTensor> Reducer::unsharded(std::vector<NamedTensor> parameters)
 
 void Reducer::reduce(const std::vector<int>& present) {
   auto buffers = options_.broadcast_buffers ? parts_.buffers() : std::vector<NamedTensor>();
-  GroupReduction::Terms terms{.root = present.front(),
-                              .hook = hooked() ? &hook_ : nullptr,
-                              .plans = options_.overlap && !hooked() && !joining_,
-                              .patience = passes_.patience()};
-  if (!by_everyone_) terms.divisor = static_cast<int>(present.size());
+  GroupReduction::Options options{.root = present.front(),
+                                  .hook = hooked() ? &hook_ : nullptr,
+                                  .plans = options_.overlap && !hooked() && !joining_,
+                                  .patience = passes_.patience()};
+  if (!by_everyone_) options.divisor = static_cast<int>(present.size());
   each_reduction([](auto& each) { each.start_rest(); });
-  each_reduction([&](auto& each) { each.reduce(unsharded(each.parameters()), std::exchange(buffers, {}), terms); });
+  each_reduction([&](auto& each) { each.reduce(unsharded(each.parameters()), std::exchange(buffers, {}), options); });
 }
 
 void Reducer::together(const std::function<void()>& compute) {

@@ -14,11 +14,11 @@ namespace {
 
 using Module = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::string_view>;  // step, copy, microbatch, name
 using CallOnRank = std::pair<std::int64_t, std::int64_t>;                               // number, rank
-using Tensors = std::map<std::int64_t, const Seen*>;                                    // by their index
+using SeenTensors = std::map<std::int64_t, const Seen*>;                                // by their index
 
 // The tensors by which a call is known.
 struct Known {
-  Tensors inputs, gradients;
+  SeenTensors inputs, gradients;
 };
 using Calls = std::map<CallOnRank, Known>;
 
@@ -27,16 +27,16 @@ struct Renamed {
   std::int64_t number;
   std::map<std::int64_t, std::int64_t> inputs;
 };
-using Names = std::map<CallOnRank, Renamed>;
+using RenamedCalls = std::map<CallOnRank, Renamed>;
 
-std::map<Module, Calls> calls_of(const Parts& parts) {
+std::map<Module, Calls> calls_of(const RecordedParts& parts) {
   std::map<Module, Calls> modules;
   for (const auto& [key, list] : parts) {
-    if (key.kind != Kind::kInput && key.kind != Kind::kOutputGradient) continue;
+    if (key.kind != RecordedKind::kInput && key.kind != RecordedKind::kOutputGradient) continue;
     Calls& calls = modules[{key.step, key.copy, key.microbatch, key.name}];
     for (const auto& part : list) {
       Known& known = calls[{key.call, part.rank->rank}];
-      (key.kind == Kind::kInput ? known.inputs : known.gradients)[key.index] = part.seen;
+      (key.kind == RecordedKind::kInput ? known.inputs : known.gradients)[key.index] = part.seen;
     }
   }
   // Calls of which no input was seen keep their numbers.
@@ -53,7 +53,7 @@ class Matching {
   Matching(const Calls& first, const Calls& second, const Measure& measure)
       : first_(first), second_(second), measure_(measure) {}
 
-  Names made() {
+  RenamedCalls made() {
     for (const auto& [call, known] : second_) take(call, known);
     for (const auto& [call, known] : second_) {
       if (matched_.contains(call.first)) continue;
@@ -103,7 +103,8 @@ class Matching {
   }
 
   // The places of the second call's inputs among those of the first one; nothing where one is not among them.
-  std::optional<std::map<std::int64_t, std::int64_t>> by_index(const Tensors& first, const Tensors& second) const {
+  std::optional<std::map<std::int64_t, std::int64_t>> by_index(const SeenTensors& first,
+                                                               const SeenTensors& second) const {
     std::map<std::int64_t, std::int64_t> indices;
     for (const auto& [index, seen] : second) {
       const auto same = first.find(index);
@@ -127,20 +128,20 @@ class Matching {
   const Calls& first_;
   const Calls& second_;
   const Measure& measure_;
-  Names names_;
+  RenamedCalls names_;
   std::set<std::int64_t> matched_;  // numbers of the second run's calls
 };
 
 }  // namespace
 
-Parts matched(const Parts& first, const Parts& second, const Measure& measure) {
-  std::map<Module, Names> names;
+RecordedParts matched(const RecordedParts& first, const RecordedParts& second, const Measure& measure) {
+  std::map<Module, RenamedCalls> names;
   const auto first_calls = calls_of(first);
   for (const auto& [module, calls] : calls_of(second)) {
     const auto found = first_calls.find(module);
     if (found != first_calls.end()) names[module] = Matching(found->second, calls, measure).made();
   }
-  Parts made;
+  RecordedParts made;
   for (const auto& [key, list] : first) {
     const auto module = names.find({key.step, key.copy, key.microbatch, key.name});
     if (!is_of_call(key.kind) || module == names.end()) {
@@ -153,7 +154,7 @@ Parts matched(const Parts& first, const Parts& second, const Measure& measure) {
       if (name != module->second.end()) {
         renamed.call = name->second.number;
         const auto& inputs = name->second.inputs;
-        if (key.kind == Kind::kInput && !inputs.empty()) {
+        if (key.kind == RecordedKind::kInput && !inputs.empty()) {
           const auto input = inputs.find(key.index);
           if (input == inputs.end()) continue;
           renamed.index = input->second;

@@ -12,6 +12,6 @@ namespace lamina::digests {
 
 // Matches calls of two runs: by equal inputs first, then by the nearest gradients of their outputs. A call that matches
 // no other takes a number that is left.
-Parts matched(const Parts& first, const Parts& second, const Measure& measure);
+RecordedParts matched(const RecordedParts& first, const RecordedParts& second, const Measure& measure);
 
 }  // namespace lamina::digests

@@ -115,14 +115,14 @@ std::vector<CallName> takers_of(const Seen& gradient, std::int64_t copy, const s
   const Digest* output = nullptr;
   for (const auto& rank : run) {
     for (const auto& seen : rank.seen) {
-      const bool is_it = seen.kind == Kind::kOutput && rank.copy == copy && call_of(seen) == call_of(gradient);
+      const bool is_it = seen.kind == RecordedKind::kOutput && rank.copy == copy && call_of(seen) == call_of(gradient);
       if (is_it && seen.index == gradient.index) output = &seen.digest;
     }
   }
   std::set<CallName> found;
   for (const auto& rank : run) {
     for (const auto& seen : rank.seen) {
-      const bool is_near = seen.kind == Kind::kInput && rank.copy == copy && seen.step == gradient.step &&
+      const bool is_near = seen.kind == RecordedKind::kInput && rank.copy == copy && seen.step == gradient.step &&
                            seen.microbatch == gradient.microbatch && !is_around(seen.name, gradient.name);
       if (is_near && output != nullptr && seen.digest == *output) found.insert(call_of(seen));
     }
@@ -152,7 +152,7 @@ std::vector<CallName> owner_of(const Seen& parameter, const std::vector<RankReco
 
 std::string cause_of(const Difference& difference) {
   if (!difference.reads.empty()) return difference.reads;
-  const bool is_gradient = difference.seen.kind == Kind::kOutputGradient;
+  const bool is_gradient = difference.seen.kind == RecordedKind::kOutputGradient;
   if ((!difference.inputs_agree && !is_gradient) || !difference.first || !difference.second) return {};
   const auto& [modes, generator, drew] = *difference.first;
   const auto& [other_modes, other_generator, other_drew] = *difference.second;
@@ -167,20 +167,20 @@ std::string cause_of(const Difference& difference) {
 std::vector<CallName> calls_to_look_at(const Difference& difference, const std::vector<RankRecording>& run) {
   const Seen& seen = difference.seen;
   switch (seen.kind) {
-    case Kind::kOutput:
+    case RecordedKind::kOutput:
       if (difference.inputs_agree) return {call_of(seen)};
       return {};
-    case Kind::kInput:
+    case RecordedKind::kInput:
       return around(seen, run);
-    case Kind::kOutputGradient: {
+    case RecordedKind::kOutputGradient: {
       auto calls = takers_of(seen, difference.copy, run);
       for (auto& call : around(seen, run)) calls.push_back(std::move(call));
       return calls;
     }
-    case Kind::kGradient:
+    case RecordedKind::kGradient:
       return owner_of(seen, run);
-    case Kind::kParameter:
-    case Kind::kState:
+    case RecordedKind::kParameter:
+    case RecordedKind::kState:
       return {{seen.step, -1, std::string(parameter_of(seen.name)), 0}};
     default:
       return {};
@@ -190,14 +190,14 @@ std::vector<CallName> calls_to_look_at(const Difference& difference, const std::
 std::string reads_apart(const std::vector<RankRecording>& first, const std::vector<RankRecording>& second,
                         const Difference& difference, const std::vector<CallName>& calls, double tolerance) {
   const Seen& seen = difference.seen;
-  const bool is_update = seen.kind == Kind::kParameter || seen.kind == Kind::kState;
+  const bool is_update = seen.kind == RecordedKind::kParameter || seen.kind == RecordedKind::kState;
   std::string agreeing;
   for (const auto& call : calls) {
     const Reads* one = reads_of(first, call, difference.copy, difference.rank);
     const Reads* other = reads_of(second, call, difference.copy, -1);
     if (one == nullptr || other == nullptr) continue;
     const auto& name = std::get<std::string>(call);
-    const std::string where = is_update || seen.kind == Kind::kOutput || name == module_of(seen)
+    const std::string where = is_update || seen.kind == RecordedKind::kOutput || name == module_of(seen)
                                   ? ""
                                   : base::str(", in the code of ", name.empty() ? "the model" : name);
     const auto found = all_apart(*one, *other, tolerance);
@@ -206,7 +206,7 @@ std::string reads_apart(const std::vector<RankRecording>& first, const std::vect
       agreeing = is_update ? "; the options of its optimizer agree" : where + "; what it was seen to read agrees";
     }
   }
-  return seen.kind == Kind::kOutputGradient && calls.size() > 1 && !agreeing.empty()
+  return seen.kind == RecordedKind::kOutputGradient && calls.size() > 1 && !agreeing.empty()
              ? "; what the modules after it were seen to read agrees"
              : agreeing;
 }

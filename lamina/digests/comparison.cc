@@ -29,16 +29,16 @@ bool is_slice(const Digest& slice, const Digest& whole) {
 
 // All calls of a module in a microbatch of a step, or a tensor of the model. Calls need not have the same numbers in
 // both runs, nor the same gradients: see [Note: matched calls].
-using Place = std::tuple<std::int64_t, std::int64_t, std::int64_t, Kind, std::string_view>;
-Place place_of(const Key& key) {
-  return {key.step, key.copy, key.microbatch, is_of_call(key.kind) ? Kind::kOutput : key.kind, key.name};
+using TensorPlace = std::tuple<std::int64_t, std::int64_t, std::int64_t, RecordedKind, std::string_view>;
+TensorPlace place_of(const Key& key) {
+  return {key.step, key.copy, key.microbatch, is_of_call(key.kind) ? RecordedKind::kOutput : key.kind, key.name};
 }
 
 // Copies and microbatches that a run has recorded; -1 is the whole model, and a whole step.
-struct Extent {
+struct DifferenceExtent {
   std::set<std::int64_t> copies{-1}, microbatches{-1};
 
-  explicit Extent(const Parts& parts) {
+  explicit DifferenceExtent(const RecordedParts& parts) {
     for (const auto& [key, list] : parts) {
       copies.insert(key.copy);
       microbatches.insert(key.microbatch);
@@ -49,14 +49,15 @@ struct Extent {
 
 class Comparer {
  public:
-  Comparer(const Run& first, const Run& second, const Terms& terms) : Comparer(first, second, terms, parts_of(first)) {}
+  Comparer(const Run& first, const Run& second, const ComparisonOptions& options)
+      : Comparer(first, second, options, parts_of(first)) {}
 
-  Comparer(const Run& first, const Run& second, const Terms& terms, const Parts& first_as_seen)
+  Comparer(const Run& first, const Run& second, const ComparisonOptions& options, const RecordedParts& first_as_seen)
       : second_(parts_of(second)),
-        tolerance_(terms.tolerance.value_or(std::max(tolerance_of(first), tolerance_of(second)))),
-        measure_(first_as_seen, second_, terms, tolerance_),
+        tolerance_(options.tolerance.value_or(std::max(tolerance_of(first), tolerance_of(second)))),
+        measure_(first_as_seen, second_, options, tolerance_),
         first_(matched(first_as_seen, second_, measure_)) {
-    made_.wanted = terms.steps;
+    made_.wanted = options.steps;
     const auto slices = [](const Run& run) { return run.empty() ? 1 : run.front().slices; };
     is_sliced_ = slices(first) > slices(second);
     steps_ = std::ranges::min(first, {}, &RankRecording::steps).steps;
@@ -68,7 +69,7 @@ class Comparer {
     std::set<std::string_view> modules;
     std::set<std::string_view> parameters;
     std::set<std::int64_t> steps;
-    std::set<Place> compared;
+    std::set<TensorPlace> compared;
     for (const auto& [key, parts] : second_) {
       const auto other = first_.find(key);
       if (other == first_.end()) {
@@ -84,7 +85,7 @@ class Comparer {
       ++made_.tensors;
       compared.insert(place_of(key));
       if (is_of_call(key.kind)) modules.insert(key.name);
-      if (key.kind == Kind::kParameter) parameters.insert(key.name);
+      if (key.kind == RecordedKind::kParameter) parameters.insert(key.name);
       if (key.step >= 0) steps.insert(key.step);
     }
     if (made_.tensors == 0) throw base::Error("the two runs have nothing in common that was recorded");
@@ -92,7 +93,7 @@ class Comparer {
     made_.parameters = static_cast<std::int64_t>(parameters.size());
     made_.steps = static_cast<std::int64_t>(steps.size());
     std::ranges::stable_sort(made_.differences, {}, [](const Difference& each) {
-      return std::tuple(each.seen.step, each.seen.kind > Kind::kResult, each.seen.microbatch, each.seen.order);
+      return std::tuple(each.seen.step, each.seen.kind > RecordedKind::kResult, each.seen.microbatch, each.seen.order);
     });
     for (auto& each : made_.differences) explain(each);
     note_lacking(first_, second_, "second run", compared);
@@ -102,13 +103,15 @@ class Comparer {
 
  private:
   // Notes what one run has recorded and was not compared at all: the other one has no whole of it.
-  void note_lacking(const Parts& parts, const Parts& others, std::string_view other, const std::set<Place>& compared) {
+  void note_lacking(const RecordedParts& parts, const RecordedParts& others, std::string_view other,
+                    const std::set<TensorPlace>& compared) {
     constexpr std::size_t kNamed = 5;
     const auto both = std::min(steps_, second_steps_);
-    const Extent extent(others);
+    const DifferenceExtent extent(others);
     std::set<std::string> found;
     for (const auto& [key, list] : parts) {
-      if (key.kind >= Kind::kState || key.step >= both || !extent.has(key)) continue;  // faces name states otherwise
+      if (key.kind >= RecordedKind::kState || key.step >= both || !extent.has(key))
+        continue;  // faces name states otherwise
       if (compared.contains(place_of(key)) || lies_in_slices(key, compared)) continue;
       const bool is_root = is_of_call(key.kind) && key.name.empty();
       found.insert(is_of_call(key.kind) ? base::str("call of ", is_root ? "the model" : key.name)
@@ -123,7 +126,7 @@ class Comparer {
   }
 
   // True of a call within a region, of which the layout records the region alone.
-  bool lies_in_slices(const Key& key, const std::set<Place>& compared) const {
+  bool lies_in_slices(const Key& key, const std::set<TensorPlace>& compared) const {
     if (!is_sliced_ || !is_of_call(key.kind)) return false;
     Key around = key;
     while (!around.name.empty()) {
@@ -134,12 +137,12 @@ class Comparer {
   }
 
   // Notes a gradient that only the second run has, where the first has recorded all of that step.
-  void note_missing(const Key& key, const std::vector<Part>& parts) {
+  void note_missing(const Key& key, const std::vector<RecordedPart>& parts) {
     Key known = key;
-    if (key.kind == Kind::kOutputGradient) {
-      known.kind = Kind::kOutput;
-    } else if (key.kind == Kind::kGradient) {
-      known = {-1, -1, -1, Kind::kParameter, key.name, 0, 0};
+    if (key.kind == RecordedKind::kOutputGradient) {
+      known.kind = RecordedKind::kOutput;
+    } else if (key.kind == RecordedKind::kGradient) {
+      known = {-1, -1, -1, RecordedKind::kParameter, key.name, 0, 0};
     }
     const auto made = first_.find(known);
     if (known.kind == key.kind || key.step >= steps_ || made == first_.end()) return;
@@ -153,7 +156,7 @@ class Comparer {
 
   // True of a generator that was at another place before the first step, as one is that no script has seeded.
   bool began_elsewhere(const Key& key) const {
-    if (key.kind != Kind::kGenerator) return false;
+    if (key.kind != RecordedKind::kGenerator) return false;
     Key at_first = key;
     at_first.step = -1;
     const auto first = first_.find(at_first), second = second_.find(at_first);
@@ -183,34 +186,34 @@ class Comparer {
     }
     Difference difference{.seen = seen, .copy = first.of.rank->copy, .relative = relative, .what = std::move(what)};
     if (!first.is_part && has_one_rank) difference.rank = first.of.rank->rank;
-    if (key.kind == Kind::kOutput || key.kind == Kind::kOutputGradient) {
+    if (key.kind == RecordedKind::kOutput || key.kind == RecordedKind::kOutputGradient) {
       difference.first = surroundings(first.of);
       difference.second = surroundings(second.of);
     }
     made_.differences.push_back(std::move(difference));
   }
 
-  static std::optional<Surroundings> surroundings(const Part& of) {
+  static std::optional<Surroundings> surroundings(const RecordedPart& of) {
     const auto found = of.rank->calls.find(call_of(*of.seen));
     return found == of.rank->calls.end() ? std::nullopt : std::optional(found->second);
   }
 
   // Says of an output whether all that went into its call agrees.
   void explain(Difference& difference) const {
-    if (difference.seen.kind != Kind::kOutput) return;
+    if (difference.seen.kind != RecordedKind::kOutput) return;
     bool differs = false;
     for (const auto& other : made_.differences) {
       const Seen& seen = other.seen;
-      differs |=
-          seen.kind == Kind::kInput && other.copy == difference.copy && call_of(seen) == call_of(difference.seen);
+      differs |= seen.kind == RecordedKind::kInput && other.copy == difference.copy &&
+                 call_of(seen) == call_of(difference.seen);
     }
     difference.inputs_agree = !differs;
   }
 
-  const Parts second_;
+  const RecordedParts second_;
   const double tolerance_;
   const Measure measure_;
-  const Parts first_;
+  const RecordedParts first_;
   std::int64_t steps_ = 0, second_steps_ = 0;  // that all ranks of a run have ended
   bool is_sliced_ = false;                     // the first run, more than the second
   Comparison made_;
@@ -218,8 +221,8 @@ class Comparer {
 
 }  // namespace
 
-Comparison compare(const Run& first, const Run& second, const Terms& terms) {
-  return Comparer(first, second, terms).compare();
+Comparison compare(const Run& first, const Run& second, const ComparisonOptions& options) {
+  return Comparer(first, second, options).compare();
 }
 
 }  // namespace lamina::digests

@@ -42,7 +42,7 @@ struct Comparison {
 // Compares what both have recorded. The second one's computation gives the order. Throws base::Error where they have
 // nothing in common.
 Comparison compare(const std::vector<RankRecording>& first, const std::vector<RankRecording>& second,
-                   const Terms& terms);
+                   const ComparisonOptions& options);
 
 // The comparison in words: one line where nothing differs, with what is missing; else the first difference, and a table
 // of what follows.

@@ -13,7 +13,7 @@
 namespace lamina::digests {
 
 // How two runs are compared.
-struct Terms {
+struct ComparisonOptions {
   std::optional<double> tolerance;  // relative; else that of the numbers, see tolerance_of()
   bool bits = false;                // each element is to be the same
   std::int64_t steps = 0;           // that were wanted; 0: as many as there are
@@ -38,19 +38,19 @@ struct Compared {
 // Compares tensors of two runs by [Note: tolerance], with the sizes of the second one's.
 class Measure {
  public:
-  Measure(const Parts& first, const Parts& second, const Terms& terms, double tolerance);
+  Measure(const RecordedParts& first, const RecordedParts& second, const ComparisonOptions& options, double tolerance);
 
   // The tensor is one that the second run has seen.
   Compared compare(const Digest& first, const Digest& second, const Seen& seen) const;
 
  private:
-  using Group = std::tuple<std::int64_t, std::int64_t, Kind, std::string>;
+  using Group = std::tuple<std::int64_t, std::int64_t, RecordedKind, std::string>;
 
   static Group group(const Seen& seen);
   double floor(const Seen& seen) const;
   double tolerated(const Digest& digest, const Seen& seen, double scale) const;
 
-  const Terms terms_;
+  const ComparisonOptions terms_;
   const double tolerance_;
   const Rounding rounding_;
   std::map<Group, double> largest_;

@@ -26,7 +26,7 @@
 namespace lamina::digests {
 namespace {
 
-using Json = nlohmann::json;
+using base::Json;
 
 constexpr int kVersion = 1;
 constexpr std::array<std::string_view, static_cast<std::size_t>(kLastKind) + 1> kKinds{
@@ -147,7 +147,7 @@ void take(RankRecording& recording, const Json& line) {
     const auto known = std::ranges::find(kKinds, kind->get<std::string>());
     if (known == kKinds.end()) throw base::FormatError(base::str("a tensor of kind ", kind->get<std::string>()));
     const auto [step, microbatch, name, call] = to_call(line);
-    recording.seen.push_back({static_cast<Kind>(known - kKinds.begin()), step, microbatch, name, call,
+    recording.seen.push_back({static_cast<RecordedKind>(known - kKinds.begin()), step, microbatch, name, call,
                               whole(line, "index", 0, kMostCounted), whole(line, "order", 0, kMostCounted),
                               to_digest(line.at("digest"))});
   } else if (line.contains("modes")) {

@@ -14,7 +14,7 @@
 namespace lamina::digests {
 
 // Kinds of tensors that are seen of a run.
-enum class Kind : std::uint8_t {
+enum class RecordedKind : std::uint8_t {
   kInput,           // of a call of a module
   kOutput,          // of it
   kOutputGradient,  // the gradient of an output, in the backward
@@ -25,11 +25,11 @@ enum class Kind : std::uint8_t {
   kState,           // of an optimizer, after an update: "weight exp_avg"
   kGenerator,       // of random numbers, at the end of a step
 };
-constexpr Kind kLastKind = Kind::kGenerator;
+constexpr RecordedKind kLastKind = RecordedKind::kGenerator;
 
 // One tensor that a rank has seen, or its part of one.
 struct Seen {
-  Kind kind = Kind::kInput;
+  RecordedKind kind = RecordedKind::kInput;
   std::int64_t step = 0;
   std::int64_t microbatch = -1;  // of this copy of the model; -1: of the step
   std::string name;              // of a module, a parameter or a buffer

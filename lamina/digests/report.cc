@@ -34,11 +34,11 @@ std::string first_line(const Difference& difference) {
   std::string text = seen.step < 0 ? "before the first step" : base::str("step ", seen.step);
   if (difference.copy > 0) text += base::str(", copy ", difference.copy);
   if (seen.microbatch >= 0) text += base::str(", microbatch ", seen.microbatch);
-  if (seen.kind == Kind::kInput && seen.name.empty()) text += ": the runs read different data";
+  if (seen.kind == RecordedKind::kInput && seen.name.empty()) text += ": the runs read different data";
   text += base::str(": ", named(seen));
   if (difference.rank >= 0) text += base::str(" on rank ", difference.rank);
   text += base::str(" ", difference.what);
-  if (seen.kind == Kind::kOutput) text += difference.inputs_agree ? " (inputs agree)" : " (inputs differ, too)";
+  if (seen.kind == RecordedKind::kOutput) text += difference.inputs_agree ? " (inputs agree)" : " (inputs differ, too)";
   return text + cause_of(difference);
 }
 
@@ -49,7 +49,7 @@ std::string table(const Comparison& comparison) {
     double largest = 0;
     std::int64_t first_step = 0;
   };
-  std::map<Kind, Row> rows;
+  std::map<RecordedKind, Row> rows;
   for (const auto& each : comparison.differences) {
     const auto [row, fresh] = rows.try_emplace(each.seen.kind);
     if (fresh) row->second.first_step = each.seen.step;
@@ -73,8 +73,8 @@ std::string counted(std::int64_t number, std::string_view what) {
 
 std::string named(const Seen& seen) {
   const std::string_view what = kWords[static_cast<std::size_t>(seen.kind)];
-  if (seen.kind == Kind::kGenerator) return std::string("the random numbers' position");
-  const bool is_root = seen.name.empty() && seen.kind <= Kind::kOutputGradient;
+  if (seen.kind == RecordedKind::kGenerator) return std::string("the random numbers' position");
+  const bool is_root = seen.name.empty() && seen.kind <= RecordedKind::kOutputGradient;
   std::string text = base::str(what, " ", is_root ? "the model" : seen.name);
   if (seen.call > 0) text += base::str(" (call ", seen.call, ")");
   if (seen.call < 0) text += " (run again in the backward)";

@@ -13,7 +13,7 @@ constexpr double kMoreAlike = 1.5;
 constexpr double kCoarse = 1e-4;
 
 std::string_view updated_by(const Seen& seen) {
-  return seen.kind == Kind::kState ? parameter_of(seen.name) : std::string_view(seen.name);
+  return seen.kind == RecordedKind::kState ? parameter_of(seen.name) : std::string_view(seen.name);
 }
 
 // The root of the mean square of the elements in their largest one: 1 where all are of one size.
@@ -30,10 +30,10 @@ auto value_at(const Map& map, const Name& name) {
 
 }  // namespace
 
-Rounding::Rounding(const Parts& first, const Parts& second, double tolerance) : tolerance_(tolerance) {
+Rounding::Rounding(const RecordedParts& first, const RecordedParts& second, double tolerance) : tolerance_(tolerance) {
   note_gradients(second);
   for (const auto& [key, list] : second) {
-    if (key.kind != Kind::kParameter) continue;
+    if (key.kind != RecordedKind::kParameter) continue;
     const auto wholes = wholes_of(list);
     if (wholes.empty()) continue;
     if (key.step < 0) initial_.emplace(key.name, wholes.front().digest);
@@ -48,11 +48,11 @@ Rounding::Rounding(const Parts& first, const Parts& second, double tolerance) : 
   note_parted(first, second);
 }
 
-void Rounding::note_gradients(const Parts& second) {
+void Rounding::note_gradients(const RecordedParts& second) {
   std::map<std::int64_t, double> largest;
   std::map<std::pair<std::int64_t, std::string_view>, double> norms;
   for (const auto& [key, list] : second) {
-    if (key.kind != Kind::kGradient) continue;
+    if (key.kind != RecordedKind::kGradient) continue;
     for (const auto& [digest, of, is_part] : wholes_of(list)) {
       if (digest.elements == 0) continue;
       const double small = static_cast<double>(digest.small) / static_cast<double>(digest.elements);
@@ -71,10 +71,10 @@ void Rounding::note_gradients(const Parts& second) {
 }
 
 // A state is looked at where it is first seen: later ones are made of several gradients.
-void Rounding::note_states(const Parts& second) {
+void Rounding::note_states(const RecordedParts& second) {
   std::set<std::string_view> known;
   for (const auto& [key, list] : second) {
-    if (key.kind != Kind::kState || !known.insert(key.name).second) continue;
+    if (key.kind != RecordedKind::kState || !known.insert(key.name).second) continue;
     const auto wholes = wholes_of(list);
     const auto* gradient = gradient_of(updated_by(*list.front().seen));
     if (gradient == nullptr || wholes.empty() || wholes.front().digest.elements != gradient->elements) continue;
@@ -83,7 +83,7 @@ void Rounding::note_states(const Parts& second) {
 }
 
 // The size of a module's largest parameter counts: a bias that begins with zero is nothing beside its weight.
-void Rounding::note_parted(const Parts& first, const Parts& second) {
+void Rounding::note_parted(const RecordedParts& first, const RecordedParts& second) {
   std::map<std::string_view, double> sizes;
   for (const auto& [name, digest] : initial_) {
     double& size = sizes[outer(name)];
@@ -91,7 +91,7 @@ void Rounding::note_parted(const Parts& first, const Parts& second) {
   }
   for (const auto& [key, list] : second) {
     const auto other = first.find(key);
-    if (key.kind != Kind::kParameter || key.step < 0 || other == first.end()) continue;
+    if (key.kind != RecordedKind::kParameter || key.step < 0 || other == first.end()) continue;
     const auto wholes = wholes_of(list), others = wholes_of(other->second);
     const Seen& seen = *list.front().seen;
     const auto* gradient = gradient_of(key.name);
@@ -107,17 +107,17 @@ void Rounding::note_parted(const Parts& first, const Parts& second) {
 }
 
 bool Rounding::is_noise(const Seen& seen) const {
-  if (seen.kind != Kind::kState && seen.kind != Kind::kParameter) return false;
+  if (seen.kind != RecordedKind::kState && seen.kind != RecordedKind::kParameter) return false;
   const auto* gradient = gradient_of(updated_by(seen));
   return gradient != nullptr && gradient->share_of_norms > 0 && gradient->share_of_norms < 0.1 * tolerance_;
 }
 
 double Rounding::amplified(const Seen& seen, const Digest& now) const {
-  if (seen.step < 0 || (seen.kind != Kind::kParameter && !made_of_updates_.contains(seen.name))) return 0;
+  if (seen.step < 0 || (seen.kind != RecordedKind::kParameter && !made_of_updates_.contains(seen.name))) return 0;
   const auto* gradient = gradient_of(updated_by(seen));
   double change = change_of(updated_by(seen), now);
   // A state begins with zero or, as an average of parameters, with the parameter.
-  if (seen.kind == Kind::kState) change = change == 0 ? now.norm() : std::min(change, now.norm());
+  if (seen.kind == RecordedKind::kState) change = change == 0 ? now.norm() : std::min(change, now.norm());
   const double share = is_noise(seen) ? 1 : gradient == nullptr ? 0 : std::sqrt(gradient->small);
   return change * (std::min(0.5, 100 * tolerance_) + 4 * share + 4 * std::sqrt(parted(seen.step).relative));
 }
@@ -132,7 +132,7 @@ Rounding::Parted Rounding::parted(std::int64_t step) const {
 
 double Rounding::drifted(const Seen& output, const Digest& now) const {
   const auto found = drifts_.find(output.name);
-  if (output.kind != Kind::kOutput || found == drifts_.end()) return 0;
+  if (output.kind != RecordedKind::kOutput || found == drifts_.end()) return 0;
   double most = 0;
   for (const auto& [after, drift] : found->second) {
     if (after < output.step) most = std::max(most, drift);

@@ -24,7 +24,7 @@ namespace lamina::digests {
 // of zero.
 class Rounding {
  public:
-  Rounding(const Parts& first, const Parts& second, double tolerance);
+  Rounding(const RecordedParts& first, const RecordedParts& second, double tolerance);
 
   // True of a parameter, or an optimizer's state of one, of which a gradient was no more than rounding.
   bool is_noise(const Seen& seen) const;
@@ -50,9 +50,9 @@ class Rounding {
     std::int64_t elements = 0;
   };
 
-  void note_gradients(const Parts& second);
-  void note_states(const Parts& second);
-  void note_parted(const Parts& first, const Parts& second);
+  void note_gradients(const RecordedParts& second);
+  void note_states(const RecordedParts& second);
+  void note_parted(const RecordedParts& first, const RecordedParts& second);
   double change_of(std::string_view parameter, const Digest& now) const;
   const Gradient* gradient_of(std::string_view parameter) const;
 

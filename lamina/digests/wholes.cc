@@ -7,13 +7,13 @@
 namespace lamina::digests {
 namespace {
 
-// Parts of these may lie on ranks of several copies of the model.
-bool is_of_model(Kind kind) { return kind >= Kind::kGradient && kind <= Kind::kState; }
+// RecordedParts of these may lie on ranks of several copies of the model.
+bool is_of_model(RecordedKind kind) { return kind >= RecordedKind::kGradient && kind <= RecordedKind::kState; }
 
 }  // namespace
 
-Parts parts_of(const Run& run) {
-  Parts parts;
+RecordedParts parts_of(const Run& run) {
+  RecordedParts parts;
   for (const auto& rank : run) {
     for (const auto& seen : rank.seen) {
       const std::int64_t copy = is_of_model(seen.kind) ? -1 : rank.copy;
@@ -23,8 +23,8 @@ Parts parts_of(const Run& run) {
   return parts;
 }
 
-std::vector<Whole> wholes_of(const std::vector<Part>& parts) {
-  std::map<std::int64_t, std::vector<Part>> by_begin;
+std::vector<Whole> wholes_of(const std::vector<RecordedPart>& parts) {
+  std::map<std::int64_t, std::vector<RecordedPart>> by_begin;
   for (const auto& part : parts) by_begin[part.seen->digest.begin].push_back(part);
   std::size_t most = 0;
   for (const auto& [begin, group] : by_begin) most = std::max(most, group.size());
@@ -34,7 +34,7 @@ std::vector<Whole> wholes_of(const std::vector<Part>& parts) {
     std::int64_t at = 0;
     bool over = false;
     for (auto group = by_begin.find(0); group != by_begin.end() && !over; group = by_begin.find(at)) {
-      const Part& part = group->second[std::min(number, group->second.size() - 1)];
+      const RecordedPart& part = group->second[std::min(number, group->second.size() - 1)];
       const Digest& digest = part.seen->digest;
       if (at == 0) {
         whole = {digest, part};

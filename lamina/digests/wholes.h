@@ -20,37 +20,37 @@ constexpr std::string_view outer(std::string_view name) {
 // The parameter whose state of an optimizer has this name.
 constexpr std::string_view parameter_of(std::string_view state) { return state.substr(0, state.rfind(' ')); }
 
-inline bool is_of_call(Kind kind) { return kind <= Kind::kOutputGradient; }
+inline bool is_of_call(RecordedKind kind) { return kind <= RecordedKind::kOutputGradient; }
 
 // A tensor of a run. One of the model has no copy, for its parts may lie in several.
 struct Key {
   std::int64_t step, copy, microbatch;
-  Kind kind;
+  RecordedKind kind;
   std::string_view name;
   std::int64_t call, index;
 
   auto operator<=>(const Key&) const = default;
 };
 
-struct Part {
+struct RecordedPart {
   const RankRecording* rank;
   const Seen* seen;
 };
 
 using Run = std::vector<RankRecording>;
-using Parts = std::map<Key, std::vector<Part>>;
+using RecordedParts = std::map<Key, std::vector<RecordedPart>>;
 
-Parts parts_of(const Run& run);
+RecordedParts parts_of(const Run& run);
 
 // A whole tensor, put together of what ranks have of it.
 struct Whole {
   Digest digest;
-  Part of;               // the first part
+  RecordedPart of;       // the first part
   bool is_part = false;  // there are others
 };
 
 // Each whole tensor that these parts make, the one of the first ranks first; parts that lack their neighbours are left
 // out.
-std::vector<Whole> wholes_of(const std::vector<Part>& parts);
+std::vector<Whole> wholes_of(const std::vector<RecordedPart>& parts);
 
 }  // namespace lamina::digests

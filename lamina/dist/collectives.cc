@@ -12,9 +12,9 @@
 namespace lamina::dist {
 namespace {
 
+using collective::CallOptions;
 using collective::Group;
 using collective::Reduction;
-using collective::Terms;
 
 Reduction reduction_of(std::string name) {
   static const std::map<std::string, Reduction> known = {{"SUM", Reduction::kSum},     {"PRODUCT", Reduction::kProduct},
@@ -40,7 +40,8 @@ void run_in_place(const std::string& what, const at::Tensor& tensor, const Start
   require_here(what, tensor);
   if (group_for(what) == nullptr) return;
   const auto dense = tensor.contiguous();
-  run(what, [&](Group& group, const Terms& terms) { return start(group, dense, terms); });
+  run(what,
+      [&](Group& group, const collective::CallOptions& call_options) { return start(group, dense, call_options); });
   if (!dense.is_same(tensor)) tensor.copy_(dense);
 }
 
@@ -48,14 +49,16 @@ void run_in_place(const std::string& what, const at::Tensor& tensor, const Start
 
 void barrier() {
   if (group_for("barrier()") == nullptr) return;
-  run("barrier()", [](Group& group, const Terms& terms) { return group.barrier(terms); });
+  run("barrier()",
+      [](Group& group, const collective::CallOptions& call_options) { return group.barrier(call_options); });
 }
 
 void all_reduce(const at::Tensor& tensor, const std::string& reduce_operation) {
   const auto reduction = reduction_of(reduce_operation);
-  run_in_place("all_reduce()", tensor, [&](Group& group, const at::Tensor& dense, const Terms& terms) {
-    return group.all_reduce(dense, reduction, terms);
-  });
+  run_in_place("all_reduce()", tensor,
+               [&](Group& group, const at::Tensor& dense, const collective::CallOptions& call_options) {
+                 return group.all_reduce(dense, reduction, call_options);
+               });
 }
 
 void broadcast(const at::Tensor& tensor, int src) {
@@ -63,9 +66,10 @@ void broadcast(const at::Tensor& tensor, int src) {
     throw base::UsageError(
         base::str("broadcast(): rank ", src, " is none of the ", get_world_size(), " of this world"));
   }
-  run_in_place("broadcast()", tensor, [&](Group& group, const at::Tensor& dense, const Terms& terms) {
-    return group.broadcast(dense, src, terms);
-  });
+  run_in_place("broadcast()", tensor,
+               [&](Group& group, const at::Tensor& dense, const collective::CallOptions& call_options) {
+                 return group.broadcast(dense, src, call_options);
+               });
 }
 
 std::vector<at::Tensor> all_gather(const at::Tensor& tensor) {
@@ -75,7 +79,9 @@ std::vector<at::Tensor> all_gather(const at::Tensor& tensor) {
   shape.insert(shape.begin(), get_world_size());
   const auto all = at::empty(shape, tensor.options());
   const auto own = tensor.contiguous();
-  run("all_gather()", [&](Group& group, const Terms& terms) { return group.all_gather(all, own, terms); });
+  run("all_gather()", [&](Group& group, const collective::CallOptions& call_options) {
+    return group.all_gather(all, own, call_options);
+  });
   return all.unbind(0);
 }
 

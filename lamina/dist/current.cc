@@ -56,7 +56,8 @@ collective::Group* group_for(const std::string& what) {
 }
 
 void run(const std::string& what,
-         const std::function<collective::Started(collective::Group& group, const collective::Terms& terms)>& start) {
+         const std::function<collective::Started(collective::Group& group,
+                                                 const collective::CallOptions& call_options)>& start) {
   auto& group = *the_current->group;
   const auto told = base::str("[rank ", group.rank(), "/", group.size(), "] ", what, ": ");
   try {

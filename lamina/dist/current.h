@@ -29,6 +29,7 @@ collective::Group* group_for(const std::string& what);
 
 // Runs a collective of the group to its end. Throws base::PeerError, base::TimeoutError, which begin with this rank.
 void run(const std::string& what,
-         const std::function<collective::Started(collective::Group& group, const collective::Terms& terms)>& start);
+         const std::function<collective::Started(collective::Group& group,
+                                                 const collective::CallOptions& call_options)>& start);
 
 }  // namespace lamina::dist

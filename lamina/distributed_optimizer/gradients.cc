@@ -56,11 +56,11 @@ std::vector<double> own_squares(std::span<const at::Tensor> sources, const Measu
 }
 
 // Adds what the ranks of one copy know: the same bits on all of them.
-Measure of_copy(std::span<const double> own, const Measurers& measurers) {
+GradientMeasure of_copy(std::span<const double> own, const Measurers& measurers) {
   const auto triples = at::empty({static_cast<std::int64_t>(own.size())}, at::kDouble);
   std::ranges::copy(own, triples.mutable_data_ptr<double>());
   const value::List word{{triples, measurers.options, static_cast<std::int64_t>(measurers.unscaled)}};
-  Measure measure;
+  GradientMeasure measure;
   std::vector<std::map<double, double>> squares(measurers.table == nullptr ? 0 : measurers.table->all().size());
   double beside = 0;
   const auto told = measurers.mailbox.all_gather(measurers.one_copy, word, measurers.patience);
@@ -92,7 +92,7 @@ Measure of_copy(std::span<const double> own, const Measurers& measurers) {
 }
 
 // Adds what only ranks of other copies know.
-void hear_copies(Measure& measure, const Measurers& measurers) {
+void hear_copies(GradientMeasure& measure, const Measurers& measurers) {
   const auto worse = [](const value::Value& low, const value::Value& high) -> value::Value {
     const auto number = [](const value::Value& word, std::size_t i) {
       return word.as<value::Tuple>().items.at(i).as<std::int64_t>();
@@ -112,7 +112,8 @@ void hear_copies(Measure& measure, const Measurers& measurers) {
 
 }  // namespace
 
-Measure measure_gradients(std::span<const at::Tensor> sources, const Measurers& measurers, optim::Threads& threads) {
+GradientMeasure measure_gradients(std::span<const at::Tensor> sources, const Measurers& measurers,
+                                  optim::Threads& threads) {
   auto measure = of_copy(own_squares(sources, measurers, threads), measurers);
   hear_copies(measure, measurers);
   return measure;

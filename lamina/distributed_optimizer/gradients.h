@@ -20,7 +20,7 @@ enum class Unscaled : std::int64_t { kNone, kSome, kAll };
 
 // A measurement of all gradients before an update. The ranks that have one copy of the model together exchange squares,
 // then those that have copies of the same agree on the rest, which their number does not make larger.
-struct Measure {
+struct GradientMeasure {
   double norm = 0;                      // of the model's, each element once
   bool overflow = false;                // of some gradient of some rank, a copy's included
   bool are_alike = true;                // the options of all optimizers; see [Note: options]
@@ -43,6 +43,7 @@ struct Measurers {
 
 // Collective over `one_copy`, then over `copies`, and the sharding group. `sources`: those that have the gradients on
 // this rank, parameters and shards. Squares are added in the table's order: the same bits on all ranks of a copy.
-Measure measure_gradients(std::span<const at::Tensor> sources, const Measurers& measurers, optim::Threads& threads);
+GradientMeasure measure_gradients(std::span<const at::Tensor> sources, const Measurers& measurers,
+                                  optim::Threads& threads);
 
 }  // namespace lamina::distributed_optimizer

@@ -31,7 +31,7 @@ value::Value of_each_like(const value::Value& state, const std::function<bool(at
   return result;
 }
 
-std::vector<std::vector<Groups::Member>> Groups::members(const UserOptimizer& user) const {
+std::vector<std::vector<OptimizerGroups::Member>> OptimizerGroups::members(const UserOptimizer& user) const {
   std::unordered_map<const at::TensorImpl*, std::string> names;
   if (parameters_.are_cut()) {
     for (const auto& row : parameters_.table()->all()) names.emplace(row.tensor.unsafeGetTensorImpl(), row.layout.name);
@@ -65,17 +65,17 @@ std::vector<std::vector<Groups::Member>> Groups::members(const UserOptimizer& us
   return all;
 }
 
-const at::Tensor& Groups::parameter_known(const at::Tensor& local) const {
+const at::Tensor& OptimizerGroups::parameter_known(const at::Tensor& local) const {
   const auto known = parameter_of_.find(local.unsafeGetTensorImpl());
   return known == parameter_of_.end() ? local : known->second;
 }
 
-bool Groups::is_elsewhere(const at::Tensor& parameter) const {
+bool OptimizerGroups::is_elsewhere(const at::Tensor& parameter) const {
   const auto found = locals_.find(parameter.unsafeGetTensorImpl());
   return found != locals_.end() && !found->second.defined();
 }
 
-at::Tensor Groups::parameter_of(const at::Tensor& local) const {
+at::Tensor OptimizerGroups::parameter_of(const at::Tensor& local) const {
   const auto known = parameter_of_.find(local.unsafeGetTensorImpl());
   if (known != parameter_of_.end()) return known->second;
   const auto* sharding = parameters_.sharding();
@@ -83,20 +83,20 @@ at::Tensor Groups::parameter_of(const at::Tensor& local) const {
   return shard ? sharding->named(*shard).parameter : local;
 }
 
-bool Groups::are_cut(const UserOptimizer& user) const {
+bool OptimizerGroups::are_cut(const UserOptimizer& user) const {
   return std::ranges::all_of(user.members(), [this](const at::Tensor& member) {
     return parameter_of_.contains(member.unsafeGetTensorImpl());
   });
 }
 
-bool Groups::are_whole(const UserOptimizer& user) const {
+bool OptimizerGroups::are_whole(const UserOptimizer& user) const {
   if (hold_others_) return false;
   return std::ranges::all_of(members(user), [](const auto& group) {
     return std::ranges::all_of(group, [](const auto& member) { return member.local.defined(); });
   });
 }
 
-at::Tensor Groups::local_of(const at::Tensor& parameter, const model::ParameterTable& table) {
+at::Tensor OptimizerGroups::local_of(const at::Tensor& parameter, const model::ParameterTable& table) {
   if (parameters_.is_beside(parameter, table)) return beside_.are_updated_here() ? parameter : at::Tensor();
   if (!table.is_here(parameter)) return {};
   auto* const sharding = parameters_.sharding();
@@ -104,7 +104,7 @@ at::Tensor Groups::local_of(const at::Tensor& parameter, const model::ParameterT
   return parameters_.local(number ? sharding->shard(*number) : parameter, table);
 }
 
-bool Groups::trim(UserOptimizer& user) {
+bool OptimizerGroups::trim(UserOptimizer& user) {
   const auto now = user.groups();
   const auto& table = *parameters_.table();
   std::vector<at::Tensor> beside;
@@ -151,8 +151,8 @@ bool Groups::trim(UserOptimizer& user) {
   return beside_.all().size() > known;
 }
 
-value::Value Groups::part_of_state(const UserOptimizer& user, const at::Tensor& local, const at::Tensor& parameter,
-                                   const value::Value& state) const {
+value::Value OptimizerGroups::part_of_state(const UserOptimizer& user, const at::Tensor& local,
+                                            const at::Tensor& parameter, const value::Value& state) const {
   if (user.needs() == fused::Needs::kWhole && parameters_.is_part(local)) {
     return parameters_.updates_whole(local) ? state : value::Value();
   }

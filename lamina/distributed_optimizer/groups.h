@@ -22,10 +22,10 @@ namespace lamina::distributed_optimizer {
 
 // The groups of an optimizer as they were made, and what of each is here. Members that other ranks own leave them when
 // the model is cut; see LocalParameters for what takes the places of the others.
-class Groups {
+class OptimizerGroups {
  public:
   // Both outlive it.
-  Groups(LocalParameters& parameters, Beside& beside) : parameters_(parameters), beside_(beside) {}
+  OptimizerGroups(LocalParameters& parameters, Beside& beside) : parameters_(parameters), beside_(beside) {}
 
   struct Member {
     std::string name;      // see [Note: names of parameters]

@@ -50,8 +50,8 @@ class Optimizer {
   const LocalParameters& parameters() const { return parameters_; }
   Beside& beside() { return beside_; }
   const Beside& beside() const { return beside_; }
-  Groups& groups() { return groups_; }
-  const Groups& groups() const { return groups_; }
+  OptimizerGroups& groups() { return groups_; }
+  const OptimizerGroups& groups() const { return groups_; }
   const States& states() const { return states_; }
   optim::LossScale& scale() const { return *scale_; }
 
@@ -71,8 +71,9 @@ class Optimizer {
 
   // Is called before each update of an optimizer, with the members of groups that have their gradients; these are to be
   // multiplied by the factor. No table: the model is not cut.
-  using Updated = std::function<void(const UserOptimizer& user, const std::vector<std::vector<Groups::Member>>& groups,
-                                     const model::ParameterTable* table, double factor)>;
+  using Updated =
+      std::function<void(const UserOptimizer& user, const std::vector<std::vector<OptimizerGroups::Member>>& groups,
+                         const model::ParameterTable* table, double factor)>;
   void when_updated(Updated call) { updated_ = std::move(call); }
   // Has gradients clipped as those of shards are, in a job without shards, too.
   void clip_as_shards() { clips_as_shards_ = true; }
@@ -107,7 +108,7 @@ class Optimizer {
   const std::int64_t number_;
   LocalParameters parameters_;
   Beside beside_;
-  Groups groups_;
+  OptimizerGroups groups_;
   States states_;
   Begun begun_;
   std::int64_t measured_after_ = -1;  // so many passes of the model

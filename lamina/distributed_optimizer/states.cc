@@ -84,7 +84,7 @@ void States::join(const Here& here, NamedState& state, bool joins_slices, bool s
 void States::add_others(NamedState& state, std::span<const base::Rank> ranks, bool to_first) const {
   if (ranks.size() < 2) return;
   for (const auto& [name, master] : state.masters) state.states[name] = with_master(state.states[name], master);
-  std::vector<model::Named> own;
+  std::vector<model::NamedValue> own;
   for (auto& [name, fields] : std::exchange(state.states, {})) own.emplace_back(name, std::move(fields));
   state.masters.clear();
   for (auto& [name, fields] : model::gather(std::move(own), to_first, ranks, ranks_.mailbox, ranks_.patience())) {

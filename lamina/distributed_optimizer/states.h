@@ -33,7 +33,7 @@ enum class Extent {
 class States {
  public:
   // All outlive it.
-  States(collective::Ranks ranks, LocalParameters& parameters, const Groups& groups)
+  States(collective::Ranks ranks, LocalParameters& parameters, const OptimizerGroups& groups)
       : ranks_(std::move(ranks)), parameters_(parameters), groups_(groups) {}
 
   NamedState state(const UserOptimizer& user, Extent extent) const;
@@ -48,14 +48,14 @@ class States {
   void take_masters(const UserOptimizer& user, const std::map<std::string, at::Tensor>& masters, bool are_parts) const;
 
  private:
-  using Here = std::vector<Groups::Member>;
+  using Here = std::vector<OptimizerGroups::Member>;
   Here here(const UserOptimizer& user) const;
   void join(const Here& here, NamedState& state, bool joins_slices, bool states_are_whole) const;
   void add_others(NamedState& state, std::span<const base::Rank> ranks, bool to_first) const;
 
   const collective::Ranks ranks_;
   LocalParameters& parameters_;
-  const Groups& groups_;
+  const OptimizerGroups& groups_;
 };
 
 }  // namespace lamina::distributed_optimizer

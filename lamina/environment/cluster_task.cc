@@ -16,19 +16,19 @@ std::optional<int> parse(std::string_view text) {
   return value && *value >= 0 ? value : std::nullopt;
 }
 
-// Names of the variables of one launcher.
-struct Names {
+// VariableNames of the variables of one launcher.
+struct VariableNames {
   const char* rank;
   const char* size;
   const char* local_rank;
   const char* local_size;
 };
 
-constexpr Names kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                         "OMPI_COMM_WORLD_LOCAL_SIZE"};
-constexpr Names kHydra{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};  // MPICH, Intel MPI
-constexpr Names kMvapich{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
-                         "MV2_COMM_WORLD_LOCAL_SIZE"};
+constexpr VariableNames kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                 "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr VariableNames kHydra{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};  // MPICH, Intel MPI
+constexpr VariableNames kMvapich{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+                                 "MV2_COMM_WORLD_LOCAL_SIZE"};
 
 class SetVariables {
  public:
@@ -76,7 +76,7 @@ std::string first_given(const SetVariables& read, std::initializer_list<const ch
 }
 
 std::optional<ClusterTask> mpi_task(const SetVariables& read) {
-  for (const Names& names : {kOpenMpi, kHydra, kMvapich}) {
+  for (const VariableNames& names : {kOpenMpi, kHydra, kMvapich}) {
     if (!read.has(names.rank) || !read.has(names.size) || !read.has(names.local_size)) continue;
     ClusterTask task{.rank = read.number(names.rank),
                      .size = read.number(names.size),

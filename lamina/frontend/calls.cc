@@ -13,7 +13,7 @@
 namespace lamina::frontend {
 namespace {
 
-struct Kind {
+struct CallKind {
   std::string type;
   Invoke invoke;
   bool ambiguous = false;
@@ -22,7 +22,7 @@ struct Kind {
 // Filled before main() by every file that calls a Child.
 struct Kinds {
   std::mutex mutex;
-  std::map<std::int64_t, Kind> by_number;
+  std::map<std::int64_t, CallKind> by_number;
 };
 Kinds& kinds() {
   static auto* kinds = new Kinds;
@@ -57,7 +57,7 @@ std::atomic<Router*> current_router = nullptr;
 std::int64_t add_call_kind(const char* type, Invoke invoke) {
   const auto number = static_cast<std::int64_t>(base::hash64(type));
   std::lock_guard guard(kinds().mutex);
-  const auto [known, added] = kinds().by_number.emplace(number, Kind{type, invoke});
+  const auto [known, added] = kinds().by_number.emplace(number, CallKind{type, invoke});
   if (!added && known->second.invoke != invoke) known->second.ambiguous = true;
   return number;
 }

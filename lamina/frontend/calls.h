@@ -43,7 +43,7 @@ void vary(const torch::nn::Module* module);
 class Router;
 
 // The target of a call.
-struct Place {
+struct ModulePlace {
   Router* router;
   base::ModuleId id;
   bool elsewhere;         // else it runs here, in the scope that enter() returns
@@ -58,7 +58,7 @@ class Router {
  public:
   virtual ~Router() = default;
   // Finds the target of a call of `module`; nothing where it is not this router's business.
-  virtual std::optional<Place> find(const torch::nn::Module* module) = 0;
+  virtual std::optional<ModulePlace> find(const torch::nn::Module* module) = 0;
   virtual value::Value call(base::ModuleId id, std::int64_t kind, value::Value arguments) = 0;
 
   // State kept while a call runs here.

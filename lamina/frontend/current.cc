@@ -75,7 +75,7 @@ Current::Current(config::Config config)
           std::move(config), environment::read_world(environment::process_environment()), hooks())) {
   ++jobs;
   if (const auto& recorder = session->run_recorder()) {
-    recording = std::make_unique<job_checkpoint::Recording>(recorder);
+    recording = std::make_unique<job_checkpoint::JobRecording>(recorder);
   }
   session->groups().make_by([this](topology::Group axis) { return make_group(axis); });
 }
@@ -121,7 +121,7 @@ base::Patience patience(const session::Session& session, const std::string& name
   return patience;
 }
 
-void end_where_all_is_recorded(bool (job_checkpoint::Recording::*begin)(job_checkpoint::JobAccess&)) {
+void end_where_all_is_recorded(bool (job_checkpoint::JobRecording::*begin)(job_checkpoint::JobAccess&)) {
   if (the_current == nullptr || the_current->recording == nullptr) return;
   if (((*the_current->recording).*begin)(*the_current->lend())) std::exit(0);
 }

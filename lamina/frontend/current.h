@@ -15,7 +15,7 @@
 
 namespace lamina::job_checkpoint {
 class JobAccess;
-class Recording;
+class JobRecording;
 class Resumption;
 class Saves;
 }  // namespace lamina::job_checkpoint
@@ -40,7 +40,7 @@ struct Current {
   std::shared_ptr<job_checkpoint::Saves> saves;
   std::shared_ptr<job_checkpoint::Resumption> waiting;               // a checkpoint that waits for the cut of the model
   std::function<std::unique_ptr<job_checkpoint::JobAccess>()> lend;  // to checkpoints and recordings
-  std::unique_ptr<job_checkpoint::Recording> recording;              // with `lamina verify`
+  std::unique_ptr<job_checkpoint::JobRecording> recording;           // with `lamina verify`
   bool clips_by_default = false;  // gradients of shards, to a norm that nobody has set
 
  private:
@@ -54,7 +54,7 @@ void end();                             // of the current one
 
 // Where the job is recorded: tells of a step, or a call, that begins. Once all that is wanted is recorded the process
 // ends here, with exit code 0, as by std::exit(); so does every rank.
-void end_where_all_is_recorded(bool (job_checkpoint::Recording::*begin)(job_checkpoint::JobAccess&));
+void end_where_all_is_recorded(bool (job_checkpoint::JobRecording::*begin)(job_checkpoint::JobAccess&));
 
 // Throws base::UsageError before begin().
 Current& current();

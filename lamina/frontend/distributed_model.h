@@ -141,7 +141,7 @@ class DistributedModel {
   const std::string& partition_report() const { return model_->report(); }
 
  private:
-  std::vector<std::pair<std::string, at::Tensor>> local(const std::vector<frontend::Held>& all) const {
+  std::vector<std::pair<std::string, at::Tensor>> local(const std::vector<frontend::ModuleTensor>& all) const {
     std::vector<std::pair<std::string, at::Tensor>> mine;
     for (const auto& held : all) {
       if (model_->table().is_here(held.tensor)) mine.emplace_back(held.name, held.tensor);

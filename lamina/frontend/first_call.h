@@ -17,7 +17,7 @@ class FirstCall : public Router {
   // `cut` returns when the model is cut, and calls have another way.
   explicit FirstCall(std::function<void()> cut) : cut_(std::move(cut)) {}
 
-  std::optional<Place> find(const torch::nn::Module* module) override {
+  std::optional<ModulePlace> find(const torch::nn::Module* module) override {
     cut_();
     Router* const next = router();
     return next == nullptr || next == this ? std::nullopt : next->find(module);

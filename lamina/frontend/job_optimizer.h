@@ -26,7 +26,7 @@ struct JobOptimizer {
   JobOptimizer(const JobOptimizer&) = delete;
   virtual ~JobOptimizer() = default;
 
-  std::vector<std::vector<distributed_optimizer::Groups::Member>> members() const {
+  std::vector<std::vector<distributed_optimizer::OptimizerGroups::Member>> members() const {
     return engine.groups().members(lent);
   }
   // Loads this rank's part of a state, or a state that is that part already, and gives the groups these options.

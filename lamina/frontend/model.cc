@@ -27,7 +27,7 @@ namespace lamina::frontend {
 namespace {
 
 // Nothing where the model throws: it will do so again in the step, whose error that is.
-model::Costs traced(const ModuleTree& tree, const Example& example) {
+model::Costs traced(const TorchModuleTree& tree, const Example& example) {
   try {
     const tensor_parallel::Alone alone;  // the others do not run it
     return trace(tree, example);
@@ -38,7 +38,7 @@ model::Costs traced(const ModuleTree& tree, const Example& example) {
 }
 
 // For whoever wonders why a Partition has no effect.
-void tell_of_ignored_scopes(const ModuleTree& tree) {
+void tell_of_ignored_scopes(const TorchModuleTree& tree) {
   int count = 0;
   for (int node = 0; node < tree.size(); ++node) {
     const RegisteredChild* known = find_child(tree.module(node).get());
@@ -97,7 +97,7 @@ void Model::convert() {
   give(tree_.root()->buffers(), types.buffers);
 }
 
-ModuleTree Model::make_tree() const { return {tree_.root(), !job_.session->config().auto_partition, slicings_}; }
+TorchModuleTree Model::make_tree() const { return {tree_.root(), !job_.session->config().auto_partition, slicings_}; }
 
 const model::ParameterTable& Model::table() const {
   if (!partitioned()) throw faces::refusal("not-cut", "nothing is local");
@@ -213,7 +213,7 @@ void Model::keep_order() {
     for (const auto& held : tree_.parameters()) {
       if (table().is_here(held.tensor)) parameters.push_back(held.tensor);
     }
-    const auto is_theirs = [&](const Held& buffer) {
+    const auto is_theirs = [&](const ModuleTensor& buffer) {
       return std::ranges::any_of(statistics, [&](const runtime::BatchNorm& module) {
         return buffer.tensor.is_same(module.mean) || buffer.tensor.is_same(module.var) ||
                buffer.tensor.is_same(module.count);

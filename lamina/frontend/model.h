@@ -77,7 +77,7 @@ class Model : public std::enable_shared_from_this<Model> {
   Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options);
   ~Model();
 
-  const ModuleTree& tree() const { return tree_; }
+  const TorchModuleTree& tree() const { return tree_; }
   bool partitioned() const { return table_.has_value(); }
   // Throw base::UsageError before the model is partitioned.
   const model::ParameterTable& table() const;
@@ -138,7 +138,7 @@ class Model : public std::enable_shared_from_this<Model> {
  private:
   void convert();
   void give_up(const std::exception_ptr& error);
-  ModuleTree make_tree() const;
+  TorchModuleTree make_tree() const;
   class Life;
   void cut(const std::optional<Example>& example);
   void keep_order();
@@ -149,8 +149,8 @@ class Model : public std::enable_shared_from_this<Model> {
   // Replicas: see [Note: backward pass].
   void make_reducer();
   bool training() const;
-  NamedTensors own(const std::vector<Held>& all) const;  // those of them that are here
-  NamedTensors own_parameters() const;                   // and those of optimizers beside the model
+  NamedTensors own(const std::vector<ModuleTensor>& all) const;  // those of them that are here
+  NamedTensors own_parameters() const;                           // and those of optimizers beside the model
   std::shared_ptr<void> whole_values() const;
   at::Tensor detached(const at::Tensor& tensor) const;
   at::IntArrayRef whole_sizes(const at::Tensor& tensor) const;
@@ -162,7 +162,7 @@ class Model : public std::enable_shared_from_this<Model> {
   Slicings slicings_;
   bool compares_ = false;  // what calls are given
   bool is_first_call_ = true;
-  ModuleTree tree_;
+  TorchModuleTree tree_;
   std::optional<model::Cut> cut_;               // none before the model is cut
   std::optional<model::ParameterTable> table_;  // none before the model is cut
   std::string report_;

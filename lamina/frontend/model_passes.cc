@@ -90,7 +90,7 @@ NamedTensors Model::own_parameters() const {
   return all;
 }
 
-NamedTensors Model::own(const std::vector<Held>& all) const {
+NamedTensors Model::own(const std::vector<ModuleTensor>& all) const {
   NamedTensors mine;
   for (const auto& held : all) {
     if (table().is_here(held.tensor)) mine.push_back({held.name, held.tensor});

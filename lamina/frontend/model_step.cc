@@ -32,7 +32,7 @@ void share_written(const Current& job) {
   for (const auto& optimizer : optimizers_of(job)) optimizer->engine.parameters().share_written();
 }
 
-void record_step(job_checkpoint::Recording& recording, const std::vector<Value>& outputs) {
+void record_step(job_checkpoint::JobRecording& recording, const std::vector<Value>& outputs) {
   std::vector<std::vector<at::Tensor>> results(outputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     value::for_each_tensor(outputs[i], [&](const at::Tensor& tensor) { results[i].push_back(tensor); });
@@ -57,7 +57,7 @@ pipeline::StepResult run_step(const Batch& batch, const pipeline::Job::Body& bod
   share_written(job);
   if (job.saves != nullptr) job.saves->check_before_step();
   const auto refuse = [&](base::Microbatch) -> Value { throw base::UsageError(*batch.refused); };
-  end_where_all_is_recorded(&job_checkpoint::Recording::begin_step);
+  end_where_all_is_recorded(&job_checkpoint::JobRecording::begin_step);
   pipeline::StepSpec spec{batch.pieces.microbatches(), batch.refused ? refuse : body, [] {}, call};
   spec.samples = batch.pieces.samples();
   auto result = job.model != nullptr ? job.model->run_step(std::move(spec)) : run(job, spec);

@@ -26,13 +26,13 @@ bool may_draw(const std::string& type) {
 
 }  // namespace
 
-ModuleTree::ModuleTree(std::shared_ptr<torch::nn::Module> root, bool scopes_count, const Slicings& slicings)
+TorchModuleTree::TorchModuleTree(std::shared_ptr<torch::nn::Module> root, bool scopes_count, const Slicings& slicings)
     : scopes_count_(scopes_count) {
   visit(root, "", true, slicings);
 }
 
-void ModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, const std::string& path, bool is_node,
-                       const Slicings& slicings) {
+void TorchModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, const std::string& path, bool is_node,
+                            const Slicings& slicings) {
   model::Module met{.path = path, .id = reinterpret_cast<std::uintptr_t>(module.get())};
   met.type = c10::demangle(typeid(*module).name());
   met.role = is_node ? model::Role::kCalled : model::Role::kPart;
@@ -57,7 +57,7 @@ void ModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, const s
   }
 }
 
-std::vector<std::pair<std::string, at::Tensor>> ModuleTree::named() const {
+std::vector<std::pair<std::string, at::Tensor>> TorchModuleTree::named() const {
   std::vector<std::pair<std::string, at::Tensor>> named;
   for (const auto& item : root()->named_parameters()) named.emplace_back(item.key(), item.value());
   for (const auto& item : root()->named_buffers()) named.emplace_back(item.key(), item.value());

@@ -15,15 +15,15 @@ class Module;
 
 namespace lamina::frontend {
 
-using model::Held;
+using model::ModuleTensor;
 
 // The tree of a torch::nn model; see [Note: module tree]. Nodes are the root, and what is called as a Child: what any
 // other module holds belongs to the nearest of them above it.
-class ModuleTree : public model::ModuleTree {
+class TorchModuleTree : public model::ModuleTree {
  public:
   // `scopes_count`: whether a Partition around the making of a Child places it. `slicings`: of parameters that are
   // slices.
-  ModuleTree(std::shared_ptr<torch::nn::Module> root, bool scopes_count, const Slicings& slicings = {});
+  TorchModuleTree(std::shared_ptr<torch::nn::Module> root, bool scopes_count, const Slicings& slicings = {});
 
   const std::shared_ptr<torch::nn::Module>& root() const { return modules_.front(); }
   const std::shared_ptr<torch::nn::Module>& module(int node) const { return modules_.at(node); }

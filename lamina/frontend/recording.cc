@@ -2,11 +2,12 @@
 #include "lamina/frontend/recording.h"
 
 #include <algorithm>
+#include "lamina/base/deadline.h"
 
 namespace lamina::frontend {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using base::Clock;
 
 thread_local Recording* recording = nullptr;
 
@@ -40,7 +41,7 @@ struct Recording::Popped : Router::Scope {
   const int node;
 };
 
-Recording::Recording(const ModuleTree& tree)
+Recording::Recording(const TorchModuleTree& tree)
     : tree_(tree),
       costs_(tree.nodes().size()),
       outer_(router()),
@@ -65,10 +66,10 @@ std::vector<Cost> Recording::finish() {
   return std::move(costs_);
 }
 
-std::optional<Place> Recording::find(const torch::nn::Module* module) {
+std::optional<ModulePlace> Recording::find(const torch::nn::Module* module) {
   const int node = tree_.node(module);
   if (recording != this || node < 0) return std::nullopt;
-  return Place{this, base::ModuleId(node), /*elsewhere=*/false};
+  return ModulePlace{this, base::ModuleId(node), /*elsewhere=*/false};
 }
 
 std::unique_ptr<Router::Scope> Recording::enter(base::ModuleId id) {

@@ -19,12 +19,12 @@ using model::Cost;
 // One run of a model in this thread, while it lives: what happens belongs to the innermost node that runs.
 class Recording : public Router {
  public:
-  explicit Recording(const ModuleTree& tree);
+  explicit Recording(const TorchModuleTree& tree);
   ~Recording() override;
 
   std::vector<Cost> finish();
 
-  std::optional<Place> find(const torch::nn::Module* module) override;
+  std::optional<ModulePlace> find(const torch::nn::Module* module) override;
   value::Value call(base::ModuleId, std::int64_t, value::Value) override { return {}; }  // nothing is elsewhere
   std::unique_ptr<Scope> enter(base::ModuleId id) override;
   void returned(int node, const value::Value& result);
@@ -41,7 +41,7 @@ class Recording : public Router {
   static std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& operation);
   static void ends(const at::RecordFunction& operation, at::ObserverContext*);
 
-  const ModuleTree& tree_;
+  const TorchModuleTree& tree_;
   std::vector<Cost> costs_;
   Router* const outer_;
   const at::CallbackHandle handle_;

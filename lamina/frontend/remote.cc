@@ -48,7 +48,7 @@ void serve(CallSite site) {
   service(kWhat).serve(patience(kWhat, site));
 }
 
-RemoteModule place(const std::string& name, const torch::nn::Module& module, Call call) {
+RemoteModule place(const std::string& name, const torch::nn::Module& module, RemoteFunction call) {
   parameter_server::Placed placed{name, std::move(call), {}};
   for (const auto& item : module.named_parameters()) placed.parameters.emplace_back(item.key(), item.value());
   return RemoteModule(service("lamina::remote::place()").place(std::move(placed)));

@@ -67,12 +67,12 @@ class Context {
                 bool retain_graph = false);
   void backward(const at::Tensor& loss) { backward(std::vector{loss}); }
 
-  parameter_server::Context& part() { return *context_; }
+  parameter_server::AutogradContext& part() { return *context_; }
 
  private:
   const CallSite site_;
   parameter_server::Service& service_;
-  const std::shared_ptr<parameter_server::Context> context_;
+  const std::shared_ptr<parameter_server::AutogradContext> context_;
 };
 
 RemoteModule find(const std::string& name, int owner, CallSite site = CallSite::current());
@@ -81,8 +81,8 @@ RemoteModule find(const std::string& name, int owner, CallSite site = CallSite::
 void serve(CallSite site = CallSite::current());
 
 // The calls of a module as the engine makes them.
-using Call = std::function<Value(Value arguments)>;
-RemoteModule place(const std::string& name, const torch::nn::Module& module, Call call);
+using RemoteFunction = std::function<Value(Value arguments)>;
+RemoteModule place(const std::string& name, const torch::nn::Module& module, RemoteFunction call);
 
 // Has this rank own a module (or what TORCH_MODULE makes) whose forward takes `Args`; others find it by its name.
 template <class... Args, class Module>

@@ -43,7 +43,8 @@ struct Here : Router::Scope {
 
 }  // namespace
 
-TorchModules::TorchModules(const ModuleTree& tree) : streams_(tree.starts_rng_stream()), dynamic_(tree.waited_for()) {
+TorchModules::TorchModules(const TorchModuleTree& tree)
+    : streams_(tree.starts_rng_stream()), dynamic_(tree.waited_for()) {
   for (int node = 0; node < tree.size(); ++node) {
     const auto& name = tree.nodes()[node].name;
     names_.push_back(name.empty() ? "the model" : name);
@@ -81,7 +82,7 @@ void TorchModules::apply(base::ModuleId id, const std::string& state) {
   }
 }
 
-Routing::Routing(const ModuleTree& tree, const model::Cut& cut, session::Session& session) : session_(session) {
+Routing::Routing(const TorchModuleTree& tree, const model::Cut& cut, session::Session& session) : session_(session) {
   const auto modules = std::make_shared<TorchModules>(tree);
   modules_ = modules;
   auto& hooks = session.job().call_hooks();
@@ -107,7 +108,7 @@ Routing::Routing(const ModuleTree& tree, const model::Cut& cut, session::Session
   session.job().set_model(modules, std::move(ranks));
 }
 
-std::optional<Place> Routing::find(const torch::nn::Module* module) {
+std::optional<ModulePlace> Routing::find(const torch::nn::Module* module) {
   const auto found = places_.find(module);
   if (found == places_.end()) return std::nullopt;
   return found->second;
@@ -119,7 +120,7 @@ value::Value Routing::call(base::ModuleId id, std::int64_t kind, value::Value ar
 
 std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId id) {
   const auto& hooks = session_.job().call_hooks();
-  end_where_all_is_recorded(&job_checkpoint::Recording::begin_call);
+  end_where_all_is_recorded(&job_checkpoint::JobRecording::begin_call);
   return modules_->starts_rng_stream(id) || hooks.has(id) ? std::make_unique<Here>(*modules_, hooks, id) : nullptr;
 }
 

@@ -14,7 +14,7 @@ namespace lamina::frontend {
 // torch::nn modules as the engine calls them: by number, in training or evaluation as the caller's are.
 class TorchModules : public model::Modules {
  public:
-  explicit TorchModules(const ModuleTree& tree);
+  explicit TorchModules(const TorchModuleTree& tree);
 
   std::string name(base::ModuleId id) const override;
   bool starts_rng_stream(base::ModuleId id) const override { return streams_.at(id.value); }
@@ -38,16 +38,16 @@ class TorchModules : public model::Modules {
 // The calls of a model that is cut.
 class Routing : public Router {
  public:
-  Routing(const ModuleTree& tree, const model::Cut& cut, session::Session& session);
+  Routing(const TorchModuleTree& tree, const model::Cut& cut, session::Session& session);
 
-  std::optional<Place> find(const torch::nn::Module* module) override;
+  std::optional<ModulePlace> find(const torch::nn::Module* module) override;
   value::Value call(base::ModuleId id, std::int64_t kind, value::Value arguments) override;
   std::unique_ptr<Scope> enter(base::ModuleId id) override;
 
  private:
   session::Session& session_;
   std::shared_ptr<const TorchModules> modules_;
-  std::unordered_map<const torch::nn::Module*, Place> places_;  // elsewhere, or in a stream of its own
+  std::unordered_map<const torch::nn::Module*, ModulePlace> places_;  // elsewhere, or in a stream of its own
 };
 
 }  // namespace lamina::frontend

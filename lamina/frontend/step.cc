@@ -29,7 +29,7 @@ std::string argument(const at::Tensor& tensor, int place) {
 
 // The parts of a batch, and their names.
 struct Walk {
-  std::vector<pipeline::Part> parts;
+  std::vector<pipeline::BatchPart> parts;
   std::vector<std::string> names;
 
   void add(const Value& value, const frontend::Argument& argument, const std::string& name) {
@@ -38,13 +38,13 @@ struct Walk {
     names.push_back(name);
     const auto add_items = [&](const std::vector<Value>& items) {
       for (std::size_t i = 0; i < items.size(); ++i) add(items[i], argument, base::str(name, "[", i, "]"));
-      parts[place].kind = pipeline::Part::Kind::kList;
+      parts[place].kind = pipeline::BatchPart::Kind::kList;
       parts[place].size = static_cast<std::int64_t>(items.size());
     };
     if (const auto* tensor = value.get_if<at::Tensor>(); tensor != nullptr && tensor->defined()) {
       const auto axis = argument.axis < 0 ? argument.axis + tensor->dim() : argument.axis;
       if (axis < 0 || axis >= tensor->dim()) return;
-      parts[place].kind = pipeline::Part::Kind::kTensor;
+      parts[place].kind = pipeline::BatchPart::Kind::kTensor;
       parts[place].size = tensor->size(axis);
       parts[place].dtype = static_cast<std::int64_t>(tensor->scalar_type());
       parts[place].dims = tensor->dim();
@@ -54,10 +54,10 @@ struct Walk {
       add_items(tuple->items);
     } else if (const auto* dict = value.get_if<value::Dict>()) {
       for (const auto& [key, held] : dict->items) add(held, argument, name);
-      parts[place].kind = pipeline::Part::Kind::kContainer;
+      parts[place].kind = pipeline::BatchPart::Kind::kContainer;
     }
     parts[place].end = parts.size();
-    if (argument.is_said) parts[place].known = pipeline::Part::Known::kRows;
+    if (argument.is_said) parts[place].known = pipeline::BatchPart::Known::kRows;
   }
 
  private:
@@ -81,7 +81,7 @@ std::set<std::size_t> lists_of_samples(const std::vector<frontend::Argument>& ar
   }
   for (std::size_t i = 0; i < walk.parts.size(); ++i) {
     if (const auto known = said.lists.find(walk.names[i]); known != said.lists.end()) {
-      if (walk.parts[i].known == pipeline::Part::Known::kNot) walk.parts[i].known = known->second;
+      if (walk.parts[i].known == pipeline::BatchPart::Known::kNot) walk.parts[i].known = known->second;
     }
   }
   const auto found = pipeline::lists_of_samples(walk.parts);
@@ -94,9 +94,9 @@ std::set<std::size_t> lists_of_samples(const std::vector<frontend::Argument>& ar
   if (found.not_clear) throw refuse(*found.not_clear);
   std::set<std::size_t> lists;
   for (std::size_t i = 0; i < walk.parts.size(); ++i) {
-    if (walk.parts[i].kind != pipeline::Part::Kind::kList) continue;
-    said.lists.emplace(walk.names[i],
-                       found.by_elements[i] ? pipeline::Part::Known::kElements : pipeline::Part::Known::kRows);
+    if (walk.parts[i].kind != pipeline::BatchPart::Kind::kList) continue;
+    said.lists.emplace(walk.names[i], found.by_elements[i] ? pipeline::BatchPart::Known::kElements
+                                                           : pipeline::BatchPart::Known::kRows);
     if (!found.by_elements[i]) continue;
     if (!places.contains(i)) throw refuse(i);
     lists.insert(places.at(i));

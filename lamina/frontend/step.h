@@ -68,7 +68,7 @@ Argument argument_of(const Along<T>& argument) {
 // Remarks on the batches of a step function, each made once.
 struct Said {
   std::atomic<bool> split = false, nothing = false, fewer = false;
-  std::map<std::string, pipeline::Part::Known> lists;  // what was decided of them, by name; of one call at a time
+  std::map<std::string, pipeline::BatchPart::Known> lists;  // what was decided of them, by name; of one call at a time
 };
 
 // How the arguments are cut into microbatches: see [Note: uneven batches] in lamina/pipeline/pieces.h. One that does

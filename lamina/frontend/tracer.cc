@@ -7,6 +7,7 @@
 #include <chrono>
 #include <limits>
 
+#include "lamina/base/deadline.h"
 #include "lamina/frontend/calls.h"
 #include "lamina/frontend/recording.h"
 #include "lamina/runtime/process_state.h"
@@ -14,7 +15,7 @@
 namespace lamina::frontend {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using base::Clock;
 
 constexpr int kRuns = 4;  // the first, which finds caches cold, does not count
 constexpr auto kEnough = std::chrono::seconds(10);
@@ -22,7 +23,7 @@ constexpr auto kEnough = std::chrono::seconds(10);
 // The model's buffers and the process's random numbers, put back at the end.
 class StateRestorer {
  public:
-  explicit StateRestorer(const ModuleTree& tree) : tree_(tree), state_(runtime::ProcessState::current()) {
+  explicit StateRestorer(const TorchModuleTree& tree) : tree_(tree), state_(runtime::ProcessState::current()) {
     for (const auto& buffer : tree.buffers()) values_.push_back(buffer.tensor.detach().clone());
   }
   ~StateRestorer() {
@@ -34,12 +35,12 @@ class StateRestorer {
   StateRestorer(const StateRestorer&) = delete;
 
  private:
-  const ModuleTree& tree_;
+  const TorchModuleTree& tree_;
   runtime::ProcessState state_;
   std::vector<at::Tensor> values_;
 };
 
-std::vector<Cost> run(const ModuleTree& tree, const Example& example) {
+std::vector<Cost> run(const TorchModuleTree& tree, const Example& example) {
   value::Value arguments = example.arguments;
   value::for_each_tensor(arguments, [](at::Tensor& tensor) {
     if (tensor.defined()) tensor = tensor.detach().clone();
@@ -65,7 +66,7 @@ void keep_shortest(Cost& cost, const Cost& again) {
 
 }  // namespace
 
-std::vector<Cost> trace(const ModuleTree& tree, const Example& example) {
+std::vector<Cost> trace(const TorchModuleTree& tree, const Example& example) {
   const at::NoGradGuard no_grad;
   const StateRestorer restorer(tree);
   const auto began = Clock::now();

@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct AdadeltaHyperparameters {
   double lr, rho, eps, weight_decay, maximize;
 };
 
@@ -40,7 +40,7 @@ constexpr Rule kAdadelta{
     .kernel = [](Hyper) { return elements_kernel<Adadelta>(3); },
     .prepare =
         [](Hyper hyper, const Moment&, Numbers& numbers) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<AdadeltaHyperparameters>(hyper);
           ++numbers[0];
           return coefficients<Adadelta>({h.lr, h.rho, 1 - h.rho, h.eps, h.weight_decay, h.maximize != 0 ? -1.0 : 1.0});
         },

@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct AdagradHyperparameters {
   double lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize;
 };
 
@@ -40,7 +40,7 @@ constexpr Rule kAdagrad{
     .kernel = [](Hyper) { return elements_kernel<Adagrad>(1); },
     .prepare =
         [](Hyper hyper, const Moment&, Numbers& numbers) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<AdagradHyperparameters>(hyper);
           const double before = numbers[0]++;
           return coefficients<Adagrad>(
               {h.lr / (1 + before * h.lr_decay), h.weight_decay, h.eps, h.maximize != 0 ? -1.0 : 1.0});

@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct AdamHyperparameters {
   double lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, bias_correction, decoupled_weight_decay;
 };
 
@@ -51,12 +51,12 @@ constexpr Rule rule(const char* name) {
       .declaration = {.name = name, .hyper = kHyper<Decoupled>, .states = kStateFields},
       .kernel =
           [](Hyper hyper) {
-            return read<Hyperparameters>(hyper).amsgrad == 0 ? elements_kernel<Adam<false>>(3)
-                                                             : elements_kernel<Adam<true>>(7);
+            return read<AdamHyperparameters>(hyper).amsgrad == 0 ? elements_kernel<Adam<false>>(3)
+                                                                 : elements_kernel<Adam<true>>(7);
           },
       .prepare =
           [](Hyper hyper, const Moment&, Numbers& numbers) {
-            const auto h = read<Hyperparameters>(hyper);
+            const auto h = read<AdamHyperparameters>(hyper);
             const double step = ++numbers[0];
             const bool decoupled = h.decoupled_weight_decay != 0;
             const auto bias = [&](double beta) { return h.bias_correction != 0 ? 1 - std::pow(beta, step) : 1; };

@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct AdamaxHyperparameters {
   double lr, beta1, beta2, eps, weight_decay, maximize;
 };
 
@@ -38,7 +38,7 @@ constexpr Rule kAdamax{
     .kernel = [](Hyper) { return elements_kernel<Adamax>(3); },
     .prepare =
         [](Hyper hyper, const Moment&, Numbers& numbers) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<AdamaxHyperparameters>(hyper);
           const double step = ++numbers[0];
           return coefficients<Adamax>({h.lr / (1 - std::pow(h.beta1, step)), h.beta1, 1 - h.beta1, h.beta2, h.eps,
                                        h.weight_decay, h.maximize != 0 ? -1.0 : 1.0});

@@ -10,7 +10,7 @@ namespace {
 using layout::DType;
 
 template <class T>
-struct Plain {
+struct PlainBlocks {
   using Stored = T;
   static T widen(T value) { return value; }
   template <class Wide>
@@ -24,9 +24,9 @@ template <class Work>
 void with_type(DType dtype, const Work& work) {
   switch (dtype) {
     case DType::kFloat32:
-      return work(Plain<float>());
+      return work(PlainBlocks<float>());
     case DType::kFloat64:
-      return work(Plain<double>());
+      return work(PlainBlocks<double>());
     case DType::kFloat16:
       return work(layout::Float16());
     case DType::kBFloat16:

@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct LambHyperparameters {
   double lr, bias_correction, beta1, beta2, eps, weight_decay, adam_w_mode, grad_averaging, max_grad_norm, use_nvlamb;
 };
 
@@ -53,7 +53,7 @@ struct Lamb {
 };
 
 Coefficients prepared(Hyper hyper, const Moment& moment, Numbers& numbers) {
-  const auto h = read<Hyperparameters>(hyper);
+  const auto h = read<LambHyperparameters>(hyper);
   const double step = ++numbers[0];
   const bool clips = h.max_grad_norm > 0 && moment.gradient_norm > h.max_grad_norm;
   const bool decoupled = h.adam_w_mode != 0, corrects = h.bias_correction != 0;
@@ -72,7 +72,7 @@ Coefficients prepared(Hyper hyper, const Moment& moment, Numbers& numbers) {
 
 // A parameter moves by lr times its own norm, unless it is not decayed.
 void finish(Hyper hyper, const Norms& norms, const Moment&, Numbers&, Coefficients& coefficients) {
-  const auto h = read<Hyperparameters>(hyper);
+  const auto h = read<LambHyperparameters>(hyper);
   if (h.use_nvlamb == 0 && h.weight_decay == 0) return;
   if (norms[0] == 0 || norms[1] == 0) return;
   auto step = step_of<Lamb, double>(coefficients);

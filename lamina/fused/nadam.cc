@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct NAdamHyperparameters {
   double lr, beta1, beta2, eps, weight_decay, momentum_decay, decoupled_weight_decay, maximize;
 };
 
@@ -47,7 +47,7 @@ constexpr Rule kNAdam{
     .kernel = [](Hyper) { return elements_kernel<NAdam>(3); },
     .prepare =
         [](Hyper hyper, const Moment& moment, Numbers& numbers) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<NAdamHyperparameters>(hyper);
           const bool decoupled = h.decoupled_weight_decay != 0;
           const double step = ++numbers[0];
           const auto mu = [&](double at) { return h.beta1 * (1 - 0.5 * std::pow(0.96, at * h.momentum_decay)); };

@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct NovoGradHyperparameters {
   double lr, bias_correction, beta1, beta2, eps, weight_decay, reg_inside_moment, grad_averaging, norm_type, init_zero;
 };
 
@@ -46,7 +46,7 @@ struct NovoGrad {
   };
 };
 
-double blended(const Hyperparameters& h, const Norms& norms, const Moment& moment, double before) {
+double blended(const NovoGradHyperparameters& h, const Norms& norms, const Moment& moment, double before) {
   const bool largest = h.norm_type == 0;
   const double norm = largest ? norms[1] : std::sqrt(norms[0]);
   if (moment.first && h.init_zero == 0) return norm;
@@ -60,17 +60,17 @@ constexpr Rule kNovoGrad{
     .declaration =
         {.name = "NovoGrad", .needs = Needs::kNorms, .hyper = kHyper, .states = kStateFields, .norms = kNorms},
     .check = [](Hyper hyper, const void*) -> const char* {
-      const double norm_type = read<Hyperparameters>(hyper).norm_type;
+      const double norm_type = read<NovoGradHyperparameters>(hyper).norm_type;
       return norm_type == 0 || norm_type == 2 ? nullptr : "NovoGrad supports the norms 2 and 0, the largest, only";
     },
     .kernel =
         [](Hyper hyper) {
-          const bool largest = read<Hyperparameters>(hyper).norm_type == 0;
+          const bool largest = read<NovoGradHyperparameters>(hyper).norm_type == 0;
           return largest ? norms_kernel<NovoGrad, 1, Combine::kMax>(1) : norms_kernel<NovoGrad, 0, Combine::kSum>(1);
         },
     .prepare =
         [](Hyper hyper, const Moment&, Numbers& numbers) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<NovoGradHyperparameters>(hyper);
           const double step = ++numbers[0];
           return coefficients<NovoGrad>({.inside = h.reg_inside_moment,
                                          .beta1 = h.beta1,
@@ -81,7 +81,7 @@ constexpr Rule kNovoGrad{
         },
     .finish =
         [](Hyper hyper, const Norms& norms, const Moment& moment, Numbers& numbers, Coefficients& all) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<NovoGradHyperparameters>(hyper);
           const double norm = numbers[1] = blended(h, norms, moment, numbers[1]);
           const double correction = h.bias_correction != 0 ? std::sqrt(1 - std::pow(h.beta2, numbers[0])) : 1;
           auto step = step_of<NovoGrad, double>(all);

@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct QhmHyperparameters {
   double lr, momentum, nu, weight_decay, weight_decay_type;
 };
 
@@ -41,7 +41,7 @@ constexpr Rule kQhm{
     .kernel = [](Hyper) { return elements_kernel<Qhm>(1); },
     .prepare =
         [](Hyper hyper, const Moment&, Numbers&) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<QhmHyperparameters>(hyper);
           const bool direct = h.weight_decay_type != 0;
           return coefficients<Qhm>({direct ? 0 : h.weight_decay, direct ? 1 - h.lr * h.weight_decay : 1, h.momentum,
                                     1 - h.momentum, h.lr * h.nu, h.lr * (1 - h.nu)});

@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct RAdamHyperparameters {
   double lr, beta1, beta2, eps, weight_decay, decoupled_weight_decay, maximize;
 };
 
@@ -41,7 +41,7 @@ constexpr Rule kRAdam{
     .kernel = [](Hyper) { return elements_kernel<RAdam>(3); },
     .prepare =
         [](Hyper hyper, const Moment&, Numbers& numbers) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<RAdamHyperparameters>(hyper);
           const bool decoupled = h.decoupled_weight_decay != 0;
           const double step = ++numbers[0];
           const double correction2 = 1 - std::pow(h.beta2, step);

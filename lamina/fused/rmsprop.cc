@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct RmsPropHyperparameters {
   double lr, alpha, eps, weight_decay, momentum, centered, maximize;
 };
 
@@ -52,7 +52,7 @@ constexpr Rule kRmsProp{
     .declaration = {.name = "RMSprop", .hyper = kHyper, .states = kStateFields},
     .kernel =
         [](Hyper hyper) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<RmsPropHyperparameters>(hyper);
           if (h.momentum == 0) {
             return h.centered == 0 ? elements_kernel<RmsProp<false, false>>(1)
                                    : elements_kernel<RmsProp<false, true>>(5);
@@ -61,7 +61,7 @@ constexpr Rule kRmsProp{
         },
     .prepare =
         [](Hyper hyper, const Moment&, Numbers& numbers) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<RmsPropHyperparameters>(hyper);
           ++numbers[0];
           return coefficients<RmsProp<true, true>>(
               {h.lr, h.alpha, 1 - h.alpha, h.eps, h.weight_decay, h.momentum, h.maximize != 0 ? -1.0 : 1.0});

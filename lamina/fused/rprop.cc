@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct RpropHyperparameters {
   double lr, eta_minus, eta_plus, least_step, most_step, maximize;
 };
 
@@ -58,7 +58,7 @@ constexpr Rule kRprop{
     .kernel = [](Hyper) { return elements_kernel<Rprop>(3); },
     .prepare =
         [](Hyper hyper, const Moment&, Numbers& numbers) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<RpropHyperparameters>(hyper);
           ++numbers[0];
           return coefficients<Rprop>(
               {h.eta_minus, h.eta_plus, h.least_step, h.most_step, h.maximize != 0 ? -1.0 : 1.0});

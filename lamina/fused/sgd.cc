@@ -6,7 +6,7 @@
 namespace lamina::fused {
 namespace {
 
-struct Hyperparameters {
+struct SgdHyperparameters {
   double lr, momentum, dampening, weight_decay, nesterov, maximize;
 };
 
@@ -15,7 +15,7 @@ constexpr HyperField kHyper[] = {lr(1e-3),        momentum(0),      {"dampening"
 constexpr StateField kStateFields[] = {{"momentum_buffer"}};
 
 // To maximize, a step goes against the gradient: the coefficients of what it goes along have the other sign.
-struct Plain {
+struct PlainSgd {
   template <class T>
   struct Step {
     static constexpr std::size_t kStates = 0;
@@ -48,7 +48,7 @@ struct Momentum {
 constexpr Rule kSgd{
     .declaration = {.name = "SGD", .hyper = kHyper, .states = kStateFields},
     .check = [](Hyper hyper, const void*) -> const char* {
-      const auto h = read<Hyperparameters>(hyper);
+      const auto h = read<SgdHyperparameters>(hyper);
       if (h.nesterov != 0 && (h.momentum <= 0 || h.dampening != 0)) {
         return "Nesterov momentum requires a momentum and zero dampening";
       }
@@ -56,13 +56,14 @@ constexpr Rule kSgd{
     },
     .kernel =
         [](Hyper hyper) {
-          return read<Hyperparameters>(hyper).momentum == 0 ? elements_kernel<Plain>(0) : elements_kernel<Momentum>(1);
+          return read<SgdHyperparameters>(hyper).momentum == 0 ? elements_kernel<PlainSgd>(0)
+                                                               : elements_kernel<Momentum>(1);
         },
     .prepare =
         [](Hyper hyper, const Moment& moment, Numbers&) {
-          const auto h = read<Hyperparameters>(hyper);
+          const auto h = read<SgdHyperparameters>(hyper);
           const double sign = h.maximize != 0 ? -1 : 1;
-          if (h.momentum == 0) return coefficients<Plain>({sign * h.lr, sign * h.weight_decay});
+          if (h.momentum == 0) return coefficients<PlainSgd>({sign * h.lr, sign * h.weight_decay});
           // The first gradient is not dampened.
           const double keep = moment.first ? 0 : h.momentum, add = moment.first ? 1 : 1 - h.dampening;
           const double nesterov = h.nesterov != 0 ? sign : 0;

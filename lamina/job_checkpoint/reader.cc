@@ -66,7 +66,7 @@ void require_like(const archive::SavedTensor& saved, const std::string& name, co
 // Called between two reads: ends them where this rank is interrupted or another one is lost, and says about every
 // second to whoever watches this process that it goes on.
 std::function<void()> between_reads(const checkpoint::Peers& peers) {
-  using Clock = base::Deadline::Clock;
+  using Clock = base::Clock;
   return [&peers, said = Clock::now()]() mutable {
     if (peers.patience.check_interrupt) peers.patience.check_interrupt();
     if (const auto loss = peers.mailbox.first_loss()) {

@@ -20,7 +20,7 @@ namespace lamina::job_checkpoint {
 
 using verification::RunRecorder;
 using Held = RunRecorder::Held;
-using Recorded = std::vector<std::pair<digests::Kind, Held>>;
+using Recorded = std::vector<std::pair<digests::RecordedKind, Held>>;
 
 namespace {
 
@@ -34,7 +34,7 @@ Held held(std::string name, const at::Tensor& elements, const Parts::Piece& piec
 
 void add_model(const JobAccess& job, const Parts& parts, Recorded& state) {
   for (const auto* row : job.table().here()) {
-    const auto kind = row->layout.buffer ? digests::Kind::kBuffer : digests::Kind::kParameter;
+    const auto kind = row->layout.buffer ? digests::RecordedKind::kBuffer : digests::RecordedKind::kParameter;
     state.emplace_back(kind, held(row->layout.name, held_here(job, row->tensor), parts.of_row(*row), parts));
   }
 }
@@ -48,7 +48,8 @@ void add_optimizer(int number, OptimizerAccess& optimizer, const Parts& parts, R
         const auto piece = is_master ? parts.of_local(local, name.parameter)
                                      : parts.of_state(locals, local, name.parameter, value.sizes());
         const auto word = is_master ? "master" : name.state;
-        state.emplace_back(digests::Kind::kState, held(base::str(name.parameter, " ", word), value, piece, parts));
+        state.emplace_back(digests::RecordedKind::kState,
+                           held(base::str(name.parameter, " ", word), value, piece, parts));
       },
       /*skips_others=*/true);
 }
@@ -90,15 +91,15 @@ void record_updates(distributed_optimizer::Optimizer& optimizer, const collectiv
       });
 }
 
-bool Recording::begin_step(JobAccess& job) {
+bool JobRecording::begin_step(JobAccess& job) {
   const bool is_over = record_news(job);
   if (!is_over) recorder_->begin_step();
   return is_over;
 }
 
-bool Recording::begin_call(JobAccess& job) { return !runtime::in_step() && record_news(job); }
+bool JobRecording::begin_call(JobAccess& job) { return !runtime::in_step() && record_news(job); }
 
-bool Recording::record_news(JobAccess& job) {
+bool JobRecording::record_news(JobAccess& job) {
   const bool is_first = !std::exchange(has_begun_, true), has_news = recorder_->has_news();
   if (is_first || has_news) record_generators(job);
   if (!has_model_ || has_news) record_model(job);
@@ -106,19 +107,19 @@ bool Recording::record_news(JobAccess& job) {
 }
 
 // With several partitions that is in the first step, else long before it: a checkpoint may be loaded until then.
-void Recording::note_cut(JobAccess& job) {
+void JobRecording::note_cut(JobAccess& job) {
   if (job.ranks().topology.size(topology::kPartitions) > 1) record_model(job);
 }
 
-void Recording::see_results(std::span<const std::vector<at::Tensor>> results) {
+void JobRecording::see_results(std::span<const std::vector<at::Tensor>> results) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     recorder_->see_result(base::Microbatch(static_cast<int>(i)), results[i]);
   }
 }
 
-void Recording::end_step() { recorder_->end_step(); }
+void JobRecording::end_step() { recorder_->end_step(); }
 
-void Recording::before_update(JobAccess& job) {
+void JobRecording::before_update(JobAccess& job) {
   if (!job.has_model() || !job.is_cut()) return;
   const Parts parts(job.ranks(), job.table());
   std::vector<Held> gradients;
@@ -129,12 +130,12 @@ void Recording::before_update(JobAccess& job) {
   recorder_->see_update(gradients);
 }
 
-void Recording::end(JobAccess& job) {
+void JobRecording::end(JobAccess& job) {
   if (recorder_->has_news()) record_news(job);
   recorder_->end();
 }
 
-void Recording::record_model(JobAccess& job) {
+void JobRecording::record_model(JobAccess& job) {
   if (!job.has_model() || !job.is_cut()) return;
   const Parts parts(job.ranks(), job.table());
   Recorded state;
@@ -145,7 +146,7 @@ void Recording::record_model(JobAccess& job) {
   has_model_ = true;
 }
 
-void Recording::record_generators(JobAccess& job) {
+void JobRecording::record_generators(JobAccess& job) {
   if (!job.steps().leads()) return;
   const model::ParameterTable none(std::vector<model::Parameter>(), base::Partition(0), 1);
   const Parts parts(job.ranks(), none);
@@ -154,7 +155,8 @@ void Recording::record_generators(JobAccess& job) {
   Recorded state;
   for (std::int64_t number = 0; const auto& part : list.take()) {
     const auto& elements = part.elements;
-    state.emplace_back(digests::Kind::kGenerator, Held{base::str(number++), elements, {elements.sizes().vec(), 0}});
+    state.emplace_back(digests::RecordedKind::kGenerator,
+                       Held{base::str(number++), elements, {elements.sizes().vec(), 0}});
   }
   recorder_->see_state(state);
 }

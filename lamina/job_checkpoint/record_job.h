@@ -23,9 +23,9 @@ void record_updates(distributed_optimizer::Optimizer& optimizer, const collectiv
 // made of it, and the generators of the rank that leads are recorded before the first step, and where the next one
 // begins. By then the script has done to them what it does between steps. There the program is to end once all steps
 // that are wanted are recorded. Used by the thread that makes the steps; note_cut() by one that runs a body, too.
-class Recording {
+class JobRecording {
  public:
-  explicit Recording(std::shared_ptr<verification::RunRecorder> recorder) : recorder_(std::move(recorder)) {}
+  explicit JobRecording(std::shared_ptr<verification::RunRecorder> recorder) : recorder_(std::move(recorder)) {}
 
   // A step function is called; a module is, which counts outside of steps. True: the program is to end.
   [[nodiscard]] bool begin_step(JobAccess& job);

@@ -20,7 +20,7 @@
 namespace lamina::job_checkpoint {
 namespace {
 
-using Names = std::vector<std::vector<std::string>>;  // of parameters, by group
+using GroupNames = std::vector<std::vector<std::string>>;  // of parameters, by group
 
 std::string now() {
   const auto time = std::time(nullptr);
@@ -31,7 +31,7 @@ std::string now() {
   return text;
 }
 
-value::Value to_value(const std::vector<Names>& all) {
+value::Value to_value(const std::vector<GroupNames>& all) {
   value::List optimizers;
   for (const auto& groups : all) {
     value::List by_group;
@@ -43,8 +43,8 @@ value::Value to_value(const std::vector<Names>& all) {
   return optimizers;
 }
 
-std::vector<Names> to_names(const value::Value& told) {
-  std::vector<Names> all;
+std::vector<GroupNames> to_names(const value::Value& told) {
+  std::vector<GroupNames> all;
   for (const auto& optimizer : told.as<value::List>().items) {
     auto& groups = all.emplace_back();
     for (const auto& group : optimizer.as<value::List>().items) {
@@ -57,8 +57,8 @@ std::vector<Names> to_names(const value::Value& told) {
 
 // The names in the groups of a whole optimizer, from what each rank of a copy of the model knows of them. They are in
 // the order of the model where each has made groups of its own parameters.
-Names agreed(const std::vector<Names>& everyone, const model::ParameterTable& table) {
-  if (std::ranges::all_of(everyone, [&](const Names& other) { return other == everyone.front(); })) {
+GroupNames agreed(const std::vector<GroupNames>& everyone, const model::ParameterTable& table) {
+  if (std::ranges::all_of(everyone, [&](const GroupNames& other) { return other == everyone.front(); })) {
     return everyone.front();
   }
   std::unordered_map<std::string_view, std::size_t> order;
@@ -67,7 +67,7 @@ Names agreed(const std::vector<Names>& everyone, const model::ParameterTable& ta
     const auto found = order.find(name);
     return found == order.end() ? order.size() : found->second;
   };
-  Names merged(everyone.front().size());
+  GroupNames merged(everyone.front().size());
   for (const auto& other : everyone) {
     if (other.size() != merged.size()) {
       throw faces::refusal("groups-apart", merged.size(), other.size());
@@ -107,7 +107,7 @@ class Contents {
   void hand_in() {
     const auto pipeline = job_.ranks().pipeline();
     if (pipeline.size() == 1 || pipeline.front() != job_.ranks().everyone().front()) return;
-    std::vector<model::Named> own;
+    std::vector<model::NamedValue> own;
     own.emplace_back("extra", extra_);
     own.emplace_back("names", to_value(names_));
     for (const auto& [what, told] :
@@ -128,7 +128,7 @@ class Contents {
       all_extra_ = extra_;
     }
     for (std::size_t number = 0; number < optimizers_.size(); ++number) {
-      std::vector<Names> everyone;
+      std::vector<GroupNames> everyone;
       for (const auto& known : known_) everyone.push_back(known.at(number));
       const auto names = agreed(everyone, job_.table());
       auto& groups = optimizers_[number].groups;
@@ -166,8 +166,8 @@ class Contents {
   SaveList list_;
   std::vector<OptimizerAbout> optimizers_;
   value::Dict extra_, all_extra_;
-  std::vector<Names> names_;               // of this rank's optimizers
-  std::vector<std::vector<Names>> known_;  // by rank of a copy
+  std::vector<GroupNames> names_;               // of this rank's optimizers
+  std::vector<std::vector<GroupNames>> known_;  // by rank of a copy
 };
 
 }  // namespace

@@ -110,10 +110,10 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
   Preloader* const one = preloader ? &*preloader : nullptr;
   Restarts restarts(prepared.options.restarts);
   while (true) {
-    const auto begin = base::Deadline::Clock::now();
+    const auto begin = base::Clock::now();
     job.restart = restarts.count();
     const Outcome outcome = Attempt{prepared, job, secret, terminal, outputs, one, control, children, mask}.run();
-    const auto next = restarts.judge(outcome, base::Deadline::Clock::now() - begin);
+    const auto next = restarts.judge(outcome, base::Clock::now() - begin);
     if (next == Restarts::Next::kAgain) {
       report.restarting(restarts.count(), restarts.most(), restarts.pause());
       if (const auto code = pause(restarts.pause(), control)) return *code;

@@ -154,7 +154,7 @@ value::Value Mailbox::await(const Lacked& lacked, const base::Patience& patience
     if (is_here(lacked.from, lacked.channel, lacked.number)) return true;
     const auto found = lost_.find(lacked.from);
     if (found == lost_.end()) return false;
-    if (lacked.is_loose && base::Deadline::Clock::now() - found->second.at < kCauseOnItsWay) return false;
+    if (lacked.is_loose && base::Clock::now() - found->second.at < kCauseOnItsWay) return false;
     throw_lost(found->second.loss, lacked);
   };
   base::wait_until(lock, arrived_, patience, ready, [&] { return name(lacked); });
@@ -170,7 +170,7 @@ bool Mailbox::heard_enough(base::Rank from, const std::string& channel, const Ta
 }
 
 void Mailbox::hear(std::vector<base::Rank> from, const std::string& channel, const base::Patience& patience,
-                   const Take& take, const Named& what) {
+                   const Take& take, const WaitNamer& what) {
   std::unique_lock lock(mutex_);
   const auto ready = [&] {
     std::erase_if(from, [&](base::Rank rank) { return heard_enough(rank, channel, take); });
@@ -307,7 +307,7 @@ void Mailbox::require_members(std::span<const base::Rank> members, const Lacked&
   std::lock_guard guard(mutex_);
   for (const auto& [rank, lost] : lost_) {
     if (std::ranges::find(members, rank) == members.end()) continue;
-    if (base::Deadline::Clock::now() - lost.at < kOnItsWay) continue;
+    if (base::Clock::now() - lost.at < kOnItsWay) continue;
     throw_lost(lost.loss, {rank, lacked.channel, lacked.number, lacked.call, lacked.scope, lacked.named});
   }
 }
@@ -341,7 +341,7 @@ void Mailbox::deliver(transport::Message&& message) {
 void Mailbox::lose(const base::Loss& loss) {
   {
     std::lock_guard guard(mutex_);
-    lost_.try_emplace(loss.rank, Lost{loss, base::Deadline::Clock::now()});
+    lost_.try_emplace(loss.rank, Lost{loss, base::Clock::now()});
     if (!first_loss_) first_loss_ = loss;
   }
   arrived_.notify_all();

@@ -29,12 +29,12 @@ inline constexpr transport::Kind kObject = "object";  // a value on the channel 
 std::string group_channel(const char* what, std::span<const base::Rank> members);
 
 // Names a wait in which these ranks are still to be heard.
-using Named = std::function<std::string(std::span<const base::Rank> awaited)>;
+using WaitNamer = std::function<std::string(std::span<const base::Rank> awaited)>;
 
 // How an exchange goes.
 struct Course {
-  Named named = nullptr;  // names the wait; empty: by its channel
-  bool is_loose = false;  // members may be in different calls, and tell the others themselves of what they throw
+  WaitNamer named = nullptr;  // names the wait; empty: by its channel
+  bool is_loose = false;      // members may be in different calls, and tell the others themselves of what they throw
   // Numbers the exchange, from 1 and ever higher, where members may leave some out; else they are counted.
   std::optional<std::int64_t> number = {};
 };
@@ -62,7 +62,7 @@ class Mailbox {
   // receive() throws.
   using Take = std::function<bool(base::Rank from, value::Value value)>;
   void hear(std::vector<base::Rank> from, const std::string& channel, const base::Patience& patience, const Take& take,
-            const Named& what);
+            const WaitNamer& what);
 
   // Takes the value where it has come already.
   std::optional<value::Value> poll(base::Rank from, const std::string& channel);
@@ -106,7 +106,7 @@ class Mailbox {
     std::int64_t number;
     const base::Call& call;
     const MutualWaits::Scope& scope;
-    const Named& named;  // empty: by the channel
+    const WaitNamer& named;  // empty: by the channel
     bool is_loose = false;
   };
   value::Value await(const Lacked& lacked, const base::Patience& patience);
@@ -132,7 +132,7 @@ class Mailbox {
   std::set<std::string> exchanging_;               // channels of groups in which a thread waits
   struct Lost {
     base::Loss loss;
-    base::Deadline::Clock::time_point at;
+    base::Clock::time_point at;
   };
   std::map<base::Rank, Lost> lost_;
   std::optional<base::Loss> first_loss_;

@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "lamina/base/deadline.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/faces/sayings.h"
@@ -12,10 +13,10 @@
 namespace lamina::messaging {
 namespace {
 
+using base::Clock;
 using value::List;
 using value::Tuple;
 using value::Value;
-using Clock = base::Deadline::Clock;
 
 constexpr auto kMoment = std::chrono::milliseconds(500);  // a shorter wait is told to nobody
 // How long a thread that waits may be away from its wait, in what it does meanwhile, until that counts as a new one.

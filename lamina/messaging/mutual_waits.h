@@ -136,7 +136,7 @@ class MutualWaits {
     std::int64_t attempt_ = 0;  // at the operation
     Scope* outer_ = nullptr;
     bool alone_ = false;  // in its wait: of two threads the other one may yet do what is lacked, nothing can be proven
-    base::Deadline::Clock::time_point since_, checked_;
+    base::Clock::time_point since_, checked_;
     std::set<base::Rank> told_;
     base::Call call_;
     bool withdrawn_ = false;

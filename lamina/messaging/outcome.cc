@@ -4,12 +4,13 @@
 #include <nlohmann/json.hpp>
 
 #include "lamina/base/error.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 
 namespace lamina::messaging {
 namespace {
 
-using Json = nlohmann::json;
+using base::Json;
 
 Json described(const std::exception_ptr& error) {
   try {

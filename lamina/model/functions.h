@@ -28,12 +28,12 @@ class Functions : public Modules {
   }
 
  private:
-  struct Named {
+  struct NamedValue {
     std::string name;
     Function function;
     bool starts_rng_stream;
   };
-  std::vector<Named> functions_;
+  std::vector<NamedValue> functions_;
 };
 
 }  // namespace lamina::model

@@ -86,8 +86,8 @@ void ModuleTree::hold(const Module& module, int node) {
   }
 }
 
-std::vector<Held> ModuleTree::tensors() const {
-  std::vector<Held> all = parameters_;
+std::vector<ModuleTensor> ModuleTree::tensors() const {
+  std::vector<ModuleTensor> all = parameters_;
   all.insert(all.end(), buffers_.begin(), buffers_.end());
   return all;
 }

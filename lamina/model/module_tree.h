@@ -43,7 +43,7 @@ struct Module {
 };
 
 // A parameter or buffer, under its first name, and the node that it belongs to.
-struct Held {
+struct ModuleTensor {
   std::string name;
   at::Tensor tensor;
   int node = 0;
@@ -71,9 +71,9 @@ class ModuleTree {
   const std::vector<Node>& nodes() const { return nodes_; }
   int size() const { return static_cast<int>(nodes_.size()); }
   // Each tensor once, in the model's order.
-  const std::vector<Held>& parameters() const { return parameters_; }
-  const std::vector<Held>& buffers() const { return buffers_; }
-  std::vector<Held> tensors() const;  // both
+  const std::vector<ModuleTensor>& parameters() const { return parameters_; }
+  const std::vector<ModuleTensor>& buffers() const { return buffers_; }
+  std::vector<ModuleTensor> tensors() const;  // both
   // Finds the nodes whose modules hold it; none for what is not the model's.
   const std::vector<int>& holders(const at::Tensor& tensor) const;
 
@@ -117,7 +117,7 @@ class ModuleTree {
 
   std::vector<Node> nodes_;
   std::vector<int> module_of_node_;
-  std::vector<Held> parameters_, buffers_;
+  std::vector<ModuleTensor> parameters_, buffers_;
   std::vector<Known> modules_;
   std::vector<Place> places_;
   std::unordered_map<std::uintptr_t, int> by_id_;  // modules

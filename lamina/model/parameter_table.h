@@ -17,7 +17,7 @@ namespace lamina::model {
 
 // How gradients become one: their sum over the group, divided. A parameter that is cut into slices has a gradient of
 // its own on each rank of a TP_GROUP.
-struct Reduction {
+struct GradientReduction {
   topology::Group over = topology::kReplicas;
   int divisor = 1;
 };
@@ -27,7 +27,7 @@ struct Reduction {
 struct Parameter {
   layout::ParameterLayout layout;
   layout::ParameterLayout update;  // differs in its dtype where there are masters, in its shards where copies divide it
-  Reduction reduction;
+  GradientReduction reduction;
   at::Tensor tensor;
 
   bool has_master() const { return update.dtype != layout.dtype; }

@@ -62,7 +62,7 @@ void join_sharers(const ModuleTree& tree, const std::vector<int>& place, plan::M
 }
 
 // Counts what a rank has of a parameter.
-std::int64_t bytes_on_a_rank(const Held& held, const config::Config& config) {
+std::int64_t bytes_on_a_rank(const ModuleTensor& held, const config::Config& config) {
   const int degree = config.sharded_data_parallel_degree;
   const auto& parameter = held.tensor;
   const bool whole = degree == 1 || !may_be_sharded(held.name, parameter, config);

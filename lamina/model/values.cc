@@ -18,7 +18,7 @@ using value::Dict;
 using value::List;
 using value::Tuple;
 using value::Value;
-using Rows = std::span<const Parameter>;
+using ParameterRows = std::span<const Parameter>;
 
 constexpr auto kChannel = "values";
 constexpr auto kStateChannel = "state";
@@ -30,8 +30,8 @@ std::int64_t checksum(const at::Tensor& tensor) {
 }
 
 // Cut alike on all ranks, each of rows that are whole, or of slices.
-std::vector<Rows> portions(Rows rows, std::size_t portion_bytes) {
-  std::vector<Rows> result;
+std::vector<ParameterRows> portions(ParameterRows rows, std::size_t portion_bytes) {
+  std::vector<ParameterRows> result;
   std::size_t begin = 0, size_bytes = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     size_bytes += rows[i].tensor.nbytes();
@@ -45,14 +45,14 @@ std::vector<Rows> portions(Rows rows, std::size_t portion_bytes) {
   return result;
 }
 
-Value checksums(Rows rows) {
+Value checksums(ParameterRows rows) {
   List sums;
   for (const auto& row : rows) sums.items.emplace_back(checksum(row.tensor));
   return sums;
 }
 
 // The positions of the rows here whose value differs from the first rank's.
-List wanted(const ParameterTable& table, Rows rows, const Value& checksums) {
+List wanted(const ParameterTable& table, ParameterRows rows, const Value& checksums) {
   List positions;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto expected = checksums.as<List>().items.at(i).as<std::int64_t>();
@@ -63,7 +63,7 @@ List wanted(const ParameterTable& table, Rows rows, const Value& checksums) {
   return positions;
 }
 
-std::int64_t take(Rows rows, const List& wish, const Value& values) {
+std::int64_t take(ParameterRows rows, const List& wish, const Value& values) {
   const at::NoGradGuard no_grad;
   std::int64_t received = 0;
   for (std::size_t i = 0; i < wish.items.size(); ++i) {
@@ -75,7 +75,7 @@ std::int64_t take(Rows rows, const List& wish, const Value& values) {
 }
 
 // Collective: see give_values. Where every rank has the values already, as from one seed, that is all that is said.
-std::int64_t give(const ParameterTable& table, Rows rows, std::span<const base::Rank> world,
+std::int64_t give(const ParameterTable& table, ParameterRows rows, std::span<const base::Rank> world,
                   messaging::Mailbox& mailbox, const base::Patience& patience) {
   const auto first = world.front();
   const bool is_first = mailbox.rank() == first;
@@ -104,7 +104,7 @@ const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
-void release(const ParameterTable& table, Rows rows, const Memory& kept,
+void release(const ParameterTable& table, ParameterRows rows, const Memory& kept,
              const std::function<std::string(const Parameter&)>& why) {
   for (const auto& row : rows) {
     if (table.is_here(row)) continue;
@@ -115,7 +115,7 @@ void release(const ParameterTable& table, Rows rows, const Memory& kept,
 }
 
 // A rank's own parts as the dictionaries that travel.
-std::vector<Dict> state_portions(std::vector<Named> own, std::size_t portion_bytes) {
+std::vector<Dict> state_portions(std::vector<NamedValue> own, std::size_t portion_bytes) {
   std::vector<Dict> portions;
   std::size_t size_bytes = portion_bytes;
   for (auto& [name, part] : own) {
@@ -141,7 +141,7 @@ Value receive_of(std::int64_t gathering, base::Rank rank, messaging::Mailbox& ma
 }
 
 // Memory that is not to be freed: what lies here, and what of `later` is still to be read.
-Memory kept_for(const ParameterTable& table, Rows later) {
+Memory kept_for(const ParameterTable& table, ParameterRows later) {
   Memory kept;
   const auto keep = [&](const Parameter& row) {
     if (!value::is_released(row.tensor)) kept.insert(memory_of(row.tensor));
@@ -156,12 +156,12 @@ Memory kept_for(const ParameterTable& table, Rows later) {
 std::int64_t give_values(const ParameterTable& table, const Alike& alike, messaging::Mailbox& mailbox,
                          const base::Patience& patience, const ValueHooks& hooks, std::size_t portion_bytes) {
   std::int64_t received = 0;
-  for (const Rows rows : portions(table.all(), portion_bytes)) {
+  for (const ParameterRows rows : portions(table.all(), portion_bytes)) {
     if (hooks.make) hooks.make(rows);
     const auto& ranks = rows.front().layout.slicing ? alike.same_slice : alike.world;
     if (ranks.size() > 1) received += give(table, rows, ranks, mailbox, patience);
     if (hooks.given) hooks.given(rows);
-    const Rows later(rows.data() + rows.size(), table.all().data() + table.all().size());
+    const ParameterRows later(rows.data() + rows.size(), table.all().data() + table.all().size());
     release(table, rows, kept_for(table, later), hooks.why);
   }
   return received;
@@ -171,18 +171,18 @@ void release_others(const ParameterTable& table, const std::function<std::string
   release(table, table.all(), kept_for(table, {}), why);
 }
 
-std::vector<Named> gather(std::vector<Named> own, bool to_first, std::span<const base::Rank> pipeline,
-                          messaging::Mailbox& mailbox, const base::Patience& patience, std::size_t portion_bytes) {
+std::vector<NamedValue> gather(std::vector<NamedValue> own, bool to_first, std::span<const base::Rank> pipeline,
+                               messaging::Mailbox& mailbox, const base::Patience& patience, std::size_t portion_bytes) {
   const auto mine = state_portions(std::move(own), portion_bytes);
   std::int64_t most = 0;
   std::optional<std::int64_t> now;  // names this gathering: what came for one that was interrupted is dropped
-  const Tuple said{{static_cast<std::int64_t>(mine.size()), base::Deadline::Clock::now().time_since_epoch().count()}};
+  const Tuple said{{static_cast<std::int64_t>(mine.size()), base::Clock::now().time_since_epoch().count()}};
   for (const auto& heard : mailbox.all_gather(pipeline, said, patience)) {
     const auto& words = heard.as<Tuple>().items;
     most = std::max(most, words.at(0).as<std::int64_t>());
     if (!now) now = words.at(1).as<std::int64_t>();
   }
-  std::vector<std::vector<Named>> of_ranks(pipeline.size());
+  std::vector<std::vector<NamedValue>> of_ranks(pipeline.size());
   const auto take = [&](std::size_t rank, const Value& portion) {
     for (const auto& [name, part] : portion.as<Dict>().items) of_ranks[rank].emplace_back(name.as<std::string>(), part);
   };
@@ -200,14 +200,14 @@ std::vector<Named> gather(std::vector<Named> own, bool to_first, std::span<const
       }
     }
   }
-  std::vector<Named> all;
+  std::vector<NamedValue> all;
   for (auto& parts : of_ranks) std::ranges::move(parts, std::back_inserter(all));
   return all;
 }
 
 std::vector<at::Tensor> gather(const ParameterTable& table, std::span<const base::Rank> pipeline,
                                messaging::Mailbox& mailbox, const base::Patience& patience) {
-  std::vector<Named> own;
+  std::vector<NamedValue> own;
   for (const auto* row : table.here()) own.emplace_back(row->layout.name, row->tensor.detach());
   std::vector<at::Tensor> values(table.all().size());
   for (const auto& [name, value] : gather(std::move(own), /*to_first=*/false, pipeline, mailbox, patience)) {

@@ -45,13 +45,13 @@ std::int64_t give_values(const ParameterTable& table, const Alike& alike, messag
 void release_others(const ParameterTable& table, const std::function<std::string(const Parameter&)>& why);
 
 // A part of a state: of a model's mostly a tensor.
-using Named = std::pair<std::string, value::Value>;
+using NamedValue = std::pair<std::string, value::Value>;
 
 // Collective over `pipeline`: the parts that its ranks own, rank by rank, on each of them, or on the first alone and
 // nothing on the others. They travel a portion of about so many bytes a rank at a time.
-std::vector<Named> gather(std::vector<Named> own, bool to_first, std::span<const base::Rank> pipeline,
-                          messaging::Mailbox& mailbox, const base::Patience& patience,
-                          std::size_t portion_bytes = kPortionBytes);
+std::vector<NamedValue> gather(std::vector<NamedValue> own, bool to_first, std::span<const base::Rank> pipeline,
+                               messaging::Mailbox& mailbox, const base::Patience& patience,
+                               std::size_t portion_bytes = kPortionBytes);
 
 // Collective over `pipeline`: the values of all rows, in the table's order, detached, each from the rank that holds it.
 std::vector<at::Tensor> gather(const ParameterTable& table, std::span<const base::Rank> pipeline,

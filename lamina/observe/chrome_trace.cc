@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/observe/chrome_trace_names.h"
 #include "lamina/observe/planned.h"
@@ -15,7 +16,7 @@
 namespace lamina::observe {
 namespace {
 
-using Json = nlohmann::json;
+using base::Json;
 
 double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000; }
 

@@ -15,7 +15,7 @@
 namespace lamina::observe {
 namespace {
 
-using Json = nlohmann::json;
+using base::Json;
 
 std::int64_t nanoseconds(const Json& microseconds) { return std::llround(microseconds.get<double>() * 1000); }
 

@@ -9,7 +9,7 @@
 namespace lamina::observe {
 namespace {
 
-struct Span {
+struct TimeSpan {
   std::int64_t rank;
   const Event* event;
   std::int64_t begin_ns;  // in the clock of rank 0
@@ -19,7 +19,7 @@ struct Span {
 // One step of one pipeline.
 struct Course {
   std::int64_t begin_ns = 0;
-  std::map<std::int64_t, std::vector<Span>> by_microbatch;  // in the order of their beginnings
+  std::map<std::int64_t, std::vector<TimeSpan>> by_microbatch;  // in the order of their beginnings
 };
 
 using Courses = std::map<std::pair<std::int64_t, std::int64_t>, Course>;  // by leader and step
@@ -36,21 +36,21 @@ Courses courses_of(const Timeline& timeline) {
     }
   }
   for (auto& [key, course] : courses) {
-    for (auto& [microbatch, spans] : course.by_microbatch) std::ranges::sort(spans, {}, &Span::begin_ns);
+    for (auto& [microbatch, spans] : course.by_microbatch) std::ranges::sort(spans, {}, &TimeSpan::begin_ns);
   }
   return courses;
 }
 
-bool is_backward(const Span& span) { return span.event->what == What::kBackward; }
+bool is_backward(const TimeSpan& span) { return span.event->what == What::kBackward; }
 
 // The part of a microbatch's forward, or backward, that one rank did before another one went on.
-struct Run {
+struct PlannedRun {
   std::int64_t rank;
   std::int64_t duration;
 };
 
-std::vector<Run> runs_of(const std::vector<Span>& spans, bool backward) {
-  std::vector<Run> runs;
+std::vector<PlannedRun> runs_of(const std::vector<TimeSpan>& spans, bool backward) {
+  std::vector<PlannedRun> runs;
   for (const auto& span : spans) {
     if (is_backward(span) != backward) continue;
     if (runs.empty() || runs.back().rank != span.rank) runs.push_back({span.rank, 0});
@@ -60,7 +60,7 @@ std::vector<Run> runs_of(const std::vector<Span>& spans, bool backward) {
   return runs;
 }
 
-std::vector<std::int64_t> ranks_of(const std::vector<Run>& runs) {
+std::vector<std::int64_t> ranks_of(const std::vector<PlannedRun>& runs) {
   std::vector<std::int64_t> ranks;
   for (const auto& run : runs) ranks.push_back(run.rank);
   return ranks;

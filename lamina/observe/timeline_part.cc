@@ -29,28 +29,28 @@
 namespace lamina::observe {
 namespace {
 
-using Json = nlohmann::json;
+using base::Json;
 
 // An event as bytes: a million of them have to be written while a failed job ends.
-struct Row {
+struct RankRow {
   std::int64_t begin_ns, end_ns, step, microbatch, peer, bytes;
   std::uint64_t message;
   std::uint32_t name;  // in the list of names
   std::uint32_t what;
 };
-static_assert(sizeof(Row) == 64 && std::is_trivially_copyable_v<Row>);
+static_assert(sizeof(RankRow) == 64 && std::is_trivially_copyable_v<RankRow>);
 
 Json to_json(const RankRecord& record) {
   Json names = Json::array();
   std::unordered_map<std::string_view, std::uint32_t> numbers;
-  std::vector<std::uint8_t> rows(record.events.size() * sizeof(Row));
+  std::vector<std::uint8_t> rows(record.events.size() * sizeof(RankRow));
   std::uint8_t* at = rows.data();
   for (const auto& event : record.events) {
     const auto [name, fresh] = numbers.try_emplace(event.name, static_cast<std::uint32_t>(names.size()));
     if (fresh) names.push_back(event.name);
-    const Row row{event.begin_ns,   event.end_ns, event.step,
-                  event.microbatch, event.peer,   event.bytes,
-                  event.message,    name->second, static_cast<std::uint32_t>(event.what)};
+    const RankRow row{event.begin_ns,   event.end_ns, event.step,
+                      event.microbatch, event.peer,   event.bytes,
+                      event.message,    name->second, static_cast<std::uint32_t>(event.what)};
     std::memcpy(at, &row, sizeof row);
     at += sizeof row;
   }
@@ -62,9 +62,9 @@ RankRecord to_record(const Json& json) {
   RankRecord record{json.at(0), json.at(1), json.at(2), json.at(3), {}};
   const Json& names = json.at(4);
   const auto& rows = json.at(5).get_binary();
-  if (rows.size() % sizeof(Row) != 0) throw base::FormatError("a part of a timeline: half an event");
-  for (std::size_t at = 0; at < rows.size(); at += sizeof(Row)) {
-    Row row;
+  if (rows.size() % sizeof(RankRow) != 0) throw base::FormatError("a part of a timeline: half an event");
+  for (std::size_t at = 0; at < rows.size(); at += sizeof(RankRow)) {
+    RankRow row;
     std::memcpy(&row, rows.data() + at, sizeof row);
     if (row.what > static_cast<std::uint32_t>(kLastWhat)) {
       throw base::FormatError(base::str("a part of a timeline: an event of kind ", row.what));

@@ -21,11 +21,10 @@ namespace {
 
 using fused::Arrays;
 using fused::Value;
-using Tensors = std::vector<at::Tensor>;
 
 // `other` is a number, numbers, or tensors.
 template <class Other>
-Tensors made(Arrays::Binary operation, const Tensors& tensors, const Other& other) {
+std::vector<at::Tensor> made(Arrays::Binary operation, const std::vector<at::Tensor>& tensors, const Other& other) {
   switch (operation) {
     case Arrays::Binary::kAdd:
       return at::_foreach_add(tensors, other);
@@ -44,7 +43,7 @@ Tensors made(Arrays::Binary operation, const Tensors& tensors, const Other& othe
 }
 
 template <class Other>
-void change(Arrays::Binary operation, const Tensors& tensors, const Other& other) {
+void change(Arrays::Binary operation, const std::vector<at::Tensor>& tensors, const Other& other) {
   switch (operation) {
     case Arrays::Binary::kAdd:
       return at::_foreach_add_(tensors, other);
@@ -80,9 +79,11 @@ at::Tensor at_place(const Value& value, std::size_t i, const at::Tensor& like) {
 
 }  // namespace
 
-Value value_of(Tensors tensors) { return Value(std::make_shared<TensorList>(std::move(tensors))); }
+Value value_of(std::vector<at::Tensor> tensors) { return Value(std::make_shared<TensorList>(std::move(tensors))); }
 
-const Tensors& tensors_of(const Value& value) { return static_cast<const TensorList&>(*value.arrays()).tensors(); }
+const std::vector<at::Tensor>& tensors_of(const Value& value) {
+  return static_cast<const TensorList&>(*value.arrays()).tensors();
+}
 
 Value TensorList::unary(Unary operation, bool in_place) {
   if (!in_place) return value_of(operation == Unary::kSqrt ? at::_foreach_sqrt(tensors_) : at::_foreach_abs(tensors_));
@@ -108,7 +109,7 @@ Value TensorList::binary(Binary operation, const Value& other, bool in_place) {
 }
 
 Value TensorList::by_sign(const Value& negative, const Value& zero, const Value& positive) {
-  Tensors chosen;
+  std::vector<at::Tensor> chosen;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const at::Tensor& decides = tensors_[i];
     const auto not_positive = at::where(at::lt(decides, 0), at_place(negative, i, decides), at_place(zero, i, decides));

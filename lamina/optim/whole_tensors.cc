@@ -27,14 +27,13 @@ namespace {
 using fused::Coefficients;
 using fused::kMostStates;
 using fused::Value;
-using Tensors = std::vector<at::Tensor>;
 
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 24;
 
 // Columns are parameters that are updated together; a column may be a piece of one that is large.
 struct Batch {
-  Tensors parameters, gradients, copies;
-  std::array<Tensors, kMostStates> states;  // as declared; empty where unused
+  std::vector<at::Tensor> parameters, gradients, copies;
+  std::array<std::vector<at::Tensor>, kMostStates> states;  // as declared; empty where unused
   std::vector<const Coefficients*> coefficients;
   std::vector<double> steps;
   std::vector<std::size_t> updates;  // their places in the list
@@ -50,16 +49,16 @@ at::Tensor row_of(const at::Tensor& dense, std::int64_t elements) {
 
 bool is_half(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
-// Tensors in another type, if that is another.
-Tensors in_type(const Tensors& tensors, at::ScalarType type) {
-  Tensors all;
+// std::vector<at::Tensor> in another type, if that is another.
+std::vector<at::Tensor> in_type(const std::vector<at::Tensor>& tensors, at::ScalarType type) {
+  std::vector<at::Tensor> all;
   all.reserve(tensors.size());
   for (const auto& tensor : tensors) all.push_back(tensor.scalar_type() == type ? tensor : tensor.to(type));
   return all;
 }
 
 // Writes a value that is not in this memory yet.
-void store(const Value& value, const Tensors& memory) {
+void store(const Value& value, const std::vector<at::Tensor>& memory) {
   const auto& tensors = tensors_of(value);
   if (!tensors.front().is_same(memory.front())) at::_foreach_copy_(memory, tensors);
 }
@@ -115,7 +114,7 @@ class Batches {
  private:
   // Norms of pieces, a number each on one device, with the updates that they are of, and which of its norms it is.
   struct Measured {
-    Tensors norms;
+    std::vector<at::Tensor> norms;
     std::vector<std::pair<std::size_t, std::size_t>> places;
   };
 
@@ -192,7 +191,7 @@ class Batches {
   static bool is_zero(double value) { return value == 0; }
 
   // The gradients, in a type, multiplied by the scale.
-  Tensors gradients_in(at::ScalarType type, const Batch& batch) const {
+  std::vector<at::Tensor> gradients_in(at::ScalarType type, const Batch& batch) const {
     auto gradients = in_type(batch.gradients, type);
     if (step_.gradient_scale == 1) return gradients;
     return at::_foreach_mul(gradients, step_.gradient_scale);

@@ -19,19 +19,19 @@ thread_local const Backward* current_backward = nullptr;
 using base::Code;
 using base::UsageError;
 
-std::shared_ptr<Context>& current_context() {
-  thread_local std::shared_ptr<Context> context;
+std::shared_ptr<AutogradContext>& current_context() {
+  thread_local std::shared_ptr<AutogradContext> context;
   return context;
 }
 
-Backward::Backward(const Context& context, const base::Patience& patience)
+Backward::Backward(const AutogradContext& context, const base::Patience& patience)
     : context(context), patience(patience), outer_(std::exchange(current_backward, this)) {}
 
 Backward::~Backward() { current_backward = outer_; }
 
 const Backward* Backward::current() { return current_backward; }
 
-void Context::check_open() {
+void AutogradContext::check_open() {
   if (!ended_) return;
   if (origin_lost_) throw base::CancelledError(base::str(id, " is gone: rank ", id.origin, " is lost"));
   throw UsageError(base::str(id,
@@ -40,20 +40,20 @@ void Context::check_open() {
                    Code{"remote-context-ended"});
 }
 
-UsageError Context::stepped_twice() const {
+UsageError AutogradContext::stepped_twice() const {
   return UsageError(base::str(id,
                               " was used for an update already: the gradients of a context are applied once; begin "
                               "a new context for each iteration, with one backward before its updates"),
                     Code{"remote-context-stepped"});
 }
 
-void Context::keep_graph(const CallKey& call, std::shared_ptr<remote::CalleeGraph> graph) {
+void AutogradContext::keep_graph(const CallKey& call, std::shared_ptr<remote::CalleeGraph> graph) {
   const std::lock_guard guard(mutex_);
   check_open();
   graphs_[call] = std::move(graph);
 }
 
-std::shared_ptr<remote::CalleeGraph> Context::graph(const CallKey& call, bool keep) {
+std::shared_ptr<remote::CalleeGraph> AutogradContext::graph(const CallKey& call, bool keep) {
   const std::lock_guard guard(mutex_);
   check_open();
   const auto found = graphs_.find(call);
@@ -67,7 +67,7 @@ std::shared_ptr<remote::CalleeGraph> Context::graph(const CallKey& call, bool ke
   return graph;
 }
 
-void Context::add(const remote::LeafGradients& found) {
+void AutogradContext::add(const remote::LeafGradients& found) {
   const at::NoGradGuard no_grad;
   const std::lock_guard guard(mutex_);
   check_open();
@@ -81,10 +81,10 @@ void Context::add(const remote::LeafGradients& found) {
   }
 }
 
-Tensors Context::gradients(std::span<const at::Tensor> leaves) {
+std::vector<at::Tensor> AutogradContext::gradients(std::span<const at::Tensor> leaves) {
   const std::lock_guard guard(mutex_);
   check_open();
-  Tensors gradients;
+  std::vector<at::Tensor> gradients;
   for (const auto& leaf : leaves) {
     const auto found = leaves_.find(leaf.unsafeGetTensorImpl());
     gradients.push_back(found == leaves_.end() ? at::Tensor() : found->second.gradient);
@@ -92,7 +92,7 @@ Tensors Context::gradients(std::span<const at::Tensor> leaves) {
   return gradients;
 }
 
-Tensors Context::take(std::span<const at::Tensor> leaves) {
+std::vector<at::Tensor> AutogradContext::take(std::span<const at::Tensor> leaves) {
   const std::lock_guard guard(mutex_);
   check_open();
   std::vector<Leaf*> found;
@@ -102,7 +102,7 @@ Tensors Context::take(std::span<const at::Tensor> leaves) {
     known.leaf = leaf;
     found.push_back(&known);
   }
-  Tensors gradients;
+  std::vector<at::Tensor> gradients;
   for (Leaf* leaf : found) {
     leaf->taken = true;
     gradients.push_back(std::exchange(leaf->gradient, {}));
@@ -110,7 +110,7 @@ Tensors Context::take(std::span<const at::Tensor> leaves) {
   return gradients;
 }
 
-remote::LeafGradients Context::all_gradients() {
+remote::LeafGradients AutogradContext::all_gradients() {
   const std::lock_guard guard(mutex_);
   check_open();
   remote::LeafGradients all;
@@ -122,21 +122,21 @@ remote::LeafGradients Context::all_gradients() {
   return all;
 }
 
-void Context::reach(base::Rank rank, const std::function<void()>& send) {
+void AutogradContext::reach(base::Rank rank, const std::function<void()>& send) {
   const std::lock_guard guard(mutex_);
   check_open();
   reached_.insert(rank);
   send();
 }
 
-void Context::begin_backward() {
+void AutogradContext::begin_backward() {
   const std::lock_guard guard(mutex_);
   check_open();
   if (!optimizers_.empty()) throw stepped_twice();
   backward_ = true;
 }
 
-void Context::begin_step(const Address& optimizer) {
+void AutogradContext::begin_step(const Address& optimizer) {
   const std::lock_guard guard(mutex_);
   check_open();
   if (!backward_) {
@@ -146,7 +146,7 @@ void Context::begin_step(const Address& optimizer) {
   if (!optimizers_.insert(optimizer).second) throw stepped_twice();
 }
 
-std::set<base::Rank> Context::end(bool origin_lost) {
+std::set<base::Rank> AutogradContext::end(bool origin_lost) {
   // Destroyed without the lock: they hold objects of Python, too.
   std::map<CallKey, std::shared_ptr<remote::CalleeGraph>> graphs;
   std::unordered_map<const void*, Leaf> leaves;
@@ -159,12 +159,12 @@ std::set<base::Rank> Context::end(bool origin_lost) {
   return std::exchange(reached_, {});
 }
 
-void Context::check() {
+void AutogradContext::check() {
   const std::lock_guard guard(mutex_);
   check_open();
 }
 
-bool Context::ended() {
+bool AutogradContext::ended() {
   const std::lock_guard guard(mutex_);
   return ended_;
 }

@@ -21,9 +21,9 @@ using remote::Tensors;
 
 // This rank's part of a context: see [Note: contexts]. May be used from several threads. Everything but `id` and
 // `ended()` throws base::UsageError after its end.
-class Context {
+class AutogradContext {
  public:
-  Context(ContextId id, std::int64_t job) : id(id), job(job) {}
+  AutogradContext(ContextId id, std::int64_t job) : id(id), job(job) {}
 
   const ContextId id;
   const std::int64_t job;  // of the rank that keeps this part
@@ -37,9 +37,9 @@ class Context {
   // Adds to the gradients of leaves that lie here. Throws base::UsageError where one of them was updated already.
   void add(const remote::LeafGradients& found);
   // The gradients of `leaves`, undefined where there is none.
-  Tensors gradients(std::span<const at::Tensor> leaves);
+  std::vector<at::Tensor> gradients(std::span<const at::Tensor> leaves);
   // Takes those of `leaves` away, for an update. Throws base::UsageError, and takes none, where one was taken before.
-  Tensors take(std::span<const at::Tensor> leaves);
+  std::vector<at::Tensor> take(std::span<const at::Tensor> leaves);
   // The gradients that are here, with their leaves.
   remote::LeafGradients all_gradients();
 
@@ -73,20 +73,20 @@ class Context {
 };
 
 // The context that this thread is in, as a trainer or as it serves a call; nullptr for none.
-std::shared_ptr<Context>& current_context();
+std::shared_ptr<AutogradContext>& current_context();
 
 // This thread goes backward through a context, while it lives.
 class Backward {
  public:
   // Both outlive it. `patience`: of the calls that it makes.
-  Backward(const Context& context, const base::Patience& patience);
+  Backward(const AutogradContext& context, const base::Patience& patience);
   ~Backward();
   Backward(const Backward&) = delete;
 
   // The innermost of this thread; nullptr for none.
   static const Backward* current();
 
-  const Context& context;
+  const AutogradContext& context;
   const base::Patience& patience;
 
  private:

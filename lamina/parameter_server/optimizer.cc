@@ -94,14 +94,14 @@ Optimizer::Optimizer(std::vector<std::shared_ptr<Parameter>> parameters, std::sh
   }
 }
 
-void Optimizer::step(const Tensors& gradients, const StepOptions& options) {
+void Optimizer::step(const std::vector<at::Tensor>& gradients, const StepOptions& options) {
   base::internal_check(gradients.size() == parameters_.size(), "a gradient for each parameter");
   updater_->check(tensors_, gradients);
   const auto most = updater_->divides() ? kElementsAtOnce : std::numeric_limits<std::int64_t>::max();
   std::vector<std::unique_lock<std::mutex>> locks;
   std::vector<std::size_t> held;
   std::int64_t elements = 0;
-  Tensors writable(parameters_.size());
+  std::vector<at::Tensor> writable(parameters_.size());
   const auto update = [&] {
     if (!held.empty()) updater_->update(held, writable, gradients, options);
     locks.clear();

@@ -12,8 +12,6 @@
 
 namespace lamina::parameter_server {
 
-using Tensors = std::vector<at::Tensor>;
-
 // Options that come with one step.
 struct StepOptions {
   std::optional<double> norm;  // of all gradients, where the rule asks for it and some lie on other ranks
@@ -52,16 +50,16 @@ class Optimizer {
   Optimizer(std::vector<std::shared_ptr<Parameter>> parameters, std::shared_ptr<Updater> updater);
 
   // The parameters themselves, in their order.
-  const Tensors& tensors() const { return tensors_; }
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
   // Updates those whose gradient is defined, each once. Where the rule divides, a step holds some parameters at a time,
   // so that another one of the same parameters follows it closely.
-  void step(const Tensors& gradients, const StepOptions& options = {});
+  void step(const std::vector<at::Tensor>& gradients, const StepOptions& options = {});
 
  private:
   const std::vector<std::shared_ptr<Parameter>> parameters_;
   const std::shared_ptr<Updater> updater_;
-  Tensors tensors_;
+  std::vector<at::Tensor> tensors_;
   std::vector<std::size_t> order_;  // in which their mutexes are taken, alike in all optimizers
 };
 

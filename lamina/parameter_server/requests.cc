@@ -35,7 +35,7 @@ Requests::Requests(messaging::Messenger& messenger) : messenger_(messenger) {
   messenger_.handlers().on(kAnswer, [this](transport::Message&& message) { receive(std::move(message)); });
 }
 
-Requests::Asked Requests::ask(base::Rank owner, Request request, std::string what, Context* context) {
+Requests::Asked Requests::ask(base::Rank owner, Request request, std::string what, AutogradContext* context) {
   auto asked = std::make_shared<Pending>();
   asked->owner = owner;
   asked->origin = context != nullptr ? context->id.origin : messenger_.rank();

@@ -25,7 +25,7 @@ class Requests {
 
   // Sends it, in `context` where there is one; `what` names it in errors. Throws base::PeerError where its owner is
   // lost, and what a message that cannot travel throws.
-  Asked ask(base::Rank owner, Request request, std::string what, Context* context);
+  Asked ask(base::Rank owner, Request request, std::string what, AutogradContext* context);
   // The answer. Throws the owner's failure as value::RemoteFailure, base::PeerError, base::TimeoutError, what the
   // patience's interrupt throws, and base::CancelledError in a context whose origin is lost. This thread's turn is
   // others' meanwhile.

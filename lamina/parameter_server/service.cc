@@ -39,13 +39,13 @@ constexpr auto kEndOfWork = std::chrono::seconds(30);  // for threads in the use
 // This thread serves a call in a context, or in none, while it lives.
 class InContext {
  public:
-  explicit InContext(std::shared_ptr<Context> context)
+  explicit InContext(std::shared_ptr<AutogradContext> context)
       : before_(std::exchange(current_context(), std::move(context))) {}
   ~InContext() { current_context() = before_; }
   InContext(const InContext&) = delete;
 
  private:
-  const std::shared_ptr<Context> before_;
+  const std::shared_ptr<AutogradContext> before_;
 };
 
 std::int64_t random_number() {
@@ -94,10 +94,10 @@ RemoteModule Service::place(Placed placed) {
 void Service::serve(const base::Patience& patience) {
   const auto others = static_cast<std::size_t>(messenger_.transport().size()) - 1;
   std::unique_lock lock(mutex_);
-  last_request_ = base::Deadline::Clock::now();
+  last_request_ = base::Clock::now();
   while (lost_.size() < others && !ended_) {
     changed_.wait_for(lock, base::kInterruptSlice);
-    if (running_ == 0 && base::Deadline::Clock::now() - last_request_ > patience.timeout) {
+    if (running_ == 0 && base::Clock::now() - last_request_ > patience.timeout) {
       throw base::TimeoutError(base::str("serve() on rank ", rank(), ": no request for ",
                                          std::chrono::duration_cast<std::chrono::seconds>(patience.timeout).count(),
                                          " s, and ", others - lost_.size(),
@@ -121,7 +121,7 @@ void Service::start(std::function<void()> task) {
   const auto done = [this] {
     const std::lock_guard guard(mutex_);
     --running_;
-    last_request_ = base::Deadline::Clock::now();
+    last_request_ = base::Clock::now();
     changed_.notify_all();
   };
   try {
@@ -136,15 +136,15 @@ void Service::start(std::function<void()> task) {
   }
 }
 
-std::shared_ptr<Context> Service::context_of(const ContextId& id) {
+std::shared_ptr<AutogradContext> Service::context_of(const ContextId& id) {
   auto& context = contexts_[id];
-  if (context == nullptr) context = std::make_shared<Context>(id, job_);
+  if (context == nullptr) context = std::make_shared<AutogradContext>(id, job_);
   return context;
 }
 
 void Service::receive(transport::Message&& message) {
   auto request = std::make_shared<Request>(to_request(std::move(message)));
-  std::shared_ptr<Context> context;
+  std::shared_ptr<AutogradContext> context;
   {
     const std::lock_guard guard(mutex_);
     if (request->verb == Verb::kFind) {
@@ -163,7 +163,7 @@ void Service::receive(transport::Message&& message) {
 }
 
 void Service::end_served(const ContextId& id, bool origin_lost) {
-  std::shared_ptr<Context> context;
+  std::shared_ptr<AutogradContext> context;
   {
     const std::lock_guard guard(mutex_);
     auto found = contexts_.extract(id);
@@ -201,7 +201,7 @@ void Service::tell_end(const ContextId& id, const std::set<base::Rank>& ranks) {
   }
 }
 
-void Service::serve(Request&& request, const std::shared_ptr<Context>& context) {
+void Service::serve(Request&& request, const std::shared_ptr<AutogradContext>& context) {
   Answer result{request.number, {}, {}};
   const Owned::MadeFor made_for(request.asker);
   try {
@@ -237,8 +237,8 @@ void Service::answer(base::Rank asker, Answer answer) {
   }
 }
 
-Value Service::run(Request& request, const std::shared_ptr<Context>& context) {
-  const auto in_context = [&]() -> Context& {
+Value Service::run(Request& request, const std::shared_ptr<AutogradContext>& context) {
+  const auto in_context = [&]() -> AutogradContext& {
     if (context == nullptr) throw base::FormatError("a request that needs a context came without one");
     return *context;
   };
@@ -261,7 +261,7 @@ Value Service::run(Request& request, const std::shared_ptr<Context>& context) {
   throw base::InternalError("a request of no kind");
 }
 
-Value Service::run_call(Request& request, const std::shared_ptr<Context>& context) {
+Value Service::run_call(Request& request, const std::shared_ptr<AutogradContext>& context) {
   const auto placed = owned_.module(request.subject);
   auto parts = to_parts(std::move(request.body), 2);
   Value outputs, reached;
@@ -282,7 +282,7 @@ Value Service::run_call(Request& request, const std::shared_ptr<Context>& contex
   return value::Tuple{{std::move(outputs), std::move(reached)}};
 }
 
-Value Service::run_backward(Request& request, Context& context) {
+Value Service::run_backward(Request& request, AutogradContext& context) {
   auto parts = to_parts(std::move(request.body), 4);
   remote::BackwardOptions options{.keep_graph = parts[1].as<bool>(), .watched = to_numbers(parts[2])};
   const auto gradients = to_tensors(parts[3]);
@@ -306,7 +306,7 @@ Value Service::run_optimizer(Request& request) {
   return owned_.add_optimizer(parameters, std::move(updater));
 }
 
-Value Service::run_norm(const Request& request, Context& context) {
+Value Service::run_norm(const Request& request, AutogradContext& context) {
   const auto gradients = context.gradients(owned_.optimizer(request.subject)->tensors());
   std::vector<optim::Update> updates;
   for (const auto& gradient : gradients) {
@@ -315,7 +315,7 @@ Value Service::run_norm(const Request& request, Context& context) {
   return optim::squared_gradient_norm(updates, 1, *threads_);
 }
 
-Value Service::run_step(const Request& request, Context& context) {
+Value Service::run_step(const Request& request, AutogradContext& context) {
   const auto updated = owned_.optimizer(request.subject);
   auto parts = to_parts(Value(request.body), 2);
   StepOptions options{.hyper = std::move(parts[1])};
@@ -333,7 +333,7 @@ Value Service::run_share(const Request& request) {
 
 // Contexts, as the program uses them.
 
-std::shared_ptr<Context> Service::begin_context() {
+std::shared_ptr<AutogradContext> Service::begin_context() {
   auto& current = current_context();
   if (current != nullptr && !current->ended()) {
     throw UsageError(
@@ -346,7 +346,7 @@ std::shared_ptr<Context> Service::begin_context() {
   return current;
 }
 
-void Service::end_context(const std::shared_ptr<Context>& context) {
+void Service::end_context(const std::shared_ptr<AutogradContext>& context) {
   if (auto& current = current_context(); current == context) current = nullptr;
   if (context->job != job_) return;  // it ended with its job
   {
@@ -365,7 +365,7 @@ std::size_t Service::contexts() {
 
 bool Service::end() {
   requests_.close();
-  std::map<ContextId, std::shared_ptr<Context>> contexts;
+  std::map<ContextId, std::shared_ptr<AutogradContext>> contexts;
   {
     std::unique_lock lock(mutex_);
     ended_ = true;

@@ -28,7 +28,7 @@
 namespace lamina::parameter_server {
 
 struct Options {
-  base::Deadline::Clock::duration timeout = std::chrono::seconds(1800);  // of waits of threads that serve
+  base::Clock::duration timeout = std::chrono::seconds(1800);  // of waits of threads that serve
   runtime::WorkerPool::Hooks thread_hooks;
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
 };
@@ -56,9 +56,9 @@ class Service {
   void serve(const base::Patience& patience);
 
   // Makes this thread enter a new context. Throws base::UsageError where it is in one.
-  std::shared_ptr<Context> begin_context();
+  std::shared_ptr<AutogradContext> begin_context();
   // Ends it, on all ranks. Idempotent; from the thread that began it.
-  void end_context(const std::shared_ptr<Context>& context);
+  void end_context(const std::shared_ptr<AutogradContext>& context);
 
   // How many have a part here.
   std::size_t contexts();
@@ -71,16 +71,16 @@ class Service {
   void receive(transport::Message&& message);  // kRequest
   void end_served(const ContextId& id, bool origin_lost);
   void lose(const base::Loss& loss);
-  std::shared_ptr<Context> context_of(const ContextId& id);  // under the lock
+  std::shared_ptr<AutogradContext> context_of(const ContextId& id);  // under the lock
 
   // In a worker.
-  void serve(Request&& request, const std::shared_ptr<Context>& context);
-  value::Value run(Request& request, const std::shared_ptr<Context>& context);
-  value::Value run_call(Request& request, const std::shared_ptr<Context>& context);
-  value::Value run_backward(Request& request, Context& context);
+  void serve(Request&& request, const std::shared_ptr<AutogradContext>& context);
+  value::Value run(Request& request, const std::shared_ptr<AutogradContext>& context);
+  value::Value run_call(Request& request, const std::shared_ptr<AutogradContext>& context);
+  value::Value run_backward(Request& request, AutogradContext& context);
   value::Value run_optimizer(Request& request);
-  value::Value run_norm(const Request& request, Context& context);
-  value::Value run_step(const Request& request, Context& context);
+  value::Value run_norm(const Request& request, AutogradContext& context);
+  value::Value run_step(const Request& request, AutogradContext& context);
   value::Value run_share(const Request& request);
   void answer(base::Rank asker, Answer answer);
   void start(std::function<void()> task);  // in a worker
@@ -100,11 +100,11 @@ class Service {
 
   std::mutex mutex_;  // of all below; owned_'s may be taken under it
   std::condition_variable changed_;
-  std::map<std::string, std::vector<Request>> waiting_;     // finds of what is not placed yet
-  std::map<ContextId, std::shared_ptr<Context>> contexts_;  // those begun here, too
+  std::map<std::string, std::vector<Request>> waiting_;             // finds of what is not placed yet
+  std::map<ContextId, std::shared_ptr<AutogradContext>> contexts_;  // those begun here, too
   std::int64_t begun_ = 0;
   std::set<base::Rank> lost_;
-  base::Deadline::Clock::time_point last_request_ = base::Deadline::Clock::now();
+  base::Clock::time_point last_request_ = base::Clock::now();
   int running_ = 0;
   bool ended_ = false;
   std::unique_ptr<runtime::WorkerPool> pool_;

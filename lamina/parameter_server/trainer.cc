@@ -35,7 +35,7 @@ RemoteModule Trainer::find(base::Rank owner, const std::string& name, const base
   return to_remote_module(requests_.await(asked, patience));
 }
 
-void Trainer::check_context(const Context& context) const {
+void Trainer::check_context(const AutogradContext& context) const {
   if (context.job == job_) return;
   throw faces::refusal("other-job", context.id);
 }
@@ -69,8 +69,10 @@ Value Trainer::call(const Address& module, const std::string& label, Value argum
   return std::move(parts[0]);
 }
 
-Tensors Trainer::call_backward(const std::shared_ptr<Context>& context, const Address& module, const std::string& what,
-                               std::int64_t call, const Tensors& gradients, const remote::BackwardOptions& options) {
+std::vector<at::Tensor> Trainer::call_backward(const std::shared_ptr<AutogradContext>& context, const Address& module,
+                                               const std::string& what, std::int64_t call,
+                                               const std::vector<at::Tensor>& gradients,
+                                               const remote::BackwardOptions& options) {
   context->check();
   const auto* backward = Backward::current();
   if (backward == nullptr || &backward->context != context.get()) {
@@ -130,8 +132,8 @@ void Trainer::share(Shared what, const Address& address, const base::Patience& p
   requests_.await(asked, patience);
 }
 
-void Trainer::backward(Context& context, const Tensors& tensors, const Tensors& gradients, bool keep_graph,
-                       const base::Patience& patience) {
+void Trainer::backward(AutogradContext& context, const std::vector<at::Tensor>& tensors,
+                       const std::vector<at::Tensor>& gradients, bool keep_graph, const base::Patience& patience) {
   check_context(context);
   if (tensors.empty()) throw UsageError("backward() of no tensors: give the losses");
   context.begin_backward();
@@ -139,8 +141,8 @@ void Trainer::backward(Context& context, const Tensors& tensors, const Tensors& 
   context.add(remote::collect_backward(tensors, gradients, keep_graph));
 }
 
-std::vector<Value> Trainer::ask_parts(Context& context, const RemoteOptimizer& optimizer, Verb verb, const Value& body,
-                                      const base::Patience& patience) {
+std::vector<Value> Trainer::ask_parts(AutogradContext& context, const RemoteOptimizer& optimizer, Verb verb,
+                                      const Value& body, const base::Patience& patience) {
   const char* what = verb == Verb::kStep ? "update of parameters on rank " : "norm of gradients on rank ";
   std::vector<Requests::Asked> asked;
   for (const auto& part : optimizer.parts) {
@@ -163,7 +165,7 @@ std::vector<Value> Trainer::ask_parts(Context& context, const RemoteOptimizer& o
   return answers;
 }
 
-void Trainer::step(Context& context, const RemoteOptimizer& optimizer, const base::Patience& patience) {
+void Trainer::step(AutogradContext& context, const RemoteOptimizer& optimizer, const base::Patience& patience) {
   check_context(context);
   if (optimizer.parts.empty()) return;
   context.begin_step(optimizer.parts.front());

@@ -49,19 +49,19 @@ class Trainer {
                                  const std::vector<Address>& parameters, const base::Patience& patience);
 
   // The gradients of all leaves behind `tensors`, on whatever rank, become the context's.
-  void backward(Context& context, const Tensors& tensors, const Tensors& gradients, bool keep_graph,
-                const base::Patience& patience);
+  void backward(AutogradContext& context, const std::vector<at::Tensor>& tensors,
+                const std::vector<at::Tensor>& gradients, bool keep_graph, const base::Patience& patience);
   // Updates the optimizer's parameters with the context's gradients, on all owners at the same time. An optimizer steps
   // once in a context. Where an owner fails, the others have made their updates.
-  void step(Context& context, const RemoteOptimizer& optimizer, const base::Patience& patience);
+  void step(AutogradContext& context, const RemoteOptimizer& optimizer, const base::Patience& patience);
 
  private:
-  remote::Tensors call_backward(const std::shared_ptr<Context>& context, const Address& module, const std::string& what,
-                                std::int64_t call, const remote::Tensors& gradients,
+  remote::Tensors call_backward(const std::shared_ptr<AutogradContext>& context, const Address& module,
+                                const std::string& what, std::int64_t call, const remote::Tensors& gradients,
                                 const remote::BackwardOptions& options);
-  void check_context(const Context& context) const;
+  void check_context(const AutogradContext& context) const;
   // Returns the answers of all the optimizer's parts to `verb`.
-  std::vector<value::Value> ask_parts(Context& context, const RemoteOptimizer& optimizer, Verb verb,
+  std::vector<value::Value> ask_parts(AutogradContext& context, const RemoteOptimizer& optimizer, Verb verb,
                                       const value::Value& body, const base::Patience& patience);
 
   const base::Rank rank_;

@@ -19,7 +19,7 @@ class FirstCall {
   using Cut = std::function<void()>;
 
   // Each wait ends after `timeout`.
-  FirstCall(runtime::StepContext& step, base::Deadline::Clock::duration timeout) : step_(step), patience_{timeout} {}
+  FirstCall(runtime::StepContext& step, base::Clock::duration timeout) : step_(step), patience_{timeout} {}
 
   // In a body's thread: has `cut` run, unless another one is, and waits until the model is cut. Throws base::UsageError
   // in another thread, base::CancelledError where the cut has failed, and base::TimeoutError.

@@ -22,8 +22,8 @@ constexpr auto kDrain = std::chrono::seconds(30);
 // This limit holds when nothing comes after it: a rank was lost, the user is in a hurry, or the job is closed.
 constexpr auto kLastWords = std::chrono::seconds(1);
 
-Deadline::Clock::duration to_duration(std::chrono::duration<double> span) {
-  return std::chrono::duration_cast<Deadline::Clock::duration>(span);
+base::Clock::duration to_duration(std::chrono::duration<double> span) {
+  return std::chrono::duration_cast<base::Clock::duration>(span);
 }
 
 JobOptions checked(JobOptions options, base::Rank rank) {

@@ -10,14 +10,13 @@
 namespace lamina::pipeline {
 namespace {
 
-using Kind = Part::Kind;
-using Known = Part::Known;
-using Rows = std::set<std::int64_t>;
+using Known = BatchPart::Known;
+using RowCounts = std::set<std::int64_t>;
 using Places = std::vector<std::size_t>;
 
 class Decision {
  public:
-  explicit Decision(std::span<const Part> parts) : parts_(parts) { found_.by_elements.resize(parts.size()); }
+  explicit Decision(std::span<const BatchPart> parts) : parts_(parts) { found_.by_elements.resize(parts.size()); }
 
   Lists run() && {
     decide(inside(0, parts_.size()));
@@ -25,14 +24,14 @@ class Decision {
   }
 
  private:
-  bool is_list(std::size_t place) const { return parts_[place].kind == Kind::kList; }
-  bool is_tensor(std::size_t place) const { return parts_[place].kind == Kind::kTensor; }
+  bool is_list(std::size_t place) const { return parts_[place].kind == BatchPart::Kind::kList; }
+  bool is_tensor(std::size_t place) const { return parts_[place].kind == BatchPart::Kind::kTensor; }
 
   // The parts of [begin, end) that are in no other one, and in the place of containers what these hold.
   Places inside(std::size_t begin, std::size_t end) const {
     Places found;
     for (auto place = begin; place < end; place = parts_[place].end) {
-      if (parts_[place].kind != Kind::kContainer) {
+      if (parts_[place].kind != BatchPart::Kind::kContainer) {
         found.push_back(place);
         continue;
       }
@@ -43,8 +42,8 @@ class Decision {
   }
   Places elements(std::size_t list) const { return inside(list + 1, parts_[list].end); }
 
-  Rows rows(std::size_t list) const {
-    Rows found;
+  RowCounts rows(std::size_t list) const {
+    RowCounts found;
     for (auto place = list + 1; place < parts_[list].end; ++place) {
       if (is_tensor(place)) found.insert(parts_[place].size);
     }
@@ -95,7 +94,7 @@ class Decision {
     const auto held = elements(list);
     const auto tensors = std::ranges::count_if(held, [&](std::size_t place) { return is_tensor(place); });
     const auto lines = held_by(list);
-    if (std::ranges::all_of(lines, [&](auto each) { return parts_[each].kind == Kind::kContainer; })) {
+    if (std::ranges::all_of(lines, [&](auto each) { return parts_[each].kind == BatchPart::Kind::kContainer; })) {
       if (have_different_rows(list, 2)) return cut(list);
       const bool has_others = std::cmp_not_equal(tensors, held.size()) && lines.size() > 1;
       if (tensors > 0 && (lines.size() > 2 || has_others || hold_channels(held))) doubt(list);
@@ -108,7 +107,7 @@ class Decision {
 
   bool holds_dictionaries(std::size_t list) const {
     for (auto place = list + 1; place < parts_[list].end; place = parts_[place].end) {
-      if (parts_[place].kind == Kind::kContainer) return true;
+      if (parts_[place].kind == BatchPart::Kind::kContainer) return true;
     }
     return false;
   }
@@ -202,12 +201,12 @@ class Decision {
     return are_alike && first.dims >= 3 && (are_channels || first.size < parts_[list].size);
   }
 
-  std::span<const Part> parts_;
+  std::span<const BatchPart> parts_;
   Lists found_;
 };
 
 }  // namespace
 
-Lists lists_of_samples(std::span<const Part> parts) { return Decision(parts).run(); }
+Lists lists_of_samples(std::span<const BatchPart> parts) { return Decision(parts).run(); }
 
 }  // namespace lamina::pipeline

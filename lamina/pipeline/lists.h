@@ -29,7 +29,7 @@ namespace lamina::pipeline {
 // small that it looks like another.
 
 // A part of a batch, in the order of a walk from outside in.
-struct Part {
+struct BatchPart {
   enum class Kind {
     kTensor,     // one with rows
     kList,       // or a tuple, but no tuple of plain numbers
@@ -50,6 +50,6 @@ struct Lists {
   std::optional<std::size_t> not_clear;  // a list that may be either
 };
 
-Lists lists_of_samples(std::span<const Part> parts);
+Lists lists_of_samples(std::span<const BatchPart> parts);
 
 }  // namespace lamina::pipeline

@@ -11,7 +11,7 @@
 namespace lamina::plan {
 namespace {
 
-using Row = std::vector<std::string>;
+using Cells = std::vector<std::string>;
 
 std::string list(const std::vector<std::string>& names) {
   std::string text;
@@ -20,15 +20,15 @@ std::string list(const std::vector<std::string>& names) {
 }
 
 // Columns are as wide as they have to be; the last one, to the left, ends each line.
-std::string aligned(const std::vector<Row>& rows) {
+std::string aligned(const std::vector<Cells>& rows) {
   std::vector<std::size_t> widths(rows.front().size());
-  for (const Row& row : rows) {
+  for (const Cells& row : rows) {
     for (std::size_t column = 0; column < row.size(); ++column) {
       widths[column] = std::max(widths[column], row[column].size());
     }
   }
   std::ostringstream text;
-  for (const Row& row : rows) {
+  for (const Cells& row : rows) {
     for (std::size_t column = 0; column + 1 < row.size(); ++column) {
       text << std::setw(static_cast<int>(widths[column])) << row[column] << "  ";
     }
@@ -53,7 +53,7 @@ std::string describe(const ModuleTree& tree, const Report& report) {
   const bool timed = report.predicted_step_us > 0;
   std::int64_t parameters = 0;
   for (const Stage& stage : report.stages) parameters += stage.parameter_bytes;
-  std::vector<Row> rows{{"partition", "modules", "parameters", "share", "memory", "sends", "owns"}};
+  std::vector<Cells> rows{{"partition", "modules", "parameters", "share", "memory", "sends", "owns"}};
   for (std::size_t i = 0; i < report.stages.size(); ++i) {
     const Stage& stage = report.stages[i];
     rows.push_back({base::str(i), base::str(modules[i]), format_bytes(stage.parameter_bytes),

@@ -5,15 +5,16 @@
 #include <unordered_map>
 
 #include "lamina/base/error.h"
+#include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/config/json_reader.h"
 
 namespace lamina::plan {
 namespace {
 
+using base::Json;
 using config::as_id;
 using config::JsonReader;
-using Json = nlohmann::json;
 
 struct FileNode {
   Node node;

@@ -16,20 +16,20 @@ int reader_of(const ModuleTree& tree, int node) {
 
 }  // namespace
 
-Groups::Groups(std::size_t size) : parent_(size) { std::iota(parent_.begin(), parent_.end(), 0); }
+NodeGroups::NodeGroups(std::size_t size) : parent_(size) { std::iota(parent_.begin(), parent_.end(), 0); }
 
-int Groups::first(int node) {
+int NodeGroups::first(int node) {
   while (parent_[node] != node) node = parent_[node] = parent_[parent_[node]];
   return node;
 }
 
-void Groups::join(int a, int b) {
+void NodeGroups::join(int a, int b) {
   const auto [low, high] = std::minmax({first(a), first(b)});
   parent_[high] = low;
 }
 
-Groups owned_together(const ModuleTree& tree) {
-  Groups groups(tree.size());
+NodeGroups owned_together(const ModuleTree& tree) {
+  NodeGroups groups(tree.size());
   std::unordered_map<std::int64_t, int> holder;
   for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
     for (std::int64_t id : tree[node].parameter_ids) groups.join(holder.try_emplace(id, node).first->second, node);

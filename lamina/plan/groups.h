@@ -8,9 +8,9 @@
 namespace lamina::plan {
 
 // Disjoint groups of nodes, each known by its first node.
-class Groups {
+class NodeGroups {
  public:
-  explicit Groups(std::size_t size);
+  explicit NodeGroups(std::size_t size);
 
   int first(int node);
   void join(int a, int b);
@@ -22,6 +22,6 @@ class Groups {
 // Nodes that have to be owned together, directly or through a chain of others. Nodes that share a parameter are, and
 // those that say so. A container that is never called goes with the module that reads its parameters, unless it is
 // placed by hand.
-Groups owned_together(const ModuleTree& tree);
+NodeGroups owned_together(const ModuleTree& tree);
 
 }  // namespace lamina::plan

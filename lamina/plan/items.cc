@@ -22,8 +22,8 @@ std::vector<bool> counts(const ModuleTree& tree, const Route& route) {
   return does;
 }
 
-Groups grouped(const ModuleTree& tree, const Route& route) {
-  Groups groups = owned_together(tree);
+NodeGroups grouped(const ModuleTree& tree, const Route& route) {
+  NodeGroups groups = owned_together(tree);
   const std::vector<bool> does = counts(tree, route);
   for (int node = 1; node < static_cast<int>(tree.size()); ++node) {
     if (tree[node].placed_at) continue;
@@ -58,7 +58,7 @@ Items find_items(const ModuleTree& tree, const Route& route, int partitions) {
   if (tree.empty()) return items;
   const auto placements = placements_by_hand(tree, std::nullopt);
   check_placements(tree, placements, partitions);
-  Groups groups = grouped(tree, route);
+  NodeGroups groups = grouped(tree, route);
   items.of.resize(tree.size());
   for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
     if (groups.first(node) == node) {

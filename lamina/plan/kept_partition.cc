@@ -14,7 +14,7 @@
 
 namespace lamina::plan {
 
-using Json = nlohmann::json;
+using base::Json;
 
 KeptPartition read_partition(const std::string& path) {
   const auto before = base::str("partition_file ", path, ": ");

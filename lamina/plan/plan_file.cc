@@ -12,8 +12,8 @@
 namespace lamina::plan {
 namespace {
 
+using base::Json;
 using config::JsonReader;
-using Json = nlohmann::json;
 
 constexpr std::int64_t kMostRanks = 65'536;
 constexpr std::int64_t kMostMicrobatches = 1'000'000'000;

@@ -34,7 +34,7 @@ std::vector<std::int64_t> bytes_once(const ModuleTree& tree) {
 }  // namespace
 
 std::vector<std::int64_t> group_bytes(const ModuleTree& tree) {
-  Groups groups = owned_together(tree);
+  NodeGroups groups = owned_together(tree);
   const std::vector<std::int64_t> once = bytes_once(tree);
   std::vector<std::int64_t> bytes(tree.size());
   for (int node = 0; node < static_cast<int>(tree.size()); ++node) bytes[groups.first(node)] += once[node];

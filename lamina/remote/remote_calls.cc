@@ -82,7 +82,7 @@ void require_here(const Tensors& asked) {
 }  // namespace
 
 RemoteCalls::RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Steps& steps,
-                         base::Deadline::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts)
+                         base::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts)
     : transport_(transport),
       steps_(steps),
       patience_{timeout, nullptr,

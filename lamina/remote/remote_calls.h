@@ -28,7 +28,7 @@ class RemoteCalls : private Fetcher {
  public:
   // Where `predicts` is false every call waits for its results, so that a microbatch computes on one rank at a time.
   RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Steps& steps,
-              base::Deadline::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts = true);
+              base::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts = true);
 
   // From the next step on; between steps.
   void stop_predicting() { predicts_ = false; }

@@ -6,6 +6,7 @@
 #include <list>
 #include <map>
 
+#include "lamina/base/deadline.h"
 #include "lamina/base/error.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
@@ -14,7 +15,7 @@
 namespace lamina::rendezvous {
 namespace {
 
-using Clock = base::Deadline::Clock;
+using base::Clock;
 constexpr auto kPatience = std::chrono::seconds(5);      // for one handshake; a silent stranger is closed then
 constexpr auto kRetry = std::chrono::milliseconds(100);  // before connecting again to a rank that closed on us
 constexpr std::size_t kMostStrangers = 256;              // open at once; the oldest gives way

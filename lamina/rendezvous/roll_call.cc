@@ -35,7 +35,7 @@ std::string random_hex() {
 RollCall::RollCall(JobStore& store, Options options)
     : store_(store),
       options_(std::move(options)),
-      verdict_by_(base::Deadline::after(options_.deadline.at() - base::Deadline::Clock::now() + kFarewell)) {}
+      verdict_by_(base::Deadline::after(options_.deadline.at() - base::Clock::now() + kFarewell)) {}
 
 const std::string& RollCall::meet() {
   const std::string self = random_hex();

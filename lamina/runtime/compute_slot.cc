@@ -16,7 +16,7 @@
 
 namespace lamina::runtime {
 
-ComputeSlot::ComputeSlot(schedule::TeamTurns turns, base::Deadline::Clock::duration timeout,
+ComputeSlot::ComputeSlot(schedule::TeamTurns turns, base::Clock::duration timeout,
                          std::function<bool()> holds_interpreter_lock)
     : turns_(std::move(turns)),
       in_team_(turns_.in_team()),

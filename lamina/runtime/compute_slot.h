@@ -21,7 +21,7 @@ namespace lamina::runtime {
 class ComputeSlot {
  public:
   // `holds_interpreter_lock` says whether this thread has the GIL, where there is one.
-  ComputeSlot(schedule::TeamTurns turns, base::Deadline::Clock::duration timeout,
+  ComputeSlot(schedule::TeamTurns turns, base::Clock::duration timeout,
               std::function<bool()> holds_interpreter_lock = nullptr);
 
   // From the next pick on.

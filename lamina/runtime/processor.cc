@@ -2,11 +2,12 @@
 #include "lamina/runtime/processor.h"
 
 #include <sched.h>
+#include "lamina/base/deadline.h"
 
 namespace lamina::runtime {
 namespace {
 
-using Clock = base::Deadline::Clock;
+using base::Clock;
 constexpr std::chrono::microseconds kWorthAMove(100);
 
 }  // namespace

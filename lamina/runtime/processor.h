@@ -19,7 +19,7 @@ class Processor {
   void return_to_it();  // the calling thread is about to compute: it goes where the last one left
  private:
   int last_ = -1;
-  base::Deadline::Clock::time_point begin_;  // of the turn
+  base::Clock::time_point begin_;  // of the turn
 };
 
 }  // namespace lamina::runtime

@@ -43,7 +43,7 @@ StepContext::StepContext(WorkerPool& pool, Options options)
       slot_(std::move(options.turns), options.timeout, pool.hooks().holds_interpreter_lock),
       recorder_(options.recorder),
       thread_state_(std::move(options.thread_state)),
-      last_event_(base::Deadline::Clock::now()) {
+      last_event_(base::Clock::now()) {
   slot_.expect(options.microbatches);
   if (options.watched) flags.emplace(std::move(options.watched));
 }
@@ -127,7 +127,7 @@ void StepContext::wait_locked(const base::Patience& patience, base::Rank leader,
   const auto ready = [&] {
     if (error_ || settled_ || done()) return true;
     if (threads_ > 0) return false;
-    const auto idle = base::Deadline::Clock::now() - last_event_;
+    const auto idle = base::Clock::now() - last_event_;
     if (idle > patience.timeout) {
       throw base::TimeoutError(base::str(what(), ": nothing happened here for the whole of timeout_s; does rank ",
                                          leader,
@@ -156,7 +156,7 @@ void StepContext::close() {
 
 void StepContext::start_thread(std::function<void()> work, Awaited awaited) {
   ++threads_;
-  last_event_ = base::Deadline::Clock::now();
+  last_event_ = base::Clock::now();
   auto task = [self = shared_from_this(), awaited, thread_state = thread_state_, work = std::move(work)]() mutable {
     try {
       thread_state ? thread_state->run(work) : work();
@@ -166,7 +166,7 @@ void StepContext::start_thread(std::function<void()> work, Awaited awaited) {
     work = nullptr;  // its captures end before the step may
     thread_state.reset();
     std::lock_guard guard(self->mutex_);
-    self->last_event_ = base::Deadline::Clock::now();
+    self->last_event_ = base::Clock::now();
     if (awaited == Awaited::kYes) self->changed_.notify_all();
     if (--self->threads_ == 0) self->idle_.notify_all();
   };

@@ -28,9 +28,9 @@ class StepContext : public std::enable_shared_from_this<StepContext> {
     base::Step number{0};
     int microbatches = 0;
     schedule::TeamTurns turns;
-    base::Deadline::Clock::duration timeout = std::chrono::seconds(1800);  // see ComputeSlot
-    std::shared_ptr<const ThreadState> thread_state;                       // its threads get it; may be nullptr
-    std::shared_ptr<const ParameterFlags::Watched> watched;                // nullptr: no flags are
+    base::Clock::duration timeout = std::chrono::seconds(1800);  // see ComputeSlot
+    std::shared_ptr<const ThreadState> thread_state;             // its threads get it; may be nullptr
+    std::shared_ptr<const ParameterFlags::Watched> watched;      // nullptr: no flags are
     observe::Recorder* recorder = nullptr;
   };
 
@@ -96,7 +96,7 @@ class StepContext : public std::enable_shared_from_this<StepContext> {
   std::condition_variable idle_;     // no thread works on it
   std::shared_ptr<const ThreadState> thread_state_;
   int threads_ = 0;
-  base::Deadline::Clock::time_point last_event_;  // a thread began or ended its work
+  base::Clock::time_point last_event_;  // a thread began or ended its work
   bool settled_ = false;
   std::exception_ptr error_;
 };

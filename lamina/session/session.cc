@@ -23,8 +23,8 @@ using topology::Group;
 
 std::chrono::seconds seconds(double span) { return std::chrono::seconds(static_cast<std::int64_t>(span) + 1); }
 
-base::Deadline::Clock::duration duration(double seconds) {
-  return std::chrono::duration_cast<base::Deadline::Clock::duration>(std::chrono::duration<double>(seconds));
+base::Clock::duration duration(double seconds) {
+  return std::chrono::duration_cast<base::Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
 std::unique_ptr<transport::Transport> connect(const config::Config& config, const environment::World& world,

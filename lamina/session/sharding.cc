@@ -117,9 +117,9 @@ std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model:
                         std::ranges::includes(session.job().team(), session.members(Group::kShard));
   auto sharding = std::make_shared<sharding::Sharding>(
       sharding::sharded(table), units,
-      sharding::Sharding::Terms{session.config().sdp_reduce_bucket_size, keeping(session.config())},
-      sharding::Context{group, copies, std::move(ranks), in_order, Session::turn_of_this_thread(),
-                        model::scalar_type(session.config().reduce_dtype)});
+      sharding::Sharding::Options{session.config().sdp_reduce_bucket_size, keeping(session.config())},
+      sharding::ShardingContext{group, copies, std::move(ranks), in_order, Session::turn_of_this_thread(),
+                                model::scalar_type(session.config().reduce_dtype)});
   session.job().call_hooks().add(sharding->values(), sharding->values()->units());
   session.when_closed([weak = std::weak_ptr(sharding)] {
     if (const auto closing = weak.lock()) closing->close();
@@ -182,9 +182,9 @@ std::vector<std::string> units_of(const config::Config& config, const model::Mod
 void require_persistent(const config::Config& config, const model::ModuleTree& tree) {
   const auto& parameters = tree.parameters();
   for (const auto& entry : config.sdp_persistent_parameters.value_or(std::vector<std::string>())) {
-    const auto is_of_it = [&](const model::Held& held) { return base::is_in_module(held.name, entry); };
+    const auto is_of_it = [&](const model::ModuleTensor& held) { return base::is_in_module(held.name, entry); };
     if (std::ranges::any_of(parameters, is_of_it)) continue;
-    const auto nearest = parameters.empty() ? "" : base::nearest(parameters, entry, &model::Held::name).name;
+    const auto nearest = parameters.empty() ? "" : base::nearest(parameters, entry, &model::ModuleTensor::name).name;
     throw base::ConfigError(base::str("sdp_persistent_parameters: the model has no parameter \"", entry,
                                       "\", and none in a module of that name; the nearest is \"", nearest,
                                       "\". A parameter in several modules has the first of its names"));

@@ -41,8 +41,9 @@ bool has_other_calls(const std::vector<RankRecording>& ranks, const RankRecordin
 // where it runs for another rank.
 void leave_out(RankRecording& plain, const std::vector<RankRecording>& ranks) {
   const bool has_others = has_other_calls(ranks, plain);
-  std::erase_if(plain.seen,
-                [&](const auto& seen) { return seen.kind == digests::Kind::kGradient ? has_others : seen.call < 0; });
+  std::erase_if(plain.seen, [&](const auto& seen) {
+    return seen.kind == digests::RecordedKind::kGradient ? has_others : seen.call < 0;
+  });
 }
 
 void compare_copy(Session& session, const verification::PlainRun* plain, const Slicings& slicings) {
@@ -50,7 +51,7 @@ void compare_copy(Session& session, const verification::PlainRun* plain, const S
     const auto slicing = slicings.find(name);
     return slicing == slicings.end() ? gradient : whole_of(session, gradient, slicing->second);
   });
-  std::vector<model::Named> own;
+  std::vector<model::NamedValue> own;
   own.emplace_back("recording", session.run_recorder()->text());
   const bool have_one_batch = session.topology().resolved(topology::kReplicas) == topology::kSameParts;
   const auto group = have_one_batch ? topology::kOneCopy : topology::kPartitions;

@@ -148,8 +148,8 @@ class CollectiveTransfer : public Transfer {
   std::int64_t say(const char* what, std::span<const std::size_t> parameters) {
     return order_ ? order_->begin({what, {parameters.begin(), parameters.end()}}) : 0;
   }
-  collective::Terms terms(const char* purpose, const base::Patience& patience, std::int64_t number,
-                          std::span<const std::size_t> parameters) {
+  collective::CallOptions options(const char* purpose, const base::Patience& patience, std::int64_t number,
+                                  std::span<const std::size_t> parameters) {
     std::string about;
     for (const auto parameter : parameters) about += base::str(" ", parameter);
     return {purpose, order_ ? order_->watched(number, patience) : patience, /*outlives_wait=*/true, std::move(about),
@@ -213,7 +213,7 @@ class CollectiveTransfer : public Transfer {
     begun.result = at::empty({own.numel() * group_.size()}, own.options().requires_grad(false));
     begun.number = say(what, parameters);
     begun.work =
-        group_.all_gather(begun.result, own, terms("gathering parameters", patience_, begun.number, parameters));
+        group_.all_gather(begun.result, own, options("gathering parameters", patience_, begun.number, parameters));
     begun.parameters = std::move(parameters);
     return begun;
   }
@@ -270,7 +270,7 @@ class CollectiveTransfer : public Transfer {
     bucket.result = at::empty({all.size(1)}, all.options().dtype(type));
     bucket.number = say(kGradients, parameters);
     bucket.work = group_.reduce_scatter(bucket.result, all.view({-1}), collective::Reduction::kSum,
-                                        terms("summing gradients", patience, bucket.number, parameters));
+                                        options("summing gradients", patience, bucket.number, parameters));
     bucket.parameters = std::move(parameters);
     return bucket;
   }

@@ -59,8 +59,8 @@ std::vector<const model::Parameter*> sharded(const model::ParameterTable& table)
   return rows;
 }
 
-Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> units, Terms terms,
-                   Context context)
+Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> units,
+                   Options options, ShardingContext context)
     : context_(std::move(context)), patience_(context_.ranks.patience()) {
   const auto& ranks = context_.ranks;
   for (const auto* row : parameters) {
@@ -73,7 +73,7 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
   }
   const auto on_cpu = [](const auto* row) { return row->tensor.is_cpu(); };
   if (std::ranges::all_of(parameters, on_cpu)) {
-    transfer_ = make_shared_transfer(specs_, terms.gradients, context_.group, {"sharding the model", patience_},
+    transfer_ = make_shared_transfer(specs_, options.gradients, context_.group, {"sharding the model", patience_},
                                      &ranks.mailbox);
   }
   if (!transfer_ && !context_.in_order) {
@@ -86,12 +86,12 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
     std::vector<std::string> names;
     for (const auto& each : parameters_) names.push_back(each.name);
     transfer_ = make_collective_transfer(
-        specs_, terms.gradients, context_.group, patience_,
+        specs_, options.gradients, context_.group, patience_,
         std::make_unique<collective::SameOrder>(ranks.mailbox, context_.group.members(), context_.group.rank(),
                                                 words_of(std::move(names)), context_.turn));
   }
   for (std::size_t i = 0; i < size(); ++i) by_shard_[shard(i).unsafeGetTensorImpl()] = i;
-  values_ = std::make_shared<LiveValues>(parameters_, units, terms.keeping, transfer_);
+  values_ = std::make_shared<LiveValues>(parameters_, units, options.keeping, transfer_);
   value::set_home(values_);
 }
 
@@ -208,18 +208,18 @@ void Sharding::reduce(std::int64_t pass, bool ends, const base::Patience& patien
 
 // Some copies may have a gradient that others lack.
 void Sharding::sum_over_copies(std::vector<at::Tensor>& sums, const base::Patience& patience) {
-  const collective::Terms terms{"averaging gradients of shards", patience};
+  const collective::CallOptions options{"averaging gradients of shards", patience};
   auto present = at::zeros({static_cast<std::int64_t>(size())}, at::kByte);
   auto* flags = present.mutable_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < size(); ++i) flags[i] = sums[i].defined() ? 1 : 0;
-  context_.copies->all_reduce(present, collective::Reduction::kMax, terms)->wait();
+  context_.copies->all_reduce(present, collective::Reduction::kMax, options)->wait();
   std::vector<collective::Started> started;
   for (std::size_t i = 0; i < size(); ++i) {
     if (flags[i] == 0) continue;
     if (!sums[i].defined()) sums[i] = at::zeros_like(shard(i), specs_[i].sum_type());
     started.push_back(specs_[i].travels
-                          ? collective::all_reduce_as(*specs_[i].travels, sums[i], 1, *context_.copies, terms)
-                          : context_.copies->all_reduce(sums[i], collective::Reduction::kSum, terms));
+                          ? collective::all_reduce_as(*specs_[i].travels, sums[i], 1, *context_.copies, options)
+                          : context_.copies->all_reduce(sums[i], collective::Reduction::kSum, options));
   }
   for (auto& one : started) one->wait();
 }
@@ -329,8 +329,8 @@ at::Tensor Sharding::gather(std::size_t parameter, const at::Tensor& part) {
   const at::NoGradGuard no_grad;
   const auto& whole = named(parameter).parameter;
   auto all = at::empty({part.numel() * context_.group.size()}, part.options());
-  const collective::Terms terms{"gathering shards", patience_};
-  caught_up().all_gather(all, part.detach().contiguous(), terms)->wait();
+  const collective::CallOptions options{"gathering shards", patience_};
+  caught_up().all_gather(all, part.detach().contiguous(), options)->wait();
   return all.narrow(0, 0, whole.numel()).reshape(whole.sizes());
 }
 

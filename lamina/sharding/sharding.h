@@ -21,7 +21,7 @@ namespace lamina::sharding {
 std::vector<const model::Parameter*> sharded(const model::ParameterTable& table);
 
 // The ranks that a sharding works with; they outlive it.
-struct Context {
+struct ShardingContext {
   collective::Group& group;   // the sharding group
   collective::Group* copies;  // of this rank's shards; nullptr where there is one
   collective::Ranks ranks;
@@ -35,14 +35,14 @@ struct Context {
 // members make one, outside of steps, and call what is collective in one order.
 class Sharding : public data_parallel::ShardedGradients {
  public:
-  struct Terms {
+  struct Options {
     std::int64_t gradients = 0;  // elements that travel at a time
     Keeping keeping = {};        // of values
   };
   // Collective. `units`: the names of modules, see LiveValues. Throws base::UsageError for parameters that have left
   // the memory that the group has in common, where its members have no order.
-  Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> units, Terms terms,
-           Context context);
+  Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> units, Options options,
+           ShardingContext context);
 
   // Takes this rank's shards of the values that these parameters have here now, which go.
   void take(std::span<const model::Parameter> rows);
@@ -104,7 +104,7 @@ class Sharding : public data_parallel::ShardedGradients {
   void sum_over_copies(std::vector<at::Tensor>& sums, const base::Patience& patience);
   bool divides_first(std::size_t parameter) const;
 
-  const Context context_;
+  const ShardingContext context_;
   const base::Patience patience_;
   std::vector<ShardedParameter> parameters_;
   std::vector<Spec> specs_;

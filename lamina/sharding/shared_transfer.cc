@@ -37,7 +37,7 @@ class Poll {
   void wait() {
     if (++looks_ < 100) return std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::microseconds(looks_ < 300 ? 50 : 500));
-    const auto now = base::Deadline::Clock::now();
+    const auto now = base::Clock::now();
     if (now - checked_ < base::kInterruptSlice) return;
     checked_ = now;
     if (patience_.check_interrupt) patience_.check_interrupt();
@@ -48,7 +48,7 @@ class Poll {
   const base::Patience& patience_;
   const std::function<std::string()> what_;
   base::LongWait wait_;
-  base::Deadline::Clock::time_point checked_ = base::Deadline::Clock::now();
+  base::Clock::time_point checked_ = base::Clock::now();
   int looks_ = 0;
 };
 
@@ -234,13 +234,13 @@ class SharedTransfer : public Transfer {
   // gives later end it, for this pass.
   void let_others_come_nearer(std::unique_lock<std::mutex>& lock) {
     auto least = kept_bytes();
-    auto since = base::Deadline::Clock::now();
+    auto since = base::Clock::now();
     while (waits_ && kept_bytes() > kMostBytesUnderWay) {
       lock.unlock();
       std::this_thread::sleep_for(std::chrono::microseconds(500));
       lock.lock();
       advance_busy();
-      const auto now = base::Deadline::Clock::now();
+      const auto now = base::Clock::now();
       if (const auto kept = kept_bytes(); kept < least) {
         least = kept;
         since = now;
@@ -384,7 +384,7 @@ class SharedTransfer : public Transfer {
 }  // namespace
 
 std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Spec>& parameters, std::int64_t gradients_at_once,
-                                               collective::Group& group, const collective::Terms& terms,
+                                               collective::Group& group, const collective::CallOptions& options,
                                                messaging::Mailbox* mailbox) {
   std::vector<std::size_t> value_bytes;
   std::size_t arena_bytes = 0, widest = 1;
@@ -398,7 +398,7 @@ std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Spec>& paramete
   const auto most = static_cast<std::int64_t>(std::min(arena_bytes, kMostBytesUnderWay) / widest);
   const auto bytes_at_once = static_cast<std::size_t>(std::min(gradients_at_once, most)) * widest;
   SharedLayout layout(group.size(), std::move(value_bytes), 2 * arena_bytes);
-  auto segment = group.share(layout.bytes(), terms);
+  auto segment = group.share(layout.bytes(), options);
   if (!segment) return nullptr;
   return std::make_unique<SharedTransfer>(parameters, std::move(layout), arena_bytes, bytes_at_once,
                                           std::move(*segment), group, mailbox);

@@ -90,7 +90,7 @@ collective::SameOrder::Words words_of(std::vector<std::string> names);
 // `gradients_at_once`: how many elements of this member's gradients may lie there, but always one parameter's.
 // `mailbox` outlives it, and knows who is lost, as memory does not tell; nullptr: nobody is.
 std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Spec>& parameters, std::int64_t gradients_at_once,
-                                               collective::Group& group, const collective::Terms& terms,
+                                               collective::Group& group, const collective::CallOptions& options,
                                                messaging::Mailbox* mailbox = nullptr);
 
 }  // namespace lamina::sharding

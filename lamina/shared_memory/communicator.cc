@@ -140,7 +140,7 @@ void Communicator::stage(const Buffer& buffer, std::size_t begin, std::size_t co
 
 // Where the buffers lie of which all members read some of each other, by member and number; nullptr for one that has to
 // be staged. `written`: what this member writes while others read. All members get the same.
-std::vector<std::byte*> Communicator::locate(Parts read, Parts written) {
+std::vector<std::byte*> Communicator::locate(Buffers read, Buffers written) {
   std::vector<std::byte*> places(size() * read.size());
   if (read.front().count * read.front().element_bytes() < kInPlaceBytes) return places;
   if (together_->met()) together_->next_chunk();
@@ -232,7 +232,7 @@ void Communicator::broadcast(Buffer buffer, int root, const Check& check) {
   });
 }
 
-void Communicator::all_gather(Parts all, Buffer mine, const Check& check) {
+void Communicator::all_gather(Buffers all, Buffer mine, const Check& check) {
   const Divided one{mine, {all.begin(), all.end()}};
   all_gather(std::span<const Divided>(&one, 1), check);
 }
@@ -244,12 +244,12 @@ void Communicator::all_gather(std::span<const Divided> buffers, const Check& che
   });
 }
 
-void Communicator::gather(Parts all, Buffer mine, int root, const Check& check) {
+void Communicator::gather(Buffers all, Buffer mine, int root, const Check& check) {
   together_->run(operation("gather", mine, ", to ", neighbours_.name(root)), check,
                  [&] { gather_parts(all, mine, root); });
 }
 
-void Communicator::gather_parts(Parts all, Buffer mine, int root) {
+void Communicator::gather_parts(Buffers all, Buffer mine, int root) {
   const auto size_of = mine.element_bytes();
   const bool takes = root == kEverybody || root == rank();
   std::vector<Buffer> written(all.begin(), all.end());
@@ -271,7 +271,7 @@ void Communicator::gather_parts(Parts all, Buffer mine, int root) {
   if (staged < size()) together_->meet();
 }
 
-void Communicator::reduce_scatter(Buffer mine, Parts all, Reduction reduction, const Check& check) {
+void Communicator::reduce_scatter(Buffer mine, Buffers all, Reduction reduction, const Check& check) {
   const Divided one{mine, {all.begin(), all.end()}};
   reduce_scatter(std::span<const Divided>(&one, 1), reduction, check);
 }
@@ -288,7 +288,7 @@ void Communicator::meet_at_least_once() {
   if (!together_->met()) together_->meet();
 }
 
-void Communicator::sum_to_owners(Buffer mine, Parts all, Reduction reduction) {
+void Communicator::sum_to_owners(Buffer mine, Buffers all, Reduction reduction) {
   const auto size_of = mine.element_bytes();
   const auto part_bytes = kChunkBytes / size() / kLine * kLine;
   auto places = locate(all, std::span(&mine, 1));
@@ -314,7 +314,7 @@ void Communicator::sum_to_owners(Buffer mine, Parts all, Reduction reduction) {
   if (staged < std::ssize(places) - size()) together_->meet();
 }
 
-void Communicator::scatter(Buffer mine, Parts all, int root, const Check& check) {
+void Communicator::scatter(Buffer mine, Buffers all, int root, const Check& check) {
   const auto size_of = mine.element_bytes();
   const auto part_bytes = kChunkBytes / size() / kLine * kLine;
   together_->run(operation("scatter", mine, ", from ", neighbours_.name(root)), check, [&] {
@@ -329,7 +329,7 @@ void Communicator::scatter(Buffer mine, Parts all, int root, const Check& check)
 }
 
 // First all learn from all how much goes where: so each sees what does not fit, and how many chunks there are.
-void Communicator::all_to_all(Parts received, Parts sent, const Check& check) {
+void Communicator::all_to_all(Buffers received, Buffers sent, const Check& check) {
   const auto size_of = sent.front().element_bytes();
   const auto part_bytes = kChunkBytes / size() / kLine * kLine;
   const auto kind = layout::traits(sent.front().dtype).name;
@@ -353,7 +353,7 @@ void Communicator::all_to_all(Parts received, Parts sent, const Check& check) {
 }
 
 // Returns the most elements that go from one member to another.
-std::size_t Communicator::agree_on_counts(Parts received, Parts sent) {
+std::size_t Communicator::agree_on_counts(Buffers received, Buffers sent) {
   const auto counts = [&](int member) { return reinterpret_cast<std::uint64_t*>(together_->staging(member)); };
   for (int member = 0; member < size(); ++member) {
     counts(rank())[member] = sent[member].count;

@@ -25,9 +25,9 @@ struct Buffer {
 };
 
 // One buffer per member, all of one type.
-using Parts = std::span<const Buffer>;
+using Buffers = std::span<const Buffer>;
 
-// Parts of a buffer, one after the other: of so many elements each, or equal ones.
+// Buffers of a buffer, one after the other: of so many elements each, or equal ones.
 std::vector<Buffer> parts_of(const Buffer& all, std::span<const std::size_t> counts);
 std::vector<Buffer> equal_parts(const Buffer& all, int members);
 
@@ -74,12 +74,12 @@ class Communicator {
   void all_reduce(Buffer buffer, Reduction reduction, const Check& check);
   void reduce(Buffer buffer, Reduction reduction, int root, const Check& check);  // changes it on `root` alone
   void broadcast(Buffer buffer, int root, const Check& check);
-  void all_gather(Parts all, Buffer mine, const Check& check);
-  void reduce_scatter(Buffer mine, Parts all, Reduction reduction, const Check& check);
-  void gather(Parts all, Buffer mine, int root, const Check& check);   // `all`: on `root` alone
-  void scatter(Buffer mine, Parts all, int root, const Check& check);  // the same
-  // Parts of sizes of their own: sent[i] goes to member i, whose received[rank()] is as large.
-  void all_to_all(Parts received, Parts sent, const Check& check);
+  void all_gather(Buffers all, Buffer mine, const Check& check);
+  void reduce_scatter(Buffer mine, Buffers all, Reduction reduction, const Check& check);
+  void gather(Buffers all, Buffer mine, int root, const Check& check);   // `all`: on `root` alone
+  void scatter(Buffer mine, Buffers all, int root, const Check& check);  // the same
+  // Buffers of sizes of their own: sent[i] goes to member i, whose received[rank()] is as large.
+  void all_to_all(Buffers received, Buffers sent, const Check& check);
   void barrier(const Check& check);
 
   // Beside all others; a thread that is in none of them may call it. See Neighbours::share().
@@ -98,11 +98,11 @@ class Communicator {
   void pass(Exchange& lane, Buffer buffer, int tag, bool sends, const Check& check);
   static constexpr int kEverybody = -1;  // as root
   void sum_parts(Buffer buffer, Reduction reduction, int root);
-  void gather_parts(Parts all, Buffer mine, int root);
+  void gather_parts(Buffers all, Buffer mine, int root);
   void meet_at_least_once();
-  void sum_to_owners(Buffer mine, Parts all, Reduction reduction);
-  std::size_t agree_on_counts(Parts received, Parts sent);
-  std::vector<std::byte*> locate(Parts read, Parts written);
+  void sum_to_owners(Buffer mine, Buffers all, Reduction reduction);
+  std::size_t agree_on_counts(Buffers received, Buffers sent);
+  std::vector<std::byte*> locate(Buffers read, Buffers written);
   void stage(const Buffer& buffer, std::size_t begin, std::size_t count, std::size_t offset = 0);
 
   const Neighbours neighbours_;

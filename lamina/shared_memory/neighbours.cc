@@ -25,6 +25,7 @@
 #include <optional>
 #include <thread>
 
+#include "lamina/base/deadline.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
@@ -34,7 +35,7 @@ namespace {
 
 using base::str;
 
-using Clock = base::Deadline::Clock;
+using base::Clock;
 
 constexpr std::size_t kTokenBytes = 16;
 constexpr Clock::duration kGreeting = std::chrono::seconds(1);         // for a stranger who connects and says nothing
@@ -146,7 +147,7 @@ bool of_this_user(const base::Fd& socket) {
 // Waits until something can be read. False when the deadline comes first.
 bool readable(const base::Fd& socket, base::Deadline deadline) {
   while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.at() - base::Deadline::Clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.at() - base::Clock::now());
     if (left.count() <= 0) return false;
     pollfd one{socket.get(), POLLIN, 0};
     const int count = ::poll(&one, 1, static_cast<int>(std::min<std::int64_t>(left.count(), 1000)));

@@ -262,9 +262,9 @@ std::string Team::in_words(const Operation& operation) const {
 // `given` lies in memory as the collective takes it, or is not defined: zeros then, whose result nobody wants.
 Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::Tensor& given) {
   const auto options = at::TensorOptions(meaning.dtype).device(meaning.device);
-  collective::Terms terms{"computing with slices", order_.watched(number, patience_), /*outlives_wait=*/true,
-                          base::str(" ", number),
-                          /*keeps_turn=*/true};
+  collective::CallOptions terms{"computing with slices", order_.watched(number, patience_), /*outlives_wait=*/true,
+                                base::str(" ", number),
+                                /*keeps_turn=*/true};
   Begun begun;
   const auto whole = numel(meaning.shape);
   const auto given_or_zeros = [&](std::int64_t count) {

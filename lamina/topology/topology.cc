@@ -21,13 +21,13 @@ using base::UsageError;
 constexpr std::size_t at(Axis axis) { return static_cast<std::size_t>(axis); }
 
 // Which axes a group of this kind runs along.
-struct Span {
+struct RankSpan {
   bool pp = false;
   bool tp = false;
   bool rdp = false;
 };
 
-Span span_of(Group group) {
+RankSpan span_of(Group group) {
   switch (group) {
     case Group::kWorld:
       return {true, true, true};
@@ -111,7 +111,7 @@ int Topology::size(Group group) const {
     for (int rank = 0; rank < size_; ++rank) most = std::max(most, members(group, Rank(rank)).size());
     return static_cast<int>(most);
   }
-  const Span span = span_of(resolved(group));
+  const RankSpan span = span_of(resolved(group));
   return (span.pp ? extent_[at(Axis::kPipeline)] : 1) * (span.tp ? extent_[at(Axis::kTensor)] : 1) *
          (span.rdp ? extent_[at(Axis::kReplica)] : 1);
 }
@@ -141,7 +141,7 @@ Coordinates Topology::coordinates(Rank rank) const {
 std::vector<Rank> Topology::members(Group group, Rank of) const {
   if (group == Group::kShardAcross) return across_machines(of);
   const Coordinates own = coordinates(of);
-  const Span span = span_of(resolved(group));
+  const RankSpan span = span_of(resolved(group));
   std::vector<Rank> members;
   for (int i = 0; i < size_; ++i) {
     const Coordinates other = coordinates(Rank(i));

@@ -11,8 +11,8 @@ namespace lamina::value {
 namespace {
 
 // The parameter that a slice is of. Copies of a TensorImpl have it, too.
-struct Slice : c10::BackendMeta {
-  Slice(std::string of, at::IntArrayRef slice, at::IntArrayRef all)
+struct GuardedSlice : c10::BackendMeta {
+  GuardedSlice(std::string of, at::IntArrayRef slice, at::IntArrayRef all)
       : name(std::move(of)), here(slice.vec()), whole(all.vec()) {}
   const std::string name;
   const std::vector<std::int64_t> here, whole;
@@ -21,11 +21,12 @@ struct Slice : c10::BackendMeta {
 thread_local int open_here = 0;
 thread_local bool updating_here = false;
 
-c10::intrusive_ptr<Slice> slice_of(const at::Tensor& tensor) {
-  return c10::dynamic_intrusive_pointer_cast<Slice>(tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
+c10::intrusive_ptr<GuardedSlice> slice_of(const at::Tensor& tensor) {
+  return c10::dynamic_intrusive_pointer_cast<GuardedSlice>(
+      tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
 }
 
-void guard(const at::Tensor& tensor, c10::intrusive_ptr<Slice> slice) {
+void guard(const at::Tensor& tensor, c10::intrusive_ptr<GuardedSlice> slice) {
   tensor.unsafeGetTensorImpl()->set_backend_meta(std::move(slice));
   set_keys(tensor, tensor.key_set().add(kWrapperKey));
 }
@@ -33,7 +34,7 @@ void guard(const at::Tensor& tensor, c10::intrusive_ptr<Slice> slice) {
 }  // namespace
 
 void guard(const at::Tensor& slice, const std::string& name, at::IntArrayRef whole) {
-  if (!slice.is_meta()) guard(slice, c10::make_intrusive<Slice>(name, slice.sizes(), whole));
+  if (!slice.is_meta()) guard(slice, c10::make_intrusive<GuardedSlice>(name, slice.sizes(), whole));
 }
 
 void guard_again(const at::Tensor& slice) {

@@ -18,7 +18,7 @@ namespace lamina::value {
 namespace {
 
 // Kinds of operations, by what they do with the elements of a slice.
-enum class Kind {
+enum class OperationKind {
   kParts,   // consists of other operations, which are judged
   kView,    // gives the same memory
   kEach,    // takes each element alone
@@ -58,22 +58,22 @@ bool gives_views(const c10::FunctionSchema& schema) {
   });
 }
 
-Kind kind_of(const c10::OperatorHandle& op) {
+OperationKind kind_of(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   const auto& name = schema.name();
   if (begins_with(name, "aten::") && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
-    return Kind::kParts;
+    return OperationKind::kParts;
   }
-  if (gives_views(schema)) return Kind::kView;
-  if (op.hasTag(at::Tag::data_dependent_output)) return Kind::kAcross;  // equal() is marked as pointwise, too
-  if (op.hasTag(at::Tag::nondeterministic_seeded)) return Kind::kDraws;
-  return op.hasTag(at::Tag::pointwise) || takes_each_alone(name) ? Kind::kEach : Kind::kAcross;
+  if (gives_views(schema)) return OperationKind::kView;
+  if (op.hasTag(at::Tag::data_dependent_output)) return OperationKind::kAcross;  // equal() is marked as pointwise, too
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) return OperationKind::kDraws;
+  return op.hasTag(at::Tag::pointwise) || takes_each_alone(name) ? OperationKind::kEach : OperationKind::kAcross;
 }
 
-[[noreturn]] void refuse(const at::Tensor& slice, const std::string& operation, Kind kind,
+[[noreturn]] void refuse(const at::Tensor& slice, const std::string& operation, OperationKind kind,
                          const std::string& torchs = "") {
   const std::string_view remedy =
-      kind == Kind::kDraws
+      kind == OperationKind::kDraws
           ? "initialise it before the model is wrapped, or in lamina.gathered_parameters([parameter], write_back=True)"
           : "lamina.get_full_parameter(parameter) is the whole, lamina.gathered_parameters([parameter]) has it around "
             "what reads it, and with write_back=True what writes it";
@@ -115,15 +115,15 @@ void call_guarded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     return guard_results(op, *stack, slice, /*all=*/false);
   }
   const auto kind = kind_of(op);
-  if (kind == Kind::kParts) {
+  if (kind == OperationKind::kParts) {
     return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kWrapperKey), stack);
   }
   std::string torchs;
-  if (kind == Kind::kView || kind == Kind::kEach) {
+  if (kind == OperationKind::kView || kind == OperationKind::kEach) {
     try {
       const c10::impl::ExcludeDispatchKeyGuard as_it_is(kWrapperKey);
       op.callBoxed(stack);
-      return guard_results(op, *stack, slice, kind == Kind::kView || !is_updating());
+      return guard_results(op, *stack, slice, kind == OperationKind::kView || !is_updating());
     } catch (const c10::Error& error) {
       torchs = error.what_without_backtrace();
     }
@@ -132,7 +132,7 @@ void call_guarded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
 }
 
 void require_whole(const at::Tensor& tensor, const std::string& operation) {
-  if (is_guarded(tensor) && !Unguarded::here() && !is_updating()) refuse(tensor, operation, Kind::kAcross);
+  if (is_guarded(tensor) && !Unguarded::here() && !is_updating()) refuse(tensor, operation, OperationKind::kAcross);
 }
 
 }  // namespace lamina::value

@@ -10,26 +10,27 @@
 namespace lamina::verification {
 namespace {
 
-config::Config in_run(config::Config config, const Terms& terms) {
+config::Config in_run(config::Config config, const RecordingOptions& recording_options) {
   // Shards clip by themselves: both runs do as the script's configuration does.
   if (config.sharded_data_parallel_degree == 1) config.sdp_gradient_clipping.reset();
-  if (!terms.layout.empty()) {
-    config = config::in_layout(std::move(config), terms.layout);
+  if (!recording_options.layout.empty()) {
+    config = config::in_layout(std::move(config), recording_options.layout);
     config::validate(config);
   }
   config.reduce_dtype.reset();  // what gradients lose on their way is no difference between layouts
-  return terms.collapsed ? config::collapsed(std::move(config)) : config;
+  return recording_options.collapsed ? config::collapsed(std::move(config)) : config;
 }
 
 }  // namespace
 
 config::GivenConfig read_configuration(const std::string& json, const environment::Environment& environment) {
-  const auto terms = read_terms(environment);
+  const auto recording_options = read_terms(environment);
   // The command has started one process where the script wants more.
-  const bool several = environment::read_world(environment).size > 1 || (terms && terms->collapsed);
+  const bool several =
+      environment::read_world(environment).size > 1 || (recording_options && recording_options->collapsed);
   auto parsed = config::parse_sources(
       {{json, environment(config::kSageMakerVariable), several}, environment(config::kOwnVariable)});
-  if (terms) parsed.config = in_run(std::move(parsed.config), *terms);
+  if (recording_options) parsed.config = in_run(std::move(parsed.config), *recording_options);
   return parsed;
 }
 

@@ -4,9 +4,9 @@
 namespace lamina::verification {
 
 PlainRun::PlainRun(const std::vector<std::string>& modules, std::int64_t copy, std::int64_t step)
-    : recorder_(
-          std::make_shared<RunRecorder>(Terms{.folder = "", .steps = step + 1, .first = step, .one_microbatch = true},
-                                        digests::RankRecording{.copy = copy})) {
+    : recorder_(std::make_shared<RunRecorder>(
+          RecordingOptions{.folder = "", .steps = step + 1, .first = step, .one_microbatch = true},
+          digests::RankRecording{.copy = copy})) {
   hooks_.add(recorder_, modules);
   hooks_.number(modules);
 }
@@ -16,11 +16,12 @@ std::unique_ptr<model::HookedCall> PlainRun::begin(std::int64_t module, std::spa
 }
 
 digests::RankRecording PlainRun::recording() const {
-  using digests::Kind;
+  using digests::RecordedKind;
   auto recording = digests::read_text(recorder_->text());
   std::erase_if(recording.seen, [this](const auto& seen) {
-    const bool is_left_out = seen.kind == Kind::kGradient && left_out_.contains(seen.name);
-    return is_left_out || (without_gradients_ && (seen.kind == Kind::kOutputGradient || seen.kind == Kind::kGradient));
+    const bool is_left_out = seen.kind == RecordedKind::kGradient && left_out_.contains(seen.name);
+    return is_left_out ||
+           (without_gradients_ && (seen.kind == RecordedKind::kOutputGradient || seen.kind == RecordedKind::kGradient));
   });
   return recording;
 }

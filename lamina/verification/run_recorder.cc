@@ -21,7 +21,7 @@
 
 namespace lamina::verification {
 
-using digests::Kind;
+using digests::RecordedKind;
 
 namespace {
 
@@ -76,23 +76,24 @@ std::string modes() {
 
 }  // namespace
 
-std::optional<Terms> read_terms(const environment::Environment& environment) {
+std::optional<RecordingOptions> read_terms(const environment::Environment& environment) {
   const auto folder = environment(digests::kFolderVariable);
   if (!folder) return {};
-  Terms terms{.folder = *folder};
-  if (const auto steps = environment(digests::kStepsVariable)) terms.steps = std::stoll(*steps);
-  terms.bits = environment(digests::kBitsVariable).has_value();
-  terms.layout = environment(digests::kLayoutVariable).value_or("");
+  RecordingOptions recording_options{.folder = *folder};
+  if (const auto steps = environment(digests::kStepsVariable)) recording_options.steps = std::stoll(*steps);
+  recording_options.bits = environment(digests::kBitsVariable).has_value();
+  recording_options.layout = environment(digests::kLayoutVariable).value_or("");
   if (const auto names = environment(digests::kLookedAtVariable)) {
-    for (const auto name : *names | std::views::split(',')) terms.looked_at.emplace(name.begin(), name.end());
-    if (names->empty()) terms.looked_at.insert("");  // the model
+    for (const auto name : *names | std::views::split(','))
+      recording_options.looked_at.emplace(name.begin(), name.end());
+    if (names->empty()) recording_options.looked_at.insert("");  // the model
   }
-  terms.collapsed = environment(digests::kCollapsedVariable).has_value();
-  return terms;
+  recording_options.collapsed = environment(digests::kCollapsedVariable).has_value();
+  return recording_options;
 }
 
-RunRecorder::RunRecorder(Terms terms, digests::RankRecording about)
-    : terms_(std::move(terms)),
+RunRecorder::RunRecorder(RecordingOptions recording_options, digests::RankRecording about)
+    : terms_(std::move(recording_options)),
       process_(::getpid()),
       writer_(writes() ? digests::Writer(terms_.folder, about) : digests::Writer(kept_, about)) {
   steps_ = writer_.steps_before() + terms_.first;
@@ -118,7 +119,7 @@ void RunRecorder::end_step_of(const Recorded& recorded) {
     for (const auto& [name, gradient] : parameters->take()) {
       const auto whole = recorded(name, gradient);
       if (!has_value(whole)) continue;
-      writer_.write({Kind::kGradient, steps_, 0, name, 0, 0, order_++, digest_of(whole, terms_.bits)});
+      writer_.write({RecordedKind::kGradient, steps_, 0, name, 0, 0, order_++, digest_of(whole, terms_.bits)});
     }
   }
   close_step();
@@ -166,8 +167,8 @@ void RunRecorder::see_result(base::Microbatch microbatch, std::span<const at::Te
   const std::lock_guard lock(mutex_);
   for (std::int64_t i = 0; std::cmp_less(i, tensors.size()); ++i) {
     if (!has_value(tensors[i])) continue;
-    writer_.write(
-        {Kind::kResult, steps_, microbatch.value, "the step", 0, i, order_++, digest_of(tensors[i], terms_.bits)});
+    writer_.write({RecordedKind::kResult, steps_, microbatch.value, "the step", 0, i, order_++,
+                   digest_of(tensors[i], terms_.bits)});
   }
 }
 
@@ -186,13 +187,14 @@ void RunRecorder::see_update(std::span<const Held> gradients) {
   const std::int64_t step = step_of_update();
   for (const auto& [name, gradient, part] : gradients) {
     if (!has_value(gradient)) continue;
-    writer_.write({Kind::kGradient, step, -1, name, updates_, 0, order_++, digest_of(gradient, terms_.bits, part)});
+    writer_.write(
+        {RecordedKind::kGradient, step, -1, name, updates_, 0, order_++, digest_of(gradient, terms_.bits, part)});
   }
   ++updates_;
   if (!has_step_functions_ && !calls_.empty()) close_step();
 }
 
-void RunRecorder::see_state(std::span<const std::pair<Kind, Held>> state) {
+void RunRecorder::see_state(std::span<const std::pair<RecordedKind, Held>> state) {
   if (::getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   for (const auto& [kind, held] : state) {
@@ -260,7 +262,7 @@ RunRecorder::Call* RunRecorder::begun(const model::ModuleCall& call) {
   return found == calls_.end() ? nullptr : &found->second;
 }
 
-void RunRecorder::write(Kind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
+void RunRecorder::write(RecordedKind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
                         const at::Tensor& tensor) {
   if (!has_value(tensor)) return;
   const auto& [step, microbatch, name, number] = call;
@@ -302,7 +304,7 @@ void RunRecorder::see_inputs(const model::ModuleCall& call, std::span<const at::
       known->awaited.resize(inputs.size());
       known->awaited[i] = {inputs[i], value::version_of(inputs[i])};
     } else {
-      write(Kind::kInput, known->name, i, known->began, inputs[i]);
+      write(RecordedKind::kInput, known->name, i, known->began, inputs[i]);
     }
   }
 }
@@ -317,10 +319,10 @@ void RunRecorder::see_outputs(const model::ModuleCall& call, std::span<const at:
     const auto& [input, version] = awaited[i];
     if (!input.defined() || input.is_inference()) continue;  // of the latter nobody counts the writes
     // One that the module has written is no longer as it came.
-    if (value::version_of(input) == version) write(Kind::kInput, known->name, i, known->began, input);
+    if (value::version_of(input) == version) write(RecordedKind::kInput, known->name, i, known->began, input);
   }
   for (std::int64_t i = 0; std::cmp_less(i, outputs.size()); ++i) {
-    write(Kind::kOutput, known->name, i, order_++, outputs[i]);
+    write(RecordedKind::kOutput, known->name, i, order_++, outputs[i]);
   }
 }
 
@@ -329,7 +331,7 @@ void RunRecorder::see_gradient(const model::ModuleCall& call, std::int64_t outpu
   const std::lock_guard lock(mutex_);
   const Call* const known = begun(call);
   if (known == nullptr) return;
-  write(Kind::kOutputGradient, known->name, output, order_++, gradient);
+  write(RecordedKind::kOutputGradient, known->name, output, order_++, gradient);
   if (terms_.one_microbatch && known->name == digests::CallName{steps_, 0, "", 0}) keep(output, gradient);
 }
 

@@ -33,7 +33,7 @@
 namespace lamina::verification {
 
 // The words of `lamina verify` to the ranks that it starts.
-struct Terms {
+struct RecordingOptions {
   std::string folder;      // for the recordings; "" keeps them in memory
   std::int64_t steps = 3;  // after so many the script ends
   std::int64_t first = 0;  // the number of the first step
@@ -44,7 +44,7 @@ struct Terms {
   bool one_microbatch = false;      // the first of each step alone is recorded, and nothing of the model
 };
 // Nothing where this process is not to be recorded. Throws base::ConfigError.
-std::optional<Terms> read_terms(const environment::Environment& environment);
+std::optional<RecordingOptions> read_terms(const environment::Environment& environment);
 
 // [Note: recorded runs] What one rank of a run computes, as digests in a file of its own. It hears of calls by the
 // hooks around them, on the rank that runs the module; tensors that lie elsewhere are their owner's to record. A step
@@ -53,7 +53,7 @@ std::optional<Terms> read_terms(const environment::Environment& environment);
 class RunRecorder : public model::CallHook {
  public:
   // Throws base::Error where the folder cannot be written to.
-  RunRecorder(Terms terms, digests::RankRecording about);
+  RunRecorder(RecordingOptions recording_options, digests::RankRecording about);
   ~RunRecorder() override;
 
   // True where as many steps have ended as are wanted.
@@ -99,7 +99,7 @@ class RunRecorder : public model::CallHook {
   // True where a step has ended since see_state().
   bool has_news() const { return steps_ > seen_; }
   // The model, its optimizers and generators after a step, or before the first.
-  void see_state(std::span<const std::pair<digests::Kind, Held>> state);
+  void see_state(std::span<const std::pair<digests::RecordedKind, Held>> state);
   // Nothing comes any more.
   void end();
 
@@ -136,7 +136,7 @@ class RunRecorder : public model::CallHook {
     std::int64_t version = -1;
     digests::Digest digest;
   };
-  void write(digests::Kind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
+  void write(digests::RecordedKind kind, const digests::CallName& call, std::int64_t index, std::int64_t order,
              const at::Tensor& tensor);
   Call* begun(const model::ModuleCall& call);        // under the lock; nullptr where its beginning was not recorded
   digests::Digest digest(const at::Tensor& tensor);  // under the lock
@@ -145,7 +145,7 @@ class RunRecorder : public model::CallHook {
   std::int64_t step_of_update() const;               // that comes next
   void keep(std::int64_t output, const at::Tensor& gradient);  // under the lock
 
-  const Terms terms_;
+  const RecordingOptions terms_;
   const pid_t process_;                  // whose copies, such as workers that load data, record nothing
   std::atomic<std::int64_t> steps_ = 0;  // that have ended
   std::atomic<std::int64_t> seen_ = 0;   // of them, those after which the state was seen

@@ -7,6 +7,9 @@
 
 namespace lamina::python {
 
+using Acquire = py::gil_scoped_acquire;
+using Release = py::gil_scoped_release;
+
 // Throws what a signal's handler throws. Takes the GIL.
 void check_signals();
 std::chrono::milliseconds milliseconds(double seconds);

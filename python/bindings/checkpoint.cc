@@ -28,11 +28,10 @@
 namespace lamina::python {
 namespace {
 
-using job_checkpoint::Recording;
+using job_checkpoint::JobRecording;
 using job_checkpoint::Resumption;
 using job_checkpoint::Saves;
 using session::Session;
-using Release = py::gil_scoped_release;
 
 SaveHolder save_job(Session& session, py::object lent, Saves& saves, const std::filesystem::path& folder,
                     const std::string& tag, bool partial, std::size_t keep, bool asynchronous, bool allow_objects) {
@@ -59,26 +58,26 @@ py::object together(Session& session, const py::function& act) {
 
 // Makes a method that hears of a call of the face in `lent`, a CheckpointedJob.
 template <class Result>
-auto hearing(Result (Recording::*method)(job_checkpoint::JobAccess&)) {
-  return [method](Recording& self, Session& session, py::object lent) {
+auto hearing(Result (JobRecording::*method)(job_checkpoint::JobAccess&)) {
+  return [method](JobRecording& self, Session& session, py::object lent) {
     PythonCheckpointedJob job(session, std::move(lent));
     return uncarried([&] { return (self.*method)(job); });
   };
 }
 
 void bind_recording(py::module_& module) {
-  py::class_<Recording>(module, "Recording")
-      .def(py::init([](Session& session) { return std::make_unique<Recording>(session.run_recorder()); }))
-      .def("begin_step", hearing(&Recording::begin_step))
-      .def("begin_call", hearing(&Recording::begin_call))
-      .def("note_cut", hearing(&Recording::note_cut))
-      .def("before_update", hearing(&Recording::before_update))
-      .def("end", hearing(&Recording::end))
+  py::class_<JobRecording>(module, "Recording")
+      .def(py::init([](Session& session) { return std::make_unique<JobRecording>(session.run_recorder()); }))
+      .def("begin_step", hearing(&JobRecording::begin_step))
+      .def("begin_call", hearing(&JobRecording::begin_call))
+      .def("note_cut", hearing(&JobRecording::note_cut))
+      .def("before_update", hearing(&JobRecording::before_update))
+      .def("end", hearing(&JobRecording::end))
       .def(
           "see_results",
-          [](Recording& self, const std::vector<std::vector<at::Tensor>>& results) { self.see_results(results); },
+          [](JobRecording& self, const std::vector<std::vector<at::Tensor>>& results) { self.see_results(results); },
           py::call_guard<Release>())
-      .def("end_step", &Recording::end_step, py::call_guard<Release>());
+      .def("end_step", &JobRecording::end_step, py::call_guard<Release>());
 }
 
 void bind_saves(py::module_& module) {

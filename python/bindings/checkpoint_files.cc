@@ -25,7 +25,6 @@ namespace lamina::python {
 namespace {
 
 using checkpoint::OwnFile;
-using Release = py::gil_scoped_release;
 
 // A file as Python writes it. What a write throws is kept: Python code between may say something else about it.
 class OutputFile {

@@ -14,9 +14,7 @@ namespace {
 
 using config::Config;
 
-using Names = std::vector<std::string>;
-
-std::tuple<Config, Names, Names> parse(const std::string& json) {
+std::tuple<Config, std::vector<std::string>, std::vector<std::string>> parse(const std::string& json) {
   auto parsed = verification::read_configuration(json, environment::process_environment());
   return {std::move(parsed.config), std::move(parsed.warnings), std::move(parsed.given)};
 }

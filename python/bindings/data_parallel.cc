@@ -15,8 +15,6 @@ namespace {
 using data_parallel::NamedTensor;
 using data_parallel::Reducer;
 using session::Session;
-using Release = py::gil_scoped_release;
-using Acquire = py::gil_scoped_acquire;
 
 Reducer::Tensors tensors(const py::function& named) {
   return [named] {

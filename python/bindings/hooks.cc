@@ -144,23 +144,23 @@ void raise_in_python(std::exception_ptr error) {
 }
 
 // A context of Python (contextvars) as it was at one moment. May be let go without the GIL.
-class Context {
+class CallContext {
  public:
-  static Context of_this_thread() { return Context(PyContext_CopyCurrent()); }
-  Context copy() const { return Context(PyContext_Copy(object_.ptr())); }
+  static CallContext of_this_thread() { return CallContext(PyContext_CopyCurrent()); }
+  CallContext copy() const { return CallContext(PyContext_Copy(object_.ptr())); }
   void enter() const { require(PyContext_Enter(object_.ptr()) == 0); }
   void exit() const {
     if (PyContext_Exit(object_.ptr()) != 0) PyErr_WriteUnraisable(object_.ptr());
   }
 
-  Context(Context&&) = default;
-  ~Context() {
+  CallContext(CallContext&&) = default;
+  ~CallContext() {
     py::gil_scoped_acquire gil;
     object_ = {};
   }
 
  private:
-  explicit Context(PyObject* made) : object_(py::reinterpret_steal<py::object>(made)) { require(made != nullptr); }
+  explicit CallContext(PyObject* made) : object_(py::reinterpret_steal<py::object>(made)) { require(made != nullptr); }
   static void require(bool well) {
     if (!well) throw py::error_already_set();
   }
@@ -170,7 +170,7 @@ class Context {
 // This thread is in a copy of a context while it lives.
 class InContext {
  public:
-  explicit InContext(const Context& context) : copy_(copied(context)) {}
+  explicit InContext(const CallContext& context) : copy_(copied(context)) {}
   ~InContext() {
     py::gil_scoped_acquire gil;
     copy_.exit();
@@ -178,18 +178,18 @@ class InContext {
   InContext(const InContext&) = delete;
 
  private:
-  static Context copied(const Context& context) {
+  static CallContext copied(const CallContext& context) {
     py::gil_scoped_acquire gil;
     auto copy = context.copy();
     copy.enter();
     return copy;
   }
-  const Context copy_;
+  const CallContext copy_;
 };
 
 runtime::WorkerPool::Hooks::RunInContext capture_context() {
   py::gil_scoped_acquire gil;
-  return [context = std::make_shared<Context>(Context::of_this_thread())](const std::function<void()>& work) {
+  return [context = std::make_shared<CallContext>(CallContext::of_this_thread())](const std::function<void()>& work) {
     const InContext in_context(*context);
     work();
   };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "bindings.h"
 #include "lamina/model/cut.h"
 #include "lamina/model/make_table.h"
 #include "lamina/model/norm.h"
@@ -27,8 +28,6 @@ namespace {
 using model::ParameterTable;
 using session::Session;
 using topology::Group;
-using Acquire = py::gil_scoped_acquire;
-using Release = py::gil_scoped_release;
 
 model::Plan plan_model(const Session& session, const model::ModuleTree& tree, const py::object& measures,
                        const plan::KeptPartition& kept) {
@@ -141,14 +140,14 @@ void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
 // The parts of a state that ranks of this pipeline own as one. They come rank by rank, or in the order of the plain
 // model's where its cut is given. Where they go `to_first`, the other ranks get nothing.
 py::dict gather_state(Session& session, const py::dict& own, bool to_first, const model::Cut* cut) {
-  std::vector<model::Named> parts;
+  std::vector<model::NamedValue> parts;
   for (const auto& [name, part] : own) parts.emplace_back(name.cast<std::string>(), to_value(part));
   {
     const Release release;
     parts = model::gather(std::move(parts), to_first, session.members(topology::kPartitions), session.mailbox(),
                           session.patience());
     if (cut != nullptr) {
-      std::ranges::stable_sort(parts, {}, [&](const model::Named& each) { return cut->position_of(each.first); });
+      std::ranges::stable_sort(parts, {}, [&](const model::NamedValue& each) { return cut->position_of(each.first); });
     }
   }
   py::dict state;
@@ -157,9 +156,9 @@ py::dict gather_state(Session& session, const py::dict& own, bool to_first, cons
 }
 
 // (name, tensor, is a buffer, how it is sliced)
-using Row = std::tuple<std::string, at::Tensor, bool, std::optional<PythonSlicing>>;
+using ParameterRow = std::tuple<std::string, at::Tensor, bool, std::optional<PythonSlicing>>;
 
-ParameterTable make_table(Session& session, const model::Cut& cut, const std::vector<Row>& rows) {
+ParameterTable make_table(Session& session, const model::Cut& cut, const std::vector<ParameterRow>& rows) {
   std::vector<model::NamedTensor> tensors;
   for (const auto& [name, tensor, buffer, slicing] : rows) {
     tensors.push_back({name, tensor, buffer, {}});

@@ -200,9 +200,9 @@ using Gradients = std::vector<std::optional<at::Tensor>>;
 // References to the parameters of a step, and to their gradients. While the GIL is released, another thread may give
 // the objects of Python other ones; torch.utils.swap_tensors refuses a tensor that somebody has a reference to. Where
 // there is no other thread, none is taken, for they cost as much as all else that is asked of a small parameter.
-class Held {
+class HeldTensors {
  public:
-  explicit Held(std::size_t most)
+  explicit HeldTensors(std::size_t most)
       : needed_(PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())) != nullptr) {
     if (needed_) tensors_.reserve(most);
   }
@@ -251,7 +251,7 @@ class OptimizerGroup {
   unsigned long taken_by() const { return taken_by_; }
   void set_taken_by(unsigned long thread) { taken_by_ = thread; }
 
-  std::vector<optim::Update> begin(Held& held, const std::optional<Gradients>& gradients) {
+  std::vector<optim::Update> begin(HeldTensors& held, const std::optional<Gradients>& gradients) {
     if (version_ == 0 || version_of(states_) != version_) {
       for (auto& slot : slots_) slot.find_entry(states_);
       version_ = version_of(states_);
@@ -262,7 +262,7 @@ class OptimizerGroup {
   }
 
   // Updates that have gradients, and nothing else.
-  std::vector<optim::Update> gradients(Held& held, const std::optional<Gradients>& gradients) {
+  std::vector<optim::Update> gradients(HeldTensors& held, const std::optional<Gradients>& gradients) {
     return updates_of(
         gradients, [&](Slot&, const at::Tensor& gradient) { return optim::Update{.gradient = &held.hold(gradient)}; });
   }
@@ -354,7 +354,7 @@ std::size_t most_held(const std::vector<OptimizerGroup*>& groups) {
 double squared_gradient_norm(const std::vector<OptimizerGroup*>& groups, double scale,
                              const std::optional<Gradients>& gradients) {
   base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
-  Held held(most_held(groups));
+  HeldTensors held(most_held(groups));
   std::vector<std::vector<optim::Update>> all;
   for (auto* group : groups) all.push_back(group->gradients(held, gradients));
   const py::gil_scoped_release release;
@@ -370,7 +370,7 @@ void step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vec
           const distributed_optimizer::LocalParameters* around) {
   base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
   const Taken taken(groups);
-  Held held(most_held(groups));
+  HeldTensors held(most_held(groups));
   std::vector<optim::GroupStep> steps;
   for (auto* group : groups) steps.push_back({{}, group->begin(held, gradients)});
   {

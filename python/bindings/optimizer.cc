@@ -32,8 +32,6 @@ using optim::DynamicLossScale;
 using optim::LossScale;
 using pipeline::Backwards;
 using session::Session;
-using Release = py::gil_scoped_release;
-using Acquire = py::gil_scoped_acquire;
 
 // By group, all members: (name, name given, parameter, what stands for it here or None).
 py::list members_of(const ModelOptimizer& optimizer, const py::object& lent) {

@@ -16,15 +16,13 @@ namespace lamina::python {
 namespace {
 
 using parameter_server::Address;
-using parameter_server::Context;
+using parameter_server::AutogradContext;
 using parameter_server::Optimizer;
 using parameter_server::Parameters;
 using parameter_server::RemoteOptimizer;
 using parameter_server::Service;
-using parameter_server::Tensors;
 using parameter_server::Updater;
 using session::Session;
-using Release = py::gil_scoped_release;
 using AddressRow = std::tuple<int, std::int64_t, std::int64_t>;  // owner, job, number
 
 Address to_address(const AddressRow& row) { return {base::Rank(std::get<0>(row)), std::get<1>(row), std::get<2>(row)}; }
@@ -51,8 +49,8 @@ std::vector<std::optional<at::Tensor>> optional(std::span<const at::Tensor> tens
 }
 
 // A gradient that the rule may write to: it may have memory in common with others, or be expanded.
-Tensors own_copies(std::span<const at::Tensor> gradients) {
-  Tensors copies;
+std::vector<at::Tensor> own_copies(std::span<const at::Tensor> gradients) {
+  std::vector<at::Tensor> copies;
   for (const auto& gradient : gradients) copies.push_back(gradient.defined() ? gradient.clone() : gradient);
   return copies;
 }
@@ -153,7 +151,8 @@ Parameters& parameters_of_process() {
   return parameters;
 }
 
-std::unique_ptr<Optimizer> make_local_optimizer(const Tensors& parameters, std::shared_ptr<Updater> updater) {
+std::unique_ptr<Optimizer> make_local_optimizer(const std::vector<at::Tensor>& parameters,
+                                                std::shared_ptr<Updater> updater) {
   std::vector<std::shared_ptr<parameter_server::Parameter>> mine;
   for (const auto& parameter : parameters) mine.push_back(parameters_of_process().of(parameter));
   return std::make_unique<Optimizer>(std::move(mine), std::move(updater));
@@ -161,7 +160,7 @@ std::unique_ptr<Optimizer> make_local_optimizer(const Tensors& parameters, std::
 
 void step_local(Optimizer& optimizer, const std::vector<std::optional<at::Tensor>>& gradients,
                 const py::object& hyper) {
-  Tensors given;
+  std::vector<at::Tensor> given;
   for (const auto& gradient : gradients) given.push_back(gradient.value_or(at::Tensor()));
   const parameter_server::StepOptions options{.hyper = to_value(hyper)};
   const Release release;
@@ -170,9 +169,9 @@ void step_local(Optimizer& optimizer, const std::vector<std::optional<at::Tensor
 
 // In a job.
 
-using Named = std::vector<std::pair<std::string, at::Tensor>>;
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-py::object place(Session& session, const std::string& name, py::object function, Named parameters) {
+py::object place(Session& session, const std::string& name, py::object function, NamedTensors parameters) {
   const auto held = shared(std::move(function));
   const auto call = [held](value::Value arguments) {
     const py::gil_scoped_acquire gil;
@@ -213,9 +212,9 @@ RemoteOptimizer make_optimizer(Session& session, const std::string& functional, 
   return session.parameter_server().trainer().make_optimizer(functional, hyper, addresses, session.patience());
 }
 
-void backward(Session& session, Context& context, const Tensors& tensors,
+void backward(Session& session, AutogradContext& context, const std::vector<at::Tensor>& tensors,
               const std::vector<std::optional<at::Tensor>>& given, bool keep_graph) {
-  Tensors gradients;
+  std::vector<at::Tensor> gradients;
   for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
   session.parameter_server().trainer().backward(context, tensors, gradients, keep_graph, session.patience());
 }
@@ -274,11 +273,11 @@ void bind_optimizers(py::module_& module) {
 void bind_parameter_server(py::module_& module) {
   bind_updaters(module);
   bind_optimizers(module);
-  py::class_<Context, std::shared_ptr<Context>>(module, "RemoteContext")
-      .def_property_readonly("origin", [](const Context& context) { return context.id.origin.value; })
-      .def_property_readonly("number", [](const Context& context) { return context.id.number; })
-      .def_property_readonly("ended", &Context::ended)
-      .def("gradients", [](Context& context) {
+  py::class_<AutogradContext, std::shared_ptr<AutogradContext>>(module, "RemoteContext")
+      .def_property_readonly("origin", [](const AutogradContext& context) { return context.id.origin.value; })
+      .def_property_readonly("number", [](const AutogradContext& context) { return context.id.number; })
+      .def_property_readonly("ended", &AutogradContext::ended)
+      .def("gradients", [](AutogradContext& context) {
         auto all = context.all_gradients();
         return std::pair(std::move(all.leaves), std::move(all.gradients));
       });
@@ -321,7 +320,7 @@ void bind_parameter_server(py::module_& module) {
            py::arg("keep_graph"), py::call_guard<Release>())
       .def(
           "remote_step",
-          [](Session& session, Context& context, const RemoteOptimizer& optimizer) {
+          [](Session& session, AutogradContext& context, const RemoteOptimizer& optimizer) {
             session.parameter_server().trainer().step(context, optimizer, session.patience());
           },
           py::arg("context"), py::arg("optimizer"), py::call_guard<Release>());

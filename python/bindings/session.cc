@@ -29,7 +29,6 @@ namespace {
 
 using session::Session;
 using topology::Group;
-using Release = py::gil_scoped_release;
 
 // Members of the group that this rank is in, or another one.
 std::vector<int> group_members(Session& session, const std::string& kind, std::optional<int> rank) {
@@ -338,13 +337,13 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
   return session->leave(interrupted);
 }
 
-using Part = std::tuple<int, std::int64_t, std::size_t, std::int64_t, std::int64_t, int>;
+using PartRow = std::tuple<int, std::int64_t, std::size_t, std::int64_t, std::int64_t, int>;
 
-std::pair<std::vector<bool>, std::optional<std::size_t>> lists_of_samples(const std::vector<Part>& given) {
-  std::vector<pipeline::Part> parts;
+std::pair<std::vector<bool>, std::optional<std::size_t>> lists_of_samples(const std::vector<PartRow>& given) {
+  std::vector<pipeline::BatchPart> parts;
   for (const auto& [kind, size, end, dtype, dims, known] : given) {
-    parts.push_back(
-        {static_cast<pipeline::Part::Kind>(kind), size, end, dtype, dims, static_cast<pipeline::Part::Known>(known)});
+    parts.push_back({static_cast<pipeline::BatchPart::Kind>(kind), size, end, dtype, dims,
+                     static_cast<pipeline::BatchPart::Known>(known)});
   }
   auto found = pipeline::lists_of_samples(parts);
   return {std::move(found.by_elements), found.not_clear};

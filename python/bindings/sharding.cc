@@ -11,7 +11,6 @@ namespace lamina::python {
 namespace {
 
 using sharding::Sharding;
-using Release = py::gil_scoped_release;
 
 // The second one of each may be None in Python.
 using Pairs = std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>>;

@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using Type = PickleValue::Type;
 
-const Progress kNoProgress = [](auto, auto) {};
+const MergeProgress kNoProgress = [](auto, auto) {};
 
 struct Box {
   layout::Shape offsets, sizes;

@@ -26,7 +26,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-const Progress kNoProgress = [](auto, auto) {};
+const MergeProgress kNoProgress = [](auto, auto) {};
 
 RC_GTEST_PROP(PieceReader, MakesTensorsOfPiecesOfAnyLayout, ()) {
   SimulatedFiles files;

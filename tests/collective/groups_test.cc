@@ -28,7 +28,7 @@ TEST(Groups, EachAxisIsMadeOnceAndHasItsRanks) {
       EXPECT_EQ(group.size(), static_cast<int>(job.session.members(axis).size()));
       EXPECT_EQ(group.rank(), job.session.topology().index(axis, job.session.world().rank));
       auto count = at::ones({1});
-      group.all_reduce(count, Reduction::kSum, job.terms())->wait();
+      group.all_reduce(count, Reduction::kSum, job.call_options())->wait();
       EXPECT_EQ(count.item<double>(), group.size());
     }
     EXPECT_EQ(first[Group::kNode]->size(), 4) << "one machine";
@@ -50,7 +50,7 @@ TEST(Groups, MachinesAreThoseThatTheRanksTellOf) {
       if (rank == 1) expected = {base::Rank(1)};
       EXPECT_EQ(job.session.members(Group::kNode), expected);
       auto sum = at::full({1}, 1. + rank);
-      job.group(Group::kNode).all_reduce(sum, Reduction::kSum, job.terms())->wait();
+      job.group(Group::kNode).all_reduce(sum, Reduction::kSum, job.call_options())->wait();
       EXPECT_EQ(sum.item<double>(), rank == 1 ? 2 : 4);
       job.meet();
     };
@@ -104,17 +104,17 @@ TEST(Groups, OneByLevelsHasTheStoryOfAnyOther) {
   on_two_machines([](JobRank& job, collective::Group& group) {
     EXPECT_EQ(group.rank(), job.rank());
     auto all = at::empty({8}), sum = at::ones({3}), part = at::empty({2});
-    group.all_gather(all, at::full({2}, 1. * job.rank()), job.terms())->wait();
+    group.all_gather(all, at::full({2}, 1. * job.rank()), job.call_options())->wait();
     EXPECT_TRUE(at::equal(all, at::tensor({0., 0., 1., 1., 2., 2., 3., 3.}, at::kFloat)));
-    group.reduce_scatter(part, all, Reduction::kSum, job.terms())->wait();
+    group.reduce_scatter(part, all, Reduction::kSum, job.call_options())->wait();
     EXPECT_TRUE(at::equal(part, at::full({2}, 4. * job.rank())));
-    group.all_reduce(sum, Reduction::kSum, job.terms())->wait();
+    group.all_reduce(sum, Reduction::kSum, job.call_options())->wait();
     EXPECT_TRUE(at::equal(sum, at::full({3}, 4.)));
-    group.barrier(job.terms())->wait();
+    group.barrier(job.call_options())->wait();
     EXPECT_FALSE(group.shares_memory());
     const auto absent = [&] {
-      const Terms terms{"gathering parameters", job.patience(std::chrono::milliseconds(300))};
-      group.all_gather(all, part, terms)->wait();
+      const CallOptions call_options{"gathering parameters", job.patience(std::chrono::milliseconds(300))};
+      group.all_gather(all, part, call_options)->wait();
     };
     if (job.rank() != 3) expect_error<base::TimeoutError>(absent, "gathering parameters over ranks 0-3 without rank 3");
     job.meet();
@@ -153,10 +153,10 @@ TEST(Groups, ABufferOfNoMultipleIsRefusedBeforeAnythingIsStarted) {
 TEST(Groups, OneByLevelsNamesAMemberThatDies) {
   const auto body = [](JobRank& job, collective::Group& group) {
     auto all = at::empty({8}), part = at::ones({2});
-    group.all_gather(all, part, job.terms())->wait();
+    group.all_gather(all, part, job.call_options())->wait();
     if (job.rank() == 3) ::raise(SIGKILL);
     const auto began = std::chrono::steady_clock::now();
-    expect_error<base::PeerError>([&] { group.all_gather(all, part, job.terms())->wait(); }, "rank 3 is lost");
+    expect_error<base::PeerError>([&] { group.all_gather(all, part, job.call_options())->wait(); }, "rank 3 is lost");
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
   };
   on_two_machines(body, {3});
@@ -182,7 +182,7 @@ TEST(Groups, MakingThemInACircleEndsWithAnErrorOnAll) {
 TEST(Groups, OneThatOthersDoNotComeToIsLeftBehindAtOnce) {
   test::wait_alone([](JobRank& job, auto& group) {
     std::vector<Started> ahead;  // nobody has waited for them
-    for (int i = 0; i < 4; ++i) ahead.push_back(group.all_gather(at::empty({4}), at::ones({2}), job.terms()));
+    for (int i = 0; i < 4; ++i) ahead.push_back(group.all_gather(at::empty({4}), at::ones({2}), job.call_options()));
     const auto began = std::chrono::steady_clock::now();
     EXPECT_EQ(group.stuck(), job.gloo);  // which cannot give a collective up
     job.session.groups().close();
@@ -194,8 +194,8 @@ TEST(Groups, OneThatOthersDoNotComeToIsLeftBehindAtOnce) {
 TEST(Groups, WhatAllHaveBegunEndsBeforeTheyAreClosed) {
   in_job(2, [](JobRank& job) {
     auto& group = job.group();
-    const auto begun = group.all_gather(at::empty({4}), at::ones({2}), job.terms());
-    auto dropped = group.all_gather(at::empty({4}), at::ones({2}), job.terms());
+    const auto begun = group.all_gather(at::empty({4}), at::ones({2}), job.call_options());
+    auto dropped = group.all_gather(at::empty({4}), at::ones({2}), job.call_options());
     dropped.reset();
     begun->wait();
     job.meet();

@@ -22,7 +22,7 @@ class JobRank {
   int rank() const { return static_cast<int>(session.world().rank.value); }
   int size() const { return session.world().size; }
   base::Patience patience(std::chrono::milliseconds timeout = std::chrono::seconds(30)) const;
-  Terms terms(const std::string& purpose = "testing") const { return {purpose, patience()}; }
+  CallOptions call_options(const std::string& purpose = "testing") const { return {purpose, patience()}; }
   collective::Group& group(Group axis = Group::kWorld) { return session.groups().get(axis, patience()); }
   // Returns when all ranks have called it, over the job's messages.
   void meet() { session.mailbox().barrier(session.members(Group::kWorld), patience()); }

@@ -31,13 +31,13 @@ struct Given {
   std::vector<Tensors> at_root(int rank) const { return rank == 0 ? apart : std::vector<Tensors>(); }
 };
 
-struct Kind {
+struct CollectiveKind {
   const char* name;
   std::function<c10::intrusive_ptr<c10d::Work>(Backend& backend, Given& given)> call;
   bool allocated = false;
 };
 
-const std::vector<Kind>& kinds() {
+const std::vector<CollectiveKind>& kinds() {
   const auto with = [](auto call) {
     return [call](Backend& backend, Given& given) {
       auto one = given.part();
@@ -50,7 +50,7 @@ const std::vector<Kind>& kinds() {
   const auto reduce_scatter = [](Backend& backend, Given& given) {
     return backend._reduce_scatter_base(given.mine, given.all);
   };
-  static const std::vector<Kind> kAll{
+  static const std::vector<CollectiveKind> kAll{
       {"all_reduce", all_reduce},
       {"all_reduce_in_place", all_reduce, true},
       {"all_reduce_coalesced",
@@ -100,7 +100,7 @@ const std::vector<Kind>& kinds() {
 // Members with world ranks 10, 11 and 12.
 class Processes : public MemberProcesses {
  public:
-  explicit Processes(const Kind& kind)
+  explicit Processes(const CollectiveKind& kind)
       : MemberProcesses([&](const std::string& folder, int rank, const Say& say) {
           try {
             BackendOptions options{.store = c10::make_intrusive<c10d::FileStore>(folder + "/store", kMembers),

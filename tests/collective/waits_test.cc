@@ -44,26 +44,30 @@ void lose_the_last(int size, const Start& start) {
 at::Tensor large() { return at::ones({std::int64_t{16} << 20}); }
 
 TEST(Waits, APeerKilledInTheMiddleOfAnAllReduceIsNamedWithin2s) {
-  const auto reduce = [](JobRank& job, auto& group) { return group.all_reduce(large(), Reduction::kSum, job.terms()); };
+  const auto reduce = [](JobRank& job, auto& group) {
+    return group.all_reduce(large(), Reduction::kSum, job.call_options());
+  };
   for (const int size : {2, 4}) lose_the_last(size, reduce);
 }
 
 TEST(Waits, APeerKilledInTheMiddleOfAnExchangeIsNamedWithin2s) {
-  lose_the_last(
-      2, [](JobRank& job, auto& group) { return group.all_to_all(at::empty_like(large()), large(), job.terms()); });
+  lose_the_last(2, [](JobRank& job, auto& group) {
+    return group.all_to_all(at::empty_like(large()), large(), job.call_options());
+  });
 }
 
 TEST(Waits, APeerKilledBeforeItSendsIsNamedWithin2s) {
-  lose_the_last(
-      2, [](JobRank& job, auto& group) { return group.receive(at::empty({10}), (job.rank() + 1) % 2, job.terms()); });
+  lose_the_last(2, [](JobRank& job, auto& group) {
+    return group.receive(at::empty({10}), (job.rank() + 1) % 2, job.call_options());
+  });
 }
 
 TEST(Waits, ADeadlineSaysWhoDidNotCome) {
   wait_alone([](JobRank& job, auto& group) {
     const auto begin = Clock::now();
-    const Terms terms{"averaging gradients", job.patience(1s)};
+    const CallOptions call_options{"averaging gradients", job.patience(1s)};
     expect_error<base::TimeoutError>(
-        [&] { group.all_reduce(at::ones({2}), Reduction::kSum, terms)->wait(); },
+        [&] { group.all_reduce(at::ones({2}), Reduction::kSum, call_options)->wait(); },
         "averaging gradients over ranks 0, 1 without rank 1, which has not come: no answer for 1 s");
     EXPECT_LE(Clock::now() - begin, 2s);
     EXPECT_EQ(group.stuck(), job.gloo);  // which cannot give a collective up
@@ -92,9 +96,9 @@ TEST(Waits, ADeadlineNamesTheRankThatKeepsAMemberFromComing) {
       ASSERT_EQ(::read(ended[0], &byte, 1), 1);
       return;
     }
-    const Terms terms{"testing", job.patience(job.rank() == 0 ? 1200ms : 1800ms)};
+    const CallOptions call_options{"testing", job.patience(job.rank() == 0 ? 1200ms : 1800ms)};
     expect_error<base::TimeoutError>(
-        [&] { (job.rank() == 0 ? pipeline : copies).all_reduce(at::ones({2}), Reduction::kSum, terms)->wait(); },
+        [&] { (job.rank() == 0 ? pipeline : copies).all_reduce(at::ones({2}), Reduction::kSum, call_options)->wait(); },
         job.rank() == 0 ? "without rank 1, which has not come; rank 1 waits for what comes from rank 3: no answer"
                         : "without rank 3, which has not come: no answer");
     if (job.rank() == 1) ASSERT_EQ(::write(ended[1], "xx", 2), 2);  // to ranks 2 and 3
@@ -104,10 +108,10 @@ TEST(Waits, ADeadlineNamesTheRankThatKeepsAMemberFromComing) {
 
 TEST(Waits, AnInterruptEndsAWait) {
   wait_alone([](JobRank& job, auto& group) {
-    auto terms = job.terms();
-    terms.patience.check_interrupt = [] { throw std::runtime_error("interrupted"); };
+    auto call_options = job.call_options();
+    call_options.patience.check_interrupt = [] { throw std::runtime_error("interrupted"); };
     const auto begin = Clock::now();
-    expect_error<std::runtime_error>([&] { group.all_reduce(at::ones({2}), Reduction::kSum, terms)->wait(); },
+    expect_error<std::runtime_error>([&] { group.all_reduce(at::ones({2}), Reduction::kSum, call_options)->wait(); },
                                      "interrupted");
     EXPECT_LE(Clock::now() - begin, 1s);
   });
@@ -119,7 +123,7 @@ TEST(Waits, RanksThatWaitForEachOtherInDifferentCallsAreTold) {
     const auto wait = [&] {
       if (job.rank() == 1) return job.meet();
       auto sum = at::ones({2});
-      group.all_reduce(sum, Reduction::kSum, job.terms())->wait();
+      group.all_reduce(sum, Reduction::kSum, job.call_options())->wait();
     };
     expect_error<base::DesyncError>(wait,
                                     "not on one alone, as under `if rank() == 0`; copies of the model with different");
@@ -133,7 +137,7 @@ TEST(Waits, CollectivesForDifferentPurposesAreNotMixedUp) {
       auto& group = job.group();
       const auto reduce = [&] {
         auto sum = at::ones({job.rank() == 0 ? 2 : elements});
-        group.all_reduce(sum, Reduction::kSum, job.terms(job.rank() == 0 ? "saving" : "updating"))->wait();
+        group.all_reduce(sum, Reduction::kSum, job.call_options(job.rank() == 0 ? "saving" : "updating"))->wait();
       };
       expect_error<base::DesyncError>(reduce, "; rank 1 is in updating [step-calls-differ]");
     });
@@ -151,7 +155,7 @@ TEST(Waits, TheEndOfAStepEndsThoseOfItsThreads) {
       const auto microbatch = [&](base::Microbatch number) -> value::Value {
         if (number.value == 1) throw std::invalid_argument("the second fails");
         try {
-          group.all_reduce(at::ones({2}), Reduction::kSum, job.terms())->wait();
+          group.all_reduce(at::ones({2}), Reduction::kSum, job.call_options())->wait();
         } catch (const base::CancelledError&) {
           cancelled = true;
           throw;

@@ -22,8 +22,7 @@ constexpr auto kLong = 60s;  // only a hang reaches it
 // Replicas as threads of this process.
 class PassesTest : public testing::Test {
  protected:
-  void run(int size, const std::function<void(int, Passes&)>& replica,
-           base::Deadline::Clock::duration timeout = kLong) {
+  void run(int size, const std::function<void(int, Passes&)>& replica, base::Clock::duration timeout = kLong) {
     messaging::Mailboxes boxes(size);
     const auto errors = boxes.run([&](int i) {
       Passes passes(boxes[i], boxes.ranks(), {timeout}, std::make_shared<value::Failures>());

@@ -54,14 +54,14 @@ class ReplicaThreads {
     const std::vector<base::Rank>& members() const override { return members_; }
     int rank() const override { return index_; }
     collective::Started all_reduce(at::Tensor tensor, collective::Reduction reduction,
-                                   collective::Terms terms) override {
-      purposes.push_back(terms.purpose);
+                                   collective::CallOptions options) override {
+      purposes.push_back(options.purpose);
       const bool sums = reduction == collective::Reduction::kSum;
       combine(tensor, [sums](const at::Tensor& a, const at::Tensor& b) { return sums ? a + b : at::maximum(a, b); });
       return std::make_unique<Done>();
     }
-    collective::Started broadcast(at::Tensor tensor, int root, collective::Terms terms) override {
-      purposes.push_back(terms.purpose);
+    collective::Started broadcast(at::Tensor tensor, int root, collective::CallOptions options) override {
+      purposes.push_back(options.purpose);
       at::Tensor mine = index_ == root ? tensor.clone() : tensor.clone().zero_();
       combine(mine, [](const at::Tensor& a, const at::Tensor& b) { return a + b; });
       tensor.copy_(mine);
@@ -73,17 +73,17 @@ class ReplicaThreads {
     // A reducer starts no other collectives.
     using Tensor = at::Tensor;
     using Reduction = collective::Reduction;
-    using Terms = collective::Terms;
+    using CallOptions = collective::CallOptions;
     using Started = collective::Started;
-    Started reduce(Tensor, Reduction, int, Terms) override { return none(); }
-    Started all_gather(Tensor, Tensor, Terms) override { return none(); }
-    Started reduce_scatter(Tensor, Tensor, Reduction, Terms) override { return none(); }
-    Started all_to_all(Tensor, Tensor, Terms, collective::Rows) override { return none(); }
-    Started gather(Tensor, Tensor, int, Terms) override { return none(); }
-    Started scatter(Tensor, Tensor, int, Terms) override { return none(); }
-    Started send(Tensor, int, Terms) override { return none(); }
-    Started receive(Tensor, int, Terms) override { return none(); }
-    Started barrier(Terms) override { return none(); }
+    Started reduce(Tensor, Reduction, int, CallOptions) override { return none(); }
+    Started all_gather(Tensor, Tensor, CallOptions) override { return none(); }
+    Started reduce_scatter(Tensor, Tensor, Reduction, CallOptions) override { return none(); }
+    Started all_to_all(Tensor, Tensor, CallOptions, collective::Rows) override { return none(); }
+    Started gather(Tensor, Tensor, int, CallOptions) override { return none(); }
+    Started scatter(Tensor, Tensor, int, CallOptions) override { return none(); }
+    Started send(Tensor, int, CallOptions) override { return none(); }
+    Started receive(Tensor, int, CallOptions) override { return none(); }
+    Started barrier(CallOptions) override { return none(); }
 
    private:
     struct Done : collective::Work {

@@ -16,7 +16,7 @@ Digest number(double value) {
 class Causes : public testing::Test {
  protected:
   Causes() {
-    difference_.seen = {.kind = Kind::kOutput, .microbatch = 0, .name = "layer"};
+    difference_.seen = {.kind = RecordedKind::kOutput, .microbatch = 0, .name = "layer"};
     difference_.inputs_agree = true;
     first_.push_back({.rank = 1, .world = 2});
     second_.push_back({.rank = 0});
@@ -63,7 +63,7 @@ TEST_F(Causes, LooksForOtherInputsAroundTheModule) {
   EXPECT_EQ(calls_to_look_at(difference_, second_), Calls{call_of(difference_.seen)});
   difference_.inputs_agree = false;
   EXPECT_TRUE(calls_to_look_at(difference_, second_).empty());
-  difference_.seen.kind = Kind::kInput;
+  difference_.seen.kind = RecordedKind::kInput;
   const CallName block{0, 0, "block", 0};
   second_.front().calls[block] = {};
   EXPECT_EQ(calls_to_look_at(difference_, second_), Calls{block});
@@ -74,14 +74,14 @@ TEST_F(Causes, LooksForOtherInputsAroundTheModule) {
 }
 
 TEST_F(Causes, LooksForAGradientInWhatTookTheOutput) {
-  difference_.seen = {.kind = Kind::kOutputGradient, .microbatch = 0, .name = "one"};
+  difference_.seen = {.kind = RecordedKind::kOutputGradient, .microbatch = 0, .name = "one"};
   const CallName model{0, 0, "", 0}, taker{0, 0, "two", 0}, within{0, 0, "two.part", 0};
   auto& rank = second_.front();
   rank.calls[model] = {};
-  rank.seen.push_back({.kind = Kind::kOutput, .microbatch = 0, .name = "one", .digest = number(3)});
+  rank.seen.push_back({.kind = RecordedKind::kOutput, .microbatch = 0, .name = "one", .digest = number(3)});
   for (const char* name : {"two", "two.part"})
-    rank.seen.push_back({.kind = Kind::kInput, .microbatch = 0, .name = name, .digest = number(3)});
-  rank.seen.push_back({.kind = Kind::kInput, .microbatch = 0, .name = "other", .digest = number(4)});
+    rank.seen.push_back({.kind = RecordedKind::kInput, .microbatch = 0, .name = name, .digest = number(3)});
+  rank.seen.push_back({.kind = RecordedKind::kInput, .microbatch = 0, .name = "other", .digest = number(4)});
   const auto calls = calls_to_look_at(difference_, second_);
   EXPECT_EQ(calls, (std::vector{within, taker, model}));
   first_.front().reads[taker].values["a"] = first_.front().reads[within].values["a"] = "1";
@@ -94,13 +94,13 @@ TEST_F(Causes, LooksForAGradientInWhatTookTheOutput) {
 }
 
 TEST_F(Causes, LooksForAParametersGradientInItsModuleAndForItsUpdateInOptions) {
-  difference_.seen = {.kind = Kind::kGradient, .name = "layer.weight"};
+  difference_.seen = {.kind = RecordedKind::kGradient, .name = "layer.weight"};
   const CallName layer{0, 1, "layer", 0}, update{0, -1, "layer.weight", 0};
   second_.front().calls[layer] = {};
   EXPECT_EQ(calls_to_look_at(difference_, second_), std::vector{layer});
-  for (const Kind kind : {Kind::kParameter, Kind::kState}) {
+  for (const RecordedKind kind : {RecordedKind::kParameter, RecordedKind::kState}) {
     difference_.seen.kind = kind;
-    difference_.seen.name = kind == Kind::kState ? "layer.weight exp_avg" : "layer.weight";
+    difference_.seen.name = kind == RecordedKind::kState ? "layer.weight exp_avg" : "layer.weight";
     EXPECT_EQ(calls_to_look_at(difference_, second_), std::vector{update});
   }
   first_.front().reads[update].values["lr"] = "0.1";

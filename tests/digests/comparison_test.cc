@@ -40,16 +40,17 @@ class Runs : public testing::Test {
 
   void add(RankRecording& rank, const std::string& name, int module) {
     const std::int64_t order = 10 * module;
-    rank.seen.push_back({Kind::kInput, 0, 0, name, 0, 0, order, digest_of({1, 2, 3.0 + module})});
-    rank.seen.push_back({Kind::kOutput, 0, 0, name, 0, 0, order + 1, digest_of({1, 2, 4.0 + module})});
-    rank.seen.push_back({Kind::kOutputGradient, 0, 0, name, 0, 0, 100 - order, digest_of({0.5, 1, 0.25})});
-    rank.seen.push_back({Kind::kParameter, -1, -1, name + ".weight", 0, 0, 0, digest_of({1, 1, 1, 1})});
-    rank.seen.push_back({Kind::kGradient, 0, -1, name + ".weight", 0, 0, 200, digest_of({1, 2, 3, 4})});
-    rank.seen.push_back({Kind::kParameter, 0, -1, name + ".weight", 0, 0, 300, digest_of({0.9, 0.8, 0.7, 0.6})});
+    rank.seen.push_back({RecordedKind::kInput, 0, 0, name, 0, 0, order, digest_of({1, 2, 3.0 + module})});
+    rank.seen.push_back({RecordedKind::kOutput, 0, 0, name, 0, 0, order + 1, digest_of({1, 2, 4.0 + module})});
+    rank.seen.push_back({RecordedKind::kOutputGradient, 0, 0, name, 0, 0, 100 - order, digest_of({0.5, 1, 0.25})});
+    rank.seen.push_back({RecordedKind::kParameter, -1, -1, name + ".weight", 0, 0, 0, digest_of({1, 1, 1, 1})});
+    rank.seen.push_back({RecordedKind::kGradient, 0, -1, name + ".weight", 0, 0, 200, digest_of({1, 2, 3, 4})});
+    rank.seen.push_back(
+        {RecordedKind::kParameter, 0, -1, name + ".weight", 0, 0, 300, digest_of({0.9, 0.8, 0.7, 0.6})});
     rank.calls[call_of(rank.seen.at(rank.seen.size() - 5))] = {"gradients", 7, false};
   }
 
-  Seen& find(std::vector<RankRecording>& run, Kind kind, const std::string& name) {
+  Seen& find(std::vector<RankRecording>& run, RecordedKind kind, const std::string& name) {
     for (auto& rank : run) {
       for (auto& seen : rank.seen) {
         if (seen.kind == kind && seen.name == name && seen.step >= 0) return seen;
@@ -58,7 +59,7 @@ class Runs : public testing::Test {
     throw base::InternalError("no such tensor");
   }
 
-  Comparison compared(const Terms& terms = {}) { return compare(first_, second_, terms); }
+  Comparison compared(const ComparisonOptions& options = {}) { return compare(first_, second_, options); }
 
   std::vector<RankRecording> first_, second_;
 };
@@ -88,10 +89,10 @@ TEST_F(Runs, SaysWhatWasComparedWhereAllIsEqual) {
 }
 
 TEST_F(Runs, TellsTheFirstInTheOrderOfTheComputation) {
-  find(first_, Kind::kInput, "layers.1").digest = digest_of({1, 2, 4.1});
-  find(first_, Kind::kOutput, "layers.1").digest = digest_of({1, 2, 5.1});
-  find(first_, Kind::kOutput, "layers.0").digest = digest_of({1, 2, 4.1});
-  find(first_, Kind::kGradient, "layers.0.weight").digest = digest_of({1, 2, 3, 4.1});
+  find(first_, RecordedKind::kInput, "layers.1").digest = digest_of({1, 2, 4.1});
+  find(first_, RecordedKind::kOutput, "layers.1").digest = digest_of({1, 2, 5.1});
+  find(first_, RecordedKind::kOutput, "layers.0").digest = digest_of({1, 2, 4.1});
+  find(first_, RecordedKind::kGradient, "layers.0.weight").digest = digest_of({1, 2, 3, 4.1});
   const auto found = compared();
   ASSERT_EQ(found.differences.size(), 4U);
   const auto& first = found.differences.front();
@@ -105,7 +106,7 @@ TEST_F(Runs, TellsTheFirstInTheOrderOfTheComputation) {
 }
 
 TEST_F(Runs, SaysThatModesOrRandomNumbersDiffer) {
-  find(first_, Kind::kOutput, "layers.1").digest = digest_of({1, 2, 5.1});
+  find(first_, RecordedKind::kOutput, "layers.1").digest = digest_of({1, 2, 5.1});
   auto& call = first_.at(1).calls.begin()->second;
   auto& other = second_.front().calls.at(first_.at(1).calls.begin()->first);
   call.drew = other.drew = true;
@@ -119,7 +120,7 @@ TEST_F(Runs, SaysThatModesOrRandomNumbersDiffer) {
 }
 
 TEST_F(Runs, TellsOfOtherDataAsThat) {
-  const Seen input{.kind = Kind::kInput, .microbatch = 0, .order = -1, .digest = digest_of({1, 2})};
+  const Seen input{.kind = RecordedKind::kInput, .microbatch = 0, .order = -1, .digest = digest_of({1, 2})};
   first_.front().seen.push_back(input);
   second_.front().seen.push_back(input);
   first_.front().seen.back().digest = digest_of({1, 3});
@@ -133,7 +134,7 @@ TEST_F(Runs, SaysThatThereAreFewerSteps) {
 }
 
 TEST_F(Runs, PutsPartsTogetherWhereverTheyLie) {
-  auto& whole = find(first_, Kind::kParameter, "layers.0.weight");
+  auto& whole = find(first_, RecordedKind::kParameter, "layers.0.weight");
   const Seen other = whole;
   const std::vector<double> all{0.9, 0.8, 0.7, 0.6};
   whole.digest = digest_of(all, 0, 3);
@@ -149,28 +150,28 @@ TEST_F(Runs, PutsPartsTogetherWhereverTheyLie) {
 
 TEST_F(Runs, FindsWhatIsLeftOutDoubledOrOfAnotherSign) {
   for (const auto& other : {std::vector<double>{0, 0, 0}, {1, 2, 0.5}, {-0.5, 1, 0.25}, {1, 0.5, 0.25}}) {
-    find(first_, Kind::kOutputGradient, "layers.0").digest = digest_of(other);
+    find(first_, RecordedKind::kOutputGradient, "layers.0").digest = digest_of(other);
     EXPECT_EQ(compared().differences.size(), 1U);
   }
 }
 
 TEST_F(Runs, ToleratesWhatRoundingExplains) {
-  find(first_, Kind::kOutput, "layers.0").digest = digest_of({1, 2, 4 + 1e-12});
+  find(first_, RecordedKind::kOutput, "layers.0").digest = digest_of({1, 2, 4 + 1e-12});
   EXPECT_TRUE(compared().differences.empty());
   EXPECT_GT(compared().largest, 0);
-  find(first_, Kind::kOutput, "layers.0").digest = digest_of({1, 2, 4 + 1e-7});
+  find(first_, RecordedKind::kOutput, "layers.0").digest = digest_of({1, 2, 4 + 1e-7});
   EXPECT_EQ(compared().differences.size(), 1U);
   EXPECT_TRUE(compared({.tolerance = 1e-6}).differences.empty());
 }
 
 TEST_F(Runs, ComparesBitsWhereAsked) {
-  find(first_, Kind::kOutput, "layers.0").digest.bits = 5;
+  find(first_, RecordedKind::kOutput, "layers.0").digest.bits = 5;
   EXPECT_TRUE(compared().differences.empty());
   EXPECT_EQ(compared({.bits = true}).differences.size(), 1U);
 }
 
 TEST_F(Runs, FindsOtherShapesDtypesAndWhatIsNotFinite) {
-  auto& digest = find(first_, Kind::kOutput, "layers.0").digest;
+  auto& digest = find(first_, RecordedKind::kOutput, "layers.0").digest;
   const Digest right = digest;
   digest.shape = {3, 1};
   EXPECT_EQ(compared().differences.front().what, "has shape [3, 1] instead of [3]");
@@ -183,12 +184,12 @@ TEST_F(Runs, FindsOtherShapesDtypesAndWhatIsNotFinite) {
 TEST_F(Runs, TakesElementsOfAGradientThatAreRoundingForWhatTheyAre) {
   const std::vector<double> gradient{1, 2, 3, 1e-17};
   for (auto* run : {&first_, &second_}) {
-    auto& digest = find(*run, Kind::kGradient, "layers.0.weight").digest;
+    auto& digest = find(*run, RecordedKind::kGradient, "layers.0.weight").digest;
     digest = digest_of(gradient);
     digest.small = 1;
   }
-  find(first_, Kind::kParameter, "layers.0.weight").digest = digest_of({0.9, 0.9, 0.9, 0.95});
-  find(second_, Kind::kParameter, "layers.0.weight").digest = digest_of({0.9, 0.9, 0.9, 1.1});
+  find(first_, RecordedKind::kParameter, "layers.0.weight").digest = digest_of({0.9, 0.9, 0.9, 0.95});
+  find(second_, RecordedKind::kParameter, "layers.0.weight").digest = digest_of({0.9, 0.9, 0.9, 1.1});
   EXPECT_TRUE(compared().differences.empty());
 }
 
@@ -199,12 +200,12 @@ TEST_F(Runs, TakesCallsForThoseWithTheSameInputs) {
       const bool is_first = run == &first_;
       const std::int64_t number = is_first ? 1 - call : call;
       auto& rank = run->at(is_first ? call : 0);  // on any rank
-      rank.seen.push_back({Kind::kInput, 0, 0, "shared", number, 0, 50, digest_of({1, 2.0 + call})});
-      rank.seen.push_back({Kind::kOutput, 0, 0, "shared", number, 0, 51, digest_of({3, 4.0 + call})});
+      rank.seen.push_back({RecordedKind::kInput, 0, 0, "shared", number, 0, 50, digest_of({1, 2.0 + call})});
+      rank.seen.push_back({RecordedKind::kOutput, 0, 0, "shared", number, 0, 51, digest_of({3, 4.0 + call})});
     }
   }
   EXPECT_TRUE(compared().differences.empty());
-  find(first_, Kind::kOutput, "shared").digest = digest_of({3, 4.5});
+  find(first_, RecordedKind::kOutput, "shared").digest = digest_of({3, 4.5});
   const auto found = compared();
   ASSERT_EQ(found.differences.size(), 1U);
   EXPECT_EQ(named(found.differences.front().seen), "output of shared");
@@ -214,9 +215,9 @@ TEST_F(Runs, TakesCallsForThoseWithTheSameInputs) {
 TEST_F(Runs, FindsInputsAmongOthers) {
   const auto mask = digest_of({1, 0, 1, 0});
   auto& rank = first_.front();
-  rank.seen.push_back({Kind::kInput, 0, 0, "layers.0", 0, 1, 0, digest_of({8, 8})});
-  rank.seen.push_back({Kind::kInput, 0, 0, "layers.0", 0, 2, 0, mask});
-  second_.front().seen.push_back({Kind::kInput, 0, 0, "layers.0", 0, 1, 0, mask});
+  rank.seen.push_back({RecordedKind::kInput, 0, 0, "layers.0", 0, 1, 0, digest_of({8, 8})});
+  rank.seen.push_back({RecordedKind::kInput, 0, 0, "layers.0", 0, 2, 0, mask});
+  second_.front().seen.push_back({RecordedKind::kInput, 0, 0, "layers.0", 0, 1, 0, mask});
   EXPECT_TRUE(compared().differences.empty());
   rank.seen.back().digest = digest_of({1, 1, 1, 0});
   EXPECT_FALSE(compared().differences.empty());
@@ -226,12 +227,12 @@ TEST_F(Runs, FindsInputsAmongOthers) {
 TEST_F(Runs, ToleratesWhatBecomesOfAParameterWhoseGradientIsRounding) {
   for (auto* run : {&first_, &second_}) {
     const double noise = run == &first_ ? 3e-12 : -2e-12;
-    find(*run, Kind::kGradient, "layers.0.weight").digest = digest_of({noise, noise, noise, -noise});
+    find(*run, RecordedKind::kGradient, "layers.0.weight").digest = digest_of({noise, noise, noise, -noise});
     const double other = run == &first_ ? 0.9 : 1.1;
-    find(*run, Kind::kParameter, "layers.0.weight").digest = digest_of({other, other, other, 2 - other});
+    find(*run, RecordedKind::kParameter, "layers.0.weight").digest = digest_of({other, other, other, 2 - other});
   }
   EXPECT_TRUE(compared().differences.empty());
-  find(first_, Kind::kParameter, "layers.0.weight").digest = digest_of({3, 3, 3, 3});
+  find(first_, RecordedKind::kParameter, "layers.0.weight").digest = digest_of({3, 3, 3, 3});
   EXPECT_EQ(compared().differences.size(), 1U);
 }
 
@@ -240,12 +241,13 @@ TEST_F(Runs, ToleratesWhatBecomesOfTheOutputOfSuchAParameter) {
   for (auto* run : {&first_, &second_}) {
     auto& seen = run->front().seen;
     const bool ours = run == &first_;
-    seen.push_back({Kind::kParameter, -1, -1, "layers.0.bias", 0, 0, 0, digest_of({0, 0, 0})});
-    seen.push_back({Kind::kGradient, 0, -1, "layers.0.bias", 0, 0, 200, digest_of({1e-16, -1e-16, 1e-16})});
-    seen.push_back({Kind::kParameter, 0, -1, "layers.0.bias", 0, 0, 300,
+    seen.push_back({RecordedKind::kParameter, -1, -1, "layers.0.bias", 0, 0, 0, digest_of({0, 0, 0})});
+    seen.push_back({RecordedKind::kGradient, 0, -1, "layers.0.bias", 0, 0, 200, digest_of({1e-16, -1e-16, 1e-16})});
+    seen.push_back({RecordedKind::kParameter, 0, -1, "layers.0.bias", 0, 0, 300,
                     ours ? digest_of({0.01, -0.01, 0.01}) : digest_of({-0.01, 0.01, 0.01})});
-    seen.push_back({Kind::kOutput, 1, 0, "layers.0", 0, 0, 401, ours ? digest_of({1.01, 2, 4}) : digest_of({1, 2, 4})});
-    seen.push_back({Kind::kOutput, 1, 0, "layers.2", 0, 0, 402, digest_of({1, 2, 4})});
+    seen.push_back(
+        {RecordedKind::kOutput, 1, 0, "layers.0", 0, 0, 401, ours ? digest_of({1.01, 2, 4}) : digest_of({1, 2, 4})});
+    seen.push_back({RecordedKind::kOutput, 1, 0, "layers.2", 0, 0, 402, digest_of({1, 2, 4})});
   }
   EXPECT_EQ(describe(compared()).substr(0, 6), "equal ");
   first_.front().seen.back().digest = digest_of({1.01, 2, 4});
@@ -258,12 +260,12 @@ TEST_F(Runs, ToleratesWhatBecomesOfTheOutputOfSuchAParameter) {
 TEST_F(Runs, ToleratesRoundingInStatesThatAreMadeOfUpdatesAlone) {
   const auto set = [this](const std::vector<double>& first, const std::vector<double>& second) {
     for (auto* run : {&first_, &second_}) {
-      auto& gradient = find(*run, Kind::kGradient, "layers.0.weight").digest;
+      auto& gradient = find(*run, RecordedKind::kGradient, "layers.0.weight").digest;
       gradient = digest_of({1, 20, 3, 1e-17}), gradient.small = 1;
       auto& seen = run->front().seen;
-      std::erase_if(seen, [](const Seen& each) { return each.kind == Kind::kState; });
-      seen.push_back(
-          {Kind::kState, 0, -1, "layers.0.weight moved", 0, 0, 400, digest_of(run == &first_ ? first : second)});
+      std::erase_if(seen, [](const Seen& each) { return each.kind == RecordedKind::kState; });
+      seen.push_back({RecordedKind::kState, 0, -1, "layers.0.weight moved", 0, 0, 400,
+                      digest_of(run == &first_ ? first : second)});
     }
     return compared().differences.size();
   };
@@ -278,7 +280,7 @@ TEST_F(Runs, MeasuresBuffersByWhatWentIntoTheirModule) {
     for (auto* run : {&first_, &second_}) {
       const double apart = run == &first_ ? 2 : 1;
       run->front().seen.push_back(
-          {Kind::kBuffer, 0, -1, "layers.0.running_var", 0, 0, 400, digest_of({scale * apart, scale})});
+          {RecordedKind::kBuffer, 0, -1, "layers.0.running_var", 0, 0, 400, digest_of({scale * apart, scale})});
     }
     return compared().differences.size();
   };
@@ -294,24 +296,24 @@ TEST_F(Runs, GoesOnFromParametersThatRoundingHasParted) {
     auto& seen = run->front().seen;
     const auto weight = [&](int step) {
       return std::ranges::find_if(seen, [&](const Seen& each) {
-        return each.kind == Kind::kParameter && each.step == step && each.name == "layers.0.weight";
+        return each.kind == RecordedKind::kParameter && each.step == step && each.name == "layers.0.weight";
       });
     };
     weight(-1)->digest = digest_of(std::vector<double>(4096, 0.99));
     one[7] = run == &first_ ? 0.98 : 1;
     weight(0)->digest = digest_of(one);
-    auto& digest = find(*run, Kind::kGradient, "layers.0.weight").digest;
+    auto& digest = find(*run, RecordedKind::kGradient, "layers.0.weight").digest;
     digest = digest_of(gradient), digest.small = 1;
     const double apart = run == &first_ ? 1e-3 : 0;
-    seen.push_back({Kind::kOutput, 1, 0, "layers.0", 0, 0, 500, digest_of({1, 2 + apart})});
-    seen.push_back({Kind::kGradient, 1, -1, "layers.0.weight", 0, 0, 501, digest_of({1, 2 + 10 * apart})});
+    seen.push_back({RecordedKind::kOutput, 1, 0, "layers.0", 0, 0, 500, digest_of({1, 2 + apart})});
+    seen.push_back({RecordedKind::kGradient, 1, -1, "layers.0.weight", 0, 0, 501, digest_of({1, 2 + 10 * apart})});
   }
   EXPECT_TRUE(compared().differences.empty());
   auto& output = first_.front().seen.at(first_.front().seen.size() - 2);
   output.digest = digest_of({1, 2.1});
   EXPECT_EQ(compared().differences.size(), 1U);
   output.digest = digest_of({1, 2});
-  for (auto* run : {&first_, &second_}) find(*run, Kind::kGradient, "layers.0.weight").digest.small = 0;
+  for (auto* run : {&first_, &second_}) find(*run, RecordedKind::kGradient, "layers.0.weight").digest.small = 0;
   EXPECT_EQ(compared().differences.size(), 2U);
 }
 
@@ -321,10 +323,10 @@ TEST_F(Runs, TakesACallWithAGradientForOne) {
     const std::int64_t again = run == &first_ ? 1 : -1;
     auto& seen = run->front().seen;
     for (const std::int64_t call : {std::int64_t{0}, again}) {
-      seen.push_back({Kind::kInput, 0, 0, "shared", call, 0, 50, digest_of({1, 2})});
-      seen.push_back({Kind::kOutput, 0, 0, "shared", call, 0, 60, digest_of({3, 4})});
+      seen.push_back({RecordedKind::kInput, 0, 0, "shared", call, 0, 50, digest_of({1, 2})});
+      seen.push_back({RecordedKind::kOutput, 0, 0, "shared", call, 0, 60, digest_of({3, 4})});
     }
-    seen.push_back({Kind::kOutputGradient, 0, 0, "shared", again, 0, 70, digest_of({1, 1})});
+    seen.push_back({RecordedKind::kOutputGradient, 0, 0, "shared", again, 0, 70, digest_of({1, 1})});
   }
   EXPECT_TRUE(compared().differences.empty());
 }
@@ -336,9 +338,9 @@ TEST_F(Runs, RefusesRunsThatHaveNothingInCommon) {
 
 TEST_F(Runs, MatchesCallsWithTheSameInputsByTheirGradients) {
   const auto add_call = [](RankRecording& rank, std::int64_t call, double gradient) {
-    rank.seen.push_back({Kind::kInput, 0, 0, "shared", call, 0, 50 + call, digest_of({1, 2})});
-    rank.seen.push_back({Kind::kOutput, 0, 0, "shared", call, 0, 60 + call, digest_of({3, 4})});
-    rank.seen.push_back({Kind::kOutputGradient, 0, 0, "shared", call, 0, 70 + call, digest_of({gradient, 1})});
+    rank.seen.push_back({RecordedKind::kInput, 0, 0, "shared", call, 0, 50 + call, digest_of({1, 2})});
+    rank.seen.push_back({RecordedKind::kOutput, 0, 0, "shared", call, 0, 60 + call, digest_of({3, 4})});
+    rank.seen.push_back({RecordedKind::kOutputGradient, 0, 0, "shared", call, 0, 70 + call, digest_of({gradient, 1})});
   };
   add_call(first_.front(), 0, -1);
   add_call(first_.front(), 1, 1);

@@ -28,7 +28,7 @@ class Recording : public testing::Test {
   const std::filesystem::path folder_;
   const RankRecording about_{.rank = 2, .world = 4, .copy = 1, .partition = 0, .about = {{"torch", "2.13"}}};
   const Digest digest_{"float32", {2, 3}, 0, 6, 1.5, {0.1, -0.2, 1e300, 4, 5, 6, 7, 8}, 1, 0.7, 2, 0xffffffffffffffff};
-  const Seen seen_{Kind::kOutput, 1, 3, "layers.0", 2, 1, 17, digest_};
+  const Seen seen_{RecordedKind::kOutput, 1, 3, "layers.0", 2, 1, 17, digest_};
 };
 
 TEST_F(Recording, ReadsWhatWasWritten) {

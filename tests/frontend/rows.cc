@@ -31,7 +31,7 @@ struct TwinImpl : torch::nn::Module {
 };
 
 nlohmann::json rows(bool traced) {
-  const ModuleTree tree(std::make_shared<TwinImpl>(), false);
+  const TorchModuleTree tree(std::make_shared<TwinImpl>(), false);
   model::Costs costs;
   const auto words = torch::zeros({2, 3}, torch::kLong);
   if (traced) costs = trace(tree, {CallKind<TwinImpl, Tensor>::number, value::Tuple{{words}}});

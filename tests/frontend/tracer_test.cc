@@ -36,7 +36,7 @@ struct SampleImpl : torch::nn::Module {
 
 struct Traced {
   std::shared_ptr<SampleImpl> root = std::make_shared<SampleImpl>();
-  ModuleTree tree{root, true};
+  TorchModuleTree tree{root, true};
   Example example{CallKind<SampleImpl, Tensor>::number, value::Tuple{{torch::ones({8, 4})}}};
   int node(const std::string& name) const {
     for (int i = 0; i < tree.size(); ++i) {
@@ -46,7 +46,7 @@ struct Traced {
   }
 };
 
-TEST(ModuleTree, HasAsNodesTheRootAndWhatIsCalledAsAChild) {
+TEST(TorchModuleTree, HasAsNodesTheRootAndWhatIsCalledAsAChild) {
   const Traced traced;
   EXPECT_EQ(traced.tree.size(), 7);
   EXPECT_EQ(traced.node("plain"), -1);
@@ -133,7 +133,7 @@ struct FlatImpl : torch::nn::Module {
 };
 
 plan::ModuleTree planned(const std::shared_ptr<FlatImpl>& model) {
-  const ModuleTree tree(model, true);
+  const TorchModuleTree tree(model, true);
   const Example example{CallKind<FlatImpl, Tensor>::number, value::Tuple{{torch::ones({128, 64})}}};
   return model::plan_rows(tree, trace(tree, example)).first;
 }
@@ -205,7 +205,7 @@ struct ScopedImpl : torch::nn::Module {
 TEST(PlannedTree, PlacesByScopesOnlyWhereTheyCountAndBySetPartitionAlways) {
   const auto model = std::make_shared<ScopedImpl>();
   const auto placed = [&](bool scopes_count) {
-    const ModuleTree tree(model, scopes_count);
+    const TorchModuleTree tree(model, scopes_count);
     std::vector<std::optional<base::Partition>> partitions;
     for (const auto& row : model::plan_rows(tree, std::nullopt).first) partitions.push_back(row.placed_at);
     return partitions;

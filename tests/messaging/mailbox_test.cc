@@ -39,10 +39,10 @@ TEST(Mailbox, AnExchangeEndsAtItsTimeoutThoughAMemberCameLate) {
   Mailboxes boxes(3);
   const auto timeout = std::chrono::milliseconds(1500);
   boxes.network().hold(base::Rank(1), base::Rank(0));
-  const auto begin = base::Deadline::Clock::now();
+  const auto begin = base::Clock::now();
   bool released = false;
   const base::Patience patience{timeout, [&] {
-                                  if (base::Deadline::Clock::now() - begin < timeout * 2 / 3) return;
+                                  if (base::Clock::now() - begin < timeout * 2 / 3) return;
                                   if (!std::exchange(released, true)) {
                                     boxes.network().release(base::Rank(1), base::Rank(0));
                                   }
@@ -52,7 +52,7 @@ TEST(Mailbox, AnExchangeEndsAtItsTimeoutThoughAMemberCameLate) {
     EXPECT_THROW(boxes[rank].barrier(boxes.ranks(), rank == 0 ? patience : base::Patience{timeout, [] {}}),
                  base::TimeoutError);
     if (rank == 0) {
-      EXPECT_LT(base::Deadline::Clock::now() - begin, timeout * 3 / 2);
+      EXPECT_LT(base::Clock::now() - begin, timeout * 3 / 2);
     }
   });
 }

@@ -134,7 +134,7 @@ TEST(Values, OfAnyNumberAreGatheredAPortionAtATimeToAllOrToTheFirstAlone) {
   for (const bool to_first : {false, true}) {
     messaging::Mailboxes boxes(3, 1);
     const auto errors = boxes.run([&](int rank) {
-      std::vector<Named> own;  // none on the first rank, and three portions on the last
+      std::vector<NamedValue> own;  // none on the first rank, and three portions on the last
       for (int i = 0; i < rank * 3; ++i) own.emplace_back(base::str(rank, i), at::full({4}, i, at::kDouble));
       own.emplace_back(base::str(rank, "-extra"), std::string("object"));
       const auto all = gather(std::move(own), to_first, boxes.ranks(), boxes[rank], kPatience, /*portion_bytes=*/64);
@@ -155,7 +155,7 @@ TEST(Values, SentForAGatheringThatWasInterruptedAreNotTakenForTheNextOne) {
   std::atomic<bool> last_is_out = false, middle_is_out = false;
   const auto errors = boxes.run([&](int rank) {
     const auto gather_of = [&](double value, const std::function<void()>& check_interrupt) {
-      std::vector<Named> own;
+      std::vector<NamedValue> own;
       for (const auto* name : {"a", "b"}) own.emplace_back(base::str(rank, name), at::full({4}, value));
       const base::Patience patience{kPatience.timeout, check_interrupt};
       return gather(std::move(own), /*to_first=*/true, boxes.ranks(), boxes[rank], patience, /*portion_bytes=*/1);
@@ -185,7 +185,7 @@ TEST(Values, OfAStateTravelInPortionsOfAboutSoManyBytes) {
   messaging::Mailboxes boxes(2, 1);
   const auto errors = boxes.run([&](int rank) {
     if (rank == 1) {
-      std::vector<Named> own;
+      std::vector<NamedValue> own;
       for (int i = 0; i < 7; ++i) own.emplace_back(base::str(i), at::full({4}, i, at::kDouble));
       gather(std::move(own), /*to_first=*/true, boxes.ranks(), boxes[1], kPatience, /*portion_bytes=*/64);
       return;

@@ -47,7 +47,7 @@ class Failures : public testing::Test {
   void backward(const InContext& in, const at::Tensor& loss, int rank = 1) {
     ranks[rank].trainer().backward(*in.context, {loss}, {}, false, ranks.patience());
   }
-  void step(Context& context, int rank = 1) { ranks[rank].trainer().step(context, sgd, ranks.patience()); }
+  void step(AutogradContext& context, int rank = 1) { ranks[rank].trainer().step(context, sgd, ranks.patience()); }
 };
 
 TEST_F(Failures, AContextIsUsedForOneUpdate) {
@@ -67,7 +67,7 @@ TEST_F(Failures, AContextIsUsedForOneUpdate) {
 }
 
 TEST_F(Failures, AContextIsNotUsedAfterItsEndOrBeforeABackward) {
-  std::shared_ptr<Context> ended;
+  std::shared_ptr<AutogradContext> ended;
   at::Tensor kept;
   {
     const InContext in(ranks[1]);

@@ -77,7 +77,7 @@ class InContext {
  public:
   explicit InContext(Service& service) : context(service.begin_context()), service_(service) {}
   ~InContext() { service_.end_context(context); }
-  const std::shared_ptr<Context> context;
+  const std::shared_ptr<AutogradContext> context;
 
  private:
   Service& service_;

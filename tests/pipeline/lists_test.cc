@@ -9,30 +9,30 @@
 namespace lamina::pipeline {
 namespace {
 
-using Known = Part::Known;
+using Known = BatchPart::Known;
 
 // A tree of parts, written as it would be in Python.
 struct Tree {
-  Part::Kind kind;
+  BatchPart::Kind kind;
   std::int64_t size = 0, dims = 2, dtype = 0;
   std::vector<Tree> held;
   Known known = Known::kNot;
 };
 
 Tree tensor(std::int64_t rows, std::int64_t dims = 2, std::int64_t dtype = 0) {
-  return {Part::Kind::kTensor, rows, dims, dtype, {}};
+  return {BatchPart::Kind::kTensor, rows, dims, dtype, {}};
 }
 Tree picture() { return tensor(3, 3); }
-Tree word() { return {Part::Kind::kOther, 0, 2, 0, {}}; }
+Tree word() { return {BatchPart::Kind::kOther, 0, 2, 0, {}}; }
 Tree list(std::vector<Tree> held, Known known = Known::kNot) {
   const auto size = static_cast<std::int64_t>(held.size());
-  return {Part::Kind::kList, size, 2, 0, std::move(held), known};
+  return {BatchPart::Kind::kList, size, 2, 0, std::move(held), known};
 }
 Tree of(std::int64_t count, const Tree& each) { return list(std::vector(count, each)); }
 Tree names(std::int64_t count) { return of(count, word()); }
-Tree dict(std::vector<Tree> held) { return {Part::Kind::kContainer, 0, 2, 0, std::move(held)}; }
+Tree dict(std::vector<Tree> held) { return {BatchPart::Kind::kContainer, 0, 2, 0, std::move(held)}; }
 
-void flatten(const Tree& tree, std::vector<Part>& parts) {
+void flatten(const Tree& tree, std::vector<BatchPart>& parts) {
   const auto place = parts.size();
   parts.push_back({tree.kind, tree.size, 0, tree.dtype, tree.dims, tree.known});
   for (const auto& each : tree.held) flatten(each, parts);
@@ -42,13 +42,13 @@ void flatten(const Tree& tree, std::vector<Part>& parts) {
 // The lists of a batch in the order of the walk: E for one that is cut by elements, r for another one; "?" where that
 // is not clear.
 std::string decided(std::initializer_list<Tree> arguments) {
-  std::vector<Part> parts;
+  std::vector<BatchPart> parts;
   for (const auto& each : arguments) flatten(each, parts);
   const auto found = lists_of_samples(parts);
   if (found.not_clear) return "?";
   std::string text;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].kind == Part::Kind::kList) text += found.by_elements[i] ? 'E' : 'r';
+    if (parts[i].kind == BatchPart::Kind::kList) text += found.by_elements[i] ? 'E' : 'r';
   }
   return text;
 }

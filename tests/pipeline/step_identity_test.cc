@@ -15,7 +15,7 @@ namespace {
 
 using base::Rank;
 using value::Value;
-using Clock = base::Deadline::Clock;
+using Clock = base::Clock;
 
 constexpr auto kPromised = std::chrono::seconds(2);
 const std::function<void()> kNothing = [] {};

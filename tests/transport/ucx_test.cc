@@ -355,7 +355,7 @@ TEST(Ucx, WhatIsNotSignedByItsSenderIsDroppedAndTheTrueMessageArrives) {
     packet.header.from = 1;  // as if it had sent it itself
     probe.send_raw(Rank(1), packet.signed_with(key), packet.data);
     packet.header.from = 0;
-    packet.header.answer = ucx::Answer::kTaken;  // a receipt is no piece
+    packet.header.answer = ucx::PutOutcome::kTaken;  // a receipt is no piece
     probe.send_raw(Rank(1), packet.signed_with(key), packet.data);
     transport.send(Rank(1), object("true", 1l));
   });

@@ -18,8 +18,8 @@
 namespace lamina::launch {
 namespace {
 
+using base::Json;
 using base::str;
-using Json = nlohmann::json;
 
 Json scalar(const YAML::Node& node) {
   const std::string& text = node.Scalar();

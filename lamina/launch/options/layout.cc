@@ -17,7 +17,7 @@ using base::ConfigError;
 using base::str;
 
 // A number and where it was said, for messages: "--world_size 2", "WORLD_SIZE=2".
-struct Said {
+struct SourcedNumber {
   int value = 0;
   std::string words;
 };
@@ -65,22 +65,23 @@ class LayoutFinder {
     return value && value->empty() ? std::nullopt : value;
   }
 
-  std::optional<Said> said(const std::optional<int>& option, const char* flag, const std::string& name, int least) {
-    if (option) return Said{*option, str(flag, " ", *option)};
+  std::optional<SourcedNumber> said(const std::optional<int>& option, const char* flag, const std::string& name,
+                                    int least) {
+    if (option) return SourcedNumber{*option, str(flag, " ", *option)};
     const auto text = variable(name);
     if (!text) return {};
-    return Said{number_of(name, *text, least), str(name, "=", *text)};
+    return SourcedNumber{number_of(name, *text, least), str(name, "=", *text)};
   }
 
   // torchrun's words for the devices that are there are no number.
-  std::optional<Said> processes_of_torchrun() {
+  std::optional<SourcedNumber> processes_of_torchrun() {
     const auto text = variable("PET_NPROC_PER_NODE");
     if (!text || *text == "auto" || *text == "gpu" || *text == "cpu") return {};
     return said({}, "", "PET_NPROC_PER_NODE", 1);
   }
 
   // Torchrun's "2" or "2:2"; "1:4" is a job that grows and shrinks.
-  std::optional<Said> nodes_of_torchrun() {
+  std::optional<SourcedNumber> nodes_of_torchrun() {
     const auto text = variable("PET_NNODES");
     if (!text) return {};
     const auto colon = text->find(':');
@@ -88,7 +89,7 @@ class LayoutFinder {
     if (text->substr(0, colon) != text->substr(colon + 1)) {
       throw ConfigError(str("PET_NNODES=", *text, ": jobs here do not grow or shrink while they run: give one number"));
     }
-    return Said{number_of("PET_NNODES", text->substr(0, colon), 1), "PET_NNODES=" + *text};
+    return SourcedNumber{number_of("PET_NNODES", text->substr(0, colon), 1), "PET_NNODES=" + *text};
   }
 
   // This machine among several, as a pod is told: by torchrun's options, or by RANK and WORLD_SIZE, which a rank of any
@@ -106,7 +107,7 @@ class LayoutFinder {
     if (pods_) return;
     const auto each = processes_of_torchrun();
     const bool ranks = each && all->value % each->value == 0 && all->value > each->value;
-    pods_ = Said{ranks ? all->value / each->value : all->value, all->words};
+    pods_ = SourcedNumber{ranks ? all->value / each->value : all->value, all->words};
   }
 
   void find_processes() {
@@ -178,7 +179,8 @@ class LayoutFinder {
     auto node = said(options_.node_rank, "--node_rank", "NODE_RANK", 0);
     const auto base = said(options_.base_rank, "--base_rank", "BASE_RANK", 0);
     if (!node && !base) node = pod_;
-    if (!node && !base && task_ && machines_ > 1) node = Said{task_->rank, str("task ", task_->rank, " of the job")};
+    if (!node && !base && task_ && machines_ > 1)
+      node = SourcedNumber{task_->rank, str("task ", task_->rank, " of the job")};
     if (!node && !base) {
       throw ConfigError(str(world_.words, " with ", n, " ranks here is a job over several machines: give ",
                             "--node_rank or --base_rank (or NODE_RANK, BASE_RANK), which say which of them this is"));
@@ -236,13 +238,14 @@ class LayoutFinder {
   }
 
   // PET_RDZV_ENDPOINT, "HOST:PORT", where nothing else says it.
-  void meet_at_endpoint(std::optional<std::string>& address, std::optional<Said>& port) const {
+  void meet_at_endpoint(std::optional<std::string>& address, std::optional<SourcedNumber>& port) const {
     const auto endpoint = variable("PET_RDZV_ENDPOINT");
     if (!endpoint) return;
     const auto colon = endpoint->rfind(':');
     if (!address) address = endpoint->substr(0, colon);
     if (port || colon == std::string::npos) return;
-    port = Said{number_of("PET_RDZV_ENDPOINT", endpoint->substr(colon + 1), 1), "PET_RDZV_ENDPOINT=" + *endpoint};
+    port =
+        SourcedNumber{number_of("PET_RDZV_ENDPOINT", endpoint->substr(colon + 1), 1), "PET_RDZV_ENDPOINT=" + *endpoint};
   }
 
   const Options& options_;
@@ -250,10 +253,10 @@ class LayoutFinder {
   const bool within_rank_;
   std::optional<environment::ClusterTask> task_;
   int machines_ = 1;
-  std::optional<Said> pods_;  // how many machines there are, where a pod is told
-  std::optional<Said> pod_;   // which of them this is
-  Said processes_;
-  Said world_;
+  std::optional<SourcedNumber> pods_;  // how many machines there are, where a pod is told
+  std::optional<SourcedNumber> pod_;   // which of them this is
+  SourcedNumber processes_;
+  SourcedNumber world_;
   Layout layout_;
 };
 

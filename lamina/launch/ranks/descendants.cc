@@ -31,7 +31,7 @@ constexpr std::chrono::seconds kAsking{30};
 // Until a child ends, it is time to look again, or the deadline comes.
 void wait_for_child(const base::Deadline& deadline) {
   using namespace std::chrono;
-  const auto now = base::Deadline::Clock::now();
+  const auto now = base::Clock::now();
   const auto left = std::max<nanoseconds>(deadline.slice(kLookAgain) - now, nanoseconds{0});
   const timespec limit{.tv_sec = static_cast<time_t>(duration_cast<seconds>(left).count()),
                        .tv_nsec = static_cast<long>((left % seconds{1}).count())};
@@ -68,7 +68,7 @@ void end_between(pid_t from, pid_t to, const base::Deadline& deadline) {
   }
   const auto gone_by = base::Deadline::after(kKilled);
   for (const auto& [pid, process] : killed) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(gone_by.at() - base::Deadline::Clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(gone_by.at() - base::Clock::now());
     pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
     if (process && !deadline.expired()) ::poll(&ended, 1, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
     ::waitpid(pid, nullptr, WNOHANG);

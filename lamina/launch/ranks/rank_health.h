@@ -20,7 +20,7 @@ namespace lamina::launch {
 // the start of the ranks on.
 class RankHealth {
  public:
-  using Clock = base::Deadline::Clock;
+  using Clock = base::Clock;
 
   explicit RankHealth(std::optional<std::chrono::seconds> hang_timeout) : hang_timeout_(hang_timeout) {}
 

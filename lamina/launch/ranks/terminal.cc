@@ -22,7 +22,7 @@ bool same_file(int a, int b) {
 
 bool writable(int fd, const base::Deadline& deadline) {
   using std::chrono::milliseconds;
-  const auto left = std::chrono::ceil<milliseconds>(deadline.at() - base::Deadline::Clock::now());
+  const auto left = std::chrono::ceil<milliseconds>(deadline.at() - base::Clock::now());
   pollfd state{.fd = fd, .events = POLLOUT, .revents = 0};
   return ::poll(&state, 1, static_cast<int>(std::max(left, milliseconds{0}).count())) > 0;
 }

@@ -33,7 +33,7 @@ void Watch::wait() {
   using std::chrono::milliseconds;
   int limit_ms = -1;
   if (deadline_) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline_->at() - base::Deadline::Clock::now());
+    const auto left = std::chrono::ceil<milliseconds>(deadline_->at() - base::Clock::now());
     limit_ms = static_cast<int>(std::clamp(left, milliseconds{0}, milliseconds{1000000000}).count());
   }
   if (::poll(descriptors_.data(), descriptors_.size(), limit_ms) <= 0) return;

@@ -81,7 +81,7 @@ bool Posts::take(Arrival arrival) {
   if (const auto post = peer.posted.extract(arrival.name); !post.empty()) return receive(arrival, post.mapped());
   if (closed_) return false;
   if (peer.given_up.erase(arrival.name) > 0 || peer.early.contains(arrival.name)) {
-    end(arrival, Answer::kFailed);
+    end(arrival, PutOutcome::kFailed);
     return false;
   }
   if (arrival.bytes != nullptr) arrival.kept.assign(static_cast<const char*>(arrival.bytes), arrival.header.head_size);
@@ -114,7 +114,7 @@ bool Posts::receive(const Arrival& arrival, const std::shared_ptr<Passage>& pass
   const ParcelEnd receiver = end_of(self_, passage->parcel);
   if (!sender.fits(receiver)) {
     passage->fail(std::make_exception_ptr(ends_differ(arrival.name, sender, receiver)));
-    end(arrival, Answer::kDiffers, receiver);
+    end(arrival, PutOutcome::kDiffers, receiver);
     return false;
   }
   void* const to = receiver.size_bytes > 0 ? passage->parcel.memory.mutable_data_ptr() : nullptr;
@@ -149,10 +149,11 @@ void Posts::finished(void* request, ucs_status_t status, size_t, void* user_data
 
 void Posts::received(const PieceHeader& header, Passage& passage, ucs_status_t status) {
   passage.step_done(status);
-  ends_.push_back({base::Rank(header.from), header.sequence, status == UCS_OK ? Answer::kTaken : Answer::kFailed, {}});
+  ends_.push_back(
+      {base::Rank(header.from), header.sequence, status == UCS_OK ? PutOutcome::kTaken : PutOutcome::kFailed, {}});
 }
 
-void Posts::end(const Arrival& arrival, Answer answer, const ParcelEnd& posted) {
+void Posts::end(const Arrival& arrival, PutOutcome answer, const ParcelEnd& posted) {
   ends_.push_back({arrival.from(), arrival.header.sequence, answer, posted});
 }
 

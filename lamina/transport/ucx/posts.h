@@ -39,7 +39,7 @@ class Posts {
   struct End {
     base::Rank to;
     std::uint64_t sequence;
-    Answer answer;
+    PutOutcome answer;
     ParcelEnd posted;
   };
 
@@ -83,7 +83,7 @@ class Posts {
   bool take(Arrival arrival);
   bool receive(const Arrival& arrival, const std::shared_ptr<Passage>& passage);
   void received(const PieceHeader& header, Passage& passage, ucs_status_t status);
-  void end(const Arrival& arrival, Answer answer, const ParcelEnd& posted = {});
+  void end(const Arrival& arrival, PutOutcome answer, const ParcelEnd& posted = {});
   void release(const Arrival& arrival);
 
   Worker& worker_;

@@ -62,7 +62,7 @@ ucs_status_t Receiver::arrived(void* self, const void* header, size_t header_siz
   const bool held = param->recv_attr & (UCP_AM_RECV_ATTR_FLAG_DATA | UCP_AM_RECV_ATTR_FLAG_RNDV);
   if (header_size == sizeof piece && held) {
     std::memcpy(&piece, header, sizeof piece);
-    if (piece.answer == Answer::kNone && receiver.genuine(piece, kPiece)) {
+    if (piece.answer == PutOutcome::kNone && receiver.genuine(piece, kPiece)) {
       receiver.arrivals_.push_back({piece, data, size, (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0});
       return UCS_INPROGRESS;
     }

@@ -149,9 +149,9 @@ ucs_status_t UcxTransport::end_of_put(void* self, const void* header, size_t hea
   ++peer.ends_received;
   Passage& passage = *found.mapped();
   const std::string& name = passage.parcel.name;
-  if (end.answer == Answer::kTaken) {
+  if (end.answer == PutOutcome::kTaken) {
     passage.step_done(UCS_OK);
-  } else if (end.answer == Answer::kFailed) {
+  } else if (end.answer == PutOutcome::kFailed) {
     passage.fail(std::make_exception_ptr(given_up(name, passage.peer)));
   } else {
     const ParcelEnd posted{passage.peer, static_cast<std::int64_t>(end.head_size), meaning};

@@ -23,9 +23,9 @@ ucs_status_t UcxTransport::receipt(void* self, const void* header, size_t header
   PieceHeader receipt;
   if (header_size != sizeof receipt) return UCS_OK;
   std::memcpy(&receipt, header, sizeof receipt);
-  if (receipt.answer == Answer::kNone || !transport.receiver_->genuine(receipt, kReceipt)) return UCS_OK;
+  if (receipt.answer == PutOutcome::kNone || !transport.receiver_->genuine(receipt, kReceipt)) return UCS_OK;
   const auto found = transport.peers_[receipt.from].offered.extract(receipt.sequence);
-  if (!found.empty()) found.mapped()->piece_done(receipt.answer == Answer::kTaken ? UCS_OK : UCS_ERR_IO_ERROR);
+  if (!found.empty()) found.mapped()->piece_done(receipt.answer == PutOutcome::kTaken ? UCS_OK : UCS_ERR_IO_ERROR);
   return UCS_OK;
 }
 
@@ -36,7 +36,7 @@ void UcxTransport::send_receipt(base::Rank to, std::uint64_t sequence, bool all)
   header.from = static_cast<std::uint32_t>(rank_.value);
   header.sequence = sequence;
   header.id = kReceipt;
-  header.answer = all ? Answer::kTaken : Answer::kFailed;
+  header.answer = all ? PutOutcome::kTaken : PutOutcome::kFailed;
   header.sign(*peer.outgoing);
   send_header(peer.endpoint, kReceipt, std::string(reinterpret_cast<const char*>(&header), sizeof header));
 }

@@ -55,7 +55,7 @@ class UcxTransport : public Transport, public Probe {
   rendezvous::Secret key(base::Rank to) override;
 
  private:
-  using Clock = base::Deadline::Clock;
+  using Clock = base::Clock;
   using Lock = std::unique_lock<std::mutex>;
   struct Peer {
     ucp_ep_h endpoint = nullptr;

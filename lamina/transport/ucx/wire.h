@@ -29,7 +29,7 @@ constexpr unsigned kPut = 3;       // the bytes
 constexpr unsigned kEndOfPut = 4;  // as kReceipt, followed by the meaning of what was posted where the two differ
 
 // kFailed: the memory could not be read, or what was posted was given up.
-enum class Answer : std::uint32_t { kNone, kTaken, kFailed, kDiffers };
+enum class PutOutcome : std::uint32_t { kNone, kTaken, kFailed, kDiffers };
 
 struct PieceHeader {
   std::uint32_t magic = 0x32434C4C;  // "LLC2"
@@ -38,9 +38,9 @@ struct PieceHeader {
   std::uint64_t head_size = 0;  // packet: how much of it is the head; of a put and its end: how much is put, or posted
   std::uint32_t piece = 0;      // 0: the packet; k: buffer k-1 of the frame; of a put: the letters of its name
   std::uint32_t offers = 0;     // packet: how many addresses follow the head
-  Answer answer = Answer::kNone;  // of a receipt
-  std::uint32_t id = kPiece;      // the active message that it heads
-  rendezvous::Digest digest{};    // packet: of the head and the addresses; of a put and its end: of what follows it
+  PutOutcome answer = PutOutcome::kNone;  // of a receipt
+  std::uint32_t id = kPiece;              // the active message that it heads
+  rendezvous::Digest digest{};  // packet: of the head and the addresses; of a put and its end: of what follows it
   rendezvous::Mac proof{};
 
   void sign(rendezvous::Signer& key) { proof = key.sign(covered()); }
