@@ -99,6 +99,17 @@ def test_it_is_taken_for_the_module_that_it_wraps(start):
         copy.deepcopy(model)
 
 
+def test_attributes_that_the_module_has_under_names_of_ours_stay_its_own(start):
+    plain = nn.Linear(4, 1)
+    names = ("_steps", "_calls", "_dtype", "_life", "_backwards", "_replicas")
+    for name in names:
+        setattr(plain, name, name)
+    model = lamina.DistributedModel(plain)
+    lamina.step(lambda x: model.backward(model(x).mean()))(X)
+    assert model.steps == 1
+    assert [getattr(plain, name) for name in names] == list(names)
+
+
 def test_is_part_of_a_larger_modules_state(start, plain):
     larger = nn.ModuleDict({"inner": lamina.DistributedModel(plain)})
     assert list(larger.state_dict()) == ["inner." + name for name in plain.state_dict()]

@@ -7,6 +7,7 @@ See [Note: backward pass] and [Note: join] in lamina/data_parallel/reducer.h.
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,25 +15,31 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook, GradBucket
-from lamina.job import current, parts
-from lamina.job.groups import ProcessGroups
-from lamina.model.partitioned import is_odd
+from lamina.job import current, groups, parts
+from lamina.model.partitioned import PartitionedModel, is_odd
 from lamina.util import pytree
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How gradients of a model are averaged: the arguments of a DistributedModel that say so, alike on all ranks."""
+
+    backward_passes_per_step: int
+    overlapping_allreduce: bool
+    average_grads_across_microbatches: bool
+    bucket_cap_mb: float
+    broadcast_buffers: bool
+    gradient_as_bucket_view: bool
 
 
 class Replicas(parts.Replicas):
     """This rank's part of the model, and the same part on the other replicas.
 
     Args:
-        session, groups: of the job.
+        job: that has the model.
         module: the model.
-        owns: whether this rank owns what has a name; asked once the model is partitioned.
-        table: the parameter table as it is now; asked likewise.
-        passes: backward passes per reduction, see [Note: backward pass].
-        bucket_bytes: about how much of the gradients travels at a time.
-        broadcast_buffers: whether buffers get the values of the first replica that trains after each reduction.
-        overlap: see [Note: overlap] in lamina/data_parallel/early_buckets.h.
-        gradients_are_views: whether reduced gradients are views of the memory in which they travelled.
+        partitioned: who owns what of it; asked once it is cut.
+        averaging: how gradients are averaged.
 
     Attributes:
         accumulates: whether gradients may wait for a later pass: several to a reduction, or `no_sync`.
@@ -43,39 +50,35 @@ class Replicas(parts.Replicas):
 
     def __init__(
         self,
-        session: _lamina.Session,
-        groups: ProcessGroups,
+        job: current.Job,
         module: nn.Module,
-        owns: Callable[[str], bool],
-        table: Callable[[], _lamina.ParameterTable],
-        passes: int,
-        bucket_bytes: int,
-        broadcast_buffers: bool,
-        overlap: bool,
-        gradients_are_views: bool,
+        partitioned: Callable[[], PartitionedModel],
+        averaging: Averaging,
     ):
+        session, process_groups = job.session, groups.of_job()
+        session.order_turns(list(module.parameters()))
         self._module = module
-        self._owns = owns
-        self._table = table
+        self._partitioned = partitioned
         self._has_two = session.group_size("replicas") != session.group_size("same_parts")  # [Note: two reductions]
         self._partitions = session.group_size("partitions")
-        self.accumulates = passes > 1
+        self.accumulates = averaging.backward_passes_per_step > 1
         self._beside: list[torch.Tensor] = []
         me = weakref.ref(self)  # Python does not see through the engine: a circle would never be collected
         self.reducer = _lamina.Reducer(
             session,
-            passes,
-            bucket_bytes,
-            broadcast_buffers,
-            overlap,
-            gradients_are_views,
+            averaging.backward_passes_per_step,
+            int(averaging.bucket_cap_mb * 2**20),
+            averaging.broadcast_buffers,
+            averaging.overlapping_allreduce and not session.config.deterministic_server,
+            averaging.gradient_as_bucket_view,
             parameters=lambda: me()._own_parameters(scaled=False) + me()._named_beside(),
             buffers=lambda: me()._own("named_buffers"),
             scaled_batch=(lambda: me()._own_parameters(scaled=True)) if self._has_two else None,
         )
         reducer = self.reducer  # which may outlive the model
-        groups.stuck = lambda: reducer.stuck
-        current.job().closers.append(lambda at_exit: reducer.close() is None)
+        process_groups.stuck = lambda: reducer.stuck
+        job.closers.append(lambda at_exit: reducer.close() is None)
+        job.on_end.callback(self._unwatch)
 
     @property
     def gradients_wait(self) -> bool:
@@ -160,8 +163,7 @@ class Replicas(parts.Replicas):
         """As `parts.Replicas.before_update`."""
         self.reducer.before_update()
 
-    def unwatch(self) -> None:
-        """Ends `watch`."""
+    def _unwatch(self) -> None:
         self.reducer.watch([])
 
     def add(self, beside: list[torch.Tensor]) -> None:
@@ -176,10 +178,11 @@ class Replicas(parts.Replicas):
         own = self._own("named_parameters")
         if not self._has_two:
             return own
-        table = self._table()
+        table = self._partitioned().table
         return [(name, each) for name, each in own if (table.reduced_over(each) == "rdp") == scaled]
 
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
         """The buffers of this rank, with their names; sparse and quantised buffers stay each replica's own."""
-        own = ((name, tensor) for name, tensor in getattr(self._module, names)() if self._owns(name))
+        owns = self._partitioned().owns
+        own = ((name, tensor) for name, tensor in getattr(self._module, names)() if owns(name))
         return [(name, tensor) for name, tensor in own if not is_odd(tensor)]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model spread over the ranks of its pipeline."""
 
+import functools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,29 +13,33 @@ from torch.utils.hooks import RemovableHandle
 
 from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook
-from lamina.data_parallel.replicas import Replicas
+from lamina.data_parallel.replicas import Averaging, Replicas
 from lamina.deferred_init import delayed
 from lamina.errors import UsageError, refusal, said
 from lamina.job import current, groups, parts
 from lamina.model import precision
 from lamina.optim.sliced import see_to_steps
-from lamina.pipeline import replaced_model
+from lamina.pipeline import conversions, replaced_model
 from lamina.pipeline.compiled_parts import in_place
+from lamina.pipeline.gradients import Gradients
+from lamina.pipeline.life import Life
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.outside_calls import OutsideCalls
-from lamina.pipeline.saved_model import SavedModel
-from lamina.pipeline.wrapped import as_in_wrapped, require_wrappable
+from lamina.pipeline.routing import Routing
+from lamina.pipeline.state_dicts import StateDicts
+from lamina.pipeline.wrapped import Names, WrappedModule, as_in_wrapped, require_wrappable
 from lamina.proof.parts import wholes
 from lamina.proof.proofs import Proofs
-from lamina.tensor_parallel import slicing
+from lamina.tensor_parallel import layers, slicing
 from lamina.tensor_parallel.calls import Calls
+from lamina.torch_patches import clipping
 from lamina.tracing.trace import options_of
 from lamina.util.checks import require_booleans, require_count, require_positive
 
 _EVALUATION = "; to evaluate, call it on all ranks of the pipeline under torch.no_grad(): docs/evaluation.md"
 
 
-class DistributedModel(SavedModel):
+class DistributedModel(WrappedModule):
     """A model whose modules are spread over the ranks of its pipeline. There is one per job.
 
     With more than one partition the model is cut at the first call of a step function, and is called inside step
@@ -105,6 +110,37 @@ class DistributedModel(SavedModel):
         trace_options = options_of(trace_device, trace_execution_times, trace_memory_usage, job.session.local_rank)
         require_count(backward_passes_per_step=backward_passes_per_step)
         require_positive(bucket_cap_mb=bucket_cap_mb)
+        averaging = Averaging(
+            backward_passes_per_step,
+            overlapping_allreduce,
+            average_grads_across_microbatches,
+            float(bucket_cap_mb),
+            broadcast_buffers,
+            gradient_as_bucket_view,
+        )
+        # Set before the module is there: of a name that this has, too, it would be set in the module.
+        module = self._prepare(module, job)
+        self._told_unmoved = False  # that a device had no effect
+        self._steps = 0  # that have ended well
+        self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
+        self._outside_calls = OutsideCalls()
+        self._routing, self._gradients = Routing(self.get_module), Gradients()
+        self._life = Life(self.get_module, trace_options, vars(averaging), self._routing, self._gradients)
+        self._life.when_routed = self._tell_partitioned
+        self._states = StateDicts(self.get_module, self._life, self._gradients)
+        self._backwards = _lamina.Backwards(job.session, average_grads_across_microbatches)
+        if job.loss_scale is not None:
+            self._backwards.scale_by(job.loss_scale)
+        self._overlapping = overlapping_allreduce
+        self._replicas: Replicas | None = None  # also of one copy, which a communication hook may have
+        super().__init__(module)
+        job.model, job.life, job.routing, job.gradients = self, self._life, self._routing, self._gradients
+        self._average(job, averaging)
+        if not job.pipelined:
+            self._life.make()
+
+    def _prepare(self, module: nn.Module, job: current.Job) -> nn.Module:
+        """The model as it is wrapped: with others for marked modules, in the dtype of the job, with sliced layers."""
         replaced = replaced_model.make(module, job)
         module = replaced.root
         precision.convert_model(module, job.session.config)
@@ -115,54 +151,19 @@ class DistributedModel(SavedModel):
         self._calls = Calls(module, job.session) if one_batch else None
         if self._is_sliced or replaced.rows:
             see_to_steps(job)
-        super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
-        self._life.arguments = {
-            "backward_passes_per_step": backward_passes_per_step,
-            "overlapping_allreduce": overlapping_allreduce,
-            "average_grads_across_microbatches": average_grads_across_microbatches,
-            "bucket_cap_mb": float(bucket_cap_mb),
-            "broadcast_buffers": broadcast_buffers,
-            "gradient_as_bucket_view": gradient_as_bucket_view,
-        }
-        self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
-        self._outside_calls = OutsideCalls()
-        self._steps = 0  # that have ended well
-        self._backwards = _lamina.Backwards(job.session, average_grads_across_microbatches)
-        if job.loss_scale is not None:
-            self._backwards.scale_by(job.loss_scale)
-        self._overlapping = overlapping_allreduce
-        self._replicas = self._average(job, **self._life.arguments)
-        if not job.pipelined:
-            self._life.make()
+        return module
 
-    def _average(
-        self,
-        job: current.Job,
-        backward_passes_per_step: int,
-        overlapping_allreduce: bool,
-        bucket_cap_mb: float,
-        broadcast_buffers: bool,
-        gradient_as_bucket_view: bool,
-        **_: bool,
-    ) -> Replicas | None:
-        """Has the gradients averaged over the copies of the model, with `ddp`; else None."""
+    def _average(self, job: current.Job, averaging: Averaging) -> None:
+        """Has the gradients averaged over the copies of the model, with `ddp`."""
+        copies = job.session.group_size("replicas")
         if not job.session.config.ddp:
-            if (replicas := job.session.group_size("replicas")) > 1 and job.session.rank == 0:
-                warnings.warn(said("copies-apart", replicas), stacklevel=3)
-            return None
-        process_groups = groups.of_job()
-        job.session.order_turns(list(self.module.parameters()))
-        overlap = overlapping_allreduce and not job.session.config.deterministic_server
-        bucket_bytes = int(bucket_cap_mb * 2**20)
-        reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
-        owns = lambda name: self._life.model.owns(name)  # noqa: E731
-        table = lambda: self._life.model.table  # noqa: E731
-        replicas = Replicas(job.session, process_groups, self.module, owns, table, *reduction)
-        if job.session.group_size("replicas") > 1:
-            job.replicas = replicas
+            if copies > 1 and job.session.rank == 0:
+                warnings.warn(said("copies-apart", copies), stacklevel=3)
+            return
+        self._replicas = Replicas(job, self.module, lambda: self._life.model, averaging)
+        if copies > 1:
+            job.replicas = self._replicas
             self._gradients.see_to_updates()
-        job.on_end.callback(replicas.unwatch)
-        return replicas
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
@@ -176,10 +177,10 @@ class DistributedModel(SavedModel):
         """Calls the model. With more than one partition inside step functions; outside of them without gradients, and
         on all ranks of the pipeline alike. Else UsageError."""
         if self._life.pipelined and not torch.is_grad_enabled() and not current.in_step():
-            self._require_job("a call")
+            self._life.require_job("a call")
             return self._outside_calls.call(args, kwargs)
         self._check_called("the model was called", "a call", _EVALUATION)
-        job = self._job_if_any()
+        job = self._life.job_if_any()
         replicas = parts.Replicas() if job is None else job.replicas
         if not current.in_step():
             if job is not None:
@@ -187,7 +188,8 @@ class DistributedModel(SavedModel):
             replicas.see_batch((args, kwargs))
         if torch.is_grad_enabled() and not self._life.pipelined:
             self._life.slice_again()
-            self._watch()
+            if job is not None:
+                self._gradients.watch()
         call = replicas.note_call()
         if self._dtype is not None:
             args, kwargs = precision.convert_inputs((args, kwargs), self._dtype)
@@ -225,7 +227,7 @@ class DistributedModel(SavedModel):
             UsageError: outside a step function, with more than one partition; not one gradient for each tensor; no
                 tensor at all.
         """
-        self._require_job("backward")
+        self._life.require_job("backward")
         self._check_called("model.backward was called", "backward")
         outputs = _listed(tensors)
         for output in outputs:
@@ -238,6 +240,51 @@ class DistributedModel(SavedModel):
         job = current.job()
         job.step_check.see_backward(outputs)
         self._backwards.run(outputs, gradients, job.replicas.reducer)
+
+    def grad_norm(
+        self, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> torch.Tensor:
+        """The norm of the gradients over the whole model, all partitions, each parameter counted once.
+
+        What `torch.nn.utils.get_total_norm` of them is, too. Called on every rank of the pipeline, after the step.
+
+        Args:
+            norm_type, error_if_nonfinite, foreach: as torch's.
+
+        Returns:
+            The norm, the same on every rank: what the plain model's would be.
+
+        Errors:
+            UsageError: inside a step function. RuntimeError: as torch's, on every rank.
+        """
+        self._life.job("grad_norm()")
+        self._gradients.complete("grad_norm()")
+        return clipping.grad_norm(list(self.parameters()), norm_type, error_if_nonfinite, foreach)
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """Scales the gradients so that their norm over the whole model, all partitions, is at most `max_norm`.
+
+        What `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` does, too. Called on every rank of the pipeline,
+        after the step.
+
+        Args:
+            max_norm, norm_type, error_if_nonfinite, foreach: as torch's.
+
+        Returns:
+            The norm before, the same on every rank: what the plain model's would be.
+
+        Errors:
+            UsageError: inside a step function. RuntimeError: as torch's, on every rank.
+        """
+        self._life.job("clip_grad_norm_()")
+        self._gradients.complete("clip_grad_norm_()")
+        return nn.utils.clip_grad_norm_(list(self.parameters()), max_norm, norm_type, error_if_nonfinite, foreach)
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Has `callable(state, bucket)` make the gradients what they become at the end of a backward pass, in the place
@@ -253,7 +300,7 @@ class DistributedModel(SavedModel):
         Errors:
             UsageError: without `ddp`, with overlapping_allreduce=False, or a second time.
         """
-        job = self._own_job("DistributedModel.register_comm_hook()")
+        job = self._life.job("DistributedModel.register_comm_hook()")
         if self._replicas is None:
             raise refusal("needs-ddp", "register_comm_hook()")
         if not self._overlapping:
@@ -292,7 +339,7 @@ class DistributedModel(SavedModel):
             enable=enable,
             throw_on_early_termination=throw_on_early_termination,
         )
-        job = self._own_job("DistributedModel.join()")
+        job = self._life.job("DistributedModel.join()")
         if self._replicas is None:
             raise refusal("needs-ddp", "join()")
         if not enable or job.replicas is not self._replicas:
@@ -309,7 +356,7 @@ class DistributedModel(SavedModel):
         `DistributedDataParallel.no_sync()`. The next backward after it averages them all; so does an optimizer's step
         that comes first. Forwards belong inside, as with torch. Nobody waits for other copies in it, so that these may
         have different numbers of backwards there. Without `ddp`, or with one copy, it does nothing."""
-        replicas = self._own_job("DistributedModel.no_sync()").replicas
+        replicas = self._life.job("DistributedModel.no_sync()").replicas
         if replicas.averages and not replicas.accumulates:
             replicas.accumulates = True
             self._gradients.see_to_norms()
@@ -347,6 +394,7 @@ class DistributedModel(SavedModel):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; UsageError inside the step function of a pipeline."""
+        current.everywhere("zero_grad()")
         super().zero_grad(set_to_none)
         self._backwards.forget_plain()
 
@@ -370,17 +418,196 @@ class DistributedModel(SavedModel):
         self._steps += 1
         self._after_step.run(self)
 
-    def _require_job(self, what: str) -> None:
-        job = current.job_if_any()
-        if job is None or job.model is not self:
-            raise refusal("job-ended", what, "DistributedModel")
+    @property
+    def partitioned(self) -> bool:
+        """True where it is known who owns what: from the first step on, with one partition from the start."""
+        return self._life.model is not None
+
+    def partition_report(self) -> dict[str, Any]:
+        """How the model was cut, on every rank. "partition" has the partition of each module, by name, and "stages" a
+        dictionary for each partition, with "time_us", "parameter_bytes", "memory_bytes" and "out_bytes". There are
+        "predicted_step_us", "bubble" and "warning". The trace adds "reads_data" and "draws", names of modules that let
+        data decide and that draw random numbers; "ties", the modules that share each attribute; and "notes", on what
+        could not be found out. "slices" are names of layers that are cut over a TP_GROUP; "exchange_us" has the part of
+        a module's time that their exchanges take. Before partition: UsageError."""
+        self._require_partitioned("there is no report")
+        return self._life.model.report
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter) of what this rank owns. Before partition: UsageError."""
+        return self._local(self.named_parameters())
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that this rank owns. Before partition: UsageError."""
+        return (parameter for _, parameter in self.local_named_parameters())
+
+    def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter) of those here whose gradients are reduced over DP_GROUP. Before partition: UsageError."""
+        return self._reduced_over("dp")
+
+    def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter) of those here whose gradients are reduced over RDP_GROUP, because the ranks of a TP_GROUP
+        have different parts of them. Before partition: UsageError."""
+        return self._reduced_over("rdp")
+
+    def distributed_modules(self) -> Iterator[nn.Module]:
+        """The layers of which the ranks of a TP_GROUP compute parts."""
+        return filter(layers.is_sliced, self.modules())
+
+    def is_distributed_parameter(self, parameter: torch.Tensor) -> bool:
+        """True for a parameter of which this rank has a slice."""
+        return id(parameter) in layers.slicings(self)
+
+    def is_distributed_buffer(self, buffer: torch.Tensor) -> bool:
+        """True for a buffer of which this rank has a slice: there are none."""
+        return False
+
+    def is_scaled_batch_parameter(self, parameter: torch.Tensor) -> bool:
+        """True for a parameter whose gradient is reduced over RDP_GROUP; see
+        `scaled_batch_reducer_named_parameters`."""
+        return self.is_distributed_parameter(parameter)
+
+    def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
+        """True for a buffer of a layer that has a slice of it: there are none."""
+        return False
+
+    def _reduced_over(self, group: str) -> Iterator[tuple[str, nn.Parameter]]:
+        return (
+            (name, parameter)
+            for name, parameter in self.local_named_parameters()
+            if self._life.model.table.reduced_over(parameter) == group
+        )
+
+    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, buffer) of what this rank owns. Before partition: UsageError."""
+        return self._local(self.named_buffers())
+
+    def local_buffers(self) -> Iterator[torch.Tensor]:
+        """The buffers that this rank owns. Before partition: UsageError."""
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """(name, module) of what this rank owns. Before partition: UsageError."""
+        return self._local(self.named_modules())
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """The modules that this rank owns. Before partition: UsageError."""
+        return (module for _, module in self.local_named_modules())
+
+    def state_dict(
+        self,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        gather_to_rank0: bool = False,
+    ) -> dict[str, Any]:
+        """The whole model's state, which the wrapped module's class loads as it is.
+
+        Once the model is partitioned, collective over the ranks of the pipeline: all of them call it, and all get it.
+
+        Args:
+            destination: what the state is put into, and is returned; None for a new dictionary.
+            prefix: put before every name.
+            keep_vars: only before partition, or with one partition: as torch's.
+            gather_to_rank0: only mp_rank 0 gets it; the others get {}.
+
+        Errors:
+            UsageError: inside a step function.
+        """
+        return self._states.save(destination, prefix, keep_vars, gather_to_rank0)
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """The state of what this rank owns, and of what is sliced its slices: a partial dictionary, marked by the key
+        `_smp_is_partial`.
+
+        Errors:
+            UsageError: before the model is partitioned, or inside a step function.
+        """
+        self._life.job("local_state_dict()")
+        self._require_partitioned()
+        return self._life.state().local()
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+        *,
+        same_partition_load: bool = False,
+    ) -> Any:
+        """Loads a state, full or partial: every rank keeps what it owns. Collective over the ranks of the pipeline;
+        nothing is written on any of them unless it fits on all.
+
+        Args:
+            state_dict: as from `state_dict()`, or from the wrapped module's class, or from `local_state_dict()`. A
+                partial one that comes before the model is partitioned is loaded when it is. Names of modules that have
+                become others are translated, unless it says by `_smp_is_partial: False` that they are the model's own.
+            strict: whether names have to be the same.
+            assign: only before partition, or with one partition: as torch's.
+            same_partition_load: partial ones are of this very partition: each rank loads its own, without a look at
+                the others'. Else the ranks put theirs together when they do not fit.
+
+        Returns:
+            torch's NamedTuple of missing_keys and unexpected_keys; both empty for what is loaded later.
+
+        Errors:
+            UsageError, which is a RuntimeError: names, shapes or the partition do not fit. Whole models are torch's
+            business: RuntimeError.
+        """
+        return self._states.load(state_dict, strict, assign, same_partition_load)
+
+    def to(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As torch's, on every rank. With more than one partition, a device is ignored until the model is partitioned:
+        it may have no room for the whole model."""
+        if not self._life.pipelined or self.partitioned:
+            return super().to(*args, **kwargs)
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        self._told_unmoved = self._told_unmoved or conversions.tell_unmoved(self.module, device)
+        given = {"dtype": dtype, "memory_format": memory_format}
+        given = {name: value for name, value in given.items() if value is not None}
+        return super().to(non_blocking=non_blocking, **given) if given else self
+
+    def cpu(self) -> nn.Module:
+        """Moves the model to the CPU, and with more than one partition, or slices, brings it together. On every rank it
+        is whole until the next step, or the next call with gradients, and may be called like the plain one. Collective
+        over the ranks that have one copy of it.
+
+        Errors:
+            UsageError: inside a step function.
+        """
+        if not self._life.whole_everywhere:
+            self._life.job("cpu()")
+            self._life.take_back()
+        return super().cpu()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        """Does what `to`, `half`, `double`, ... do."""
+        apply = functools.partial(super()._apply, fn, recurse)
+        conversions.convert(self._life, self._gradients, fn, apply)
+        return self
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Names that torch's helpers of state dicts leave out; the word is theirs."""
+        return self._states.names_of_wrapped()
+
+    def _tell_partitioned(self) -> None:
+        self._when_partitioned.run(self)
 
     def _check_called(self, what: str, name: str, otherwise: str = "") -> None:
         if not self._life.pipelined:
             return
-        self._require_job(name)
+        self._life.require_job(name)
         if not current.in_step():
             raise refusal("outside-step", what, "decorated with @lamina.step" + otherwise)
+
+    def _local(self, named: Names) -> Names:
+        self._require_partitioned()
+        return ((name, value) for name, value in named if self._life.model.owns(name))
+
+    def _require_partitioned(self, otherwise: str = "nothing is local") -> None:
+        if not self.partitioned:
+            raise refusal("not-cut", otherwise)
 
 
 def _sliced(module: nn.Module, job: current.Job) -> Proofs | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lamina.errors import ConfigError, DesyncError, UsageError
+from lamina.errors import ConfigError, DesyncError, UsageError, refusal
 from lamina.job import current, parts
 from lamina.model.partitioned import PartitionedModel, bring_together, let_go
 from lamina.model.statistics import Statistics
@@ -29,13 +29,14 @@ class Life(parts.Life):
     Args:
         module: says which model is wrapped.
         trace_options: how it is traced.
-        when_routed: called once, when its calls go to the owners.
+        arguments: of the DistributedModel, which are to be the same on all ranks.
         routing: of its calls.
         gradients: its own.
 
     Attributes:
         waiting: partial states that came before the cut: what `ModelState.load` takes.
-        arguments: of the DistributedModel, which are to be the same on all ranks.
+        arguments: see above.
+        when_routed: called once, when its calls go to the owners.
         statistics: of the model's BatchNorms; None before it is cut.
         pipelined: whether its calls are to go to several ranks.
     """
@@ -44,18 +45,18 @@ class Life(parts.Life):
         self,
         module: Callable[[], nn.Module],
         trace_options: TraceOptions,
-        when_routed: Callable[[], None],
+        arguments: Mapping[str, Any],
         routing: Routing,
         gradients: Gradients,
     ):
         self.model: PartitionedModel | None = None
         self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
-        self.arguments: dict[str, Any] = {}
+        self.arguments = arguments
+        self.when_routed: Callable[[], None] = lambda: None
         self.statistics: Statistics | None = None
         self.pipelined = current.job().pipelined
         self._module, self._routing, self._gradients = module, routing, gradients
         self._trace_options = trace_options
-        self._when_routed = when_routed
         self._announced = False  # that it is cut
         self._before: BeforeCut | None = None
         self._recut: Callable[[], None] | None = None  # cuts layers again that are whole for a while
@@ -70,6 +71,23 @@ class Life(parts.Life):
         used."""
         for optimizer in current.job().optimizers:
             optimizer.parameters.share_written()
+
+    def job_if_any(self) -> current.Job | None:
+        """The model's job; None when that has ended."""
+        job = current.job_if_any()
+        return job if job is not None and job.life is self else None
+
+    def require_job(self, what: str) -> None:
+        """UsageError where the model's job has ended."""
+        if self.job_if_any() is None:
+            raise refusal("job-ended", what, "DistributedModel")
+
+    def job(self, what: str) -> current.Job:
+        """The model's job, outside of steps, for what it is to do with the model."""
+        job = current.outside_step(what)
+        self.require_job(what)
+        self.share_written()
+        return job
 
     def enter_step(self) -> FirstCall | None:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
@@ -191,7 +209,7 @@ class Life(parts.Life):
             self._routing.begin(self.model)
         if not self._announced:
             self._announced = True
-            self._when_routed()
+            self.when_routed()
         self.settle()
         module_call.tell_compiler()
         if before is not None:

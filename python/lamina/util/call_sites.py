@@ -15,8 +15,6 @@ _LIBRARIES = (_LAMINA, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Methods by what they are called in a training loop, and functions that stand in for torch's.
 _OWNERS = {
     "DistributedModel.": "model.",
-    "SavedModel.": "model.",
-    "CutModel.": "model.",
     "OptimizerState.install.<locals>.": "optimizer.",
     "OptimizerState.": "optimizer.",
     "ProcessGroups.": "lamina.",
