@@ -16,14 +16,13 @@ PARTS = {
     "tests/multiprocess": 0.4,
     "tests/multiprocess/test_cases.py": 0.15,
     "tests/python/test_planning.py": 0.5,
-    "tests/trainer": 0.4,
     "tests/verify": 0.15,
-    "multiprocess.cases_loop": 0.4,
-    "multiprocess.cases_pair": 0.4,
-    "multiprocess.cases_resumed": 0.4,
-    "multiprocess.cases_trainer_extras": 0.4,
-    "multiprocess.cases_trainer_layouts": 0.4,
-    "multiprocess.cases_transformers": 0.1,
+    "trainer_loop": 0.4,
+    "pipeline": 0.4,
+    "trainer_resumed": 0.4,
+    "trainer_callbacks": 0.4,
+    "trainer_layouts": 0.4,
+    "transformers": 0.1,
 }
 
 

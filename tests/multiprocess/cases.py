@@ -3,7 +3,13 @@ import importlib
 from collections.abc import Callable
 
 
-def cases(module_name: str) -> dict[str, Callable[[], None]]:
-    """The functions `case_...` of a module, in their order."""
-    members = vars(importlib.import_module(module_name))
-    return {name.removeprefix("case_"): case for name, case in members.items() if name.startswith("case_")}
+def cases(*subjects: str) -> dict[str, Callable[[], None]]:
+    """The functions `case_...` that cases_SUBJECT.py define, in their order. No two of a launch have one name."""
+    found: dict[str, Callable[[], None]] = {}
+    for subject in subjects:
+        name = f"multiprocess.cases_{subject}"
+        for case, function in vars(importlib.import_module(name)).items():
+            if case.startswith("case_"):
+                assert case not in found, f"{name} has {case}, as another of {subjects} does"
+                found[case] = function
+    return {case.removeprefix("case_"): function for case, function in found.items()}

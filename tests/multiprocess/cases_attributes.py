@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of what modules share beside arguments and results, for two ranks that are one pipeline; part of another
-launch."""
+"""Cases of what modules share beside arguments and results, for two ranks that are one pipeline."""
 
 import contextlib
 import copy

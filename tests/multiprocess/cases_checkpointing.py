@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of activation checkpointing for two ranks that are one pipeline; they run in the launch of cases_pair."""
+"""Cases of activation checkpointing for two ranks that are one pipeline."""
 
 import contextlib
 import copy
@@ -9,7 +9,6 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
-from multiprocess.cases_parameters import *  # noqa: F403
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of torch.compile for two ranks that are one pipeline; they run in the launch of cases_travel_pair."""
+"""Cases of torch.compile for two ranks that are one pipeline."""
 
 import copy
 

@@ -6,8 +6,6 @@ import os
 
 import pytest
 import torch
-from multiprocess.cases_api_layouts import *  # noqa: F403
-from multiprocess.cases_writes import *  # noqa: F403
 from torch import nn
 
 import lamina

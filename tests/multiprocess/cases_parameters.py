@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of what is done to parameters and modules of other ranks besides calling them, for two ranks that are one
-pipeline; they run in the launch of cases_checkpointing."""
+pipeline."""
 
 import copy
 import pathlib

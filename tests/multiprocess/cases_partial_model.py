@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model on ranks that own only a part of it. Each case begins without a job; both ranks run it."""
+"""Cases of a model of which each of two ranks owns only a part. Each begins without a job; both ranks run it."""
 
 import copy
 import os
 
 import pytest
 import torch
-from multiprocess.cases_api import *  # noqa: F403
-from multiprocess.cases_around import *  # noqa: F403
-from multiprocess.cases_attributes import *  # noqa: F403
-from multiprocess.cases_hooks import *  # noqa: F403
-from multiprocess.cases_shared_state import *  # noqa: F403
-from multiprocess.cases_tracing import *  # noqa: F403
 from multiprocess.steps import train_step
 from torch import nn
 

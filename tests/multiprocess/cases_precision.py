@@ -9,9 +9,7 @@ import math
 import pytest
 import torch
 from multiprocess.cases_checkpoints import folder, require_same
-from multiprocess.cases_sliced_four import *  # noqa: F403
 from multiprocess.cases_sliced_state import Job, Plain, require_equal
-from multiprocess.cases_travelling import *  # noqa: F403
 from soak import paired, some
 from torch import nn
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of what a call of another rank cannot be part of, for two ranks that are one pipeline; they run in the launch
-of cases_travel_pair."""
+"""Cases of what a call of another rank cannot be part of, for two ranks that are one pipeline."""
 
 import copy
 import functools

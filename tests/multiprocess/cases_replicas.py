@@ -13,7 +13,6 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from multiprocess.cases_optimizers import *  # noqa: F403
 from multiprocess.replicas import (
     agrees,
     batch,

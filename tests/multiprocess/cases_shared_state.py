@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of state that modules share, and of what one microbatch does while another one waits, for two ranks that are
-one pipeline; part of another launch."""
+one pipeline."""
 
 import contextvars
 import copy

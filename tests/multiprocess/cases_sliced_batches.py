@@ -7,10 +7,6 @@ import os
 import pytest
 import torch
 from multiprocess.cases_sliced import PLAN, WORDS, Block, Own, Words, made, require_equal_states, sliced
-from multiprocess.cases_sliced_check import *  # noqa: F403
-from multiprocess.cases_sliced_exchanges import *  # noqa: F403
-from multiprocess.cases_sliced_parts import *  # noqa: F403
-from multiprocess.cases_sliced_weights import *  # noqa: F403
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

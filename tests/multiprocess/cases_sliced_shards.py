@@ -6,7 +6,7 @@ import copy
 import torch
 from multiprocess.cases_checkpoints import folder, require_same
 from multiprocess.cases_sliced import require_equal_states
-from multiprocess.cases_sliced_parts import adafactor, muon
+from multiprocess.cases_sliced_partial_states import adafactor, muon
 from multiprocess.cases_sliced_pipeline import ALL, PLACES, Words, train, words
 from multiprocess.cases_sliced_state import adamw, require_equal_optimizers
 from torch import nn

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of `verify_steps`, for two ranks that are one pipeline; they run in the launch of cases_pair."""
+"""Cases of `verify_steps`, for two ranks that are one pipeline."""
 
 import gc
 

@@ -9,7 +9,6 @@ import tempfile
 
 import pytest
 import torch
-from multiprocess.cases_ends import *  # noqa: F403
 from multiprocess.steps import train_step
 from torch import nn
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for two ranks that are one pipeline: the step in which a model is traced and cut. Part of another launch."""
+"""Cases of the step in which a model is traced and cut, for two ranks that are one pipeline."""
 
 import copy
 import functools

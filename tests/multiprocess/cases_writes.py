@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of writes to what other ranks returned, for three ranks that are one pipeline; they run in the launch of
-cases_failures. What is written is then what a plain tensor would be."""
+"""Cases of writes to what other ranks returned, for three ranks that are one pipeline. What is written is then what a
+plain tensor would be."""
 
 import copy
 

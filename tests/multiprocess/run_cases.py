@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of the job: runs the cases of the module named as argument, one after the other in one process."""
+"""A rank of the job: runs the cases of the subjects named as arguments, one after the other in one process."""
 
 import faulthandler
 import pathlib
@@ -18,7 +18,7 @@ HANG_S = 300  # of one case; longer than its `timeout_s`
 
 def main() -> None:
     with Report() as report:
-        for name, case in cases(sys.argv[1]).items():
+        for name, case in cases(*sys.argv[1:]).items():
             if not report.runs(name):
                 continue
             faulthandler.dump_traceback_later(HANG_S, exit=True)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for four ranks: two pipelines of two."""
+"""Cases of ranks and groups of two pipelines, and of what each of them computes, for four ranks."""
 
 import os
 
 import torch
 from multiprocess import cases_step_check, drawing
-from multiprocess.cases_api_layouts import *  # noqa: F403
 from multiprocess.cases_checkpointing import SCHEDULES, Around, Block, assert_equal, placed, plain, seeded, train
 from torch import nn
 

@@ -7,9 +7,6 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
-from multiprocess.cases_compiled import *  # noqa: F403
-from multiprocess.cases_keys import *  # noqa: F403
-from multiprocess.cases_refusals import *  # noqa: F403
 from multiprocess.drawing import BATCH, assert_different, assert_same, train
 from torch import nn
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for two ranks that are one pipeline: what a step body writes outside of it. Part of another launch."""
+"""Cases of what a step body writes outside of it, for two ranks that are one pipeline."""
 
 import functools
 import random

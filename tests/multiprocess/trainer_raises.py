@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on two ranks until a callback raises: raises.py EVENT RANK LAYOUT [FOLDER]. With "state_dict" in the place of
-an event its callback asks for the model's values, on that rank alone, after the first batch. With a FOLDER, for
-temporary files, loaders have a worker."""
+"""Trains on two ranks until a callback raises: trainer_raises.py EVENT RANK LAYOUT [FOLDER]. With "state_dict" in the
+place of an event its callback asks for the model's values, on that rank alone, after the first batch. With a FOLDER,
+for temporary files, loaders have a worker."""
 
 import sys
 import tempfile

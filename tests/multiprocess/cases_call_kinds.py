@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of what a call depends on besides its arguments, for two ranks that are one pipeline; they run in the launch of
-cases_travel_pair. What changed between two steps, or within one, is never answered as before."""
+"""Cases of what a call depends on besides its arguments, for two ranks that are one pipeline. What changed between two
+steps, or within one, is never answered as before."""
 
 import contextlib
 import copy

@@ -8,7 +8,7 @@ from multiprocess.cases_checkpoints import folder, require_same
 from multiprocess.cases_sliced import made, require_equal_states, sliced, words
 from multiprocess.cases_sliced_batches import RANK, RANKS, loss_of, require_same_training
 from multiprocess.cases_sliced_batches import start as start_own_batches
-from multiprocess.cases_sliced_parts import adafactor
+from multiprocess.cases_sliced_partial_states import adafactor
 from multiprocess.cases_sliced_state import Job, Plain, require_equal
 
 import lamina

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for two ranks that are one pipeline. Each begins without a job; every rank runs it."""
+"""Cases of steps, errors and placement for two ranks that are one pipeline. Each begins without a job; every rank runs
+it."""
 
 import collections
 import copy
@@ -11,8 +12,6 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from multiprocess.cases_out_of_step import *  # noqa: F403
-from multiprocess.cases_step_check import *  # noqa: F403
 from torch import nn
 
 import lamina

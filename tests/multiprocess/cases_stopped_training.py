@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training goes on in another layout: run by the cases for three and for four ranks."""
+"""Cases of a training that goes on in another layout, for three and for four ranks."""
 
 import copy
 import os

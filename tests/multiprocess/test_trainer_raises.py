@@ -11,7 +11,7 @@ from soak import some
 
 from lamina.trainer import Event
 
-RAISES = Path(__file__).with_name("raises.py")
+RAISES = Path(__file__).with_name("trainer_raises.py")
 LAYOUTS = "copies", "shards", "partitions"
 BOUND_S = 60  # of a run; a rank that hangs waits for 300
 LEADS_ALONE = {"before_forward", "after_forward", "before_loss", "after_loss", "before_backward", "after_backward"}

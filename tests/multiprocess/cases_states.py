@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of models and optimizers, hooks and the rest of their methods, on two ranks: run by cases_partial_model."""
+"""Cases of states of models and optimizers, of hooks and of their other methods, for two ranks that are one
+pipeline."""
 
 import copy
 import os
