@@ -105,7 +105,7 @@ class CheckpointedJob:
         self._slicings: dict[int, layers.Slicing] | None = None
 
     def has_model(self) -> bool:
-        return self._job.model is not None
+        return self._job.has_model
 
     def is_cut(self) -> bool:
         return self._job.model.partitioned

@@ -82,7 +82,7 @@ def resume_from_checkpoint(
     )
     require_booleans(**flags)
     require_local(path=path, tag=tag)
-    _lamina.require_model(job.model is not None, "resume_from_checkpoint()")
+    _lamina.require_model(job.has_model, "resume_from_checkpoint()")
     job.saves.end()
     if not partial:
         tag = everywhere(job, lambda: smp_loading.meant_tag(path, tag), gathered=True)[0]

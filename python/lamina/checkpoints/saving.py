@@ -131,7 +131,7 @@ def save_checkpoint(
 
 def _which(job: current.Job, optimizer: torch.optim.Optimizer | None) -> str:
     """Names the optimizers that are meant, by their numbers: those of other ranks are other objects."""
-    if optimizer is not None and not any(known.optimizer is optimizer for known in job.optimizers):
+    if optimizer is not None and job.state_of(optimizer) is None:
         return "none of the job's"
     numbers = (str(number) for number, known in enumerate(job.optimizers) if optimizer in (None, known.optimizer))
     return f"number {', '.join(numbers)}"

@@ -50,7 +50,7 @@ class AdamMetrics:
     def _measure(self, optimizer: DecoupledAdamW, *_: Any) -> None:
         job = current.job()
         (known,) = (each for each in job.optimizers if each.optimizer is optimizer)
-        scale = 1.0 if job.loss_scale is None else job.loss_scale.value
+        scale = job.loss_scale.value
         members = [(group, each) for group in optimizer.param_groups for each in group["params"]]
         self._own = {}
         for name, (group, each) in zip(known.local_names(), members, strict=True):

@@ -38,5 +38,5 @@ def model_creation(
 def get_distribution_axis(tensor: torch.Tensor) -> int | None:
     """The axis along which a parameter is sliced over the ranks of TP_GROUP; None: it is whole."""
     job = current.job_if_any()
-    slicing = None if job is None or job.model is None else layers.slicings(job.model).get(id(tensor))
+    slicing = None if job is None else layers.slicings(job.model).get(id(tensor))
     return None if slicing is None else slicing[0]

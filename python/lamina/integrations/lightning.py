@@ -91,7 +91,7 @@ class LaminaStrategy(pl.strategies.ParallelStrategy):
         module, job = self.lightning_module, current.job()
         _check(trainer, module)
         self.accelerator.setup(trainer)
-        if job.model is None:
+        if not job.has_model:
             self.precision_plugin.convert_module(module)
             self.model_to_device()
             lamina.DistributedModel(module)

@@ -57,7 +57,7 @@ class TrainerMixin:
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         job = current.job()
-        if job.model is None:
+        if not job.has_model:
             lamina.DistributedModel(self.model, average_grads_across_microbatches=False)
         if job.model.module is not self.model:
             raise UsageError("a job trains one model: lamina.shutdown() ends it, and lamina.init() begins another")

@@ -53,7 +53,7 @@ def unpack(data: bytes, tensors: list[torch.Tensor], objects: Sequence[Any] = ()
 
 def _model_modules() -> list[nn.Module]:
     """The model and its modules, in the same order on every rank."""
-    if not current.is_initialized() or current.job().model is None:
+    if not current.is_initialized() or not current.job().has_model:
         return []
     model = current.job().model
     return [model, *model.module.modules()]

@@ -6,9 +6,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
 from lamina import _lamina
 from lamina.errors import refusal
-from lamina.job.parts import CallContext, Gradients, Life, Recording, Replicas, Routing, StepCheck
+from lamina.job.parts import (
+    CallContext,
+    Gradients,
+    Life,
+    Model,
+    Optimizer,
+    PartitionedModel,
+    Recording,
+    Replicas,
+    Routing,
+    StepCheck,
+)
 
 Made = TypeVar("Made")
 
@@ -18,10 +31,10 @@ class Job:
     """The job that one `init` started.
 
     Attributes:
-        model: the DistributedModel; None before there is one.
+        model: the DistributedModel.
         life, routing, gradients: of the model.
-        optimizers: the OptimizerState of each DistributedOptimizer.
-        loss_scale: what `model.backward` multiplies losses by; None before there is an optimizer.
+        optimizers: the state of each DistributedOptimizer.
+        loss_scale: what `model.backward` multiplies losses by: the first optimizer says it.
         replicas: the copies of the model over which gradients are averaged.
         saves: its checkpoints under way.
         step_check: what compares its first steps with the plain model.
@@ -35,12 +48,12 @@ class Job:
     """
 
     session: _lamina.Session
-    model: Any = None
+    model: Model = field(default_factory=Model)
     life: Life = field(default_factory=Life)
     routing: Routing = field(default_factory=Routing)
     gradients: Gradients = field(default_factory=Gradients)
-    optimizers: list[Any] = field(default_factory=list)
-    loss_scale: _lamina.LossScale | None = None
+    optimizers: list[Optimizer] = field(default_factory=list)
+    loss_scale: _lamina.LossScale = field(default_factory=lambda: _lamina.LossScale(1.0))
     replicas: Replicas = field(default_factory=Replicas)
     saves: _lamina.Saves = field(default_factory=_lamina.Saves)
     step_check: StepCheck = field(default_factory=StepCheck)
@@ -56,8 +69,17 @@ class Job:
         self._config = self.session.config  # the object, which knows its keys once they are asked for
 
     @property
-    def partitioned_model(self) -> Any:
-        """The PartitionedModel, who owns what of the model; None before it is cut."""
+    def has_model(self) -> bool:
+        """True from when there is a DistributedModel."""
+        return type(self.model) is not Model
+
+    def state_of(self, optimizer: torch.optim.Optimizer) -> Optimizer | None:
+        """The state of an optimizer that is a DistributedOptimizer of the job; None for any other one."""
+        return next((known for known in self.optimizers if known.optimizer is optimizer), None)
+
+    @property
+    def partitioned_model(self) -> PartitionedModel | None:
+        """The model with its owners; None before it is cut."""
         return self.life.model
 
     @property

@@ -2,7 +2,7 @@
 """Parts that a job may have, as the packages below theirs see them. Each of these classes does nothing: a job has it
 while it has no other. Classes that do something are derived from it, in their own packages."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -10,6 +10,121 @@ import torch
 from torch import nn
 
 from lamina import _lamina
+
+
+class Model:
+    """The model that a job trains: none, without modules and parameters.
+
+    Attributes:
+        module: the one that is wrapped.
+    """
+
+    module: nn.Module
+
+    def __init__(self):
+        self.module = nn.Module()
+
+    @property
+    def partitioned(self) -> bool:
+        """True where it is known who owns what of it."""
+        return False
+
+    @property
+    def backwards(self) -> _lamina.Backwards | None:
+        """Its own backwards, which multiply by the loss scale."""
+        return None
+
+    @property
+    def steps(self) -> int:
+        """Its steps that have ended on this rank."""
+        return 0
+
+    def modules(self) -> Iterator[nn.Module]:
+        """As torch's."""
+        return iter(())
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As torch's."""
+        return iter(())
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As torch's."""
+        return iter(())
+
+    def in_step(self) -> dict[str, Any]:
+        """Returns what the engine is told of the model in a step; see `Session.run_step`."""
+        return {}
+
+    def end_step(self) -> None:
+        """A step has ended well."""
+
+
+class PartitionedModel(Protocol):
+    """A model that is cut: who owns what of it.
+
+    Attributes:
+        report: how it was cut.
+        sharding: the engine's, where parameters are sharded.
+    """
+
+    report: dict[str, Any]
+    sharding: _lamina.Sharding | None
+
+    @property
+    def table(self) -> _lamina.ParameterTable:
+        """The table of who holds what of its tensors, as they are now."""
+
+    @property
+    def whole_everywhere(self) -> bool:
+        """True where each rank has all of it. Alike on all ranks."""
+
+    def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
+        """(name, tensor, owner) of every parameter and buffer, each once."""
+
+    def owns(self, name: str) -> bool:
+        """True where this rank owns what has that name in a state dict."""
+
+    def home_of(self, name: str) -> str:
+        """Where what has that name lives, for messages."""
+
+    def elsewhere(self, module: nn.Module) -> int | None:
+        """The partition of a module that another rank owns, None for any other module."""
+
+
+class Optimizer(Protocol):
+    """A DistributedOptimizer of a job.
+
+    Attributes:
+        optimizer: torch's.
+        parameters: the engine's part of it.
+    """
+
+    optimizer: torch.optim.Optimizer
+    parameters: _lamina.LocalParameters
+
+    def trim(self, model: PartitionedModel) -> None:
+        """Makes its groups this rank's part of the model."""
+
+    def settle(self, model: PartitionedModel | None) -> None:
+        """Makes what a program has put into the groups since the model was cut this rank's part; all ranks do."""
+
+    def follow(self) -> None:
+        """Gives masters the values of parameters that have changed."""
+
+    def load_what_waits(self) -> None:
+        """Loads a state that came before the cut."""
+
+    def is_whole(self) -> bool:
+        """True where no parameter has left its groups, and none is another tensor than the model's."""
+
+    def holders(self) -> list[torch.Tensor]:
+        """Lists what has the gradients of this rank: parameters and shards of the model. All ranks do."""
+
+    def parameter_of(self, local: torch.Tensor) -> torch.Tensor:
+        """The parameter of the model that a tensor of the groups is, or stands for."""
+
+    def require_own_step(self) -> None:
+        """UsageError for a step that it makes apart from ours, with parts of parameters in its groups."""
 
 
 class CallContext:
@@ -57,12 +172,12 @@ class Life:
     """The life of a model, which is whole until it is cut.
 
     Attributes:
-        model: the PartitionedModel, who owns what of it; None before it is cut.
+        model: who owns what of it; None before it is cut.
         whole: whether it was brought together again, until the next step.
         resumption: a checkpoint that is to be loaded at the cut.
     """
 
-    model: Any = None
+    model: PartitionedModel | None = None
     whole = False
     resumption: Resumption | None = None
 
@@ -217,13 +332,13 @@ class StepCheck:
     def look_for_room(self, root: nn.Module) -> None:
         """Before a step: gives up where the whole model has no room on some rank that leads."""
 
-    def take_values(self, root: nn.Module, model: Any) -> None:
+    def take_values(self, root: nn.Module, model: PartitionedModel | None) -> None:
         """A step begins: the ranks that lead get values for the plain model."""
 
     def run_plainly(self, root: nn.Module, called: Any) -> None:
         """On a rank that leads: calls the model as the body of a step does."""
 
-    def begin_step(self, model: Any) -> None:
+    def begin_step(self, model: PartitionedModel) -> None:
         """The model is cut: from now on gradients of this rank's parameters are recorded."""
 
     def see_outputs(self, output: Any) -> None:

@@ -124,7 +124,7 @@ def _slicing_of(tensor: torch.Tensor) -> Slicing | None:
     """How a guarded slice is cut: a parameter, or what comes of it; None for all others."""
     name = _lamina.name_guarded(tensor)
     job = current.job_if_any()
-    if not name or job is None or job.model is None:
+    if not name or job is None or not job.has_model:
         return None
     where, _, key = name.rpartition(".")
     return layers.slicing_of(job.model.module.get_submodule(where), key)

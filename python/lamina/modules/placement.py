@@ -56,8 +56,7 @@ def set_partition(module: nn.Module, index: int) -> None:
     """
     require_module(module, "set_partition()")
     index = _checked(index)
-    model = current.job().model if current.is_initialized() else None
-    if model is not None and any(part is module for part in model.modules()):
+    if current.is_initialized() and any(part is module for part in current.job().model.modules()):
         current.before_cut("set_partition()")
     for part in module.modules():
         part.__dict__.pop(_CREATED, None)

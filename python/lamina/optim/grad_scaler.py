@@ -65,7 +65,7 @@ def holders(optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:
         UsageError: with the configuration `fp16` or `bf16`.
     """
     job = current.job_if_any()
-    known = next((each for each in job.optimizers if each.optimizer is optimizer), None) if job else None
+    known = None if job is None else job.state_of(optimizer)
     if known is None:
         return None
     if job.session.updates_masters:

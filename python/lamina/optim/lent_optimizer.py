@@ -51,8 +51,7 @@ class LentOptimizer:
 
     def named_parameters(self) -> list[tuple[torch.Tensor, str]]:
         """Lists the parameters of the job's model, with their names."""
-        model = current.job().model
-        return [] if model is None else [(parameter, name) for name, parameter in model.named_parameters()]
+        return [(parameter, name) for name, parameter in current.job().model.named_parameters()]
 
     def groups(self) -> list[list[tuple[torch.Tensor, str]]]:
         """Lists it by group, with the name that each was given with, "" for none."""

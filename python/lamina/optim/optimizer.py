@@ -71,7 +71,7 @@ def DistributedOptimizer(  # noqa: N802
         raise refusal("lbfgs-in-parts")
     scale = _loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
     _require_known(optimizer, job)
-    state = next((known for known in job.optimizers if known.optimizer is optimizer), None)
+    state = job.state_of(optimizer)
     if state is None:
         _require_free(optimizer)
         state = OptimizerState(optimizer, _shared(job, scale))
@@ -134,9 +134,9 @@ def _loss_scale(static: float | None, dynamic: bool, args: Mapping[str, Any] | N
 
 def _shared(job: current.Job, scale: _lamina.LossScale) -> _lamina.LossScale:
     """The job's loss scale, which is this one."""
-    if job.loss_scale is None:
+    if not job.optimizers:
         job.loss_scale = scale
-        if job.model is not None:
+        if job.has_model:
             job.model.backwards.scale_by(scale)
             job.gradients.see_to_norms()
     elif job.loss_scale.is_dynamic or scale.is_dynamic or job.loss_scale.value != scale.value:

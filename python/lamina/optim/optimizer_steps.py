@@ -154,8 +154,7 @@ class OptimizerSteps:
         """As torch's; UsageError inside the step function of a pipeline."""
         current.everywhere("optimizer.zero_grad()")
         job = current.job_if_any()
-        model = job.model if job is not None else None
-        self._engine.zero_grad(self._lent, None if model is None else model.backwards, set_to_none)
+        self._engine.zero_grad(self._lent, None if job is None else job.model.backwards, set_to_none)
 
     def is_whole(self) -> bool:
         """True where no parameter has left, and none is another tensor than the model's."""
@@ -213,7 +212,5 @@ class OptimizerSteps:
 
 def _model_of(job: current.Job) -> tuple[_lamina.Backwards | None, _lamina.Reducer | None, int]:
     """The job's model, as the engine's optimizer sees it, with all of its gradients watched."""
-    if job.model is None:
-        return None, None, 0
     job.gradients.watch()
     return job.model.backwards, job.replicas.reducer, job.model.steps

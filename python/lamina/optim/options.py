@@ -42,7 +42,7 @@ class PlainOptimizers:
         job = self._job
         if current.in_step():
             return
-        if (known := next((each for each in job.optimizers if each.optimizer is optimizer), None)) is not None:
+        if (known := job.state_of(optimizer)) is not None:
             known.require_own_step()
             return
         if optimizer not in self._known:
@@ -103,8 +103,7 @@ class Options:
 
     def _lines(self, groups: list[dict[str, Any]]) -> list[str]:
         *groups, _ = groups
-        model = current.job().model
-        known = {id(parameter): name for name, parameter in model.named_parameters()} if model is not None else {}
+        known = {id(parameter): name for name, parameter in current.job().model.named_parameters()}
         lines = [f"the class = {self._class}", f"the number of groups = {len(groups)}"]
         for place, group in enumerate(groups):
             for key in sorted(key for key in group if key not in {*_SCHEDULERS, _PARAMETERS}):

@@ -44,10 +44,10 @@ def require_fits(optimizer: optim.Optimizer, job: current.Job, knows_others: boo
                 )
     why = why_not_parts(optimizer) or _WHY.get(needs_of(type(optimizer)), "")
     is_fine = not why or (knows_others and needs_of(type(optimizer)) in _WHY)
-    if is_fine or job.model is None:
+    if is_fine:
         return
     slices = layers.slicings(job.model.module)
-    known = next((each for each in job.optimizers if each.optimizer is optimizer), None)
+    known = job.state_of(optimizer)
     parameter_of = (lambda local: local) if known is None else known.parameter_of
     if any(id(parameter_of(member)) in slices for group in optimizer.param_groups for member in group["params"]):
         raise refusal("sliced-optimizer", type(optimizer).__name__, why)
@@ -56,5 +56,5 @@ def require_fits(optimizer: optim.Optimizer, job: current.Job, knows_others: boo
 def _before_step(optimizer: optim.Optimizer, *_: Any) -> None:
     job = current.job_if_any()
     if job is not None:
-        require_fits(optimizer, job, any(known.optimizer is optimizer for known in job.optimizers))
+        require_fits(optimizer, job, job.state_of(optimizer) is not None)
         _lamina.set_updating(True)

@@ -96,8 +96,7 @@ def _is_given_whole(argument: Any) -> bool:
 
 def _reach(roots: list[tuple[str, Any]]) -> Reach:
     model = current.job().model
-    modules = set() if model is None else {id(part) for part in nn.Module.modules(model)} | {id(model)}
-    modules |= set() if model is None else {id(part) for part in model.modules()}
+    modules = {id(model), *map(id, model.modules())}
 
     def follow(value: Any) -> bool:
         is_parameter = isinstance(value, nn.Parameter)

@@ -39,7 +39,7 @@ from lamina.util.checks import require_booleans, require_count, require_positive
 _EVALUATION = "; to evaluate, call it on all ranks of the pipeline under torch.no_grad(): docs/evaluation.md"
 
 
-class DistributedModel(WrappedModule):
+class DistributedModel(WrappedModule, parts.Model):
     """A model whose modules are spread over the ranks of its pipeline. There is one per job.
 
     With more than one partition the model is cut at the first call of a step function, and is called inside step
@@ -96,7 +96,7 @@ class DistributedModel(WrappedModule):
     ):
         job = current.outside_step("DistributedModel()")
         module = in_place(require_wrappable(module))
-        if job.model is not None:
+        if job.has_model:
             raise refusal("model-twice")
         require_booleans(
             trace_execution_times=trace_execution_times,
@@ -129,8 +129,7 @@ class DistributedModel(WrappedModule):
         self._life.when_routed = self._tell_partitioned
         self._states = StateDicts(self.get_module, self._life, self._gradients)
         self._backwards = _lamina.Backwards(job.session, average_grads_across_microbatches)
-        if job.loss_scale is not None:
-            self._backwards.scale_by(job.loss_scale)
+        self._backwards.scale_by(job.loss_scale)
         self._overlapping = overlapping_allreduce
         self._replicas: Replicas | None = None  # also of one copy, which a communication hook may have
         super().__init__(module)

@@ -45,7 +45,7 @@ class Gradients(parts.Gradients):
     def watch(self) -> None:
         """As `parts.Gradients.watch`."""
         job = current.job()
-        scaled = job.leads and _are_scaled(job)
+        scaled = job.leads and job.loss_scale.is_on
         if self._model is None or not (job.replicas.averages or scaled):
             return
         parameters = self._model.own_parameters()
@@ -70,7 +70,7 @@ class Gradients(parts.Gradients):
     def see_to_norms(self) -> None:
         """As `parts.Gradients.see_to_norms`."""
         job, model = current.job(), self._model
-        aside = _are_scaled(job) or _replaces(job) or job.replicas.accumulates
+        aside = job.loss_scale.is_on or _replaces(job) or job.replicas.accumulates
         if model is not None and (aside or not model.whole_everywhere):
             clipping.install(lambda: model.table, _parameter_of, shards.holder, shards.measured, self.complete)
             job.on_end.callback(clipping.remove)
@@ -82,7 +82,7 @@ class Gradients(parts.Gradients):
     def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
         """Before a step of an optimizer of the model's parameters; a DistributedOptimizer has seen to it itself."""
         job = current.job_if_any()
-        if job is None or self._model is None or _known(optimizer, job) is not None:
+        if job is None or self._model is None or job.state_of(optimizer) is not None:
             return None
         own = self._own_ids()
         given = [each for group in optimizer.param_groups for each in group["params"]]
@@ -114,7 +114,7 @@ class Gradients(parts.Gradients):
     def _worst_of_model(self, optimizer: torch.optim.Optimizer, found: float) -> float:
         """The largest that any rank of the model's copy has found in its part of the gradients of this optimizer."""
         job = current.job()
-        if self._is_of_model(optimizer) if job.sliced else _known(optimizer, job) is not None:
+        if self._is_of_model(optimizer) if job.sliced else job.state_of(optimizer) is not None:
             for group in ("shard", "one_copy"):
                 found = job.session.largest(group, found)
         return found
@@ -123,24 +123,15 @@ class Gradients(parts.Gradients):
         """True for one of the job's, and for one that has parameters of this rank's part of the model."""
         own = self._own_ids()
         has_own = any(id(each) in own for group in optimizer.param_groups for each in group["params"])
-        return has_own or _known(optimizer, current.job()) is not None
+        return has_own or current.job().state_of(optimizer) is not None
 
     def _own_ids(self) -> set[int]:
         return set(map(id, self._model.own_parameters()))
 
 
-def _are_scaled(job: current.Job) -> bool:
-    return job.loss_scale is not None and job.loss_scale.is_on
-
-
 def _replaces(job: current.Job) -> bool:
     """True where something may stand for parameters in the groups of optimizers."""
     return job.session.updates_masters or job.session.config.shard_optimizer_state
-
-
-def _known(optimizer: torch.optim.Optimizer, job: current.Job) -> Any:
-    """The state of a DistributedOptimizer of the job; None for any other one."""
-    return next((known for known in job.optimizers if known.optimizer is optimizer), None)
 
 
 def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -149,7 +140,7 @@ def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if not shards.are_among(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
         return
     job = current.job()
-    known = _known(optimizer, job)
+    known = job.state_of(optimizer)
     if known is None:
         raise UsageError(
             "optimizer.step() of an optimizer with sharded parameters, which have no gradients of their own: make it "

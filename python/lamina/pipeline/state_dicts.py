@@ -112,7 +112,7 @@ class StateDicts:
 def _require_whole(optimizer: torch.optim.Optimizer) -> None:
     """Refuses in torch's helpers an optimizer that has something else in the places of the model's parameters."""
     job = current.job_if_any()
-    own = next((each for each in job.optimizers if each.optimizer is optimizer), None) if job is not None else None
+    own = None if job is None else job.state_of(optimizer)
     if own is not None and not (own.is_whole() and job.life.whole_everywhere):
         raise UsageError(
             "torch's helpers of state dicts take an optimizer that has the model's own parameters, all of them; this "

@@ -172,7 +172,7 @@ class StepFunction(Generic[Parameters, Result]):
         first_call = job.life.enter_step()
         if self.is_of_training:
             job.recording.begin_step()
-        state = job.routing.shared_state if job.model is not None else Watch()
+        state = job.routing.shared_state if job.has_model else Watch()
         if job.pipelined:
             state.begin_step(self._function, owner)
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
@@ -190,15 +190,13 @@ class StepFunction(Generic[Parameters, Result]):
 
         if job.leads:
             job.replicas.see_batch((args, kwargs))
-        of_model = {} if job.model is None else job.model.in_step()
-        run = functools.partial(job.session.run_step, len(bodies), samples=samples, **of_model)
+        run = functools.partial(job.session.run_step, len(bodies), samples=samples, **job.model.in_step())
         if job.pipelined:
             result = self._run_pipelined(job, state, body, run, first_call, (owner, args, kwargs))
         else:
             result = self._run_here(job, body, run, first_call)
-        if job.model is not None and self.is_of_training:
-            job.model.end_step()
         if self.is_of_training:
+            job.model.end_step()
             job.recording.end_step()
         job.step_check.end_step()
         return result
@@ -284,7 +282,7 @@ class StepFunction(Generic[Parameters, Result]):
 
     def _require_model(self, job: current.Job, output: Any) -> None:
         """Refuses a step that trains a model which its job knows nothing of: its ranks would train apart."""
-        if job.model is not None or not (job.pipelined or job.session.config.ddp):
+        if job.has_model or not (job.pipelined or job.session.config.ddp):
             return
         size = job.session.size
         if size > 1 and any(tensor.requires_grad for tensor in pytree.tensors(output)):

@@ -148,7 +148,7 @@ def _clip_value(
         _norms.complete("clip_grad_value_()")
     holders, scale = _holders(parameters), current.job().loss_scale
     clip = _norms.originals[nn.utils.clip_grad_value_]
-    if scale is None or not scale.is_on or not are_global(parameters):
+    if not scale.is_on or not are_global(parameters):
         return clip(holders, clip_value, foreach)
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for holder in holders:
@@ -169,12 +169,6 @@ def _parameters(given: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tens
     return [_norms.parameter(each) for each in ([given] if isinstance(given, torch.Tensor) else given)]
 
 
-def _loss_scale() -> float:
-    """The number that gradients of the model are multiplied by."""
-    scale = current.job().loss_scale
-    return 1.0 if scale is None else scale.value
-
-
 def _norm(
     pairs: list[tuple[torch.Tensor, torch.Tensor | None]],
     norm_type: float,
@@ -192,7 +186,7 @@ def _norm(
         return torch.tensor(0.0)
     each = [norm.to(norms[0].device).reshape(1) for norm in norms]  # of order 0 one that is not 0 counts as one
     total = plain(each, norm_type, error_if_nonfinite, foreach)
-    return total if (scale := _loss_scale()) == 1 or float(norm_type) == 0 else total / scale
+    return total if (scale := current.job().loss_scale.value) == 1 or float(norm_type) == 0 else total / scale
 
 
 _OURS = {

@@ -118,8 +118,7 @@ def _refuse_registration(module: nn.Module, name: str, value: Any) -> None:
 
 
 def _of_model(optimizer: torch.optim.Optimizer) -> bool:
-    model = current.job().model
-    known = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+    known = set(map(id, current.job().model.parameters()))
     return any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -133,7 +132,7 @@ def _before_optimizer_step(
 ) -> None:
     """Looks at an optimizer that is no DistributedOptimizer, at its first step."""
     job = current.job_if_any()
-    if job is None or any(known.optimizer is optimizer for known in job.optimizers):
+    if job is None or job.state_of(optimizer) is not None:
         return
     if _lamina.in_step() and _of_model(optimizer):
         current.everywhere("optimizer.step()")

@@ -106,7 +106,7 @@ class Recording(parts.Recording):
         os._exit(0)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if all(known.optimizer is not optimizer for known in self._job.optimizers):
+        if self._job.state_of(optimizer) is None:
             self._engine.before_update(*self._lent())
 
 
