@@ -116,35 +116,38 @@ MutualWaits::MutualWaits(transport::Transport& transport, Handlers& handlers) : 
 
 void MutualWaits::keep(Kind kind, Keeper keeper) { keepers_[kind] = std::move(keeper); }
 
-void MutualWaits::keep_steps(std::function<std::optional<Operation>()> around,
-                             std::function<void(const Operation&)> ended) {
-  around_ = std::move(around);
-  ended_ = std::move(ended);
-}
+void MutualWaits::keep_steps(StepHooks steps) { steps_ = std::move(steps); }
 
 MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
     : waits_(waits),
       wait_(std::move(wait)),
       serial_(++waits.serials_),
+      role_(waits.steps_.role ? waits.steps_.role() : Role::kOutside),
       since_(Clock::now()),
       checked_(since_),
       exceptions_(std::uncaught_exceptions()) {
   std::lock_guard guard(waits_.mutex_);
-  if (waits_.current_ != nullptr && waits_.thread_ != std::this_thread::get_id()) {
-    waits_.current_->alone_ = false;
+  auto* const around = waits_.current_;
+  const bool is_beside = around != nullptr && around->thread_ != thread_;
+  const bool is_in_step = is_beside && role_ == Role::kInTurn && around->wait_.operation.kind == Kind::kStep;
+  if (is_beside && !is_in_step) {
+    for (auto* each = around; each != nullptr; each = each->outer_) {
+      if (each->role_ != Role::kInTurn || role_ != Role::kOutOfTurn) each->alone_ = false;
+    }
     return;
   }
   attempt_ = waits_.attempt_at(wait_.operation);
-  alone_ = waits_.current_ == nullptr || waits_.current_->alone_;
-  waits_.thread_ = std::this_thread::get_id();
+  alone_ = around == nullptr || is_in_step || around->alone_;
   outer_ = std::exchange(waits_.current_, this);
 }
 
 MutualWaits::Scope::~Scope() {
   {
     std::lock_guard guard(waits_.mutex_);
-    if (waits_.current_ != this) return;
-    waits_.current_ = outer_;
+    auto** place = &waits_.current_;
+    while (*place != nullptr && *place != this) place = &(*place)->outer_;
+    if (*place == nullptr) return;
+    *place = outer_;  // that of the step may end before that of a thread of it
   }
   if (std::uncaught_exceptions() == exceptions_) waits_.withdraw_answers();
 }
@@ -152,7 +155,7 @@ MutualWaits::Scope::~Scope() {
 void MutualWaits::Scope::check() {
   {
     std::lock_guard guard(waits_.mutex_);
-    if (!alone_) return;
+    if (!given_up_ && (!alone_ || waits_.current_ != this)) return;
   }
   const auto now = Clock::now();
   if (now - checked_ > kAway) since_ = now;
@@ -192,11 +195,13 @@ void MutualWaits::check(Scope& scope) {
     given_up = scope.given_up_;
     heard.swap(heard_);
     for (auto* each = &scope; each != nullptr; each = each->outer_) {
-      for (const auto& [rank, answer] : answers_) {
-        if (answer.serial == each->serial_) each->answers_[rank] = answer;
-      }
+      if (each->thread_ != scope.thread_) continue;  // which takes its own
+      std::erase_if(answers_, [&](const auto& heard) {
+        const bool is_for_it = heard.second.serial == each->serial_;
+        if (is_for_it) each->answers_[heard.first] = heard.second;
+        return is_for_it;
+      });
     }
-    answers_.clear();
   }
   if (given_up) give_up(scope, *given_up);
   const auto lacked = scope.wait_.lacks();
@@ -269,10 +274,15 @@ std::optional<MutualWaits::Path> MutualWaits::follow(Scope& scope, Heard& heard,
                                                      const std::vector<base::Rank>& lacked) {
   const Told& first = heard.path.front();
   if (first.rank == transport_.rank()) {
-    return first.serial == scope.serial_ ? std::optional(heard.path) : std::nullopt;
+    const auto next = heard.path.size() > 1 ? heard.path[1].rank : first.rank;
+    const bool still_lacks = std::ranges::find(lacked, next) != lacked.end() || scope.lacked_by_others_.contains(next);
+    return first.serial == scope.serial_ && still_lacks ? std::optional(heard.path) : std::nullopt;
   }
   if (shared(scope.wait_.operation, first.operation)) {
-    if (heard.path.size() > 1) tell(scope, {heard.path[1].rank});
+    if (heard.path.size() > 1) {
+      scope.lacked_by_others_.insert(heard.path[1].rank);
+      tell(scope, {heard.path[1].rank});
+    }
     return std::nullopt;
   }
   if (holds(heard.path, transport_.rank())) return std::nullopt;
@@ -329,7 +339,7 @@ void MutualWaits::give_up(Scope& scope, const Path& circle) {
   await_others(circle);
   withdraw_answers();  // all may go on
   for (const auto& told : circle) {
-    if (told.around && ended_) ended_(*told.around);
+    if (told.around && steps_.ended) steps_.ended(*told.around);
   }
   throw base::DesyncError(text_of(circle), base::Code{"step-mutual-wait"});
 }
@@ -349,7 +359,9 @@ bool MutualWaits::has_come(const Told& told) {
   return keeper == keepers_.end() || keeper->second.has_come(told.operation, told.rank);
 }
 
-std::optional<MutualWaits::Operation> MutualWaits::around() const { return around_ ? around_() : std::nullopt; }
+std::optional<MutualWaits::Operation> MutualWaits::around() const {
+  return steps_.begun ? steps_.begun() : std::nullopt;
+}
 
 MutualWaits::Told MutualWaits::story(Scope& scope, const std::vector<base::Rank>& lacked) {
   if (scope.call_.name.empty() && scope.wait_.call) scope.call_ = scope.wait_.call();

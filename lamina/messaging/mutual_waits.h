@@ -41,6 +41,11 @@ inline constexpr transport::Kind kWait = "wait";  // in what the sender waits fo
 // wait in turn reach their deadlines at the same time, and are to name the same rank. A rank that has done its part in
 // a collective of a group says that instead, as others may still be in it.
 //
+// A step of a pipeline has several threads, one of which computes at a time: see [Note: compute slot]. One that keeps
+// its turn while it waits, as in a collective of a team, keeps all others from computing: its wait is that of the rank.
+// The thread that waits for the end of the step waits for it, too. A path is a proof only while the rank still lacks
+// the next one on it, or another rank of the same operation has said that it does: what a step lacks changes.
+//
 // A step that was never announced keeps its number. So *attempts* at an operation are counted, alike on all ranks: who
 // gives one up, or hears that another rank has, is at the next. What is heard later of an earlier one ends nothing.
 class MutualWaits {
@@ -75,8 +80,16 @@ class MutualWaits {
   MutualWaits(transport::Transport& transport, Handlers& handlers);
 
   void keep(Kind kind, Keeper keeper);  // before the transport starts
-  // How this rank learns what steps of other ranks a circle has ended, and which of its own is around a wait.
-  void keep_steps(std::function<std::optional<Operation>()> around, std::function<void(const Operation&)> ended);
+  // A thread that waits is none of a step's, keeps its turn in one, or has given it up.
+  enum class Role { kOutside, kInTurn, kOutOfTurn };
+  // How this rank learns which step has begun here, around other waits, what step of others a circle has ended, and the
+  // role of the thread that asks.
+  struct StepHooks {
+    std::function<std::optional<Operation>()> begun;
+    std::function<void(const Operation&)> ended;
+    std::function<Role()> role;
+  };
+  void keep_steps(StepHooks steps);
 
   // An operation that a rank waits in.
   struct Wait {
@@ -133,11 +146,14 @@ class MutualWaits {
     MutualWaits& waits_;
     const Wait wait_;
     const std::int64_t serial_;
+    const Role role_;
     std::int64_t attempt_ = 0;  // at the operation
     Scope* outer_ = nullptr;
+    const std::thread::id thread_ = std::this_thread::get_id();
     bool alone_ = false;  // in its wait: of two threads the other one may yet do what is lacked, nothing can be proven
     base::Clock::time_point since_, checked_;
     std::set<base::Rank> told_;
+    std::set<base::Rank> lacked_by_others_;  // that wait in the same operation, and have told this one
     base::Call call_;
     bool withdrawn_ = false;
     std::optional<Path> given_up_;          // by another rank, for this circle
@@ -178,14 +194,12 @@ class MutualWaits {
 
   transport::Transport& transport_;
   std::map<Kind, Keeper> keepers_;
-  std::function<std::optional<Operation>()> around_;
-  std::function<void(const Operation&)> ended_;
+  StepHooks steps_;
   std::atomic<std::int64_t> serials_ = 0;
 
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   Scope* current_ = nullptr;
-  std::thread::id thread_;                                      // that `current_` is of
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;    // by the path's first and last rank
   std::map<std::pair<Kind, std::string>, Told> last_given_up_;  // the latest attempt of each key that was
   std::map<base::Rank, Told> asking_;                           // who waits for this rank, as it said last

@@ -400,25 +400,33 @@ void Job::keep_steps() {
   const auto mine = [this](const MutualWaits::Operation& other) {
     return other.kind == MutualWaits::Kind::kStep && other.key == base::str(options_.pipeline.front());
   };
-  const auto has_come = [this, mine](const MutualWaits::Operation& other, base::Rank) {
-    return !mine(other) || steps_.latest().value >= other.number;
+  // Ranks of other pipelines ask, too: for a word of the first one of their team.
+  const auto has_come = [this](const MutualWaits::Operation& other, base::Rank) {
+    return steps_.latest().value >= other.number;
   };
   messenger_.mailbox().waits().keep(MutualWaits::Kind::kStep, {has_come, nullptr});
-  messenger_.mailbox().waits().keep_steps(
-      [this]() -> std::optional<MutualWaits::Operation> {
-        const auto begun = steps_.begun();
-        return begun ? std::optional(operation(*begun)) : std::nullopt;
-      },
-      [this, mine](const MutualWaits::Operation& ended) {
-        if (mine(ended)) steps_.skip(base::Step(ended.number));
-      });
+  const auto begun = [this]() -> std::optional<MutualWaits::Operation> {
+    const auto step = steps_.begun();
+    return step ? std::optional(operation(*step)) : std::nullopt;
+  };
+  const auto ended = [this, mine](const MutualWaits::Operation& step) {
+    if (mine(step)) steps_.skip(base::Step(step.number));
+  };
+  const auto role = [] {
+    if (runtime::ExecutionContext::current() == nullptr) return MutualWaits::Role::kOutside;
+    return runtime::ExecutionContext::has_process_state() ? MutualWaits::Role::kInTurn : MutualWaits::Role::kOutOfTurn;
+  };
+  messenger_.mailbox().waits().keep_steps({begun, ended, role});
 }
 
-// A step needs those who were asked for something; one that follows needs the leading rank, first of all.
+// A step needs those who were asked for something. It needs the first rank of its team, too, where it waits to hear
+// whose turn it is. One that follows needs the leading rank, first of all.
 messaging::MutualWaits::Wait Job::wait_for_end(remote::StepScope& step) {
   const auto lacks = [this, &step]() -> std::vector<base::Rank> {
     if (!steps_.begun()) return {options_.pipeline.front()};
-    return step.calls.awaited();
+    auto awaited = step.calls.awaited();
+    if (step.slot().awaits_pick()) awaited.push_back(team_.front());
+    return awaited;
   };
   const auto call = [this, &step] {
     auto entered = steps_.entered();

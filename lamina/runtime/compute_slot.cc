@@ -61,6 +61,11 @@ void ComputeSlot::note_long_wait() {
   act([&] { turns_.note_long_wait(); });
 }
 
+bool ComputeSlot::awaits_pick() {
+  std::lock_guard guard(mutex_);
+  return !held_ && !broken_off_ && !waiters_.empty() && turns_.awaits_word();
+}
+
 void ComputeSlot::break_off() {
   std::lock_guard guard(mutex_);
   broken_off_ |= in_team_;

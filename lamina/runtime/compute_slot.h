@@ -41,6 +41,8 @@ class ComputeSlot {
   // By the thread that has it: it makes a call or begins a collective, and it waits long in one.
   void note(schedule::TurnAct act, std::string_view what);
   void note_long_wait();
+  // Says that threads wait here for a word of the team's first member.
+  bool awaits_pick();
   // An error has broken off its turn, and is about to end the step: a team is not to take that for a parting.
   void break_off();
   std::optional<schedule::Parting> parting();  // of this member and the first one, once they have parted

@@ -101,6 +101,8 @@ class TeamTurns {
 
   // How this member and the first one have parted; nothing while they have not.
   const std::optional<Parting>& parting() const { return parting_; }
+  // On the others: the next word is not here.
+  bool awaits_word() const { return !schedule_ && next_word() == nullptr; }
   // On the others: the turn that the first one has begun, or has had, and that is not here.
   std::optional<TurnName> awaited() const;
 

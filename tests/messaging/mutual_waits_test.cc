@@ -283,6 +283,35 @@ TEST(MutualWaits, InACollectiveDoNotNameThoseWhoHaveDoneTheirPart) {
   EXPECT_TRUE(names_2()) << "which stays so";
 }
 
+// A step's other threads compute in turns: none can while one keeps its turn.
+TEST(MutualWaits, OfAThreadThatKeepsItsTurnInAStepAreThoseOfTheRank) {
+  using Role = MutualWaits::Role;
+  static thread_local Role role = Role::kOutside;
+  Mailboxes boxes(2, 13);
+  boxes[0].waits().keep_steps({nullptr, nullptr, [] { return role; }});
+  const MutualWaits::Operation step{MutualWaits::Kind::kStep, "0", 1};
+  const auto began = Clock::now();
+  const auto errors = boxes.run([&](int rank) {
+    if (rank == 1) return boxes[1].barrier(boxes.ranks(), in("lamina.barrier()", "b.py:1"));
+    MutualWaits::Scope end_of_step(boxes[0].waits(), for_ever(boxes, step, {}));
+    std::exception_ptr error;
+    std::thread body([&] {
+      role = Role::kInTurn;
+      try {
+        boxes[0].all_gather(boxes.ranks(), std::int64_t{1}, in("an all-reduce", "a.py:1"));
+      } catch (...) {
+        error = std::current_exception();
+      }
+    });
+    body.join();
+    end_of_step.check();
+    std::rethrow_exception(error);
+  });
+  EXPECT_LT(Clock::now() - began, kPromised);
+  expect_all(errors, {"rank 0 waits in an all-reduce at a.py:1 for rank 1", "lamina.barrier() at b.py:1 for rank 0"});
+  expect_exact(boxes, 0);
+}
+
 TEST(MutualWaits, OfNoOperationAreAnsweredAndTellNobody) {
   Mailboxes boxes(3, 12);
   MutualWaits::Scope waiting(boxes[0].waits(), for_ever(boxes, kFirst, {Rank(1)}));

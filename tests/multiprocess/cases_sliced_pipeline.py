@@ -4,6 +4,7 @@
 import copy
 import re
 import sys
+import time
 from typing import ClassVar
 
 import pytest
@@ -488,3 +489,71 @@ class Failing(Gained):
 def case_errors_of_its_own_around_slices_stay_what_they_are():
     said = refused(nn.Sequential(nn.Identity(), Failing(False)), "of its own", (KeyError, ConfigError))
     assert "tp-unproven" not in said
+
+
+def quartet():
+    """A sliced model of which each partition has two of four parts."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(4)))
+    lamina.set_tensor_parallelism(net, plan={"*.0": "colwise", "*.2": "rowwise"})
+    return lamina.distribute(net)
+
+
+def case_a_rank_alone_in_another_call_is_told_to_all():
+    """The others are in a step, of which they wait for it: one for the rank beside it, in its turn."""
+    calls = {
+        "a save": lambda model: lamina.save_checkpoint("never-saved", "a"),
+        "a state dict": lambda model: model.state_dict(),
+        "a barrier": lambda model: lamina.barrier(),
+        "a clip": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    }
+    for what, call in calls.items():
+        start(microbatches=2)
+        model = quartet()
+        train = step_of(model)
+        train(torch.ones(4, 4))
+        began = time.monotonic()
+        if RANK == 1:
+            with pytest.raises(lamina.DesyncError, match="step-mutual-wait"):
+                call(model)
+        with pytest.raises((lamina.DesyncError, RemoteError), match="step-mutual-wait"):
+            train(torch.ones(4, 4))  # which the others have left
+        assert time.monotonic() - began < 10, what  # of 60 s, on any machine
+        model.zero_grad()
+        train(torch.ones(4, 4))
+        lamina.shutdown()
+
+
+def step_of(model):
+    @lamina.step
+    def train(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    return train
+
+
+def case_what_a_later_step_is_given_apart_is_told_to_all():
+    """Another batch, or evaluation, on one rank of a team alone. The model is called with what it has returned, too."""
+    ways = {
+        "other values": lambda model, x: x + lamina.tp_rank(),
+        "trains on one": lambda model, x: model.train(lamina.tp_rank() == 0) and x,
+    }
+    for words, apart in ways.items():
+        start(microbatches=2)
+        model = quartet()
+
+        @lamina.step
+        def train(model, x):
+            with torch.no_grad():
+                again = model(x)
+            model.backward(model(again).square().mean())
+
+        for seed in range(2):
+            train(model, torch.full((4, 4), 1.0 + seed))
+        with pytest.raises((lamina.DesyncError, RemoteError), match=words):
+            train(model, apart(model, torch.ones(4, 4)))
+        model.train().zero_grad()
+        train(model, torch.ones(4, 4))
+        lamina.shutdown()
