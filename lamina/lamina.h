@@ -13,6 +13,7 @@
 #include "lamina/frontend/remote.h"
 #include "lamina/frontend/step.h"
 #include "lamina/frontend/tensor_parallel.h"
+#include "lamina/frontend/training_settings.h"
 #include "lamina/frontend/transformer.h"
 #include "lamina/value/failure.h"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/config/config_reader.h"
 
-#include <algorithm>
-#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -11,25 +9,13 @@
 #include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/config/config_keys.h"
+#include "lamina/config/json_reader.h"
 #include "lamina/config/scalar.h"
 
 namespace lamina::config {
 namespace {
 
 using base::Json;
-
-Scalar scalar(const Json& json) {
-  constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  if (json.is_null()) return {};
-  if (json.is_boolean()) return json.get<bool>();
-  if (json.is_number_float()) return json.get<double>();
-  if (json.is_string()) return json.get<std::string>();
-  const auto is_text = [](const Json& item) { return item.is_string(); };
-  if (json.is_array() && std::ranges::all_of(json, is_text)) return json.get<std::vector<std::string>>();
-  const bool fits = !json.is_number_unsigned() || json.get<std::uint64_t>() <= kLargest;
-  if (json.is_number_integer() && fits) return json.get<std::int64_t>();
-  return Unreadable{json.dump(-1, ' ', false, Json::error_handler_t::replace)};
-}
 
 Json parse_object(std::string_view text, std::string_view source) {
   Json json;
@@ -38,7 +24,7 @@ Json parse_object(std::string_view text, std::string_view source) {
   } catch (const Json::exception& error) {
     throw base::ConfigError(base::str(source, " is not valid JSON: ", json_reason(error)));
   }
-  if (!json.is_object()) throw base::ConfigError(not_allowed(source, show(scalar(json)), "an object"));
+  if (!json.is_object()) throw base::ConfigError(not_allowed(source, show(scalar_of(json)), "an object"));
   return json;
 }
 
@@ -49,15 +35,15 @@ Json unwrap(const Json& json, bool& enabled, Problems& problems) {
     if (name == "enabled" && value.is_boolean()) {
       enabled = value;
     } else if (name == "enabled") {
-      problems.add(name, not_allowed(name, show(scalar(value)), "true or false"));
+      problems.add(name, not_allowed(name, show(scalar_of(value)), "true or false"));
     } else if (name == "parameters" && value.is_object()) {
       parameters = value;
     } else if (name == "parameters") {
-      problems.add(name, not_allowed(name, show(scalar(value)), "an object with the parameters"));
+      problems.add(name, not_allowed(name, show(scalar_of(value)), "an object with the parameters"));
     } else {
-      problems.add(name,
-                   base::str(name, ": ", show(scalar(value)), " is not allowed beside \"enabled\" and \"parameters\"; ",
-                             "expected inside \"parameters\""));
+      problems.add(
+          name, base::str(name, ": ", show(scalar_of(value)), " is not allowed beside \"enabled\" and \"parameters\"; ",
+                          "expected inside \"parameters\""));
     }
   }
   return parameters;
@@ -113,7 +99,7 @@ ReadConfig read_config(std::string_view text, std::string_view source, Problems&
   const bool wrapped = json.contains("enabled") || json.contains("parameters");
   const Json parameters = wrapped ? unwrap(json, result.enabled, problems) : json;
   ParameterReader reader(result, problems);
-  for (const auto& [name, value] : parameters.items()) reader.read(name, scalar(value));
+  for (const auto& [name, value] : parameters.items()) reader.read(name, scalar_of(value));
   return result;
 }
 

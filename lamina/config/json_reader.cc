@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -89,6 +90,19 @@ std::optional<std::string> as_id(const nlohmann::json& json) {
   if (json.is_string()) return json.get<std::string>();
   if (json.is_number_integer()) return json.dump();
   return std::nullopt;
+}
+
+Scalar scalar_of(const nlohmann::json& json) {
+  constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (json.is_null()) return {};
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_string()) return json.get<std::string>();
+  const auto is_text = [](const nlohmann::json& item) { return item.is_string(); };
+  if (json.is_array() && std::ranges::all_of(json, is_text)) return json.get<std::vector<std::string>>();
+  const bool fits = !json.is_number_unsigned() || json.get<std::uint64_t>() <= kLargest;
+  if (json.is_number_integer() && fits) return json.get<std::int64_t>();
+  return Unreadable{json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)};
 }
 
 }  // namespace lamina::config

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "lamina/config/scalar.h"
+
 namespace lamina::config {
 
 // An object of the file, read key by key. Every error is a base::ConfigError whose one line begins with where the
@@ -40,5 +42,8 @@ class JsonReader {
 
 // An id as text, or nothing when it is neither an integer nor a string.
 std::optional<std::string> as_id(const nlohmann::json& json);
+
+// A value of JSON as one of a key; Unreadable where no key takes it.
+Scalar scalar_of(const nlohmann::json& json);
 
 }  // namespace lamina::config

@@ -6,6 +6,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/value/reference_tensor.h"
+#include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
 
 namespace lamina::python {

@@ -190,6 +190,26 @@ def parse_config(config_json: str) -> tuple[Config, list[str], list[str]]:
     """Config, warnings and the keys that are given, from the caller's JSON and the environment (LAMINA_CONFIG,
     SM_HP_MP_PARAMETERS, launcher)."""
 
+def training_settings(
+    fsdp_config: tuple[Any, str],
+    deepspeed_config: tuple[Any, str],
+    precision: tuple[Any, str],
+    lamina_config: tuple[Any, str],
+    ranks: int,
+    device_type: str,
+    batch_size: int | None,
+    microbatch_size: int | str | None,
+    microbatches: int | None,
+) -> dict[str, Any]:
+    """Settings of a training, of words of lamina.composer.user_words; see lamina/config/training_settings.h.
+    ConfigError: all that is wrong with them."""
+
+def precision_named(name: str) -> str | None:
+    """The name of a precision in place of an older one, in any case of its letters; None where there is no such one."""
+
+def read_precision(words: tuple[Any, str], device_type: str) -> str:
+    """The name of a precision; None is the default of that device. ConfigError: there is no such precision."""
+
 class World:
     """This process among those of its job."""
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from lamina import _lamina
 from lamina.amp import GradScaler
-from lamina.errors import ConfigError
+from lamina.composer.user_words import in_words
 from lamina.trainer.ranks import copies
-from lamina.util.checks import nearest
 
 
 class Precision(str, enum.Enum):
@@ -22,7 +22,8 @@ class Precision(str, enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Precision | None":
-        return ({each.value: each for each in cls} | _OLD).get(str(value).lower())
+        name = _lamina.precision_named(str(value))
+        return None if name is None else cls(name)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -30,7 +31,6 @@ class Precision(str, enum.Enum):
         return _DTYPES[self]
 
 
-_OLD = {"amp": Precision.AMP_FP16, "fp16": Precision.AMP_FP16, "bf16": Precision.AMP_BF16}
 _DTYPES = {
     Precision.FP32: torch.float32,
     Precision.AMP_FP16: torch.float16,
@@ -59,14 +59,7 @@ def ensure_precision(given: Any, device_type: str = "cpu") -> Precision:
     Errors:
         ConfigError: there is no such precision.
     """
-    if given is None:
-        return Precision.FP32 if device_type == "cpu" else Precision.AMP_FP16
-    try:
-        return Precision(given)
-    except ValueError:
-        pass
-    names = [each.value for each in Precision]
-    raise ConfigError(f"precision={given!r}: it is one of {', '.join(names)}; the nearest is {nearest(given, names)}")
+    return given if isinstance(given, Precision) else Precision(_lamina.read_precision(in_words(given), device_type))
 
 
 def get_precision_context(

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a training, and the arguments that they depend on."""
+"""Settings of a training, as its configurations ask for them: see [Note: layouts of the Trainer] in
+lamina/config/training_settings.h. The engine reads them, and says what is wrong."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
+from lamina import _lamina
 from lamina.composer.precision import Precision
-
-HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # keys of `init`
-# As torch's GradScaler begins.
-_LOSS_SCALE = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 65536.0, "scale_window": 2000}}
+from lamina.composer.user_words import in_words, modules_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +35,12 @@ class Settings:
     """Settings of a training, as a configuration asks for them.
 
     Attributes:
-        keys: of `lamina.init`.
-        layout: its name for readers, a sharding strategy or a stage of DeepSpeed's; None: lamina_config alone says it.
         precision: that of the Trainer.
         autocast: that of forwards and losses; under `deepspeed_config` the model alone is half.
-        loss_scale: arguments of DistributedOptimizer for models that are half.
+        layout: its name for readers, a sharding strategy or a stage of DeepSpeed's; None: lamina_config alone says it.
+        keys: of `lamina.init`.
+        grad_scaler: whether losses are scaled by `lamina.amp.GradScaler`.
+        optimizer_arguments: arguments of `lamina.DistributedOptimizer`: its loss scale, where the model is half.
         clipping_norm: what the norm of all gradients is clipped to; None: nothing.
         activation_checkpointing: whether the modules that the model chooses are checkpointed.
         min_params: see `units`; None: all modules that are called are units.
@@ -52,45 +51,37 @@ class Settings:
 
     precision: Precision
     autocast: Precision
-    layout: str | None = None
-    keys: dict[str, Any] = dataclasses.field(default_factory=dict)
-    loss_scale: dict[str, Any] = dataclasses.field(default_factory=lambda: dict(_LOSS_SCALE))
-    clipping_norm: float | None = None
-    activation_checkpointing: bool = False
-    min_params: float | None = None
-    verbose: bool = False
-    ignored: Sequence[nn.Module] = ()
-    unheeded: Sequence[str] = ()
-
-    @property
-    def grad_scaler(self) -> bool:
-        """Tells whether losses are scaled by `lamina.amp.GradScaler`."""
-        return self.precision is Precision.AMP_FP16 and not self._is_half
-
-    @property
-    def optimizer_arguments(self) -> dict[str, Any]:
-        """Arguments of `lamina.DistributedOptimizer`: its loss scale, where the model is half."""
-        return self.loss_scale if self.precision is Precision.AMP_FP16 and self._is_half else {}
-
-    @property
-    def _is_half(self) -> bool:
-        return any(self.keys.get(key) is True for key in HALF.values())
+    layout: str | None
+    keys: dict[str, Any]
+    grad_scaler: bool
+    optimizer_arguments: dict[str, Any]
+    clipping_norm: float | None
+    activation_checkpointing: bool
+    min_params: float | None
+    verbose: bool
+    ignored: Sequence[nn.Module]
+    unheeded: Sequence[str]
 
 
-def keys_of_dtypes(param: torch.dtype | None, reduce: torch.dtype | None, buffer: torch.dtype | None) -> dict[str, Any]:
-    """The keys of `init` for the dtypes of parameters, of gradients that travel and of buffers; None: those they have.
-    A model of float32, whose gradients and buffers are to be that, too, stays as it is.
+def settings(
+    fsdp_config: Mapping[str, Any] | None = None,
+    deepspeed_config: Mapping[str, Any] | None = None,
+    precision: str | Precision | None = None,
+    lamina_config: Mapping[str, Any] | None = None,
+    given: Given | None = None,
+) -> Settings:
+    """The settings that arguments of a Trainer ask for; starts nothing.
 
     Args:
-        param: of parameters in a forward.
-        reduce: of gradients that travel.
-        buffer: of buffers.
+        given: what else the Trainer was given.
+
+    Errors:
+        ConfigError: all that is wrong, at once, with nearest names and both numbers of a contradiction.
     """
-    full = {torch.float32: "fp32"}
-    is_half = param in HALF
-    of_buffers = ({None: "own"} | full | HALF) if is_half else HALF
-    return {
-        **{key: dtype == param for dtype, key in HALF.items()},
-        "reduce_dtype": (full | HALF if is_half else HALF).get(reduce),
-        "buffer_dtype": None if buffer == param else of_buffers.get(buffer),
-    }
+    words = map(in_words, (fsdp_config, deepspeed_config, precision, lamina_config))
+    found = _lamina.training_settings(*words, *dataclasses.astuple(given or Given()))
+    own = {} if lamina_config is None else dict(lamina_config)
+    keys = found.pop("defaults") | own | found.pop("keys")
+    used = {name: Precision(found.pop(name)) for name in ("precision", "autocast")}
+    ignored = modules_of(None if fsdp_config is None else fsdp_config.get("ignored_modules")) or []
+    return Settings(**found, **used, keys=keys, ignored=ignored)

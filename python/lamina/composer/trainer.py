@@ -18,7 +18,6 @@ import torch
 
 from lamina.composer.arguments import Arguments, read_for_fit, require_alike, signature
 from lamina.composer.composers_names import OF_TRAINER, Elsewhere
-from lamina.composer.configurations import settings
 from lamina.composer.engine import Engine
 from lamina.composer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.composer.gradient_clipping import GradientClipping
@@ -30,7 +29,7 @@ from lamina.composer.metric_names import MetricsByName
 from lamina.composer.precision import LossScaler, get_precision_context
 from lamina.composer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from lamina.composer.schedulers import Follower, bound_schedulers, require_schedulers, steps_every_batch
-from lamina.composer.settings import Given, Settings
+from lamina.composer.settings import Given, Settings, settings
 from lamina.composer.state import State
 from lamina.composer.wrap_policy import checkpoint_chosen, names_in, table, units
 from lamina.dist.ranks import get_global_rank, get_world_size
