@@ -282,7 +282,7 @@ class C10dWork : public Work {
   const JobLinks links_;
   const CallOptions terms_;
   std::int64_t number_ = 0;
-  messaging::MutualWaits::Operation operation_;
+  messaging::WaitOperation operation_;
   std::int64_t began_ns_ = 0;
   bool waited_ = false;
   c10::intrusive_ptr<c10d::Work> work_;

@@ -54,12 +54,12 @@ std::string group_channel(const char* what, std::span<const base::Rank> members)
 Mailbox::Mailbox(transport::Transport& transport, Handlers& handlers)
     : transport_(transport), waits_(transport, handlers) {
   handlers.on(kObject, [this](transport::Message&& message) { deliver(std::move(message)); });
-  waits_.keep(MutualWaits::Kind::kValue, values_kept());
-  waits_.keep(MutualWaits::Kind::kExchange, exchanges_kept());
+  waits_.keep(WaitKind::kValue, values_kept());
+  waits_.keep(WaitKind::kExchange, exchanges_kept());
 }
 
 MutualWaits::Keeper Mailbox::values_kept() {
-  const auto has_come = [this](const MutualWaits::Operation& operation, base::Rank waiting) {
+  const auto has_come = [this](const WaitOperation& operation, base::Rank waiting) {
     std::lock_guard guard(mutex_);
     return sent_[{waiting, operation.key}] >= operation.number;
   };
@@ -67,12 +67,12 @@ MutualWaits::Keeper Mailbox::values_kept() {
 }
 
 MutualWaits::Keeper Mailbox::exchanges_kept() {
-  const auto has_come = [this](const MutualWaits::Operation& operation, base::Rank) {
+  const auto has_come = [this](const WaitOperation& operation, base::Rank) {
     std::lock_guard guard(mutex_);
     return exchanges_[operation.key] >= operation.number;
   };
   // Members that have not come to it leave it out: the next one is the next of all.
-  const auto given_up = [this](const MutualWaits::Operation& operation, base::Rank by) {
+  const auto given_up = [this](const WaitOperation& operation, base::Rank by) {
     std::lock_guard guard(mutex_);
     auto& count = exchanges_[operation.key];
     count = std::max(count, operation.number);
@@ -116,7 +116,7 @@ value::Value Mailbox::receive(base::Rank from, const std::string& channel, const
     std::lock_guard guard(mutex_);
     return is_here(from, channel, 0) ? std::vector<base::Rank>() : std::vector{from};
   };
-  MutualWaits::Scope scope(waits_, {{MutualWaits::Kind::kValue, channel, number},
+  MutualWaits::Scope scope(waits_, {{WaitKind::kValue, channel, number},
                                     base::str("a wait for \"", channel, "\""),
                                     {},
                                     lacks,
@@ -259,7 +259,7 @@ void Mailbox::meet(std::span<const base::Rank> members, const std::string& chann
     for (const auto rank : members) forget({rank, channel}, number);
   };
   MutualWaits::Scope scope(waits_,
-                           {{MutualWaits::Kind::kExchange, channel, number},
+                           {{WaitKind::kExchange, channel, number},
                             course.named ? course.named({}) : base::str("an exchange on channel \"", channel, "\""),
                             {members.begin(), members.end()},
                             lacks,

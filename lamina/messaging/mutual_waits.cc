@@ -28,84 +28,19 @@ enum class Tag : std::int64_t { kPath, kGivenUp, kLeft, kAnswer };
 
 Value to_value(Tag tag) { return static_cast<std::int64_t>(tag); }
 
-Value to_value(const MutualWaits::Operation& operation) {
-  return Tuple{{static_cast<std::int64_t>(operation.kind), operation.key, operation.number}};
-}
-
-MutualWaits::Operation to_operation(const Value& value) {
-  const auto& items = value.as<Tuple>().items;
-  return {static_cast<MutualWaits::Kind>(items.at(0).as<std::int64_t>()), items.at(1).as<std::string>(),
-          items.at(2).as<std::int64_t>()};
-}
-
-Value to_value(const MutualWaits::Told& told) {
-  return Tuple{{told.rank.value, told.serial, to_value(told.operation), told.attempt,
-                told.around ? to_value(*told.around) : Value(), told.words}};
-}
-
-MutualWaits::Told to_told(const Value& value) {
-  const auto& items = value.as<Tuple>().items;
-  MutualWaits::Told told{base::Rank(items.at(0).as<std::int64_t>()),
-                         items.at(1).as<std::int64_t>(),
-                         to_operation(items.at(2)),
-                         items.at(3).as<std::int64_t>(),
-                         std::nullopt,
-                         items.at(5).as<std::string>()};
-  if (items.at(4).get_if<value::None>() == nullptr) told.around = to_operation(items.at(4));
-  return told;
-}
-
-Value to_value(const MutualWaits::Path& path) {
-  List list;
-  for (const auto& told : path) list.items.push_back(to_value(told));
-  return list;
-}
-
-MutualWaits::Path to_path(const Value& value) {
-  MutualWaits::Path path;
-  for (const auto& item : value.as<List>().items) path.push_back(to_told(item));
-  return path;
-}
-
-Value to_value(const std::vector<base::Rank>& ranks) {
-  List list;
-  for (const auto rank : ranks) list.items.emplace_back(rank.value);
-  return list;
-}
-
-std::vector<base::Rank> to_ranks(const Value& value) {
-  std::vector<base::Rank> ranks;
-  for (const auto& item : value.as<List>().items) ranks.emplace_back(item.as<std::int64_t>());
-  return ranks;
-}
-
-Value to_value(const MutualWaits::Answer& answer) {
-  return Tuple{{to_value(Tag::kAnswer), answer.serial, static_cast<std::int64_t>(answer.place),
-                to_value(answer.awaited.absent), to_value(answer.awaited.last)}};
-}
-
 void add(std::vector<base::Rank>& ranks, const std::vector<base::Rank>& more) {
   ranks.insert(ranks.end(), more.begin(), more.end());
   std::ranges::sort(ranks);
   ranks.erase(std::ranges::unique(ranks).begin(), ranks.end());
 }
 
-bool holds(const MutualWaits::Path& path, base::Rank rank) {
+bool holds(const WaitPath& path, base::Rank rank) {
   return std::ranges::any_of(path, [&](const auto& told) { return told.rank == rank; });
 }
 
 // Two ranks that wait in one operation of a group wait for the same others: what one of them lacks, both do.
-bool shared(const MutualWaits::Operation& mine, const MutualWaits::Operation& other) {
-  return mine.kind != MutualWaits::Kind::kValue && mine == other;
-}
-
-std::string text_of(const MutualWaits::Path& circle) {
-  std::string words;
-  for (const auto& told : circle) words += base::str(words.empty() ? "" : "; ", told.words);
-  return base::str("ranks wait for each other: ", words,
-                   ". Make these calls on all of these ranks, in the same order: not on one alone, as under "
-                   "`if rank() == 0`",
-                   "; ", faces::said("as-many-calls"));
+bool shared(const WaitOperation& mine, const WaitOperation& other) {
+  return mine.kind != WaitKind::kValue && mine == other;
 }
 
 }  // namespace
@@ -114,7 +49,7 @@ MutualWaits::MutualWaits(transport::Transport& transport, Handlers& handlers) : 
   handlers.on(kWait, [this](transport::Message&& message) { receive(message); });
 }
 
-void MutualWaits::keep(Kind kind, Keeper keeper) { keepers_[kind] = std::move(keeper); }
+void MutualWaits::keep(WaitKind kind, Keeper keeper) { keepers_[kind] = std::move(keeper); }
 
 void MutualWaits::keep_steps(StepHooks steps) { steps_ = std::move(steps); }
 
@@ -129,7 +64,7 @@ MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
   std::lock_guard guard(waits_.mutex_);
   auto* const around = waits_.current_;
   const bool is_beside = around != nullptr && around->thread_ != thread_;
-  const bool is_in_step = is_beside && role_ == Role::kInTurn && around->wait_.operation.kind == Kind::kStep;
+  const bool is_in_step = is_beside && role_ == Role::kInTurn && around->wait_.operation.kind == WaitKind::kStep;
   if (is_beside && !is_in_step) {
     for (auto* each = around; each != nullptr; each = each->outer_) {
       if (each->role_ != Role::kInTurn || role_ != Role::kOutOfTurn) each->alone_ = false;
@@ -172,14 +107,14 @@ base::Patience MutualWaits::Scope::watched(const base::Patience& patience) {
   return watched;
 }
 
-MutualWaits::Awaited MutualWaits::Scope::awaited(const std::vector<base::Rank>& lacked) const {
+Awaited MutualWaits::Scope::awaited(const std::vector<base::Rank>& lacked) const {
   Awaited awaited;
   for (const auto rank : lacked) {
     const auto found = answers_.find(rank);
-    const auto& [serial, place, others] = found == answers_.end() ? Answer() : found->second;
-    if (place == Answer::Place::kDone) continue;
+    const auto& [serial, place, others] = found == answers_.end() ? WaitAnswer() : found->second;
+    if (place == WaitAnswer::Place::kDone) continue;
     const bool waits = !others.last.empty();
-    add(awaited.absent, waits && place == Answer::Place::kInIt ? others.absent : std::vector{rank});
+    add(awaited.absent, waits && place == WaitAnswer::Place::kInIt ? others.absent : std::vector{rank});
     add(awaited.last, waits ? others.last : std::vector{rank});
   }
   return awaited;
@@ -187,7 +122,7 @@ MutualWaits::Awaited MutualWaits::Scope::awaited(const std::vector<base::Rank>& 
 
 void MutualWaits::check(Scope& scope) {
   if (scope.wait_.only_answers) return answer(scope, scope.wait_.lacks());
-  std::optional<Path> given_up;
+  std::optional<WaitPath> given_up;
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard;
   {
     // Both at once: a rank that has given up may have told of its next wait since, to which this one adds nothing.
@@ -217,7 +152,7 @@ void MutualWaits::check(Scope& scope) {
 
 // Says for whom this rank waits to each one that waits for it; again where that changes.
 void MutualWaits::answer(Scope& scope, const std::vector<base::Rank>& lacked) {
-  std::map<base::Rank, Told> asking;
+  std::map<base::Rank, WaitReport> asking;
   {
     std::lock_guard guard(mutex_);
     asking = asking_;
@@ -231,22 +166,22 @@ void MutualWaits::answer(Scope& scope, const std::vector<base::Rank>& lacked) {
       std::lock_guard guard(mutex_);
       if (std::exchange(given_[rank], *answer) == *answer) continue;
     }
-    send(rank, to_value(*answer));
+    send(rank, Tuple{{to_value(Tag::kAnswer), to_value(*answer)}});
   }
 }
 
-std::optional<MutualWaits::Answer> MutualWaits::answer_to(const Told& told, const Scope& scope,
-                                                          const Awaited& awaited) {
+std::optional<WaitAnswer> MutualWaits::answer_to(const WaitReport& told, const Scope& scope, const Awaited& awaited) {
   const bool is_in_it = shared(scope.wait_.operation, told.operation);
-  if (told.operation.kind == Kind::kGroup) {
+  if (told.operation.kind == WaitKind::kGroup) {
     if (is_in_it) return std::nullopt;  // which members hear of each other: see [Note: presence]
-    if (has_come(told)) return Answer{told.serial, Answer::Place::kDone, {}};
+    if (has_come(told)) return WaitAnswer{told.serial, WaitAnswer::Place::kDone, {}};
   } else if (!is_in_it && has_come(told)) {
     return std::nullopt;
   }
   auto others = awaited;
   std::erase(others.last, told.rank);  // that is a circle, which paths tell of
-  return Answer{told.serial, is_in_it ? Answer::Place::kInIt : Answer::Place::kElsewhere, std::move(others)};
+  return WaitAnswer{told.serial, is_in_it ? WaitAnswer::Place::kInIt : WaitAnswer::Place::kElsewhere,
+                    std::move(others)};
 }
 
 void MutualWaits::withdraw_answers() {
@@ -255,24 +190,24 @@ void MutualWaits::withdraw_answers() {
     std::lock_guard guard(mutex_);
     std::erase_if(given_, [&](const auto& given) {
       const auto& [rank, answer] = given;
-      if (answer.place == Answer::Place::kDone) return false;  // as it stays
+      if (answer.place == WaitAnswer::Place::kDone) return false;  // as it stays
       withdrawn.emplace_back(rank, answer.serial);
       return true;
     });
   }
-  for (const auto& [rank, serial] : withdrawn) send(rank, to_value(Answer{.serial = serial}));
+  for (const auto& [rank, serial] : withdrawn)
+    send(rank, Tuple{{to_value(Tag::kAnswer), to_value(WaitAnswer{.serial = serial})}});
 }
 
 void MutualWaits::tell(Scope& scope, const std::vector<base::Rank>& lacked) {
   for (auto rank : lacked) {
     if (scope.told_.insert(rank).second)
-      send(rank, Tuple{{to_value(Tag::kPath), to_value(Path{story(scope, lacked)})}});
+      send(rank, Tuple{{to_value(Tag::kPath), to_value(WaitPath{story(scope, lacked)})}});
   }
 }
 
-std::optional<MutualWaits::Path> MutualWaits::follow(Scope& scope, Heard& heard,
-                                                     const std::vector<base::Rank>& lacked) {
-  const Told& first = heard.path.front();
+std::optional<WaitPath> MutualWaits::follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked) {
+  const WaitReport& first = heard.path.front();
   if (first.rank == transport_.rank()) {
     const auto next = heard.path.size() > 1 ? heard.path[1].rank : first.rank;
     const bool still_lacks = std::ranges::find(lacked, next) != lacked.end() || scope.lacked_by_others_.contains(next);
@@ -289,7 +224,7 @@ std::optional<MutualWaits::Path> MutualWaits::follow(Scope& scope, Heard& heard,
   if (std::exchange(heard.extended_in, scope.serial_) != scope.serial_) heard.extended_to.clear();
   for (auto rank : lacked) {
     if (!heard.extended_to.insert(rank).second) continue;
-    Path longer = heard.path;
+    WaitPath longer = heard.path;
     longer.push_back(story(scope, lacked));
     send(rank, Tuple{{to_value(Tag::kPath), to_value(longer)}});
   }
@@ -297,10 +232,11 @@ std::optional<MutualWaits::Path> MutualWaits::follow(Scope& scope, Heard& heard,
 }
 
 // Takes part in what rank `by` has given up at once: what it does next may have the number of this operation.
-void MutualWaits::end_elsewhere(const Path& circle, const Told& by) {
+void MutualWaits::end_elsewhere(const WaitPath& circle, const WaitReport& by) {
   for (auto* scope = current_; scope != nullptr; scope = scope->outer_) {
-    const bool mine = std::ranges::any_of(
-        circle, [&](const Told& told) { return told.rank == transport_.rank() && told.serial == scope->serial_; });
+    const bool mine = std::ranges::any_of(circle, [&](const WaitReport& told) {
+      return told.rank == transport_.rank() && told.serial == scope->serial_;
+    });
     // A step that one rank had given up before it was announced may since be another, which has that number.
     const bool same = shared(scope->wait_.operation, by.operation) && by.around.has_value() == around().has_value();
     const bool earlier = by.attempt < scope->attempt_;
@@ -314,18 +250,18 @@ void MutualWaits::withdraw(Scope& scope) {
   if (!std::exchange(scope.withdrawn_, true) && scope.wait_.give_up) scope.wait_.give_up();
 }
 
-std::int64_t MutualWaits::attempt_at(const Operation& operation) const {
+std::int64_t MutualWaits::attempt_at(const WaitOperation& operation) const {
   const auto found = last_given_up_.find({operation.kind, operation.key});
   return found != last_given_up_.end() && found->second.operation == operation ? found->second.attempt + 1 : 0;
 }
 
-void MutualWaits::count_given_up(const Told& told) {
+void MutualWaits::count_given_up(const WaitReport& told) {
   const auto [latest, first] = last_given_up_.try_emplace({told.operation.kind, told.operation.key}, told);
-  const auto age = [](const Told& each) { return std::pair(each.operation.number, each.attempt); };
+  const auto age = [](const WaitReport& each) { return std::pair(each.operation.number, each.attempt); };
   if (age(latest->second) < age(told)) latest->second = told;
 }
 
-void MutualWaits::give_up(Scope& scope, const Path& circle) {
+void MutualWaits::give_up(Scope& scope, const WaitPath& circle) {
   const auto mine = story(scope, scope.wait_.lacks());
   {
     std::lock_guard guard(mutex_);
@@ -344,26 +280,24 @@ void MutualWaits::give_up(Scope& scope, const Path& circle) {
   throw base::DesyncError(text_of(circle), base::Code{"step-mutual-wait"});
 }
 
-void MutualWaits::await_others(const Path& circle) {
+void MutualWaits::await_others(const WaitPath& circle) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, kAllGiveUp, [&] {
-    return std::ranges::all_of(circle, [&](const Told& told) {
+    return std::ranges::all_of(circle, [&](const WaitReport& told) {
       const auto found = gave_up_.find(told.rank);
       return told.rank == transport_.rank() || (found != gave_up_.end() && found->second >= told.serial);
     });
   });
 }
 
-bool MutualWaits::has_come(const Told& told) {
+bool MutualWaits::has_come(const WaitReport& told) {
   const auto keeper = keepers_.find(told.operation.kind);
   return keeper == keepers_.end() || keeper->second.has_come(told.operation, told.rank);
 }
 
-std::optional<MutualWaits::Operation> MutualWaits::around() const {
-  return steps_.begun ? steps_.begun() : std::nullopt;
-}
+std::optional<WaitOperation> MutualWaits::around() const { return steps_.begun ? steps_.begun() : std::nullopt; }
 
-MutualWaits::Told MutualWaits::story(Scope& scope, const std::vector<base::Rank>& lacked) {
+WaitReport MutualWaits::story(Scope& scope, const std::vector<base::Rank>& lacked) {
   if (scope.call_.name.empty() && scope.wait_.call) scope.call_ = scope.wait_.call();
   const auto& [name, where, part] = scope.call_;
   auto words = base::str("rank ", transport_.rank(), " waits in ", name.empty() ? scope.wait_.what : name,
@@ -400,7 +334,7 @@ void MutualWaits::receive(const transport::Message& message) {
   const auto& items = message.body.as<Tuple>().items;
   switch (static_cast<Tag>(items.at(0).as<std::int64_t>())) {
     case Tag::kPath: {
-      Heard heard{to_path(items.at(1)), -1, {}};
+      Heard heard{to_wait_path(items.at(1)), -1, {}};
       if (heard.path.empty()) return;
       std::lock_guard guard(mutex_);
       if (heard.path.back().rank == message.call.origin) {
@@ -410,8 +344,8 @@ void MutualWaits::receive(const transport::Message& message) {
       return;
     }
     case Tag::kGivenUp: {
-      const auto circle = to_path(items.at(1));
-      const auto by = to_told(items.at(2));
+      const auto circle = to_wait_path(items.at(1));
+      const auto by = to_wait_report(items.at(2));
       const auto keeper = keepers_.find(by.operation.kind);
       if (keeper != keepers_.end() && keeper->second.given_up) keeper->second.given_up(by.operation, by.rank);
       {
@@ -426,9 +360,7 @@ void MutualWaits::receive(const transport::Message& message) {
     }
     case Tag::kAnswer: {
       std::lock_guard guard(mutex_);
-      answers_[message.call.origin] = {items.at(1).as<std::int64_t>(),
-                                       static_cast<Answer::Place>(items.at(2).as<std::int64_t>()),
-                                       {to_ranks(items.at(3)), to_ranks(items.at(4))}};
+      answers_[message.call.origin] = to_wait_answer(items.at(1));
       return;
     }
     case Tag::kLeft: {
@@ -437,12 +369,6 @@ void MutualWaits::receive(const transport::Message& message) {
       return;
     }
   }
-}
-
-std::string beyond(const MutualWaits::Awaited& awaited) {
-  if (awaited.last.empty() || awaited.last == awaited.absent) return "";
-  return base::str("; ", base::name_ranks(awaited.absent), awaited.absent.size() == 1 ? " waits" : " wait",
-                   " for what comes from ", base::name_ranks(awaited.last));
 }
 
 }  // namespace lamina::messaging

@@ -15,6 +15,7 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/messaging/handlers.h"
+#include "lamina/messaging/wait_report.h"
 #include "lamina/transport/transport.h"
 
 namespace lamina::messaging {
@@ -50,50 +51,31 @@ inline constexpr transport::Kind kWait = "wait";  // in what the sender waits fo
 // gives one up, or hears that another rank has, is at the next. What is heard later of an earlier one ends nothing.
 class MutualWaits {
  public:
-  enum class Kind : std::int64_t { kValue, kExchange, kGroup, kStep };
-  struct Operation {
-    Kind kind = Kind::kValue;
-    std::string key;          // the channel, or the group
-    std::int64_t number = 0;  // counted by key; of kValue by sender and receiver, too
-    friend bool operator==(const Operation&, const Operation&) = default;
-  };
-
-  // A wait as others hear of it.
-  struct Told {
-    base::Rank rank;
-    std::int64_t serial = 0;  // of this wait among those of the rank
-    Operation operation;
-    std::int64_t attempt = 0;         // at the operation, which may have been given up, and keep its number
-    std::optional<Operation> around;  // a step that has begun, and in which the rank waits for something else
-    std::string words;                // "rank 1 waits in lamina.barrier() at train.py:12 for rank 0"
-  };
-  using Path = std::vector<Told>;
-
   // The one that knows a kind of operations.
   struct Keeper {
     // Says that this rank has done its part: `waiting` need not wait for it. From the thread that waits.
-    std::function<bool(const Operation&, base::Rank waiting)> has_come;
+    std::function<bool(const WaitOperation&, base::Rank waiting)> has_come;
     // Another rank, which waited in it, has given it up. From the transport's thread.
-    std::function<void(const Operation&, base::Rank)> given_up;
+    std::function<void(const WaitOperation&, base::Rank)> given_up;
   };
 
   MutualWaits(transport::Transport& transport, Handlers& handlers);
 
-  void keep(Kind kind, Keeper keeper);  // before the transport starts
+  void keep(WaitKind kind, Keeper keeper);  // before the transport starts
   // A thread that waits is none of a step's, keeps its turn in one, or has given it up.
   enum class Role { kOutside, kInTurn, kOutOfTurn };
   // How this rank learns which step has begun here, around other waits, what step of others a circle has ended, and the
   // role of the thread that asks.
   struct StepHooks {
-    std::function<std::optional<Operation>()> begun;
-    std::function<void(const Operation&)> ended;
+    std::function<std::optional<WaitOperation>()> begun;
+    std::function<void(const WaitOperation&)> ended;
     std::function<Role()> role;
   };
   void keep_steps(StepHooks steps);
 
   // An operation that a rank waits in.
   struct Wait {
-    Operation operation = {};
+    WaitOperation operation = {};
     std::string what;                                // names it where the call is not known
     std::vector<base::Rank> members = {};            // who hears that it was given up
     std::function<std::vector<base::Rank>()> lacks;  // who has not come, as far as this rank knows now
@@ -105,23 +87,6 @@ class MutualWaits {
     std::function<std::vector<base::Rank>()> absent = nullptr;
     // Answers others that wait for this rank, and no more: it is in no operation, and part of no circle.
     bool only_answers = false;
-  };
-
-  // Ranks that others wait for: those that have not come to an operation, and those that keep them from it in the end.
-  // They are the same ones unless these wait themselves.
-  struct Awaited {
-    std::vector<base::Rank> absent, last;
-    friend bool operator==(const Awaited&, const Awaited&) = default;
-  };
-
-  // The answer of a rank that waits itself to one that waits for it.
-  struct Answer {
-    // Where it is, seen from that operation: it waits for these in another one or in this one, or has done its part.
-    enum class Place : std::int64_t { kElsewhere, kInIt, kDone };
-    std::int64_t serial = 0;  // of the wait that is answered
-    Place place = Place::kElsewhere;
-    Awaited awaited;  // nobody: it does not wait
-    friend bool operator==(const Answer&, const Answer&) = default;
   };
 
   // This thread waits so while it lives. A wait inside another one hides that.
@@ -156,9 +121,9 @@ class MutualWaits {
     std::set<base::Rank> lacked_by_others_;  // that wait in the same operation, and have told this one
     base::Call call_;
     bool withdrawn_ = false;
-    std::optional<Path> given_up_;          // by another rank, for this circle
-    std::map<base::Rank, Answer> answers_;  // of ranks that it waits for, of their own waits
-    const int exceptions_;                  // under way when it began
+    std::optional<WaitPath> given_up_;          // by another rank, for this circle
+    std::map<base::Rank, WaitAnswer> answers_;  // of ranks that it waits for, of their own waits
+    const int exceptions_;                      // under way when it began
   };
 
   // Says to all ranks that this one leaves, as `words` say: "called lamina.shutdown()".
@@ -168,7 +133,7 @@ class MutualWaits {
 
  private:
   struct Heard {
-    Path path;
+    WaitPath path;
     std::int64_t extended_in = -1;  // the wait that it was passed on from, to these:
     std::set<base::Rank> extended_to;
   };
@@ -177,39 +142,36 @@ class MutualWaits {
   void check(Scope& scope);
   void tell(Scope& scope, const std::vector<base::Rank>& lacked);
   void answer(Scope& scope, const std::vector<base::Rank>& lacked);
-  std::optional<Answer> answer_to(const Told& told, const Scope& scope, const Awaited& awaited);
+  std::optional<WaitAnswer> answer_to(const WaitReport& told, const Scope& scope, const Awaited& awaited);
   void withdraw_answers();
   // Finds the circle that a path proves which has come here; else passes it on.
-  std::optional<Path> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
-  void end_elsewhere(const Path& circle, const Told& by);     // under the lock
-  void withdraw(Scope& scope);                                // under the lock
-  std::int64_t attempt_at(const Operation& operation) const;  // under the lock
-  void count_given_up(const Told& told);                      // under the lock
-  [[noreturn]] void give_up(Scope& scope, const Path& circle);
-  void await_others(const Path& circle);
-  bool has_come(const Told& told);
-  std::optional<Operation> around() const;  // the step that has begun here
-  Told story(Scope& scope, const std::vector<base::Rank>& lacked);
+  std::optional<WaitPath> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
+  void end_elsewhere(const WaitPath& circle, const WaitReport& by);  // under the lock
+  void withdraw(Scope& scope);                                       // under the lock
+  std::int64_t attempt_at(const WaitOperation& operation) const;     // under the lock
+  void count_given_up(const WaitReport& told);                       // under the lock
+  [[noreturn]] void give_up(Scope& scope, const WaitPath& circle);
+  void await_others(const WaitPath& circle);
+  bool has_come(const WaitReport& told);
+  std::optional<WaitOperation> around() const;  // the step that has begun here
+  WaitReport story(Scope& scope, const std::vector<base::Rank>& lacked);
   void send(base::Rank to, value::Value body);
 
   transport::Transport& transport_;
-  std::map<Kind, Keeper> keepers_;
+  std::map<WaitKind, Keeper> keepers_;
   StepHooks steps_;
   std::atomic<std::int64_t> serials_ = 0;
 
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   Scope* current_ = nullptr;
-  std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;    // by the path's first and last rank
-  std::map<std::pair<Kind, std::string>, Told> last_given_up_;  // the latest attempt of each key that was
-  std::map<base::Rank, Told> asking_;                           // who waits for this rank, as it said last
-  std::map<base::Rank, Answer> given_;                          // to those, where it stands
-  std::map<base::Rank, Answer> answers_;                        // of others, not yet taken by a scope
-  std::map<base::Rank, std::int64_t> gave_up_;                  // the serial of the latest wait that a rank gave up
+  std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;              // by the path's first and last rank
+  std::map<std::pair<WaitKind, std::string>, WaitReport> last_given_up_;  // the latest attempt of each key that was
+  std::map<base::Rank, WaitReport> asking_;                               // who waits for this rank, as it said last
+  std::map<base::Rank, WaitAnswer> given_;                                // to those, where it stands
+  std::map<base::Rank, WaitAnswer> answers_;                              // of others, not yet taken by a scope
+  std::map<base::Rank, std::int64_t> gave_up_;  // the serial of the latest wait that a rank gave up
   std::map<base::Rank, std::string> left_;
 };
-
-// "; rank 1 waits for what comes from rank 3"; "" where those that are absent do not wait.
-std::string beyond(const MutualWaits::Awaited& awaited);
 
 }  // namespace lamina::messaging

@@ -11,15 +11,15 @@ std::string channel_of(const Presence::Group& group) {
 }  // namespace
 
 Presence::Presence(Mailbox& mailbox) : mailbox_(mailbox) {
-  const auto has_come = [this](const MutualWaits::Operation& operation, base::Rank) {
+  const auto has_come = [this](const WaitOperation& operation, base::Rank) {
     std::lock_guard guard(mutex_);
     return operations_[operation.key] >= operation.number;
   };
-  mailbox_.waits().keep(MutualWaits::Kind::kGroup, {has_come, nullptr});
+  mailbox_.waits().keep(WaitKind::kGroup, {has_come, nullptr});
 }
 
-MutualWaits::Operation Presence::operation(const Group& group, std::int64_t number) const {
-  return {MutualWaits::Kind::kGroup, channel_of(group), number};
+WaitOperation Presence::operation(const Group& group, std::int64_t number) const {
+  return {WaitKind::kGroup, channel_of(group), number};
 }
 
 std::int64_t Presence::next_operation(const Group& group) {

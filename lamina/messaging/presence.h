@@ -29,7 +29,7 @@ class Presence {
   void skip_to(const Group& group, std::int64_t operation);  // which the next one follows
   void say(const Group& group, std::int64_t operation);
   // The part of its wait that tells whether others wait for it in turn: see [Note: mutual waits].
-  MutualWaits::Operation operation(const Group& group, std::int64_t number) const;
+  WaitOperation operation(const Group& group, std::int64_t number) const;
   MutualWaits& waits() { return mailbox_.waits(); }
   std::vector<base::Rank> absent(const Group& group, std::int64_t operation);
 

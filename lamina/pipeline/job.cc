@@ -391,25 +391,25 @@ void Job::announce(const transport::Message& message) {
   }
 }
 
-messaging::MutualWaits::Operation Job::operation(base::Step step) const {
-  return {messaging::MutualWaits::Kind::kStep, base::str(options_.pipeline.front()), step.value};
+messaging::WaitOperation Job::operation(base::Step step) const {
+  return {messaging::WaitKind::kStep, base::str(options_.pipeline.front()), step.value};
 }
 
 void Job::keep_steps() {
   using messaging::MutualWaits;
-  const auto mine = [this](const MutualWaits::Operation& other) {
-    return other.kind == MutualWaits::Kind::kStep && other.key == base::str(options_.pipeline.front());
+  const auto mine = [this](const messaging::WaitOperation& other) {
+    return other.kind == messaging::WaitKind::kStep && other.key == base::str(options_.pipeline.front());
   };
   // Ranks of other pipelines ask, too: for a word of the first one of their team.
-  const auto has_come = [this](const MutualWaits::Operation& other, base::Rank) {
+  const auto has_come = [this](const messaging::WaitOperation& other, base::Rank) {
     return steps_.latest().value >= other.number;
   };
-  messenger_.mailbox().waits().keep(MutualWaits::Kind::kStep, {has_come, nullptr});
-  const auto begun = [this]() -> std::optional<MutualWaits::Operation> {
+  messenger_.mailbox().waits().keep(messaging::WaitKind::kStep, {has_come, nullptr});
+  const auto begun = [this]() -> std::optional<messaging::WaitOperation> {
     const auto step = steps_.begun();
     return step ? std::optional(operation(*step)) : std::nullopt;
   };
-  const auto ended = [this, mine](const MutualWaits::Operation& step) {
+  const auto ended = [this, mine](const messaging::WaitOperation& step) {
     if (mine(step)) steps_.skip(base::Step(step.number));
   };
   const auto role = [] {

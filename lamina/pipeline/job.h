@@ -183,7 +183,7 @@ class Job {
   // To the ranks that wait for it, of this pipeline; those that are lost are left out.
   void announce(const transport::Message& message);
   // How the wait of the thread that has entered a step can end before its time: see [Note: mutual waits].
-  messaging::MutualWaits::Operation operation(base::Step step) const;
+  messaging::WaitOperation operation(base::Step step) const;
   void keep_steps();
   // Its turns where this rank is one of a team; see [Note: turns of a team].
   schedule::TeamTurns make_turns() const;

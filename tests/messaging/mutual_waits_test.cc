@@ -113,7 +113,7 @@ TEST(MutualWaits, AreWithdrawnAsSoonAsAnotherRankGivesUpThoughNobodyLooksHere) {
   std::this_thread::sleep_for(std::chrono::milliseconds(800));  // until rank 1 has told of its wait
   std::atomic<bool> withdrawn = false;
   {
-    MutualWaits::Scope scope(boxes[0].waits(), {{MutualWaits::Kind::kExchange, "mine", 1},
+    MutualWaits::Scope scope(boxes[0].waits(), {{WaitKind::kExchange, "mine", 1},
                                                 "an exchange",
                                                 boxes.ranks(),
                                                 [] { return std::vector{Rank(1)}; },
@@ -134,7 +134,7 @@ TEST(MutualWaits, OfAnEarlierAttemptEndNothing) {
   Mailboxes boxes(3, 8);
   boxes.network().hold(Rank(2), Rank(1));
   const auto wait_in_step = [&] {
-    return MutualWaits::Wait{.operation = {MutualWaits::Kind::kExchange, "step", 5},
+    return MutualWaits::Wait{.operation = {WaitKind::kExchange, "step", 5},
                              .what = "a step",
                              .members = boxes.ranks(),
                              .lacks = [] { return std::vector{Rank(0)}; },
@@ -210,7 +210,7 @@ TEST(MutualWaits, TellHowARankLeft) {
 }
 
 // A wait for what never comes from `of`.
-MutualWaits::Wait for_ever(Mailboxes& boxes, const MutualWaits::Operation& operation, std::vector<Rank> of) {
+MutualWaits::Wait for_ever(Mailboxes& boxes, const WaitOperation& operation, std::vector<Rank> of) {
   return {.operation = operation, .what = "a wait", .members = boxes.ranks(), .lacks = [of] { return of; }};
 }
 
@@ -231,8 +231,8 @@ std::function<bool()> word_of(Mailboxes& boxes, Rank from) {
   return [&boxes, from] { return boxes[0].poll(from, "word").has_value(); };
 }
 
-const MutualWaits::Operation kFirst{MutualWaits::Kind::kExchange, "first", 1};
-const MutualWaits::Operation kSecond{MutualWaits::Kind::kExchange, "second", 1};
+const WaitOperation kFirst{WaitKind::kExchange, "first", 1};
+const WaitOperation kSecond{WaitKind::kExchange, "second", 1};
 
 // Deadlines of all who wait for one rank come at the same time: the last of them names it, too.
 TEST(MutualWaits, ThatEndByAnErrorStillSayForWhomTheyWere) {
@@ -289,7 +289,7 @@ TEST(MutualWaits, OfAThreadThatKeepsItsTurnInAStepAreThoseOfTheRank) {
   static thread_local Role role = Role::kOutside;
   Mailboxes boxes(2, 13);
   boxes[0].waits().keep_steps({nullptr, nullptr, [] { return role; }});
-  const MutualWaits::Operation step{MutualWaits::Kind::kStep, "0", 1};
+  const WaitOperation step{WaitKind::kStep, "0", 1};
   const auto began = Clock::now();
   const auto errors = boxes.run([&](int rank) {
     if (rank == 1) return boxes[1].barrier(boxes.ranks(), in("lamina.barrier()", "b.py:1"));
