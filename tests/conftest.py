@@ -8,7 +8,7 @@ from launch.forked_ranks import run_folder
 from launch.launcher_harness import Launcher
 from soak import left_out
 
-UNIT_FOLDERS = ("archive", "docs", "plan", "python")
+UNIT_FOLDERS = ("archive", "docs", "foreign", "plan", "python")
 
 # Operations of tests are small, and several processes run at once; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

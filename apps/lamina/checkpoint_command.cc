@@ -12,13 +12,13 @@
 
 #include "apps/lamina/progress_bar.h"
 #include "apps/lamina/say.h"
-#include "lamina/archive/convert.h"
 #include "lamina/archive/diff.h"
 #include "lamina/archive/merge.h"
 #include "lamina/archive/reshard.h"
 #include "lamina/archive/verify.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/foreign/convert.h"
 #include "lamina/launch/options/command_line.h"
 
 namespace lamina::command {
@@ -158,12 +158,12 @@ int reshard(const Arguments& arguments) {
 
 // Reads what a path means: a file of torch.save, a folder that torch.distributed.checkpoint or
 // smdistributed.modelparallel wrote, or the folder of several of the latter's, whose newest one is taken.
-archive::ForeignCheckpoint foreign(archive::FileSystem& files, const std::filesystem::path& path,
-                                   std::optional<archive::Share> verify) {
-  if (!std::filesystem::is_directory(path)) return archive::read_torch_file(files, path, {.verify = verify});
-  if (std::filesystem::exists(path / ".metadata")) return archive::read_distributed_checkpoint(files, path, verify);
-  if (const auto found = archive::find_smp_checkpoint(files, path, {})) {
-    return archive::read_smp_checkpoint(files, *found, verify);
+foreign::ForeignCheckpoint read_foreign(archive::FileSystem& files, const std::filesystem::path& path,
+                                        std::optional<archive::Share> verify) {
+  if (!std::filesystem::is_directory(path)) return foreign::read_torch_file(files, path, {.verify = verify});
+  if (std::filesystem::exists(path / ".metadata")) return foreign::read_distributed_checkpoint(files, path, verify);
+  if (const auto found = foreign::find_smp_checkpoint(files, path, {})) {
+    return foreign::read_smp_checkpoint(files, *found, verify);
   }
   throw base::UsageError(base::str(path.string(),
                                    " has neither .metadata (of torch.distributed.checkpoint) nor model_*.pt (of "
@@ -184,10 +184,10 @@ int convert(const Arguments& arguments) {
   app.add_flag("--no-verify", unverified, "do not read all first, to compare it with the checksums in the files");
   if (auto code = launch::parse(app, "lamina checkpoint convert", arguments)) return *code;
   auto& files = archive::file_system();
-  const auto from = foreign(files, path, unverified ? std::nullopt : std::optional(archive::Share{}));
+  const auto from = read_foreign(files, path, unverified ? std::nullopt : std::optional(archive::Share{}));
   ProgressBar bar("writing");
   const auto made =
-      archive::convert(files, from, prefix, out, tag, new_id(), [&](auto so_far, auto all) { bar(so_far, all); });
+      foreign::convert(files, from, prefix, out, tag, new_id(), [&](auto so_far, auto all) { bar(so_far, all); });
   say(made.folder.string(), ": ", made.manifest.tensors.size(), " tensors in ", made.manifest.files.size(), " files");
   const auto is_state = [](const auto& tensor) { return tensor.kind == archive::Kind::kState; };
   if (const auto left =

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "lamina/archive/checksums.h"
-#include "lamina/archive/model_folder.h"
+#include "lamina/archive/whole_model.h"
 
 namespace lamina::archive {
 

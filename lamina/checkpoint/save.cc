@@ -7,7 +7,7 @@
 #include <random>
 #include <utility>
 
-#include "lamina/archive/model_folder.h"
+#include "lamina/archive/whole_model.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/faces/sayings.h"

@@ -9,13 +9,13 @@
 #include <algorithm>
 #include <set>
 
-#include "lamina/archive/model_folder.h"
-#include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/chunks.h"
 #include "lamina/checkpoint/part.h"
 #include "lamina/checkpoint/tree_json.h"
+#include "lamina/foreign/model_folder.h"
+#include "lamina/foreign/torch_file.h"
 #include "lamina/value/dtype.h"
 
 namespace lamina::job_checkpoint {
@@ -31,10 +31,10 @@ Kind alike(Kind kind) { return kind == Kind::kBuffer ? Kind::kParameter : kind; 
 
 archive::Manifest manifest_at(const std::filesystem::path& place, std::optional<archive::Share> verify) {
   auto& files = archive::file_system();
-  if (std::filesystem::is_regular_file(place)) return archive::read_model_file(files, place, verify);
-  if (archive::is_smp_checkpoint(files, place)) return archive::read_smp_checkpoint(files, place, verify);
+  if (std::filesystem::is_regular_file(place)) return foreign::read_model_file(files, place, verify);
+  if (foreign::is_smp_checkpoint(files, place)) return foreign::read_smp_checkpoint(files, place, verify);
   if (std::filesystem::exists(place / archive::kManifestName)) return archive::read_checkpoint(files, place);
-  return archive::read_model_folder(files, place, verify);
+  return foreign::read_model_folder(files, place, verify);
 }
 
 std::string listed(const std::vector<std::string>& names, std::size_t most) {
@@ -99,9 +99,9 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
     std::error_code unknown;  // of what cannot be looked at, such as a link to itself
     const bool is_checkpoint = std::filesystem::exists(place / archive::kManifestName, unknown);
     if (is_checkpoint) return FoundCheckpoint{place, archive::read_checkpoint(files, place).id, ""};
-    if (std::filesystem::is_regular_file(place, unknown) || archive::is_model_folder(files, place))
+    if (std::filesystem::is_regular_file(place, unknown) || foreign::is_model_folder(files, place))
       return FoundCheckpoint{place, "", ""};
-  } else if (const auto place = archive::find_smp_checkpoint(files, folder, tag);
+  } else if (const auto place = foreign::find_smp_checkpoint(files, folder, tag);
              place && !std::filesystem::exists(*place / archive::kManifestName)) {
     return FoundCheckpoint{*place, "", place->filename().string()};
   }

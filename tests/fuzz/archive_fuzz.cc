@@ -9,20 +9,22 @@
 #include <random>
 
 #include "lamina/archive/checksums.h"
-#include "lamina/archive/convert.h"
 #include "lamina/archive/manifest.h"
-#include "lamina/archive/pickle.h"
 #include "lamina/archive/safetensors.h"
-#include "lamina/archive/zip_file.h"
 #include "lamina/base/error.h"
-#include "tests/archive/foreign_files.h"
+#include "lamina/foreign/convert.h"
+#include "lamina/foreign/pickle.h"
+#include "lamina/foreign/zip_file.h"
 #include "tests/archive/simulated_files.h"
+#include "tests/foreign/files.h"
 
 namespace {
 
 using namespace lamina;
 using namespace lamina::archive;
 using namespace lamina::archive::testing;
+using namespace lamina::foreign;
+using namespace lamina::foreign::testing;
 
 class TextInput : public FileSystem::Input {
  public:
@@ -83,7 +85,8 @@ void read_as_torch_file(std::string_view bytes) {
 void read_as_distributed(std::string_view bytes) {
   static const auto whole = torch_file(pickle(tensor()));
   for (const auto& [metadata, file] :
-       {std::pair(std::string(bytes), whole), std::pair(testing::metadata(bytes.size()), std::string(bytes))}) {
+       {std::pair(std::string(bytes), whole),
+        std::pair(lamina::foreign::testing::metadata(bytes.size()), std::string(bytes))}) {
     SimulatedFiles files;
     write_distributed(files, "/d", metadata, file);
     try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/archive/foreign_states.h"
+#include "lamina/foreign/optimizer_states.h"
 
 #include <algorithm>
 #include <map>
@@ -8,7 +8,11 @@
 
 #include "lamina/base/str.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
+
+using archive::Kind;
+using archive::SavedTensor;
+
 namespace {
 
 using nlohmann::json;
@@ -150,4 +154,4 @@ void take_optimizers(ForeignCheckpoint& checkpoint) {
   }
 }
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

@@ -8,16 +8,27 @@
 #include <span>
 #include <utility>
 
-#include "lamina/archive/foreign_states.h"
 #include "lamina/archive/piece_reader.h"
 #include "lamina/archive/store.h"
-#include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
 #include "lamina/base/module_names.h"
 #include "lamina/base/str.h"
+#include "lamina/foreign/optimizer_states.h"
+#include "lamina/foreign/torch_file.h"
 #include "lamina/layout/parameter_layout.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
+
+using archive::DataFile;
+using archive::element_bytes;
+using archive::FileSystem;
+using archive::Kind;
+using archive::kManifestName;
+using archive::Manifest;
+using archive::Path;
+using archive::SavedTensor;
+using archive::Share;
+
 namespace {
 
 using nlohmann::json;
@@ -737,4 +748,4 @@ ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder, std
   }
 }
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/archive/torch_file.h"
+#include "lamina/foreign/torch_file.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,13 +8,19 @@
 #include <set>
 
 #include "lamina/archive/budget.h"
-#include "lamina/archive/pickle.h"
-#include "lamina/archive/plain_values.h"
-#include "lamina/archive/torch_dtype.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/foreign/pickle.h"
+#include "lamina/foreign/plain_values.h"
+#include "lamina/foreign/torch_dtype.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
+
+using archive::Budget;
+using archive::FileSystem;
+using archive::Path;
+using archive::SavedTensor;
+
 namespace {
 
 using layout::DType;
@@ -169,7 +175,7 @@ class TorchFile {
   bool is_to_verify(const std::string& storage, bool is_read) {
     if (!options_.verify) return false;
     const auto whose = path_.filename().string() + storage;
-    const bool is_own = checksum(std::as_bytes(std::span(whose))) % options_.verify->of == options_.verify->index;
+    const bool is_own = archive::checksum(std::as_bytes(std::span(whose))) % options_.verify->of == options_.verify->index;
     return (is_own || is_read) && verified_.insert(storage).second;
   }
 
@@ -231,4 +237,4 @@ ForeignCheckpoint read_torch_file(FileSystem& files, const Path& path, const Tor
   }
 }
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

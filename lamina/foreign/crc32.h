@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-namespace lamina::archive {
+namespace lamina::foreign {
 
 // The CRC-32 of zip archives (ISO 3309, polynomial 0xedb88320), of bytes that come in parts.
 class Crc32 {
@@ -17,4 +17,4 @@ class Crc32 {
   std::uint32_t value_ = 0;
 };
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

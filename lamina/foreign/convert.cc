@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/archive/convert.h"
+#include "lamina/foreign/convert.h"
 
 #include <algorithm>
 #include <cstring>
@@ -15,7 +15,23 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
+
+using archive::CheckedOutput;
+using archive::element_bytes;
+using archive::Entry;
+using archive::family_of;
+using archive::FileSystem;
+using archive::Found;
+using archive::Kind;
+using archive::kMostFileBytes;
+using archive::Manifest;
+using archive::MergeProgress;
+using archive::Path;
+using archive::PieceReader;
+using archive::SavedTensor;
+using archive::Store;
+
 namespace {
 
 bool is_of_model(const SavedTensor& tensor) { return family_of(tensor.kind) == std::string_view("model"); }
@@ -161,4 +177,4 @@ Found convert(FileSystem& files, const ForeignCheckpoint& from, const std::strin
   return store.find(tag);
 }
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

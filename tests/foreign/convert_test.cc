@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/archive/convert.h"
+#include "lamina/foreign/convert.h"
 
 #include <gmock/gmock.h>
 #include <rapidcheck/gtest.h>
 
 #include <set>
 
-#include "lamina/archive/pickle.h"
 #include "lamina/base/error.h"
+#include "lamina/foreign/pickle.h"
 #include "tests/archive/any_checkpoint.h"
-#include "tests/archive/foreign_files.h"
 #include "tests/archive/simulated_files.h"
+#include "tests/foreign/files.h"
 #include "tests/message_of.h"
 
-namespace lamina::archive::testing {
+namespace lamina::foreign::testing {
 namespace {
+
+using namespace archive;
+using namespace archive::testing;
 
 using ::testing::HasSubstr;
 using Type = PickleValue::Type;
@@ -310,4 +313,4 @@ TEST(SmpCheckpoint, TakesATensorInAndOutsideItsModule) {
 }
 
 }  // namespace
-}  // namespace lamina::archive::testing
+}  // namespace lamina::foreign::testing

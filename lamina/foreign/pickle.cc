@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/archive/pickle.h"
+#include "lamina/foreign/pickle.h"
 
 #include <algorithm>
 #include <bit>
@@ -10,7 +10,9 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
+
+using archive::Budget;
 
 const PickleValue* PickleValue::find(std::string_view key) const {
   // A hostile object has itself as its state: only a dict has entries there.
@@ -346,4 +348,4 @@ Pickle::Pickle(std::string_view bytes, const std::function<bool(std::string_view
     : root_(Machine(bytes, allowed, values_).run()) {}
 Pickle::~Pickle() = default;
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

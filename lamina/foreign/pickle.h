@@ -11,7 +11,7 @@
 // Python's pickles as data. What a pickle calls is not called: it becomes an object that says what would have been, and
 // only what the reader allows may be named at all. The opcodes are those of protocols 2 to 5 that torch writes, after
 // CPython's Lib/pickletools.py.
-namespace lamina::archive {
+namespace lamina::foreign {
 
 struct PickleValue {
   enum class Type {
@@ -62,4 +62,4 @@ class Pickle {
   const PickleValue* root_ = nullptr;
 };
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

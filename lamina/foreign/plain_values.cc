@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/archive/plain_values.h"
+#include "lamina/foreign/plain_values.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "lamina/archive/torch_dtype.h"
 #include "lamina/base/error.h"
+#include "lamina/foreign/torch_dtype.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
 namespace {
 
 using nlohmann::json;
@@ -86,4 +86,4 @@ json PlainValues::write(const PickleValue& value, int depth) {
   }
 }
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

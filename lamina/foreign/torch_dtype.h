@@ -5,12 +5,12 @@
 #include <string_view>
 
 #include "lamina/archive/budget.h"
-#include "lamina/archive/pickle.h"
+#include "lamina/foreign/pickle.h"
 #include "lamina/layout/dtype.h"
 #include "lamina/layout/region.h"
 
 // Names and shapes of torch's in pickles.
-namespace lamina::archive {
+namespace lamina::foreign {
 
 // "torch.bfloat16"
 inline std::optional<layout::DType> dtype_of(std::string_view global) {
@@ -48,7 +48,7 @@ inline std::optional<layout::DType> dtype_of_storage(std::string_view global) {
 inline std::optional<layout::Shape> shape_of(const PickleValue& value) {
   const auto* sizes = &value;
   if (value.is_object("torch.Size")) sizes = value.argument(0);
-  if (sizes == nullptr || !sizes->is(PickleValue::Type::kTuple) || sizes->items.size() > kMostDimensions)
+  if (sizes == nullptr || !sizes->is(PickleValue::Type::kTuple) || sizes->items.size() > archive::kMostDimensions)
     return std::nullopt;
   layout::Shape shape;
   for (const auto* size : sizes->items) {
@@ -58,4 +58,4 @@ inline std::optional<layout::Shape> shape_of(const PickleValue& value) {
   return shape;
 }
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

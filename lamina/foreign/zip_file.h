@@ -7,7 +7,7 @@
 
 #include "lamina/archive/file_system.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
 
 // Bytes of a file.
 struct Extent {
@@ -22,9 +22,9 @@ struct ZipMember : Extent {
 // The files of a zip archive, none of them compressed, as torch writes one (PKWARE's APPNOTE, with its 64-bit
 // extensions): where the bytes of each lie. `within` is the archive's place in the file. Any bytes are safe. Throws
 // base::FormatError unless they are such an archive.
-std::map<std::string, ZipMember> read_zip(const FileSystem::Input& file, Extent within);
+std::map<std::string, ZipMember> read_zip(const archive::FileSystem::Input& file, Extent within);
 
 // True where a file of an archive has the checksum that the archive says.
-bool is_undamaged(const FileSystem::Input& file, const ZipMember& member);
+bool is_undamaged(const archive::FileSystem::Input& file, const ZipMember& member);
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "lamina/archive/budget.h"
-#include "lamina/archive/pickle.h"
+#include "lamina/foreign/pickle.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
 
 // Values of a pickle as a manifest has them: None, numbers, texts, lists, tuples, sizes and dicts of these.
 class PlainValues {
@@ -22,7 +22,7 @@ class PlainValues {
  private:
   nlohmann::json write(const PickleValue& value, int depth);
 
-  Budget budget_;
+  archive::Budget budget_;
 };
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

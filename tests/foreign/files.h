@@ -11,7 +11,10 @@
 #include "lamina/archive/file_system.h"
 
 // Files of torch's, as bytes: parts of pickles of protocol 2, archives that hold them, folders.
-namespace lamina::archive::testing {
+namespace lamina::foreign::testing {
+
+using archive::FileSystem;
+using archive::Path;
 
 template <class T>
 std::string little(T value) {
@@ -150,4 +153,4 @@ inline void write_smp(FileSystem& files, const Path& folder, Pickles pickles = {
   for (const auto& [name, pickle] : pickles) write_file(files, folder / name, torch_file(pickle));
 }
 
-}  // namespace lamina::archive::testing
+}  // namespace lamina::foreign::testing

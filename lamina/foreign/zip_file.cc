@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/archive/zip_file.h"
+#include "lamina/foreign/zip_file.h"
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "lamina/archive/crc32.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/foreign/crc32.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
+
+using archive::FileSystem;
+
 namespace {
 
 constexpr std::uint64_t kMost32 = 0xffffffff, kMost16 = 0xffff;
@@ -138,4 +141,4 @@ bool is_undamaged(const FileSystem::Input& file, const ZipMember& member) {
   return crc.value() == member.crc;
 }
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign

@@ -3,14 +3,20 @@
 #include <algorithm>
 #include <map>
 
-#include "lamina/archive/foreign_states.h"
-#include "lamina/archive/pickle.h"
-#include "lamina/archive/torch_dtype.h"
-#include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/foreign/optimizer_states.h"
+#include "lamina/foreign/pickle.h"
+#include "lamina/foreign/torch_dtype.h"
+#include "lamina/foreign/torch_file.h"
 
-namespace lamina::archive {
+namespace lamina::foreign {
+
+using archive::FileSystem;
+using archive::Path;
+using archive::SavedTensor;
+using archive::Share;
+
 namespace {
 
 constexpr std::uint64_t kMostMetadataBytes = std::uint64_t{1} << 30;
@@ -199,4 +205,4 @@ ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& fol
   }
 }
 
-}  // namespace lamina::archive
+}  // namespace lamina::foreign
