@@ -86,4 +86,25 @@ json PlainValues::write(const PickleValue& value, int depth) {
   }
 }
 
+std::vector<std::pair<std::string, nlohmann::json>> pairs_of(const nlohmann::json& dict) {
+  std::vector<std::pair<std::string, nlohmann::json>> pairs;
+  const auto refuse = [] { throw base::FormatError("a dict with keys that are no names"); };
+  if (!dict.is_object()) refuse();
+  if (dict.size() != 1 || !dict.contains("dict")) {
+    for (const auto& [key, value] : dict.items()) pairs.emplace_back(key, value);
+    return pairs;
+  }
+  for (const auto& pair : dict["dict"]) {
+    if (!pair.at(0).is_string()) refuse();
+    pairs.emplace_back(pair.at(0).get<std::string>(), pair.at(1));
+  }
+  return pairs;
+}
+
+nlohmann::json as_object(const nlohmann::json& dict) {
+  auto object = nlohmann::json::object();
+  for (auto& [key, value] : pairs_of(dict)) object[key] = std::move(value);
+  return object;
+}
+
 }  // namespace lamina::foreign

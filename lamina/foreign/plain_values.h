@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "lamina/archive/budget.h"
 #include "lamina/foreign/pickle.h"
@@ -24,5 +27,10 @@ class PlainValues {
 
   archive::Budget budget_;
 };
+
+// Entries of a dict that was written out, in its order, and as an object. Throws base::FormatError where a key is no
+// text.
+std::vector<std::pair<std::string, nlohmann::json>> pairs_of(const nlohmann::json& dict);
+nlohmann::json as_object(const nlohmann::json& dict);
 
 }  // namespace lamina::foreign

@@ -175,7 +175,8 @@ class TorchFile {
   bool is_to_verify(const std::string& storage, bool is_read) {
     if (!options_.verify) return false;
     const auto whose = path_.filename().string() + storage;
-    const bool is_own = archive::checksum(std::as_bytes(std::span(whose))) % options_.verify->of == options_.verify->index;
+    const bool is_own =
+        archive::checksum(std::as_bytes(std::span(whose))) % options_.verify->of == options_.verify->index;
     return (is_own || is_read) && verified_.insert(storage).second;
   }
 
