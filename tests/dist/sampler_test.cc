@@ -52,7 +52,7 @@ TEST(Sampler, AnExactOneGivesEachSampleOnce) {
 }
 
 // Samples that Python's torch.utils.data.DistributedSampler and lamina.dist.ExactSampler give:
-// tests/python/test_dist_sampler.py holds the same numbers.
+// tests/python/dist/test_sampler.py holds the same numbers.
 TEST(Sampler, ShufflesAsPythonDoes) {
   Sampler usual({.size = 7, .num_replicas = 2, .rank = 1, .shuffle = true, .seed = 3});
   usual.set_epoch(2);

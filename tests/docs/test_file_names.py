@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that comments name are there, and docs/architecture.md has a row for each folder and package."""
+"""Files that comments name are there, docs/architecture.md has a row for each folder and package, and a folder of tests
+is one of a package."""
 
 import io
 import re
@@ -57,3 +58,8 @@ def test_the_architecture_has_a_row_for_each_folder_and_package():
     packages = [each.parent.name for each in (ROOT / "python/lamina").glob("*/__init__.py")]
     assert sorted({*folders, *packages} - set(rows)) == []
     assert len(folders) > 30 and len(packages) > 20
+
+
+def test_a_folder_of_tests_is_one_of_a_package():
+    tested = {path.parent.name for path in (ROOT / "tests/python").glob("*/test_*.py")}
+    assert tested and not [name for name in tested if not (ROOT / "python/lamina" / name).is_dir()]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C++ side of tests/python/test_checkpoints_of_both_faces.py: writes a checkpoint that Python loads, or loads one
+// The C++ side of tests/python/checkpoints/test_both_faces.py: writes a checkpoint that Python loads, or loads one
 // of Python's and compares it with a plain loop.
 //
 //     frontend_other_face write|read|plain FOLDER OPTIMIZER

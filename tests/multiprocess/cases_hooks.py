@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from python.recorded_calls import record
+from python.calls.recorded_calls import record
 from torch import nn
 
 import lamina

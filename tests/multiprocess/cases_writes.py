@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from python.test_reference_writes import WRITES, WRITES_WITHOUT_GRAD
+from python.calls.test_reference_writes import WRITES, WRITES_WITHOUT_GRAD
 from torch import nn
 
 import lamina

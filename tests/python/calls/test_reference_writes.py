@@ -7,7 +7,7 @@ Each case runs once with a reference and once with a plain tensor of the same va
 import pytest
 import torch
 import torch.nn.functional as F
-from python.references import pending, plain, same
+from python.calls.references import pending, plain, same
 
 from lamina._lamina import is_pending
 

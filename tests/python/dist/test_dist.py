@@ -229,7 +229,7 @@ def test_the_arguments_are_those_that_scripts_pass():
 
 
 def test_the_example_of_the_documentation_trains():
-    page = (Path(__file__).resolve().parents[2] / "docs/launching.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs/launching.md").read_text()
     example = re.search(r"```python\n(from lamina import dist\n.*?)```", page, re.DOTALL)[1]
     data, model = TensorDataset(torch.randn(20, 3)), torch.nn.Linear(3, 1)
     names = {"download": lambda: data, "loss": lambda batch: model(batch[0]).square().mean(), "epochs": 2}

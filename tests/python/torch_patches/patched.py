@@ -8,8 +8,8 @@ import torch
 import torch._dynamo  # its compiler is left alone until somebody imports it
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from python.replaced import Torchs
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from python.torch_patches.replaced import Torchs
 
 import lamina
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn as nn
-from python.references import pending, pending_reference, plain, same
+from python.calls.references import pending, pending_reference, plain, same
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint

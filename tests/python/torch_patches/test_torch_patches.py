@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from launch.launcher_harness import PRELOAD
-from python.replaced import Torchs
+from python.torch_patches.replaced import Torchs
 from torch import nn
 
 import lamina
 from lamina.torch_patches import scoped
 
-PACKAGE = Path(__file__).parents[2] / "python" / "lamina"
+PACKAGE = Path(__file__).parents[3] / "python" / "lamina"
 PROGRAM = Path(__file__).with_name("patched.py")
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from lamina.tracing.cli import rows_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 import plan_models
 
 WIDTH = 16

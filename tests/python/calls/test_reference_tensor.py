@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from python.references import pending, pending_reference, plain, same
+from python.calls.references import pending, pending_reference, plain, same
 
 from lamina import _lamina
 from lamina._lamina import is_pending, materialise

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from launch.launcher_harness import built
-from python.test_optim import TORCHS, agree, looks_during, parameters
+from python.optim.test_optim import TORCHS, agree, looks_during, parameters
 from torch import Tensor
 
 import lamina
