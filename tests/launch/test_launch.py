@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from launch.launcher_harness import command
@@ -24,8 +25,9 @@ def dumps(folder, ranks):
 
 
 def test_version(launcher):
+    version = (Path(__file__).parents[2] / "VERSION").read_text()
     result = launcher.run("--version")
-    assert (result.returncode, result.stdout) == (0, "lamina 0.1.0\n")
+    assert (result.returncode, result.stdout) == (0, f"lamina {version}")
 
 
 def test_every_rank_gets_torchruns_environment(launcher, tmp_path):
