@@ -100,8 +100,8 @@ bool is_half(const TrainingSettings& settings, const UserValue& own) {
 
 TrainingSettings training_settings(const TrainingArguments& given) {
   Findings findings{given.notation};
-  static const UserValue kEmpty{Unreadable{}, "", std::vector<UserEntry>()};
-  const UserValue& own = given.own && given.own->entries ? *given.own : kEmpty;
+  static const UserValue empty{Unreadable{}, "", std::vector<UserEntry>()};
+  const UserValue& own = given.own && given.own->entries ? *given.own : empty;
   if (given.own && !given.own->entries) read_table("lamina_config", *given.own, {}, findings);
   const auto [holders, readers] = divided(given.ranks, own);
   auto precision = Precision::kFp32;

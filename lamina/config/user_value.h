@@ -17,9 +17,9 @@ struct UserEntry;
 
 // A value of a configuration as its user wrote it.
 struct UserValue {
-  Scalar value;       // Unreadable where it is a dictionary, or nothing that a table reads
-  std::string shown;  // in errors
-  std::optional<std::vector<UserEntry>> entries = std::nullopt;  // of a dictionary, in their order
+  Scalar value;                                   // Unreadable where it is a dictionary, or nothing that a table reads
+  std::string shown;                              // in errors
+  std::optional<std::vector<UserEntry>> entries;  // of a dictionary, in their order
 
   const UserValue* find(std::string_view key) const;
 };
