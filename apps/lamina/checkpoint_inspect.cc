@@ -12,6 +12,7 @@
 #include "lamina/archive/piece_reader.h"
 #include "lamina/archive/store.h"
 #include "lamina/base/error.h"
+#include "lamina/base/joined.h"
 #include "lamina/base/str.h"
 #include "lamina/launch/options/command_line.h"
 
@@ -22,11 +23,7 @@ using nlohmann::json;
 
 constexpr const char* kKinds[] = {"parameter", "buffer", "master", "state", "content"};
 
-std::string text(const layout::Shape& shape) {
-  std::string sizes;
-  for (const auto size : shape) sizes += base::str(sizes.empty() ? "" : ", ", size);
-  return base::str("(", sizes, ")");
-}
+std::string text(const layout::Shape& shape) { return base::str("(", base::joined(shape), ")"); }
 
 std::string files_of(const archive::Manifest& manifest, const archive::SavedTensor& tensor) {
   std::set<std::size_t> files;

@@ -12,10 +12,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
-#include <ranges>
 
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
+#include "lamina/base/joined.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 #include "lamina/digests/variables.h"
@@ -95,12 +95,6 @@ int await(pid_t child, const sigset_t& signals) {
   }
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string text = names.front();
-  for (const auto& name : names | std::views::drop(1)) text += "," + name;
-  return text;
-}
-
 void send_output(int to) {
   std::cout.flush();
   ::dup2(to, STDOUT_FILENO);
@@ -124,7 +118,7 @@ void rewind_input() {
   if (run.bits) tell(digests::kBitsVariable, "1");
   if (run.collapsed) tell(digests::kCollapsedVariable, "1");
   if (!run.layout.empty()) tell(digests::kLayoutVariable, run.layout);
-  if (!run.looked_at.empty()) tell(digests::kLookedAtVariable, joined(run.looked_at));
+  if (!run.looked_at.empty()) tell(digests::kLookedAtVariable, base::joined(run.looked_at, ","));
   if (run.quiet) {
     const int nothing = ::open("/dev/null", O_WRONLY);
     send_output(nothing);

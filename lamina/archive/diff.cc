@@ -8,6 +8,7 @@
 
 #include "lamina/archive/floats.h"
 #include "lamina/archive/piece_reader.h"
+#include "lamina/base/joined.h"
 #include "lamina/base/str.h"
 
 namespace lamina::archive {
@@ -21,11 +22,7 @@ std::map<PieceKey, const SavedTensor*> by_key(const Manifest& manifest) {
   return all;
 }
 
-std::string text(const layout::Shape& shape) {
-  std::string sizes;
-  for (const auto size : shape) sizes += base::str(sizes.empty() ? "" : ", ", size);
-  return base::str("(", sizes, ")");
-}
+std::string text(const layout::Shape& shape) { return base::str("(", base::joined(shape), ")"); }
 
 // Counts elements of two tensors of one dtype and shape that differ.
 class Comparison {

@@ -8,18 +8,13 @@
 #include <map>
 #include <utility>
 
+#include "lamina/base/joined.h"
 #include "lamina/base/str.h"
 
 namespace lamina::config {
 namespace {
 
 constexpr double kAlike = 0.6;  // a nearest name that is less alike is no help
-
-std::string joined(const std::vector<std::string_view>& names) {
-  std::string text;
-  for (const auto name : names) text += base::str(text.empty() ? "" : ", ", name);
-  return text;
-}
 
 const UserReader* find_reader(const UserTable& table, std::string_view key) {
   for (const auto& row : table) {
@@ -63,7 +58,7 @@ void read_table(const std::string& where, const UserValue& given, const UserTabl
     if (reader == nullptr) {
       const auto nearest = nearest_of(key, keys_of(table), kAlike);
       findings.problems.add(name, base::str(name, ": no key is called so; ",
-                                            nearest.empty() ? base::str("there are ", joined(keys_of(table)))
+                                            nearest.empty() ? base::str("there are ", base::joined(keys_of(table)))
                                                             : base::str("the nearest is ", nearest)));
       continue;
     }
@@ -121,7 +116,7 @@ UserReader as_one_of(std::string& into, std::vector<std::string_view> names) {
     const auto word = word_of(given);
     const auto found = std::ranges::find(names, word, lower);
     if (!is_text || found == names.end()) {
-      return refused(given, base::str("one of ", joined(names), "; the nearest is ", nearest_of(word, names)));
+      return refused(given, base::str("one of ", base::joined(names), "; the nearest is ", nearest_of(word, names)));
     }
     into = *found;
     return {};

@@ -13,6 +13,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/hash.h"
+#include "lamina/base/joined.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/value/reference_tensor.h"
 
@@ -29,9 +30,7 @@ std::vector<int> first_numbers(std::size_t count) {
 std::string missing(const std::vector<int>& everyone, const std::vector<int>& present) {
   std::vector<int> gone;
   std::ranges::set_difference(everyone, present, std::back_inserter(gone));
-  std::string names;
-  for (const int replica : gone) names += base::str(names.empty() ? "" : ", ", replica);
-  return names;
+  return base::joined(gone);
 }
 
 // Says that a collective which this error has ended may go on for ever. The engine's errors end it, as when the others

@@ -8,6 +8,7 @@
 #include <limits>
 #include <string_view>
 
+#include "lamina/base/joined.h"
 #include "lamina/base/str.h"
 
 namespace lamina::digests {
@@ -26,9 +27,7 @@ double tolerance_of(const Digest& digest) {
 
 template <class Numbers>
 std::string listed(const Numbers& numbers) {
-  std::string text;
-  for (const auto each : numbers) text += base::str(text.empty() ? "" : ", ", each);
-  return base::str("[", text, "]");
+  return base::str("[", base::joined(numbers), "]");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/joined.h"
 #include "lamina/base/str.h"
 
 namespace lamina::job_checkpoint {
@@ -22,12 +23,6 @@ using value::Value;
 constexpr char kNumberMark = '#';
 
 base::UsageError misfit(const std::string& what) { return base::UsageError(what, base::Code{"checkpoint-optimizers"}); }
-
-std::string listed(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += base::str(text.empty() ? "" : ", ", name);
-  return text;
-}
 
 // True of what a checkpoint has a place for.
 bool has_place(const Value& value) {
@@ -72,7 +67,7 @@ void check_groups(const std::string& who, OptimizerAccess& here, const Optimizer
   for (std::size_t i = 0; i < members.size(); ++i) {
     const auto group = base::str("group ", i, " of ", who);
     if (const auto lacking = here.lacking(i, saved.groups[i].options); !lacking.empty()) {
-      throw misfit(base::str(group, " has no ", listed(lacking), " in the checkpoint, which ",
+      throw misfit(base::str(group, " has no ", base::joined(lacking), " in the checkpoint, which ",
                              here.class_names().front(),
                              " needs: make one of the class that was saved, or leave states out (load_optimizer)"));
     }
