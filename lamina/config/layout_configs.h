@@ -61,8 +61,7 @@ struct TrainingSettings {
   Precision autocast = Precision::kFp32;  // of forwards and losses; under `deepspeed_config` the model alone is half
   // The name of the layout for readers, a sharding strategy or a stage of DeepSpeed's; "": `lamina_config` alone.
   std::string layout{};
-  InitKeys defaults{};  // those that `lamina_config` may have otherwise
-  InitKeys keys{};
+  InitKeys keys{};                                // which count before those of `lamina_config`
   bool scales_losses = false;                     // by `lamina.amp.GradScaler`
   std::optional<ScaleOptions> optimizer_scale{};  // where the model is half
   std::optional<double> clipping_norm{};          // what the norm of all gradients is clipped to

@@ -76,9 +76,13 @@ void settle_keys(TrainingSettings& wanted, const UserValue& own, int holders, Fi
                        " with precision ", name_of(wanted.precision), " makes it ", show(value, notation)));
   }
   if (!shards(wanted.layout)) return;
-  wanted.defaults = {{std::string(kDegree), std::int64_t{holders}},
-                     {"sdp_param_persistence_threshold", std::int64_t{0}},
-                     {"sdp_gradient_clipping", Scalar()}};
+  const InitKeys defaults{{std::string(kDegree), std::int64_t{holders}},
+                          {"sdp_param_persistence_threshold", std::int64_t{0}},
+                          {"sdp_gradient_clipping", Scalar()}};
+  for (const auto& each : defaults) {
+    const bool is_needed = std::ranges::count(wanted.keys, each.first, &InitKeys::value_type::first) > 0;
+    if (!is_needed && own.find(each.first) == nullptr) wanted.keys.push_back(each);
+  }
   const auto* degree = own.find(kDegree);
   if (holders > 1 && degree != nullptr && are_equal(degree->value, std::int64_t{1})) {
     findings.problems.add(kDegree, base::str(in_section("lamina_config", kDegree, notation), ": 1, but ", wanted.layout,

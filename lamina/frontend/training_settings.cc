@@ -9,21 +9,15 @@
 namespace lamina {
 namespace {
 
-// The keys of init, where own ones count before defaults and after what is needed.
+// The keys of init, own ones among them.
 std::string init_json(const config::TrainingSettings& settings, const config::UserValue& own) {
   std::string json;
   const auto add = [&](const std::string& key, const std::string& value) {
     json += base::str(json.empty() ? "{" : ", ", config::show(key), ": ", value);
   };
-  const auto has = [](const config::InitKeys& keys, const std::string& name) {
-    return std::ranges::count(keys, name, &config::InitKeys::value_type::first) > 0;
-  };
   for (const auto& [key, value] : settings.keys) add(key, config::show(value));
   for (const auto& [key, shown, value] : *own.entries) {
-    if (!has(settings.keys, key)) add(key, value.shown);
-  }
-  for (const auto& [key, value] : settings.defaults) {
-    if (!has(settings.keys, key) && own.find(key) == nullptr) add(key, config::show(value));
+    if (std::ranges::count(settings.keys, key, &config::InitKeys::value_type::first) == 0) add(key, value.shown);
   }
   return json.empty() ? "{}" : json + "}";
 }

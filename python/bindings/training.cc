@@ -91,11 +91,10 @@ py::dict training_settings(const py::tuple& fsdp_config, const py::tuple& deepsp
   const auto found = config::training_settings(given);
   return py::dict(
       "precision"_a = config::name_of(found.precision), "autocast"_a = config::name_of(found.autocast),
-      "layout"_a = found.layout.empty() ? std::nullopt : std::optional(found.layout),
-      "defaults"_a = to_python(found.defaults), "keys"_a = to_python(found.keys), "grad_scaler"_a = found.scales_losses,
-      "optimizer_arguments"_a = optimizer_arguments(found.optimizer_scale), "clipping_norm"_a = found.clipping_norm,
-      "activation_checkpointing"_a = found.activation_checkpointing, "min_params"_a = found.min_params,
-      "verbose"_a = found.verbose, "unheeded"_a = found.without_effect);
+      "layout"_a = found.layout.empty() ? std::nullopt : std::optional(found.layout), "keys"_a = to_python(found.keys),
+      "grad_scaler"_a = found.scales_losses, "optimizer_arguments"_a = optimizer_arguments(found.optimizer_scale),
+      "clipping_norm"_a = found.clipping_norm, "activation_checkpointing"_a = found.activation_checkpointing,
+      "min_params"_a = found.min_params, "verbose"_a = found.verbose, "unheeded"_a = found.without_effect);
 }
 
 }  // namespace

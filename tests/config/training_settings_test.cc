@@ -18,10 +18,7 @@ TrainingArguments arguments(const std::string& name, const std::string& json) {
 
 std::map<std::string, std::string> keys(const TrainingArguments& given) {
   std::map<std::string, std::string> found;
-  const auto settings = training_settings(given);
-  for (const auto& all : {settings.defaults, settings.keys}) {
-    for (const auto& [key, value] : all) found[key] = show(value);
-  }
+  for (const auto& [key, value] : training_settings(given).keys) found[key] = show(value);
   return found;
 }
 

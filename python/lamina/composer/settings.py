@@ -81,7 +81,7 @@ def settings(
     words = map(in_words, (fsdp_config, deepspeed_config, precision, lamina_config))
     found = _lamina.training_settings(*words, *dataclasses.astuple(given or Given()))
     own = {} if lamina_config is None else dict(lamina_config)
-    keys = found.pop("defaults") | own | found.pop("keys")
+    keys = own | found.pop("keys")
     used = {name: Precision(found.pop(name)) for name in ("precision", "autocast")}
     ignored = modules_of(None if fsdp_config is None else fsdp_config.get("ignored_modules")) or []
     return Settings(**found, **used, keys=keys, ignored=ignored)
