@@ -262,9 +262,9 @@ std::string Team::in_words(const Operation& operation) const {
 // `given` lies in memory as the collective takes it, or is not defined: zeros then, whose result nobody wants.
 Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::Tensor& given) {
   const auto options = at::TensorOptions(meaning.dtype).device(meaning.device);
-  collective::CallOptions terms{"computing with slices", order_.watched(number, patience_), /*outlives_wait=*/true,
-                                base::str(" ", number),
-                                /*keeps_turn=*/true};
+  collective::CallOptions call_options{"computing with slices", order_.watched(number, patience_),
+                                       /*outlives_wait=*/true, base::str(" ", number),
+                                       /*keeps_turn=*/true};
   Begun begun;
   const auto whole = numel(meaning.shape);
   const auto given_or_zeros = [&](std::int64_t count) {
@@ -272,23 +272,24 @@ Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::T
   };
   if (meaning.what == kAllReduce) {
     begun.result = given_or_zeros(whole);
-    begun.work = group_.all_reduce(begun.result, collective::Reduction::kSum, std::move(terms));
+    begun.work = group_.all_reduce(begun.result, collective::Reduction::kSum, std::move(call_options));
     return begun;
   }
   if (meaning.what == kAllToAll) {
     const auto& [from, to] = std::tie(meaning.cuts.at(0), meaning.cuts.at(1));
     const auto sent = counts(meaning.shape, from, to, rank()), received = counts(meaning.shape, to, from, rank());
     begun.result = at::empty({total(received)}, options);
-    begun.work = group_.all_to_all(begun.result, given_or_zeros(total(sent)), std::move(terms), {received, sent});
+    begun.work =
+        group_.all_to_all(begun.result, given_or_zeros(total(sent)), std::move(call_options), {received, sent});
     return begun;
   }
   const auto& cut = meaning.cuts.at(0);
   const auto largest = total(cut.sizes) == 0 ? 0 : whole / total(cut.sizes) * most(cut.sizes);
   const bool gathers = meaning.what == kAllGather;
   begun.result = at::empty({gathers ? largest * size() : largest}, options);
-  begun.work = gathers ? group_.all_gather(begun.result, given_or_zeros(largest), std::move(terms))
+  begun.work = gathers ? group_.all_gather(begun.result, given_or_zeros(largest), std::move(call_options))
                        : group_.reduce_scatter(begun.result, given_or_zeros(largest * size()),
-                                               collective::Reduction::kSum, std::move(terms));
+                                               collective::Reduction::kSum, std::move(call_options));
   return begun;
 }
 
