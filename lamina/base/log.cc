@@ -22,12 +22,14 @@ std::string name;  // guarded by mutex
 
 constexpr std::array kLevels = {"error", "warning", "info", "debug"};
 
+// A single write keeps the line whole among the lines of other processes; a closed stderr is nobody's error.
+void write_whole(const std::string& text) {
+  [[maybe_unused]] auto written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
 void write_warning(std::string_view line) {
   std::lock_guard guard(mutex);
-  const std::string text =
-      str("[lamina", name.empty() ? "" : " ", name, "] warning: ", printable(without_hints(line)), "\n");
-  // A single write keeps the line whole among the lines of other processes; a closed stderr is nobody's error.
-  [[maybe_unused]] auto written = ::write(STDERR_FILENO, text.data(), text.size());
+  write_whole(str("[lamina", name.empty() ? "" : " ", name, "] warning: ", printable(without_hints(line)), "\n"));
 }
 
 Level level_of_environment() {
@@ -53,6 +55,10 @@ void set_log_name(std::string_view value) {
 
 void log_warning(std::string_view line) {
   if (says(Level::kWarning)) write_warning(line);
+}
+
+void log_info(std::string_view line) {
+  if (says(Level::kInfo)) write_whole(str("lamina: ", printable(line), "\n"));
 }
 
 }  // namespace lamina::base

@@ -15,5 +15,7 @@ bool says(Level level);
 
 // One line on stderr, written whole, unless LAMINA_LOG is "error". Thread-safe.
 void log_warning(std::string_view line);
+// Does so for whoever started the job, unless LAMINA_LOG asks for less than "info".
+void log_info(std::string_view line);
 
 }  // namespace lamina::base

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/session/step_check.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
-#include <map>
-#include <string>
 #include <tuple>
-#include <vector>
+#include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/digests/comparison.h"
 #include "lamina/environment/memory.h"
 #include "lamina/messaging/agreement.h"
-#include "lamina/model/values.h"
 #include "lamina/session/slicing.h"
+#include "lamina/tensor_parallel/slices.h"
+#include "lamina/verification/run_recorder.h"
 
 namespace lamina::session {
 namespace {
@@ -39,49 +41,15 @@ bool has_other_calls(const std::vector<RankRecording>& ranks, const RankRecordin
 
 // Leaves out what has no like in a layout. A part that a checkpoint runs again in the backward is a call as any other
 // where it runs for another rank.
-void leave_out(RankRecording& plain, const std::vector<RankRecording>& ranks) {
+void leave_out_unlike(RankRecording& plain, const std::vector<RankRecording>& ranks) {
   const bool has_others = has_other_calls(ranks, plain);
   std::erase_if(plain.seen, [&](const auto& seen) {
     return seen.kind == digests::RecordedKind::kGradient ? has_others : seen.call < 0;
   });
 }
 
-void compare_copy(Session& session, const verification::PlainRun* plain, const Slicings& slicings) {
-  session.run_recorder()->end_step_of([&](const std::string& name, const at::Tensor& gradient) {
-    const auto slicing = slicings.find(name);
-    return slicing == slicings.end() ? gradient : whole_of(session, gradient, slicing->second);
-  });
-  std::vector<model::NamedValue> own;
-  own.emplace_back("recording", session.run_recorder()->text());
-  const bool have_one_batch = session.topology().resolved(topology::kReplicas) == topology::kSameParts;
-  const auto group = have_one_batch ? topology::kOneCopy : topology::kPartitions;
-  const auto told =
-      model::gather(std::move(own), /*to_first=*/true, session.members(group), session.mailbox(), session.patience());
-  if (plain == nullptr) return;
-  std::vector<RankRecording> ranks;
-  for (const auto& [what, text] : told) ranks.push_back(digests::read_text(text.as<std::string>()));
-  auto recording = plain->recording();
-  leave_out(recording, ranks);
-  const auto comparison = digests::compare(ranks, {recording}, {});
-  if (comparison.differences.empty()) return;
-  throw base::UsageError(
-      base::str("this step is not that of the plain model, and nothing was updated: ", digests::describe(comparison),
-                "run the script by `lamina verify -n ", session.world().size, "`, which compares more and says why"),
-      base::Code{"step-differs"});
-}
-
-}  // namespace
-
-void compare_step(Session& session, const verification::PlainRun* plain, const Slicings& slicings) {
-  messaging::act_together(
-      session.mailbox(), session.ranks().everyone(),
-      [&] {
-        if (session.run_recorder() != nullptr) compare_copy(session, plain, slicings);
-      },
-      session.patience());
-}
-
-bool has_room_for_plain(Session& session, std::int64_t bytes) {
+// True where the ranks that lead copies have memory for a model of so many bytes, and what it computes, beside the job.
+bool has_room(Session& session, std::int64_t bytes) {
   constexpr std::int64_t kParts = 3;  // values, gradients, and what lies between layers
   const auto leading = std::max(1, session.world().local_size / session.topology().size(topology::kPartitions));
   const auto available = environment::available_memory();
@@ -91,11 +59,168 @@ bool has_room_for_plain(Session& session, std::int64_t bytes) {
              .front() == 0;
 }
 
-void end_checks(Session& session) {
+std::string with_thousands(std::int64_t number) {
+  auto text = base::str(number);
+  for (auto place = std::ssize(text) - 3; place > 0; place -= 3) text.insert(static_cast<std::size_t>(place), ",");
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<StepCheck> StepCheck::of_job(Session& session) {
   const auto& recorder = session.run_recorder();
-  if (recorder == nullptr) return;
-  session.job().call_hooks().remove(recorder);
+  if (session.config().verify_steps == 0 || (recorder != nullptr && recorder->writes())) return nullptr;
+  if (recorder != nullptr) return std::make_unique<StepCheck>(session);
+  if (session.world().rank == base::Rank(0)) {
+    base::log_info(
+        "verify_steps: nothing is compared, for the layout takes no model apart, over partitions, slices or shards");
+  }
+  return nullptr;
+}
+
+StepCheck::StepCheck(Session& session) : session_(session), left_(session.config().verify_steps) {}
+
+bool StepCheck::leads() const { return session_.job().leads() && takes_batch(); }
+
+// True where no other rank of the TP_GROUP calls the plain model with the same batch.
+bool StepCheck::takes_batch() const {
+  const auto place = session_.topology().index(topology::Group::kTp, session_.world().rank);
+  return place == 0 || !session_.config().prescaled_batch;
+}
+
+bool StepCheck::sees_calls() const { return session_.run_recorder()->microbatch() == 0; }
+
+void StepCheck::look_for_room(std::span<const CheckedTensor> tensors) {
+  if (has_room_) return;
+  std::int64_t bytes = 0;
+  for (const auto& [name, tensor, slicing] : tensors) {
+    if (!tensor.is_cpu()) continue;
+    const auto shape = slicing ? tensor_parallel::whole_shape(tensor, *slicing) : tensor.sizes().vec();
+    bytes += c10::multiply_integers(shape) * static_cast<std::int64_t>(tensor.element_size());
+  }
+  has_room_ = has_room(session_, bytes);
+  if (*has_room_) return;
+  if (session_.job().leads()) {
+    leave_out(base::str("there is no room for the plain model of ", with_thousands(bytes), " bytes and its gradients"));
+  }
+  end();
+}
+
+void StepCheck::take_first_values(std::span<const CheckedTensor> tensors) {
+  forget();
+  values_ = values_of_first(session_, tensors);
+}
+
+void StepCheck::take_values(OwnValues own) {
+  forget();
+  values_ = values_of_owners(session_, std::move(own), takes_batch());
+}
+
+void StepCheck::run_plainly(const std::optional<PlainCall>& call) {
+  const auto values = std::exchange(values_, std::nullopt);
+  if (!call) return leave_out("the step calls no model, or a part of it before the model");
+  gradients_ = std::make_unique<verification::CallGradients>(call->parameters, call->given);
+  const auto copy = session_.topology().index(topology::kReplicas, session_.world().rank);
+  const auto run = std::make_shared<verification::PlainRun>(call->modules, copy, session_.run_recorder()->steps());
+  if (values) {
+    auto hooked_elsewhere = values->hooked;
+    for (const auto& name : call->hooked) hooked_elsewhere.erase(name);
+    run->leave_out(std::move(hooked_elsewhere));
+  }
+  const auto failed = call->model->run_forward(run, values);
+  if (!failed.empty()) return leave_out("the plain model could not be run: " + failed);
+  plain_ = Plain{call->model, run};
+}
+
+void StepCheck::begin_step(std::span<const CheckedTensor> parameters) {
+  std::vector<verification::ParameterGradients::Named> named;
+  for (const auto& [name, tensor, slicing] : parameters) {
+    named.emplace_back(name, tensor);
+    if (slicing) slicings_.emplace(name, *slicing);
+  }
+  session_.run_recorder()->begin_step_of(named);
+}
+
+void StepCheck::see_outputs(std::span<const at::Tensor> outputs) {
+  if (gradients_ != nullptr) gradients_->see_outputs(outputs);
+}
+
+void StepCheck::see_backward(std::span<const at::Tensor> tensors) {
+  if (gradients_ != nullptr && sees_calls()) gradients_->see_backward(tensors);
+}
+
+void StepCheck::run_backward() {
+  if (!plain_) return;
+  auto& [model, run] = *plain_;
+  run->leave_out(gradients_->used_beside());
+  const auto found = gradients_->gradients(session_.run_recorder()->gradients_of_model());
+  std::string why = "the step uses a result, and what the model made of it";
+  if (found) {
+    why = model->run_backward(*found);
+    if (!why.empty()) why = "the plain backward failed: " + why;
+  }
+  if (!why.empty()) {
+    tell_once("gradients are not", why);
+    run->forget_gradients();
+  }
+  run->end();
+}
+
+void StepCheck::end_step() {
+  const auto plain = std::exchange(plain_, std::nullopt);
+  --left_;
+  const auto over = c10::make_scope_exit([&] {
+    forget();
+    if (is_over()) end();
+  });
+  messaging::act_together(
+      session_.mailbox(), session_.ranks().everyone(), [&] { compare(plain ? plain->run.get() : nullptr); },
+      session_.patience());
+}
+
+void StepCheck::compare(const verification::PlainRun* plain) {
+  auto& recorder = *session_.run_recorder();
+  recorder.end_step_of([&](const std::string& name, const at::Tensor& gradient) {
+    const auto slicing = slicings_.find(name);
+    return slicing == slicings_.end() ? gradient : whole_of(session_, gradient, slicing->second);
+  });
+  std::vector<model::NamedValue> own;
+  own.emplace_back("recording", recorder.text());
+  const bool have_one_batch = session_.topology().resolved(topology::kReplicas) == topology::kSameParts;
+  const auto group = have_one_batch ? topology::kOneCopy : topology::kPartitions;
+  const auto told = model::gather(std::move(own), /*to_first=*/true, session_.members(group), session_.mailbox(),
+                                  session_.patience());
+  if (plain == nullptr) return;
+  std::vector<RankRecording> ranks;
+  for (const auto& [what, text] : told) ranks.push_back(digests::read_text(text.as<std::string>()));
+  auto recording = plain->recording();
+  leave_out_unlike(recording, ranks);
+  const auto comparison = digests::compare(ranks, {recording}, {});
+  if (comparison.differences.empty()) return;
+  throw base::UsageError(
+      base::str("this step is not that of the plain model, and nothing was updated: ", digests::describe(comparison),
+                "run the script by `lamina verify -n ", session_.world().size, "`, which compares more and says why"),
+      base::Code{"step-differs"});
+}
+
+void StepCheck::forget() {
+  plain_.reset();
+  values_.reset();
+  gradients_.reset();
+  slicings_.clear();
+}
+
+// Calls of modules have no hooks of it any more, and what was recorded is gone.
+void StepCheck::end() {
+  left_ = 0;
+  const auto& recorder = session_.run_recorder();
+  session_.job().call_hooks().remove(recorder);
   recorder->let_go();
+}
+
+void StepCheck::tell_once(const std::string& what, const std::string& why) {
+  auto line = base::str("verify_steps: ", what, " compared, for ", why);
+  if (told_.insert(line).second) base::log_info(line);
 }
 
 }  // namespace lamina::session

@@ -108,6 +108,8 @@ RunRecorder::~RunRecorder() {
   }
 }
 
+std::int64_t RunRecorder::microbatch() const { return current_microbatch(microbatch_); }
+
 void RunRecorder::end_step() {
   const std::lock_guard lock(mutex_);
   close_step();
@@ -129,8 +131,8 @@ void RunRecorder::begin_step_of(std::span<const ParameterGradients::Named> param
   const std::lock_guard lock(mutex_);
   forget();
   kept_ << beginning_;
-  parameters_ = std::make_unique<ParameterGradients>(
-      parameters, [this] { return ::getpid() == process_ && current_microbatch(microbatch_) == 0; });
+  parameters_ =
+      std::make_unique<ParameterGradients>(parameters, [this] { return ::getpid() == process_ && microbatch() == 0; });
 }
 
 std::string RunRecorder::text() {
@@ -223,7 +225,7 @@ void RunRecorder::end() {
 
 void RunRecorder::before_forward(const model::ModuleCall& call) {
   if (::getpid() != process_) return;
-  const std::int64_t microbatch = current_microbatch(microbatch_);
+  const std::int64_t microbatch = this->microbatch();
   if (terms_.one_microbatch && (microbatch > 0 || is_over())) return;
   const std::int64_t counted = counted_with(microbatch);
   const std::lock_guard lock(mutex_);
@@ -232,7 +234,7 @@ void RunRecorder::before_forward(const model::ModuleCall& call) {
 }
 
 void RunRecorder::see_reads(const std::string& module, std::span<const Variable> variables) {
-  const std::int64_t microbatch = current_microbatch(microbatch_);
+  const std::int64_t microbatch = this->microbatch();
   const std::int64_t counted = counted_with(microbatch);
   const std::lock_guard lock(mutex_);
   const auto calls = calls_of_.find({counted, module});

@@ -68,6 +68,7 @@ class RunRecorder : public model::CallHook {
   void begin_step() { has_step_functions_ = true; }
   // The microbatch whose body this thread runs from now on, where no ExecutionContext says so.
   void begin_microbatch(base::Microbatch microbatch) { microbatch_ = microbatch.value; }
+  std::int64_t microbatch() const;  // whose body this thread runs
   // Sees the tensors of what a step function returned for a microbatch.
   void see_result(base::Microbatch microbatch, std::span<const at::Tensor> tensors);
   void end_step();

@@ -30,6 +30,7 @@ void bind_random(py::module_& module);
 void bind_references(py::module_& module);
 void bind_session(py::module_& module);
 void bind_sharding(py::module_& module);
+void bind_step_check(py::module_& module);
 void bind_training(py::module_& module);
 
 }  // namespace lamina::python

@@ -14,7 +14,6 @@
 #include "lamina/session/model_life.h"
 #include "lamina/session/sharding.h"
 #include "lamina/session/slicing.h"
-#include "lamina/session/step_check.h"
 #include "lamina/tensor_parallel/team.h"
 #include "lamina/value/released.h"
 #include "lamina/verification/run_recorder.h"
@@ -45,13 +44,6 @@ std::vector<int> hooked_modules(Session& session, const std::vector<std::string>
   return hooked;
 }
 
-// Ends, and begins, without the GIL: hooks may wait for other ranks.
-struct BegunCall {
-  std::unique_ptr<model::HookedCall> call;
-  void end(const std::vector<at::Tensor>& outputs) { call->end(outputs); }
-  void fail() { call.reset(); }
-};
-
 // `shown`: only hooks that are shown tensors hear of it, or only all others.
 std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote, const std::vector<at::Tensor>& inputs,
                                       std::optional<bool> shown) {
@@ -66,59 +58,8 @@ using ReadVariable = std::tuple<std::string, std::string, std::vector<at::Tensor
 
 bool is_recorded(Session& session) { return session.run_recorder() && session.run_recorder()->writes(); }
 
-using Named = verification::ParameterGradients::Named;
-
-// The dimension along which a tensor is sliced, and the extent and unit of each of its sections.
-using PythonSlicing = std::pair<int, std::vector<std::pair<std::int64_t, std::int64_t>>>;
-
-layout::Slicing to_slicing(const Session& session, const PythonSlicing& given) {
-  layout::Slicing slicing{given.first, {}, session.topology().size(Group::kTp)};
-  for (const auto& [extent, unit] : given.second) slicing.sections.push_back({extent, unit});
-  return slicing;
-}
-
-void bind_plain_run(py::module_& module) {
-  using verification::PlainRun;
-  py::class_<PlainRun>(module, "PlainRun")
-      .def(py::init([](Session& session, const std::vector<std::string>& modules) {
-             const auto copy = session.topology().index(topology::kReplicas, session.world().rank);
-             return std::make_unique<PlainRun>(modules, copy, session.run_recorder()->steps());
-           }),
-           py::arg("session"), py::arg("modules"))
-      .def(
-          "begin",
-          [](const PlainRun& run, std::int64_t number, const std::vector<at::Tensor>& inputs) {
-            return std::make_unique<BegunCall>(run.begin(number, inputs));
-          },
-          py::arg("module"), py::arg("inputs"), py::call_guard<Release>())
-      .def(
-          "watch", [](PlainRun& run, const std::vector<Named>& parameters) { run.watch(parameters); },
-          py::arg("parameters"))
-      .def("end", &PlainRun::end, py::call_guard<Release>())
-      .def("forget_gradients", &PlainRun::forget_gradients)
-      .def("leave_out", &PlainRun::leave_out, py::arg("parameters"));
-  module.def(
-      "compare_step",
-      [](Session& session, const PlainRun* plain, const std::map<std::string, PythonSlicing>& given) {
-        session::Slicings slicings;
-        for (const auto& [name, slicing] : given) slicings.emplace(name, to_slicing(session, slicing));
-        session::compare_step(session, plain, slicings);
-      },
-      py::arg("session"), py::arg("plain"), py::arg("slicings"), py::call_guard<Release>());
-  module.def("has_room_for_plain", &session::has_room_for_plain, py::arg("session"), py::arg("bytes"),
-             py::call_guard<Release>());
-  module.def("end_checks", &session::end_checks, py::arg("session"));
-}
-
 void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
   session.def_property_readonly("is_recorded", &is_recorded)
-      .def_property_readonly("checks_step",
-                             [](Session& self) { return self.config().verify_steps > 0 && !is_recorded(self); })
-      .def_property_readonly("can_check_step", [](Session& self) { return self.run_recorder() != nullptr; })
-      .def(
-          "begin_checked_step",
-          [](Session& self, const std::vector<Named>& parameters) { self.run_recorder()->begin_step_of(parameters); },
-          py::arg("parameters"))
       .def_property_readonly("is_collapsed",
                              [](Session& self) { return self.run_recorder() && self.run_recorder()->is_collapsed(); })
       .def_property_readonly("looked_at",
@@ -132,9 +73,7 @@ void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
             for (const auto& [name, value, tensors, user] : variables) read.push_back({name, value, tensors, user});
             self.run_recorder()->see_reads(module, read);
           },
-          py::arg("module"), py::arg("variables"))
-      .def_property_readonly("gradients_of_model",
-                             [](Session& self) { return self.run_recorder()->gradients_of_model(); });
+          py::arg("module"), py::arg("variables"));
 }
 
 // The parts of a state that ranks of this pipeline own as one. They come rank by rank, or in the order of the plain
@@ -301,6 +240,12 @@ Group group_of(const std::string& kind) {
   throw base::UsageError(base::str("\"", kind, "\" is no kind of group"));
 }
 
+layout::Slicing to_slicing(const Session& session, const PythonSlicing& given) {
+  layout::Slicing slicing{given.first, {}, session.topology().size(Group::kTp)};
+  for (const auto& [extent, unit] : given.second) slicing.sections.push_back({extent, unit});
+  return slicing;
+}
+
 std::string kind_of(Group group) {
   return std::string(std::ranges::find(kGroups, group, [](const auto& each) { return each.second; })->first);
 }
@@ -418,7 +363,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
   bind_parameter_table(module);
   bind_recorded_run(kind);
   bind_slices(kind);
-  bind_plain_run(module);
+  bind_step_check(module);
   kind.def_property_readonly("updates_divided_over",
                              [](const Session& session) -> std::optional<std::string> {
                                const auto over = model::updates_divided_over(session.topology(), session.config());

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as the Python face sees it. Nothing here is public."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Literal, Protocol, overload
 
@@ -422,18 +422,6 @@ class Session:
     def record_reads(self, module: str, variables: Sequence[tuple[str, str, Sequence[torch.Tensor], str]]) -> None:
         """Records what the call of this module that has begun last reads: name, value, tensors in it, and what
         another module does with it."""
-    @property
-    def checks_step(self) -> bool:
-        """True where first steps are to be compared with the plain model: [Note: step check] in
-        lamina/session/step_check.h."""
-    @property
-    def can_check_step(self) -> bool:
-        """True where the layout takes the model apart, so that there is something to compare."""
-    def begin_checked_step(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Begins a step, of whose first microbatch calls and gradients of these parameters are recorded."""
-    @property
-    def gradients_of_model(self) -> list[torch.Tensor | None]:
-        """Gradients of the tensors that the model returned in that step's first microbatch, once."""
     def set_model(
         self,
         cut: Cut,
@@ -1086,27 +1074,58 @@ def require_ready(session: Session, job: Any) -> None:
 class PlainRun:
     """A microbatch of a model that is not cut, recorded in memory: lamina/verification/plain_run.h."""
 
-    def __init__(self, session: Session, modules: Sequence[str]): ...
     def watch(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Records gradients of these parameters, by name, until `end`."""
-    def end(self) -> None:
-        """Is over."""
-    def leave_out(self, parameters: set[str]) -> None:
-        """Compares no gradients of these."""
+        """Records gradients of these parameters, by name."""
     def begin(self, module: int, inputs: Sequence[torch.Tensor]) -> HookedCall:
         """A call of the module of this number."""
-    def forget_gradients(self) -> None:
-        """Compares none."""
 
-def compare_step(session: Session, plain: PlainRun | None, slicings: Mapping[str, Slicing]) -> None:
-    """Compares a step with it, gradients of slices as wholes; collective over the world. UsageError on all ranks where
-    they differ."""
+class PlainValues:
+    """Values of a model that is called plainly: lamina/session/plain_values.h."""
 
-def has_room_for_plain(session: Session, bytes: int) -> bool:
-    """True where ranks that lead have memory for a whole model of so many bytes. Collective over the world."""
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers, whole."""
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of modules that live elsewhere, by `module.attribute`."""
 
-def end_checks(session: Session) -> None:
-    """Takes the hooks of the check away, and what it has recorded. Between steps."""
+class StepCheck:
+    """The check of first steps: lamina/session/step_check.h. Tensors are given with how they are sliced."""
+
+    @staticmethod
+    def of_job(session: Session) -> StepCheck | None:
+        """None where no step is compared."""
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def leads(self) -> bool: ...
+    @property
+    def sees_calls(self) -> bool: ...
+    def look_for_room(self, tensors: Sequence[tuple[str, torch.Tensor, Slicing | None]]) -> None: ...
+    def take_first_values(self, tensors: Sequence[tuple[str, torch.Tensor, Slicing | None]]) -> None: ...
+    def take_values(
+        self,
+        tensors: Sequence[tuple[str, torch.Tensor, Slicing | None]],
+        sharding: Sharding | None,
+        hooked: set[str],
+        attributes: dict[str, Any],
+    ) -> None: ...
+    def run_plainly(
+        self,
+        model: Any,
+        modules: Sequence[str],
+        given: Sequence[torch.Tensor],
+        parameters: Sequence[tuple[str, torch.Tensor]],
+        hooked: set[str],
+    ) -> None:
+        """`model`: a PlainModel; None where the step calls no model."""
+    def leave_out(self, why: str) -> None: ...
+    def begin_step(self, parameters: Sequence[tuple[str, torch.Tensor, Slicing | None]]) -> None: ...
+    def see_outputs(self, outputs: Sequence[torch.Tensor]) -> None: ...
+    def see_backward(self, tensors: Sequence[torch.Tensor]) -> None: ...
+    def run_backward(self) -> None: ...
+    def end_step(self) -> None:
+        """UsageError on all ranks where the step is not the plain model's."""
 
 class Alone:
     """A context of a trace, in which collectives of sliced layers take this rank's part for that of each."""

@@ -317,17 +317,12 @@ class StepCheck:
     Attributes:
         is_due: whether this step is compared.
         leads: whether this rank calls the plain model.
-        microbatch: the one whose body runs, where bodies run one after the other.
+        sees_calls: whether this thread works for the microbatch that is compared.
     """
 
     is_due = False
     leads = False
-    microbatch = 0
-
-    @property
-    def sees_calls(self) -> bool:
-        """True in the microbatch that is compared."""
-        return False
+    sees_calls = False
 
     def look_for_room(self, root: nn.Module) -> None:
         """Before a step: gives up where the whole model has no room on some rank that leads."""

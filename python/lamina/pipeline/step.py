@@ -206,12 +206,8 @@ class StepFunction(Generic[Parameters, Result]):
         if first_call is None:
             return run(body=run_body, merge=functools.partial(self._merge, job))
 
-        def body(microbatch: int) -> Any:
-            job.step_check.microbatch = microbatch
-            return run_body(microbatch)
-
         try:
-            return run(body=body, merge=functools.partial(self._merge, job))
+            return run(body=run_body, merge=functools.partial(self._merge, job))
         finally:
             first_call.cut_uncalled()
 

@@ -3,7 +3,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,43 +18,62 @@ from lamina.tensor_parallel import unslicing
 from lamina.torch_patches import module_call, sequential
 from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
 from lamina.util import pytree
-from lamina.verification.values import Values
 
 
 class PlainModel:
-    """A microbatch of the model as if it were not cut: its tensors have stand-ins, which have their values.
+    """A microbatch of the model as if it were not cut: its tensors have stand-ins, which have their values. The engine
+    says when it runs.
 
     Args:
-        session: of the job.
         tree: the model's modules.
         call: of the model.
-        values: of what is not here; None before anything is cut.
-
-    Attributes:
-        run: the recording.
+        generator: the state of torch's generator then.
     """
 
-    def __init__(self, session: _lamina.Session, tree: ModuleTree, call: Call, values: Values | None):
-        self.run = _lamina.PlainRun(session, tree.names)
-        self._tree, self._call, self._values = tree, call, values
+    def __init__(self, tree: ModuleTree, call: Call, generator: torch.Tensor):
+        self._tree, self._call, self._generator = tree, call, generator
+        self._run: _lamina.PlainRun | None = None
+        self._values: _lamina.PlainValues | None = None
         self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id, with whose it is
         self._returned: list[torch.Tensor] = []
 
-    def run_forward(self, generator: torch.Tensor) -> None:
-        """Calls the model."""
+    def run_forward(self, run: _lamina.PlainRun, values: _lamina.PlainValues | None) -> str:
+        """Calls the model.
+
+        Args:
+            run: records it.
+            values: of what is not here; None before anything is cut.
+
+        Returns:
+            Why it failed; "" where it did not.
+        """
+        self._run, self._values = run, values
+        return _failure(self._call_model)
+
+    def run_backward(self, gradients: dict[int, torch.Tensor]) -> str:
+        """Runs the backward, which may call modules again.
+
+        Args:
+            gradients: of what the model returned, by number.
+
+        Returns:
+            Why it failed; "" where it did not.
+        """
+        return _failure(functools.partial(self._run_backward, gradients))
+
+    def _call_model(self) -> None:
         named = named_tensors(self._tree.root)
         given = {} if self._values is None else self._values.tensors
         for name, tensor in named:
             self._add(tensor, given.get(name, tensor))
         trained = [(name, self._stand_in(tensor)) for name, tensor in named if isinstance(tensor, nn.Parameter)]
-        self.run.watch(trained)
+        self._run.watch(trained)
         with self._in_place():
             args, kwargs = copied((self._call.args, self._call.kwargs), alias)
-            torch.set_rng_state(generator)
+            torch.set_rng_state(self._generator)
             self._returned = pytree.tensors(self._call.of(self._tree.root, args, kwargs))
 
-    def run_backward(self, gradients: dict[int, torch.Tensor]) -> None:
-        """Runs the backward, with gradients of what the model returned. It may call modules again."""
+    def _run_backward(self, gradients: dict[int, torch.Tensor]) -> None:
         returned, self._returned = self._returned, []
         pairs = [(output, gradients.get(number)) for number, output in enumerate(returned)]
         reached = [(output, gradient) for output, gradient in pairs if gradient is not None and output.requires_grad]
@@ -68,15 +87,21 @@ class PlainModel:
         with undisturbed(tree.root, call) as reach:
             kept = [tensor for tensor in reach.tensors if id(tensor) not in self._stand_ins]
             with _values_kept(kept), call.surroundings():
-                if self._values is not None:
-                    self._values.put_attributes(tree)
+                self._put_attributes()
                 make_sliced = unslicing.make_plain(tree.root)
                 put_stand_ins(tree.root, self._stand_in)
                 try:
-                    with _lamina.AsInBody(), sequential.plainly(), _all_here(), _recorded(tree, self.run):
+                    with _lamina.AsInBody(), sequential.plainly(), _all_here(), _recorded(tree, self._run):
                         yield
                 finally:
                     make_sliced()
+
+    def _put_attributes(self) -> None:
+        """Gives modules those that they have on their owners."""
+        modules = dict(zip(self._tree.names, self._tree.modules, strict=True))
+        for name, value in ({} if self._values is None else self._values.attributes).items():
+            module, _, attribute = name.rpartition(".")
+            vars(modules[module])[attribute] = value
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._stand_ins:
@@ -91,6 +116,15 @@ class PlainModel:
             copy = nn.Parameter(copy, tensor.requires_grad)
             copy._backward_hooks = tensor._backward_hooks
         self._stand_ins[id(tensor)] = tensor, copy
+
+
+def _failure(run: Callable[[], None]) -> str:
+    """Runs it; returns why that failed."""
+    try:
+        run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 @contextmanager
