@@ -5,11 +5,11 @@
 #include <chrono>
 #include <limits>
 #include <optional>
-#include <sstream>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/messaging/agreement.h"
+#include "lamina/value/numbers.h"
 
 namespace lamina::collective {
 namespace {
@@ -40,13 +40,9 @@ SameOrder::SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> member
 std::int64_t SameOrder::begin(const Operation& operation) {
   const bool is_compared = begun_ >= level_;
   if (is_compared && turn_.begins) turn_.begins(words_.in_words(operation));
-  auto word = operation.what;
-  for (const auto number : operation.numbers) word += base::str(" ", number);
-  if (!operation.beside.empty()) word += " |";
-  for (const auto number : operation.beside) word += base::str(" ", number);
-  mailbox_.send(next_, channel_, value::Tuple{{caught_up_, ++begun_, word}});
-  if (is_compared) unchecked_.push_back(word);
-  not_ended_.push_back(std::move(word));
+  mailbox_.send(next_, channel_, value::Tuple{{caught_up_, ++begun_, to_value(operation)}});
+  if (is_compared) unchecked_.push_back(operation);
+  not_ended_.push_back(operation);
   return begun_;
 }
 
@@ -57,12 +53,11 @@ void SameOrder::check(std::int64_t number, const base::Patience& patience) {
     const auto heard = mailbox_.receive(previous_, channel_, until_heard);
     const auto& items = heard.as<value::Tuple>().items;
     if (items.at(0).as<std::int64_t>() < caught_up_ || items.at(1).as<std::int64_t>() <= level_) continue;
-    const auto other = items.at(2).as<std::string>();
-    const auto own = std::move(unchecked_.front());
+    const auto others = to_operation(items.at(2));
+    const auto mine = std::move(unchecked_.front());
     unchecked_.pop_front();
     ++checked_;
-    if (other == own) continue;
-    const auto mine = to_operation(own), others = to_operation(other);
+    if (mine == others) continue;
     if (words_.beside && mine.beside != others.beside) words_.beside(self_, mine, previous_, others);
     if (mine.what == others.what && mine.numbers == others.numbers) continue;
     throw words_.error(base::str("rank ", self_, " wants the ", words_.in_words(mine), ", rank ", previous_, " the ",
@@ -100,9 +95,9 @@ void SameOrder::note_end(std::int64_t number) {
 // Collectives that are given up.
 
 void SameOrder::give_up(const value::Failure& failure) {
-  value::List words;
-  for (const auto& word : not_ended_) words.items.emplace_back(word);
-  const value::Tuple farewell{{++given_up_, begun_, std::move(words), value::to_value(failure)}};
+  value::List not_ended;
+  for (const auto& operation : not_ended_) not_ended.items.push_back(to_value(operation));
+  const value::Tuple farewell{{++given_up_, begun_, std::move(not_ended), value::to_value(failure)}};
   for (const auto rank : others_) {
     try {
       mailbox_.send(rank, farewells_, farewell);
@@ -173,21 +168,18 @@ SameOrder::Farewell SameOrder::to_farewell(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
   if (items.size() != 4) throw base::FormatError("a member's farewell to a pass without four parts");
   Farewell farewell{items[0].as<std::int64_t>(), items[1].as<std::int64_t>(), {}, value::to_failure(items[3])};
-  for (const auto& word : items[2].as<value::List>().items) {
-    farewell.not_ended.push_back(to_operation(word.as<std::string>()));
-  }
+  for (const auto& operation : items[2].as<value::List>().items) farewell.not_ended.push_back(to_operation(operation));
   return farewell;
 }
 
-SameOrder::Operation SameOrder::to_operation(const std::string& word) {
-  std::istringstream in(word);
-  Operation operation;
-  in >> operation.what;
-  for (std::int64_t number = 0; in >> number;) operation.numbers.push_back(number);
-  in.clear();
-  in.ignore(std::numeric_limits<std::streamsize>::max(), '|');
-  for (std::int64_t number = 0; in >> number;) operation.beside.push_back(number);
-  return operation;
+value::Value SameOrder::to_value(const Operation& operation) {
+  return value::Tuple{{operation.what, value::to_list(operation.numbers), value::to_list(operation.beside)}};
+}
+
+SameOrder::Operation SameOrder::to_operation(const value::Value& value) {
+  const auto& items = value.as<value::Tuple>().items;
+  if (items.size() != 3) throw base::FormatError("a member's collective without three parts");
+  return {items[0].as<std::string>(), value::to_numbers(items[1]), value::to_numbers(items[2])};
 }
 
 }  // namespace lamina::collective

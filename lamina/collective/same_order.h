@@ -36,6 +36,8 @@ class SameOrder {
     std::string what;
     std::vector<std::int64_t> numbers;
     std::vector<std::int64_t> beside = {};  // no part of it: what the member was given before it, in hashes
+
+    bool operator==(const Operation&) const = default;
   };
   struct Words {
     std::string who;                                        // the members, in the name of a channel: "shards"
@@ -90,7 +92,8 @@ class SameOrder {
     std::vector<Operation> not_ended;  // the last ones of these
     value::Failure failure;
   };
-  static Operation to_operation(const std::string& word);
+  static value::Value to_value(const Operation& operation);
+  static Operation to_operation(const value::Value& value);
   static Farewell to_farewell(const value::Value& value);
 
   void listen();
@@ -101,7 +104,7 @@ class SameOrder {
   const Words words_;
   const Turn turn_;
   const std::string channel_, farewells_;
-  std::deque<std::string> unchecked_, not_ended_;  // words of collectives that this member has begun
+  std::deque<Operation> unchecked_, not_ended_;  // that this member has begun
   std::int64_t begun_ = 0, checked_ = 0;
   std::int64_t level_ = 0;                     // how many all had begun when they last began what they lacked
   std::int64_t given_up_ = 0, caught_up_ = 0;  // times

@@ -306,11 +306,11 @@ Precision precision_of(const UserValue& written, const DeepSpeedConfig& config, 
 
 ScaleOptions scale_of(const Fp16& fp16) {
   if (fp16.loss_scale > 0) return {.fixed = fp16.loss_scale};
-  return {.init_scale = std::exp2(static_cast<double>(fp16.initial_scale_power)),
-          .scale_window = fp16.loss_scale_window,
-          .min_scale = fp16.min_loss_scale,
-          .delayed_shift = fp16.hysteresis,
-          .consecutive_hysteresis = fp16.consecutive_hysteresis};
+  return {.dynamic = {.init_scale = std::exp2(static_cast<double>(fp16.initial_scale_power)),
+                      .scale_window = fp16.loss_scale_window,
+                      .min_scale = fp16.min_loss_scale,
+                      .delayed_shift = fp16.hysteresis,
+                      .consecutive_hysteresis = fp16.consecutive_hysteresis}};
 }
 
 // InitKeys of init for `zero_optimization`, from the first stage on in which they say something.

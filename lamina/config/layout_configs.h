@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lamina/config/config.h"
+#include "lamina/config/dynamic_loss_scale.h"
 #include "lamina/config/scalar.h"
 #include "lamina/config/user_table.h"
 #include "lamina/config/user_value.h"
@@ -47,12 +48,7 @@ using InitKeys = std::vector<std::pair<std::string, Scalar>>;  // of init
 // The loss scale of an optimizer whose model is half; see optim/loss_scale.h.
 struct ScaleOptions {
   std::optional<double> fixed{};
-  // As torch's GradScaler begins.
-  double init_scale = 65536;
-  std::int64_t scale_window = 2000;
-  double min_scale = 1;
-  std::int64_t delayed_shift = 1;
-  bool consecutive_hysteresis = false;
+  DynamicLossScale dynamic{.init_scale = 65536, .scale_window = 2000};  // where it is not fixed; as GradScaler begins
 };
 
 // Settings of a training.

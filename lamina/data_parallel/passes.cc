@@ -7,6 +7,7 @@
 #include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/runtime/execution_context.h"
+#include "lamina/value/numbers.h"
 
 namespace lamina::data_parallel {
 namespace {
@@ -159,24 +160,21 @@ value::Value Passes::exchange(const char* what, value::Value own, const messagin
 }
 
 value::Value Passes::to_value(const Come& come) {
-  value::List without_data, collectives, batches;
+  value::List without_data;
   for (const auto replica : come.without_data) without_data.items.emplace_back(std::int64_t{replica});
-  for (const auto number : come.collectives) collectives.items.emplace_back(number);
-  for (const auto batch : come.batches) batches.items.emplace_back(batch);
-  return value::Tuple{{come.who, come.did, come.other, std::move(collectives), come.updates, std::move(without_data),
-                       std::move(batches)}};
+  return value::Tuple{{come.who, come.did, come.other, value::to_list(come.collectives), come.updates,
+                       std::move(without_data), value::to_list(come.batches)}};
 }
 
 Passes::Come Passes::to_come(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
   if (items.size() != 7) throw base::FormatError("what replicas say of a pass without seven parts");
   const auto text = [&](std::size_t item) { return items[item].as<std::string>(); };
-  Come come{text(0), text(1), text(2), {}, items[4].as<bool>(), {}};
-  for (const auto& number : items[3].as<value::List>().items) come.collectives.push_back(number.as<std::int64_t>());
+  Come come{text(0), text(1), text(2), value::to_numbers(items[3]), items[4].as<bool>(), {}};
   for (const auto& replica : items[5].as<value::List>().items) {
     come.without_data.push_back(static_cast<int>(replica.as<std::int64_t>()));
   }
-  for (const auto& batch : items[6].as<value::List>().items) come.batches.push_back(batch.as<std::int64_t>());
+  come.batches = value::to_numbers(items[6]);
   return come;
 }
 

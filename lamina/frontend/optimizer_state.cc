@@ -91,8 +91,8 @@ OptimizerState read_checked(InputArchive& archive) {
   }
   if (InputArchive scale; archive.try_read(kScale, scale)) {
     const auto fields = read_fields(kScale, archive);
-    state.scale = {fields.at("scale").toDouble(), static_cast<int>(fields.at("overflows_left").toInt()),
-                   fields.at("steps").toInt(), fields.at("last_overflow").toInt()};
+    state.scale = {fields.at("scale").toDouble(), fields.at("overflows_left").toInt(), fields.at("steps").toInt(),
+                   fields.at("last_overflow").toInt()};
   }
   return state;
 }
@@ -125,7 +125,7 @@ void write(const OptimizerState& state, OutputArchive& archive) {
   }
   if (const auto& scale = state.scale) {
     write_fields({{"scale", scale->scale},
-                  {"overflows_left", static_cast<std::int64_t>(scale->overflows_left)},
+                  {"overflows_left", scale->overflows_left},
                   {"steps", static_cast<std::int64_t>(scale->steps)},
                   {"last_overflow", static_cast<std::int64_t>(scale->last_overflow)}},
                  kScale, archive);

@@ -26,11 +26,7 @@ optim::LossScale loss_scale(const config::TrainingSettings& settings) {
   if (!settings.optimizer_scale && !settings.scales_losses) return optim::LossScale();
   const auto scale = settings.optimizer_scale.value_or(config::ScaleOptions());
   if (scale.fixed) return optim::LossScale(*scale.fixed);
-  return optim::LossScale(optim::DynamicLossScale{.init_scale = scale.init_scale,
-                                                  .scale_window = static_cast<int>(scale.scale_window),
-                                                  .min_scale = scale.min_scale,
-                                                  .delayed_shift = static_cast<int>(scale.delayed_shift),
-                                                  .consecutive_hysteresis = scale.consecutive_hysteresis});
+  return optim::LossScale(scale.dynamic);
 }
 
 }  // namespace

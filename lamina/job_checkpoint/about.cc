@@ -75,7 +75,7 @@ OptimizerAbout to_optimizer(const Dict& saved) {
 
 Value scale_value(const optim::LossScale::State& state) {
   return Dict{{{"last_overflow", static_cast<std::int64_t>(state.last_overflow)},
-               {"overflows_left", static_cast<std::int64_t>(state.overflows_left)},
+               {"overflows_left", state.overflows_left},
                {"scale", state.scale},
                {"steps", static_cast<std::int64_t>(state.steps)}}};
 }
@@ -84,7 +84,7 @@ optim::LossScale::State to_scale(const Dict& saved) {
   const auto& scale = at(saved, "scale");
   const auto* whole = scale.get_if<std::int64_t>();
   const optim::LossScale::State state{whole != nullptr ? static_cast<double>(*whole) : scale.as<double>(),
-                                      static_cast<int>(number_at(saved, "overflows_left")), number_at(saved, "steps"),
+                                      number_at(saved, "overflows_left"), number_at(saved, "steps"),
                                       number_at(saved, "last_overflow")};
   optim::LossScale().set_state(state);  // throws for what is none
   return state;

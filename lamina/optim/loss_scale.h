@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "lamina/config/dynamic_loss_scale.h"
+
 namespace lamina::optim {
 
-// How a dynamic loss scale moves.
-struct DynamicLossScale {
-  double init_scale = 4294967296;  // 2 to the power of 32
-  double scale_factor = 2;         // it is divided by that after an overflow, and multiplied after a window without one
-  int scale_window = 1000;         // steps
-  double min_scale = 1;
-  int delayed_shift = 1;  // so many overflows make it smaller once
-  // Says whether one step without overflow makes them count anew; else a window does.
-  bool consecutive_hysteresis = false;
-};
+using config::DynamicLossScale;
 
 // Multiplies the loss before the backward, and divides gradients before the update: small ones of half precision would
 // else be zeros. Where they overflow, the step is left out.
@@ -21,9 +14,9 @@ class LossScale {
   // The part of it that goes on after a restart.
   struct State {
     double scale = 1;
-    int overflows_left = 1;   // until it becomes smaller
-    long steps = 0;           // that were taken or left out
-    long last_overflow = -1;  // the number of that step
+    std::int64_t overflows_left = 1;  // until it becomes smaller
+    long steps = 0;                   // that were taken or left out
+    long last_overflow = -1;          // the number of that step
   };
 
   // One that stays. Throws UsageError unless it is finite and above 0.

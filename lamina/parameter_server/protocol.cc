@@ -3,6 +3,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/value/numbers.h"
 
 namespace lamina::parameter_server {
 namespace {
@@ -20,15 +21,15 @@ base::CallId named(base::Rank rank, std::int64_t number) {
 std::int64_t to_number(const Value& value) { return value.as<std::int64_t>(); }
 
 Value to_value(const RemoteParameter& parameter) {
-  return Tuple{
-      {parameter.address.number, parameter.name, to_list(parameter.sizes), parameter.dtype, parameter.requires_grad}};
+  return Tuple{{parameter.address.number, parameter.name, value::to_list(parameter.sizes), parameter.dtype,
+                parameter.requires_grad}};
 }
 
 RemoteParameter to_parameter(const Value& value, const Address& module) {
   auto parts = to_parts(Value(value), 5);
   return {{module.owner, module.job, to_number(parts[0])},
           parts[1].as<std::string>(),
-          to_numbers(parts[2]),
+          value::to_numbers(parts[2]),
           parts[3].as<at::ScalarType>(),
           parts[4].as<bool>()};
 }
@@ -106,18 +107,6 @@ std::vector<at::Tensor> to_tensors(const Value& list) {
     tensors.push_back(item.get_if<value::None>() != nullptr ? at::Tensor() : item.as<at::Tensor>());
   }
   return tensors;
-}
-
-Value to_list(const std::vector<std::int64_t>& numbers) {
-  List list;
-  for (const auto number : numbers) list.items.push_back(number);
-  return list;
-}
-
-std::vector<std::int64_t> to_numbers(const Value& list) {
-  std::vector<std::int64_t> numbers;
-  for (const auto& item : list.as<List>().items) numbers.push_back(to_number(item));
-  return numbers;
 }
 
 }  // namespace lamina::parameter_server

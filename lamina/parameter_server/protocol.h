@@ -104,7 +104,5 @@ ContextId to_ended_context(const transport::Message& message);
 std::vector<value::Value> to_parts(value::Value&& body, std::size_t count);
 value::Value to_list(const std::vector<at::Tensor>& tensors);  // undefined ones stay so
 std::vector<at::Tensor> to_tensors(const value::Value& list);
-value::Value to_list(const std::vector<std::int64_t>& numbers);
-std::vector<std::int64_t> to_numbers(const value::Value& list);
 
 }  // namespace lamina::parameter_server

@@ -26,6 +26,7 @@
 #include "lamina/optim/registry.h"
 #include "lamina/optim/step.h"
 #include "lamina/runtime/modes.h"
+#include "lamina/value/numbers.h"
 
 namespace lamina::parameter_server {
 namespace {
@@ -284,7 +285,7 @@ Value Service::run_call(Request& request, const std::shared_ptr<AutogradContext>
 
 Value Service::run_backward(Request& request, AutogradContext& context) {
   auto parts = to_parts(std::move(request.body), 4);
-  remote::BackwardOptions options{.keep_graph = parts[1].as<bool>(), .watched = to_numbers(parts[2])};
+  remote::BackwardOptions options{.keep_graph = parts[1].as<bool>(), .watched = value::to_numbers(parts[2])};
   const auto gradients = to_tensors(parts[3]);
   const Turns::Turn turn(turns_, patience());
   const auto graph = context.graph({request.asker, parts[0].as<std::int64_t>()}, options.keep_graph);
@@ -301,7 +302,7 @@ Value Service::run_optimizer(Request& request) {
   auto rule = functional(parts[0].as<std::string>(), rank());
   std::vector<double> hyper;
   for (const auto& one : parts[1].as<value::List>().items) hyper.push_back(one.as<double>());
-  const auto parameters = to_numbers(parts[2]);
+  const auto parameters = value::to_numbers(parts[2]);
   auto updater = make_functional_updater(std::move(rule), std::move(hyper), parameters.size(), threads_);
   return owned_.add_optimizer(parameters, std::move(updater));
 }

@@ -12,6 +12,7 @@
 #include "lamina/faces/sayings.h"
 #include "lamina/optim/registry.h"
 #include "lamina/runtime/modes.h"
+#include "lamina/value/numbers.h"
 
 namespace lamina::parameter_server {
 namespace {
@@ -82,7 +83,7 @@ std::vector<at::Tensor> Trainer::call_backward(const std::shared_ptr<AutogradCon
                      Code{"remote-backward"});
   }
   Request request{.verb = Verb::kBackward, .job = module.job};
-  request.body = value::Tuple{{call, options.keep_graph, to_list(options.watched), to_list(gradients)}};
+  request.body = value::Tuple{{call, options.keep_graph, value::to_list(options.watched), to_list(gradients)}};
   const auto asked = requests_.ask(module.owner, std::move(request), what, context.get());
   return to_tensors(requests_.await(asked, backward->patience));
 }
@@ -111,7 +112,7 @@ RemoteOptimizer Trainer::make_optimizer(const std::string& functional, const std
   std::vector<std::pair<Address, Requests::Asked>> asked;
   for (const auto& [owner, numbers] : owners) {
     Request request{.verb = Verb::kOptimizer, .job = owner.job};
-    request.body = value::Tuple{{functional, values, to_list(numbers)}};
+    request.body = value::Tuple{{functional, values, value::to_list(numbers)}};
     const auto what = base::str("making ", functional, " of ", numbers.size(), " parameters of rank ", owner.owner);
     asked.emplace_back(owner, requests_.ask(owner.owner, std::move(request), what, nullptr));
   }

@@ -133,8 +133,8 @@ void zero_model_grad(ModelOptimizer& optimizer, const py::object& lent, const Ba
 void bind_loss_scale(py::module_& module) {
   py::class_<LossScale, std::shared_ptr<LossScale>>(module, "LossScale")
       .def(py::init<double>(), py::arg("scale"))
-      .def(py::init([](double init_scale, double scale_factor, int scale_window, double min_scale, int delayed_shift,
-                       bool consecutive_hysteresis) {
+      .def(py::init([](double init_scale, double scale_factor, std::int64_t scale_window, double min_scale,
+                       std::int64_t delayed_shift, bool consecutive_hysteresis) {
              return std::make_shared<LossScale>(DynamicLossScale{init_scale, scale_factor, scale_window, min_scale,
                                                                  delayed_shift, consecutive_hysteresis});
            }),
@@ -156,7 +156,7 @@ void bind_loss_scale(py::module_& module) {
                             py::arg("steps") = state.steps, py::arg("last_overflow") = state.last_overflow);
           },
           [](LossScale& scale, const py::dict& saved) {
-            scale.set_state({saved["scale"].cast<double>(), saved["overflows_left"].cast<int>(),
+            scale.set_state({saved["scale"].cast<double>(), saved["overflows_left"].cast<std::int64_t>(),
                              saved["steps"].cast<long>(), saved["last_overflow"].cast<long>()});
           });
 }

@@ -70,9 +70,10 @@ py::dict optimizer_arguments(const std::optional<config::ScaleOptions>& scale) {
   using namespace py::literals;
   if (!scale) return {};
   if (scale->fixed) return py::dict("static_loss_scale"_a = *scale->fixed);
-  const py::dict args("init_scale"_a = scale->init_scale, "scale_window"_a = scale->scale_window,
-                      "min_scale"_a = scale->min_scale, "delayed_shift"_a = scale->delayed_shift,
-                      "consecutive_hysteresis"_a = scale->consecutive_hysteresis);
+  const auto& dynamic = scale->dynamic;
+  const py::dict args("init_scale"_a = dynamic.init_scale, "scale_window"_a = dynamic.scale_window,
+                      "min_scale"_a = dynamic.min_scale, "delayed_shift"_a = dynamic.delayed_shift,
+                      "consecutive_hysteresis"_a = dynamic.consecutive_hysteresis);
   return py::dict("dynamic_loss_scale"_a = true, "dynamic_loss_args"_a = args);
 }
 
