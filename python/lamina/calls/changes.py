@@ -7,7 +7,7 @@ on over several ranks. Such a call is waited for. While an object is with one ca
 """
 
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +18,11 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.job import codec
-from lamina.script_state.kinds import attributes_of
-from lamina.script_state.tokens import same
+from lamina.script_state.content import same
+from lamina.script_state.holders import holders_of
 from lamina.util import pytree
+
+_MAY_BE_EMPTY = (list, deque, dict, set, nn.Module)
 
 Position = int | str  # of an argument: among those without a keyword, or its keyword
 
@@ -108,29 +110,17 @@ def _written_back(old: Any, new: Any, written: dict[int, Any]) -> Any:
     if isinstance(new, tuple):
         return _written_back_tuple(old, new, written)
     written[id(new)] = old
-    if isinstance(new, (list, deque)):
-        parts = [_written_back(*pair, written) for pair in zip(old, new, strict=False)]
-        parts += list(new)[len(parts) :]
-        old.clear()
-        old.extend(parts)
-    elif isinstance(new, dict):
-        items = {key: _written_back(old[key], value, written) if key in old else value for key, value in new.items()}
-        kind = OrderedDict if isinstance(old, OrderedDict) else dict  # a class of its own may forbid changes
-        kind.clear(old)
-        for key, value in items.items():
-            kind.__setitem__(old, key, value)
-    elif isinstance(new, set):
-        content = set(new)
-        old.clear()
-        old.update(content)
-    elif isinstance(new, bytearray):
+    if isinstance(new, bytearray):
         old[:] = new
     elif hasattr(new, "__array_interface__") and old.shape == new.shape:
         old[...] = new
-    elif not attributes_of(new) and not isinstance(new, nn.Module):
+    elif not isinstance(new, _MAY_BE_EMPTY) and not any(holder.content() for holder in holders_of(new)):
         del written[id(new)]
         return new
-    _write_back_attributes(old, new, written)
+    for here, there in zip(holders_of(old), holders_of(new), strict=True):
+        before, after = here.content(), there.content()
+        written_back = {key: _written_back(before[key], after[key], written) for key in after.keys() & before.keys()}
+        here.put({key: written_back.get(key, value) for key, value in after.items()})
     return old
 
 
@@ -141,12 +131,3 @@ def _written_back_tuple(old: tuple, new: tuple, written: dict[int, Any]) -> tupl
     if all(map(same, old, parts)):
         return old
     return pytree.rebuild(new, parts)
-
-
-def _write_back_attributes(old: Any, new: Any, written: dict[int, Any]) -> None:
-    before, after = attributes_of(old), attributes_of(new)
-    for name in before.keys() - after.keys():
-        object.__delattr__(old, name)
-    for name, value in after.items():
-        value = _written_back(before[name], value, written) if name in before else value
-        object.__setattr__(old, name, value)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from torch import nn
 
 from lamina.model.partitioned import PartitionedModel
+from lamina.script_state.content import is_plain_tensor
 from lamina.script_state.names import methods_of
-from lamina.script_state.tokens import is_plain_tensor
 from lamina.script_state.uses import uses
 
 

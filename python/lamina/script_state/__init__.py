@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """State of a script: what its objects and functions can reach, what that holds, and who reads and writes it.
 
-`kinds` says what is plain, large, the script's own; `walk` goes through all that can be reached (`holders`,
-`generators`), and `changes` are made on other ranks. `tokens` tell whether something has changed. `uses` reads in
-source what a function does with a name. `names` reads in code which names a function has, with all that it calls;
-`places` are what several have. Traces are put back by these, changes of a step's body are brought to all ranks, and
-state that modules share is watched (`lamina.shared_state`).
+`kinds` says what is plain, large, the script's own. `holders` read and fill objects, for all that looks into them.
+`walk` goes through all that can be reached, with `generators`, and `changes` are made on other ranks. `content` tells
+whether something has changed. `uses` reads in source what a function does with a name. `names` reads in code which
+names a function has, with all that it calls; `places` are what several have. Traces are put back by these, changes of a
+step's body are brought to all ranks, and state that modules share is watched (`lamina.shared_state`).
 
 [Note: shared state] The user's rule is in docs/how-it-works.md. Beyond it:
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lamina.script_state.content import version_of
 from lamina.script_state.generators import Source
 from lamina.script_state.holders import Content, Elements, Holder
-from lamina.script_state.kinds import MISSING
-from lamina.script_state.tokens import InPlaceOfValue, version_of
+from lamina.script_state.kinds import MISSING, InPlaceOfValue
 from lamina.script_state.walk import Reach
 
 Address = tuple[str, str, int]

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from lamina.script_state.kinds import HIDDEN, MISSING
+from lamina.script_state.kinds import HIDDEN, MISSING, slots_of
 
 Content = dict[Any, Any]  # what a holder has, by name, key, or place
 
@@ -240,3 +240,15 @@ def is_same(now: Content, before: Content) -> bool:
         value is old and (key is other or (isinstance(key, (int, str)) and key == other))
         for (key, value), (other, old) in zip(now.items(), before.items(), strict=True)
     )
+
+
+def holders_of(value: Any) -> list[Holder]:
+    """Returns what reads and fills an object or a container: its items or elements, its attributes, its slots."""
+    kind, found = type(value), []
+    if issubclass(kind, dict):
+        found.append(Items(value))
+    elif issubclass(kind, (list, deque, set)):
+        found.append(Elements(value))
+    if isinstance(getattr(value, "__dict__", None), dict):
+        found.append(Attributes(value))
+    return [*found, Slots(value, slots)] if (slots := slots_of(kind)) else found

@@ -25,6 +25,16 @@ _LIBRARIES = {"torchvision", "transformers", "matplotlib"}  # also where they ar
 HIDDEN = {"__dict__", "__weakref__"}
 
 
+class InPlaceOfValue:
+    """Stands in a class for what it has, while a step runs.
+
+    Attributes:
+        of_class: what it has; None for nothing.
+    """
+
+    of_class: Any = None
+
+
 def module_of(made: Any) -> str:
     """The name of the file that a class or function is of, or of a file itself; "torch" where that is not told."""
     name = made.__name__ if isinstance(made, ModuleType) else getattr(made, "__module__", None)
@@ -62,11 +72,17 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 def slots_of(kind: type) -> dict[str, Any]:
     """The descriptors of the slots of a class, by name."""
-    found = {}
+    return {name: vars(each)[name] for each, name in _slots(kind)}
+
+
+@functools.lru_cache(10_000)
+def _slots(kind: type) -> list[tuple[type, str]]:
+    """The names of slots, each with the class that has it."""
+    found = []
     for each in kind.__mro__:
         slots = vars(each).get("__slots__", ())
         names = {slots} if isinstance(slots, str) else set(slots) - HIDDEN
-        found |= {name: vars(each)[name] for name in names if hasattr(vars(each).get(name), "__delete__")}
+        found += [(each, name) for name in names if hasattr(vars(each).get(name), "__delete__")]
     return found
 
 

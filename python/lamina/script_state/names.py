@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lamina.script_state.kinds import ASIDE, LARGE, PLAIN, attributes_of, codes, is_of_a_library, is_of_the_script
-from lamina.script_state.tokens import (
-    InPlaceOfValue,
+from lamina.script_state.content import (
     is_changeable,
     is_plain_tensor,
     memory_of,
@@ -24,6 +22,16 @@ from lamina.script_state.tokens import (
     tensors_within,
     whole_of,
     within,
+)
+from lamina.script_state.kinds import (
+    ASIDE,
+    LARGE,
+    PLAIN,
+    InPlaceOfValue,
+    attributes_of,
+    codes,
+    is_of_a_library,
+    is_of_the_script,
 )
 from lamina.script_state.uses import uses
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from lamina.script_state.content import Content, changed, content, is_changeable, is_generator, token
 from lamina.script_state.kinds import is_of_the_script
 from lamina.script_state.names import OF_TORCH, Found, Names, code_of, functions_of, itself, used_in
-from lamina.script_state.tokens import Content, changed, content, is_changeable, is_generator, token
 from lamina.script_state.uses import Use, uses
 from lamina.util.module_names import is_in_module
 

@@ -28,14 +28,12 @@ from lamina.script_state.holders import (
     Cell,
     ClassAttributes,
     Content,
-    Elements,
     Holder,
-    Items,
     Names,
-    Slots,
+    holders_of,
     is_same,
 )
-from lamina.script_state.kinds import ASIDE, ITERATORS, LARGE, PLAIN, codes, is_torchs, slots_of
+from lamina.script_state.kinds import ASIDE, ITERATORS, LARGE, PLAIN, codes, is_torchs
 
 _MOST = 300_000
 _BLOCK = 32  # holders that are compared at once
@@ -146,9 +144,6 @@ class Reach:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
-        elif isinstance(value, (dict, list, deque, set)):
-            self._hold(name, Items(value) if isinstance(value, dict) else Elements(value))
-            self._visit_attributes(name, value)
         elif isinstance(value, (tuple, frozenset)):
             self._push((f"{name}[{place}]", part) for place, part in enumerate(value) if len(value) <= LARGE)
         elif isinstance(value, FunctionType):
@@ -175,16 +170,18 @@ class Reach:
             else:
                 self.sources.append(source)
         else:
-            self._visit_attributes(name, value)
+            self._visit_object(name, value)
 
-    def _visit_attributes(self, name: str, value: Any) -> None:
-        """The attributes of modules, and of objects that belong to the script or hold things of it."""
+    def _visit_object(self, name: str, value: Any) -> None:
+        """Parts of a container, and attributes of modules and of objects that belong to the script or hold things of
+        it."""
         kind = type(value)
-        if isinstance(value, (nn.Module, *HOLDERS)) or not is_torchs(kind):
-            if isinstance(getattr(value, "__dict__", None), dict):
-                self._hold(name, Attributes(value))
-            if slots := slots_of(kind):
-                self._hold(name, Slots(value, slots))
+        has_attributes = isinstance(value, (nn.Module, *HOLDERS)) or not is_torchs(kind)
+        if has_attributes or isinstance(value, (dict, list, deque, set)):
+            for holder in holders_of(value):
+                if has_attributes or not isinstance(holder, Attributes):
+                    self._hold(name, holder)
+        if has_attributes:
             self._push([(kind.__qualname__, kind)])
 
     def _visit_class(self, kind: type) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from lamina.script_state.content import Content, changed, is_changeable, is_plain_tensor, memory_of, whole_of, within
 from lamina.script_state.names import OF_TORCH, used_in, words_in
-from lamina.script_state.tokens import Content, changed, is_changeable, is_plain_tensor, memory_of, whole_of, within
 from lamina.script_state.uses import uses
 from lamina.shared_state.held_objects import HeldObjects, content_of
 from lamina.shared_state.modules import Key, Modules

@@ -23,7 +23,8 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.script_state.tokens import InPlaceOfValue, same
+from lamina.script_state.content import same
+from lamina.script_state.kinds import InPlaceOfValue
 from lamina.script_state.uses import updates_here
 from lamina.shared_state.attribute_contents import AttributeContents
 from lamina.shared_state.homes import Homes

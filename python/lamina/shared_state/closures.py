@@ -20,9 +20,9 @@ from torch.utils.hooks import RemovableHandle
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.libraries import hugging_face
+from lamina.script_state.content import Content, changed_by_more_than_counting, is_generator
 from lamina.script_state.names import HOOKS
 from lamina.script_state.places import Change, Place, Places
-from lamina.script_state.tokens import Content, changed_by_more_than_counting, is_generator
 from lamina.shared_state.variables import ContextVariables, travels
 
 _BODY = "the step function"

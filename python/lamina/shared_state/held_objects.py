@@ -7,8 +7,7 @@ from types import CodeType
 from typing import Any
 
 from lamina.errors import UsageError
-from lamina.script_state.names import methods_of
-from lamina.script_state.tokens import (
+from lamina.script_state.content import (
     Content,
     changed_by_more_than_counting,
     content,
@@ -18,6 +17,7 @@ from lamina.script_state.tokens import (
     token,
     within,
 )
+from lamina.script_state.names import methods_of
 from lamina.script_state.uses import uses
 
 

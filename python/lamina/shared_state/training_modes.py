@@ -15,7 +15,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError, said
-from lamina.script_state.tokens import InPlaceOfValue
+from lamina.script_state.kinds import InPlaceOfValue
 from lamina.shared_state.modules import Modules
 
 _NAME = "training"

@@ -10,8 +10,8 @@ from typing import Any
 
 from lamina.errors import UsageError
 from lamina.job import codec
+from lamina.script_state.content import Content
 from lamina.script_state.places import Place
-from lamina.script_state.tokens import Content
 
 _MISSING = object()
 

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
-from lamina.script_state.kinds import codes, is_torchs
-from lamina.script_state.tokens import (
+from lamina.script_state.content import (
     Content,
     content,
     is_generator,
@@ -30,6 +29,7 @@ from lamina.script_state.tokens import (
     whole_of,
     within,
 )
+from lamina.script_state.kinds import codes, is_torchs
 from lamina.shared_state.closures import SharedNames
 from lamina.torch_patches import scoped
 from lamina.util import pytree

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina.script_state.content import is_generator
 from lamina.script_state.generators import generator
 from lamina.script_state.kinds import attributes_of
-from lamina.script_state.tokens import is_generator
 
 _MOST = 2000  # values in one variable
 _DEEPEST = 6

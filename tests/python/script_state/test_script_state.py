@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lamina.script_state.changes import Changes, Snapshot, differences
-from lamina.script_state.kinds import is_of_a_library
-from lamina.script_state.tokens import InPlaceOfValue, is_generator
-from lamina.script_state.tokens import content as content_of
+from lamina.script_state.content import content as content_of
+from lamina.script_state.content import is_generator
+from lamina.script_state.kinds import InPlaceOfValue, is_of_a_library
 from lamina.script_state.walk import Reach
 
 pytestmark = pytest.mark.unit

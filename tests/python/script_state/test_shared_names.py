@@ -17,7 +17,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lamina.modules.tree import ModuleTree
-from lamina.script_state import tokens as contents
+from lamina.script_state import content as contents
 from lamina.script_state.names import Names
 from lamina.tracing.trace import Call, TraceOptions, trace
 

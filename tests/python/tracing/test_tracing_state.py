@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
-from lamina.script_state.tokens import changed, changed_by_more_than_counting, content, put_numbers
+from lamina.script_state.content import changed, changed_by_more_than_counting, content, put_numbers
 from lamina.tracing.trace import Call, TraceOptions, trace
 
 X = torch.randn(4, 8)
@@ -154,9 +154,16 @@ class Slots:
         self.scale = 1
 
 
+class Marked(list):
+    def __init__(self):
+        super().__init__()
+        self.mark = 1
+
+
 @pytest.mark.parametrize(
     "made, change",
     [
+        (Marked, lambda marked: setattr(marked, "mark", 2)),
         (Slots, lambda slots: setattr(slots, "scale", 2)),
         (lambda: np.ones(3), lambda array: array.fill(2)),
         (lambda: {"x": torch.ones(1)}, lambda held: held["x"].fill_(2)),

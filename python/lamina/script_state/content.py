@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of lists, dictionaries, sets, arrays, generators and plain objects, as far as they tell whether somebody has
-changed them."""
+"""Contents of containers, objects, arrays and generators, as far as they tell whether somebody has changed them.
+
+Numbers and words count by what they are, tensors by their writes, anything else by which object it is.
+"""
 
 import argparse
 import array
@@ -26,41 +28,41 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lamina.script_state.generators import generator
-from lamina.script_state.kinds import LARGE, PLAIN, RUNNING, attributes_of, is_of_the_script, slots_of
+from lamina.script_state.holders import Content, holders_of
+from lamina.script_state.kinds import LARGE, PLAIN, RUNNING, is_of_the_script, slots_of
 
-Content = dict[Any, Any]
-
-_LISTS = (list, deque)
 _SETS = (set, weakref.WeakSet)
 _SPACES = (SimpleNamespace, argparse.Namespace, threading.local, threading.Event, queue.Queue)
 _BYTES = (bytearray, array.array)
 _CACHE = functools._lru_cache_wrapper
 _GENERATORS = (torch.Generator, random.Random, *RUNNING)
-_FUNCTIONS = (FunctionType, MethodType, functools.partial)
-_COMMON = {bool, int, float, str, type(None), torch.Tensor}  # asked for first, for time's sake
+_CHANGEABLE = (list, deque, MutableMapping, *_SETS, UserList, *_SPACES, *_BYTES, *_GENERATORS, _CACHE)
+_OTHERWISE = (torch.Tensor, nn.Module, type, FunctionType, MethodType, functools.partial)  # what is watched elsewhere
 _LARGEST = 20_000  # elements; larger lists are looked at by their ends alone
 _LARGE_BYTES = 1 << 20  # of larger arrays every so many bytes
 _MOST = 1000  # objects in one
+_GONE = object()
 
 
 def is_changeable(value: Any) -> bool:
     """True for a container, an array, a generator of random numbers, an iterator, or an object of a class of the
     script's own. A tuple counts where it has one of these, or a tensor."""
-    if type(value) in _COMMON or isinstance(value, (torch.Tensor, nn.Module)):
-        return False
-    if isinstance(value, (*_LISTS, MutableMapping, *_SETS, UserList, *_SPACES, *_BYTES, *_GENERATORS, _CACHE)):
-        return True
     if isinstance(value, tuple):
         return any(is_plain_tensor(part) or is_changeable(part) for part in value)
-    if isinstance(value, (type, *_FUNCTIONS)):
+    return _can_change(type(value))
+
+
+@functools.lru_cache(10_000)
+def _can_change(kind: type) -> bool:
+    if issubclass(kind, _OTHERWISE):
         return False
-    has_parts = hasattr(value, "__dict__") or bool(slots_of(type(value)))
-    return _is_numpys(value) or (is_of_the_script(type(value)) and has_parts)
+    has_parts = kind.__dictoffset__ != 0 or bool(slots_of(kind))
+    return issubclass(kind, _CHANGEABLE) or _is_numpys(kind) or (is_of_the_script(kind) and has_parts)
 
 
 def is_generator(value: Any) -> bool:
     """True for a generator of random numbers, or an iterator: what each use changes."""
-    return isinstance(value, _GENERATORS) or (_is_numpys(value) and not _is_array(value))
+    return isinstance(value, _GENERATORS) or (_is_numpys(type(value)) and not _is_array(value))
 
 
 def is_plain_tensor(value: Any) -> bool:
@@ -68,16 +70,6 @@ def is_plain_tensor(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
         return False
     return not value.requires_grad or value.is_leaf
-
-
-class InPlaceOfValue:
-    """Stands in a class for what it has, while a step runs.
-
-    Attributes:
-        of_class: what it has; None for nothing.
-    """
-
-    of_class: Any = None
 
 
 def same(old: Any, new: Any) -> bool:
@@ -102,7 +94,7 @@ def modules_within(value: Any) -> list[nn.Module]:
 
 def whole_of(value: Any) -> Any:
     """The array that a view of one is of, with whose other views it changes; else `value`."""
-    while _is_numpys(value) and _is_numpys(getattr(value, "base", None)):
+    while _is_numpys(type(value)) and _is_numpys(type(getattr(value, "base", None))):
         value = value.base
     return value
 
@@ -124,7 +116,7 @@ def content(value: Any, known: Collection[int] = ()) -> Content:
     found = {}
     for path, each, items in _walk(value, known):
         found.update(((path, key), token(part)) for key, part in items)
-        if isinstance(each, _LISTS):
+        if isinstance(each, (list, deque)):
             found[path, "size"] = ("size", len(each))
     return found
 
@@ -151,13 +143,10 @@ def put_numbers(value: Any, numbers_of: Content) -> None:
         for (where, key), (_, number) in numbers_of.items():
             if where != path:
                 continue
-            if isinstance(each, _LISTS) or (isinstance(each, MutableMapping) and key in each):
+            if isinstance(each, (list, deque)) or (isinstance(each, MutableMapping) and key in each):
                 each[key] = number
             else:
                 setattr(each, key, number)
-
-
-_GONE = object()
 
 
 def _walk(value: Any, known: Collection[int] = ()) -> Iterator[tuple[tuple, Any, list[tuple[Any, Any]]]]:
@@ -175,20 +164,20 @@ def _walk(value: Any, known: Collection[int] = ()) -> Iterator[tuple[tuple, Any,
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, _LISTS):
-        if len(value) > LARGE:
-            ids = array.array("Q", map(id, value if len(value) <= _LARGEST else ()))
-            return [(0, value[0]), (len(value) - 1, value[-1]), ("state", _Sum(ids.tobytes()))]
-        return list(enumerate(value))
+    if isinstance(value, (*_BYTES, *_GENERATORS)) or _is_numpys(type(value)):
+        return [("state", _Sum(_state(value)))]
+    if isinstance(value, (list, deque)) and len(value) > LARGE:
+        ids = array.array("Q", map(id, value if len(value) <= _LARGEST else ()))
+        return [(0, value[0]), (len(value) - 1, value[-1]), ("state", _Sum(ids.tobytes()))]
     if isinstance(value, _SETS):
         return [(token(each), True) for each in value]
-    if isinstance(value, (*_BYTES, *_GENERATORS)) or _is_numpys(value):
-        return [("state", _Sum(_state(value)))]
     if isinstance(value, _CACHE):
         return [(id(each), each) for each in gc.get_referents(value) if each is not vars(value)]
-    items = list(value.items()) if isinstance(value, MutableMapping) else []
-    items += enumerate(value) if isinstance(value, tuple) else []
-    return items + list(attributes_of(value).items())
+    if isinstance(value, tuple):
+        items = list(enumerate(value))
+    else:
+        items = list(value.items()) if isinstance(value, MutableMapping) and not isinstance(value, dict) else []
+    return items + [each for holder in holders_of(value) for each in holder.content().items()]
 
 
 class _Sum:
@@ -228,10 +217,9 @@ def _state_of_iterator(value: Any) -> str:
     return repr((left, [part if isinstance(part, int) else operator.length_hint(part, 0) for part in parts]))
 
 
-def _is_numpys(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "numpy" and (
-        _is_array(value) or type(value).__name__ in ("Generator", "RandomState")
-    )
+def _is_numpys(kind: type) -> bool:
+    names = ("ndarray", "memmap", "matrix", "Generator", "RandomState")
+    return kind.__module__.partition(".")[0] == "numpy" and kind.__name__ in names
 
 
 def _is_array(value: Any) -> bool:
