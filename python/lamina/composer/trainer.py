@@ -21,7 +21,6 @@ from lamina.composer.composers_names import OF_TRAINER, Elsewhere
 from lamina.composer.engine import Engine
 from lamina.composer.evaluator import Evaluator, When, ensure_evaluators, ensure_when
 from lamina.composer.gradient_clipping import GradientClipping
-from lamina.composer.idle_arguments import tell_idle_of_fit
 from lamina.composer.logger import Logger
 from lamina.composer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger
 from lamina.composer.meta_values import give_values
@@ -251,16 +250,15 @@ class Trainer(Elsewhere):
         Errors:
             ConfigError: no loader, no duration, or one that has passed.
         """
-        given = dict(locals())
+        given = {name: value for name, value in locals().items() if name != "self"}
         self._job.require("Trainer.fit")
-        state, read = self.state, read_for_fit(given, self.state.precision)
-        tell_idle_of_fit(given, {name: each.default for name, each in _FIT.parameters.items()}, read["eval_dataloader"])
+        state, read = self.state, read_for_fit(given, _DEFAULTS_OF_FIT, self.state.precision)
         if train_subset_num_batches is not None:
             self._most = train_subset_num_batches
         if train_dataloader is not None:
             self._spec, self._label = read["train_dataloader"], train_dataloader_label
         if schedulers is not None:
-            self._schedulers = require_schedulers(checks.listed(schedulers), state.optimizers)
+            self._schedulers = require_schedulers(read["schedulers"], state.optimizers)
             self._steps_every_batch = steps_every_batch(self._schedulers, step_schedulers_every_batch)
         if eval_dataloader is not None:
             self._set_evaluators(read["eval_dataloader"], eval_interval, eval_subset_num_batches)
@@ -392,7 +390,7 @@ class Trainer(Elsewhere):
         self._job.require("Trainer.save_checkpoint")
         folder, own = os.path.split(checks.path("save_checkpoint: name", name))
         checks.flag("save_checkpoint: weights_only", weights_only)
-        saver = Saver(folder or ".", own, "1ep", weights_only, -1, lambda: self._shares)
+        saver = Saver(folder or ".", own, Time(1, TimeUnit.EPOCH), weights_only, -1, lambda: self._shares)
         saver.name_folder(self.state.run_name)
         saver.take_folder(True)
         saver.save(self.state, asynchronous=False)
@@ -564,7 +562,9 @@ class Trainer(Elsewhere):
         set_rng_seed(state.seed)
 
 
-_FIT = inspect.signature(Trainer.fit)
+_DEFAULTS_OF_FIT = {
+    name: each.default for name, each in inspect.signature(Trainer.fit).parameters.items() if name != "self"
+}
 
 
 def _count(parameters: int) -> str:

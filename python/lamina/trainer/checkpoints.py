@@ -18,7 +18,7 @@ from lamina.trainer.events import Callback, Event
 from lamina.trainer.job import take_loaded
 from lamina.trainer.shares import Shares
 from lamina.trainer.states_of_ranks import differing, own_of
-from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
+from lamina.trainer.time import Time, Timestamp, TimeUnit
 from lamina.trainer.training_state import TrainingState
 from lamina.util.told import tell
 
@@ -42,27 +42,25 @@ class Saver(Callback):
         saves: whether any is saved.
 
     Errors:
-        ConfigError: an interval, a name or a number that is none.
+        ConfigError: a name that is none.
     """
 
     def __init__(
         self,
         folder: str,
         filename: str,
-        interval: int | str | Time | Callable[[TrainingState, Event], bool],
+        interval: Time | Callable[[TrainingState, Event], bool],
         weights_only: bool,
         keeps: int,
         shares: Callable[[], Shares],
     ):
         self.folder = os.fspath(folder)
-        self._name = _RANK.sub("", checks.text("save_filename", filename))
+        self._name = _RANK.sub("", filename)
         if not self._name:
             raise checks.wrong("save_filename", filename, "a name, from which .pt and rank{rank} fall off")
         self._is_due = interval if callable(interval) else _periodically(interval)
         self._saves_end = not callable(interval)
-        self.saves = type(keeps) is not int or keeps != 0
-        keeps = checks.count_or_all("save_num_checkpoints_to_keep", keeps) if self.saves else -1
-        self._keeps = None if keeps == -1 else keeps
+        self.saves, self._keeps = keeps != 0, None if keeps == -1 else keeps
         self._weights_only, self._shares = weights_only, shares
         self._saved: Timestamp | None = None
         self.places: list[str] = []  # of all that were saved
@@ -207,7 +205,6 @@ def _states(objects: list[Any]) -> dict[str, Any]:
     return {key: state for key, each in zip(_keys(objects), objects, strict=True) if (state := each.state_dict())}
 
 
-def _periodically(interval: int | str | Time) -> Callable[[TrainingState, Event], bool]:
-    every = named_time("save_interval", interval, True, EPOCH_OR_BATCH)
+def _periodically(every: Time) -> Callable[[TrainingState, Event], bool]:
     event = Event.EPOCH_CHECKPOINT if every.unit is TimeUnit.EPOCH else Event.BATCH_CHECKPOINT
     return lambda state, now: now is event and state.timestamp.get(every.unit).value % every.value == 0
