@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -62,10 +61,9 @@ class Routing;
 // The parts that a step runs on.
 struct Batch {
   pipeline::Pieces pieces;
-  std::optional<base::UsageError> refused;  // the error that the step is
-  std::set<std::size_t> lists = {};         // arguments that hold an element for each sample
-
-  bool cuts_list(std::size_t argument) const { return lists.contains(argument); }
+  std::vector<std::vector<value::Value>> parts =
+      {};                                        // of each argument, one for each microbatch; none of one that is whole
+  std::optional<base::UsageError> refused = {};  // the error that the step is
 };
 
 using NamedTensors = std::vector<data_parallel::NamedTensor>;

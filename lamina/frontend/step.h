@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
-#include <map>
+#include <cstddef>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -14,7 +14,7 @@
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/serializer.h"
 #include "lamina/frontend/step_output.h"
-#include "lamina/pipeline/lists.h"
+#include "lamina/pipeline/batch_splitter.h"
 
 namespace lamina {
 
@@ -65,37 +65,39 @@ Argument argument_of(const Along<T>& argument) {
   return {argument_of(argument.held).batch, argument.axis, true};
 }
 
-// Remarks on the batches of a step function, each made once.
+// Decisions on the batches of a step function, and remarks that were made; of one call at a time.
 struct Said {
-  std::atomic<bool> split = false, nothing = false, fewer = false;
-  std::map<std::string, pipeline::BatchPart::Known> lists;  // what was decided of them, by name; of one call at a time
+  pipeline::KnownLists lists;
+  std::set<pipeline::BatchSplitter::Remark> remarks;
 };
 
-// How the arguments are cut into microbatches: see [Note: uneven batches] in lamina/pipeline/pieces.h. One that does
-// not fit beside the others is refused, and one that holds offsets: [Note: offsets] in lamina/pipeline/offsets.h. On
-// ranks that follow, whose arguments are not looked at, there are as many microbatches as configured.
+// Cuts the arguments of a step into so many microbatches, as the engine decides (pipeline/batch_splitter.h); what it
+// refuses is the error of the step. Returns with it what is to be told for the first time.
+struct Splitting {
+  int microbatches;
+  bool needs_all = false;
+};
+std::pair<Batch, std::vector<std::string>> split(const std::vector<Argument>& arguments, const Splitting& splitting,
+                                                 Said& said);
+// Does so in this job, and tells it. On ranks that follow, whose arguments are not looked at, there are as many
+// microbatches as configured.
 Batch batch_of(const std::vector<Argument>& arguments, Said& said);
 
-// An argument of a step, by its number, and the microbatch that gets a part of it.
-struct PartOf {
-  const pipeline::Pieces& pieces;
-  base::Microbatch microbatch;
-  int argument;
-  bool by_elements = false;  // it is a list with an element for each sample
-};
-// Makes that part of `argument`: of each tensor in it a piece along the axis, a view; 0-dimensional ones, and all else,
-// whole. Throws base::UsageError for a tensor without that axis.
-Value split(const Value& argument, std::int64_t axis, const PartOf& part);
 // Detached from their graphs.
 Value detached(Value output);
 // How messages name a step function, and ranks compare it.
 base::Call step_call(const std::string& name, const CallSite& site);
 
-// An argument for one microbatch.
+// An argument, by its number, for one microbatch.
+struct PartOf {
+  const Batch& batch;
+  base::Microbatch microbatch;
+  std::size_t argument;
+};
 template <class T>
-T part_of(const T& held, const PartOf& part, std::int64_t axis = 0) {
+T part_of(const T& held, const PartOf& part) {
   if constexpr (Serializable<T>) {
-    return from_value<T>(split(to_value(held), axis, part));
+    return from_value<T>(part.batch.parts.at(part.argument).at(part.microbatch.value));
   } else {
     return held;
   }
@@ -106,7 +108,7 @@ T part_of(const Whole<T>& argument, const PartOf&) {
 }
 template <class T>
 T part_of(const Along<T>& argument, const PartOf& part) {
-  return part_of(argument.held, part, argument.axis);
+  return part_of(argument.held, part);
 }
 
 }  // namespace frontend
@@ -128,7 +130,7 @@ class StepFunction {
     using Result = decltype(function_(frontend::part_of(args, std::declval<frontend::PartOf>())...));
     const auto batch = frontend::batch_of({frontend::argument_of(args)...}, *said_);
     const auto call = [&]([[maybe_unused]] base::Microbatch microbatch) {
-      return function_(frontend::part_of(args, {batch.pieces, microbatch, static_cast<int>(I), batch.cuts_list(I)})...);
+      return function_(frontend::part_of(args, {batch, microbatch, I})...);
     };
     if constexpr (std::is_void_v<Result>) {
       frontend::run_step(

@@ -13,12 +13,10 @@
 #include "lamina/messaging/same_arguments.h"
 #include "lamina/model/cut.h"
 #include "lamina/pipeline/backwards.h"
-#include "lamina/pipeline/lists.h"
-#include "lamina/pipeline/offsets.h"
-#include "lamina/pipeline/pieces.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/session/slicing.h"
 #include "lamina/tensor_parallel/team.h"
+#include "python/bindings/batches.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/hooks.h"
@@ -115,10 +113,6 @@ py::tuple totals(Session& session, const std::string& kind, std::vector<double> 
                             session.patience());
   }
   return py::make_tuple(all.sums, all.largest);
-}
-
-bool looks_like_offsets(const at::Tensor& tensor, const std::vector<std::int64_t>& lengths, bool is_called_so) {
-  return pipeline::looks_like_offsets(tensor, lengths, is_called_so);
 }
 
 // See messaging::differing_arguments; `given` has names and values.
@@ -337,48 +331,7 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
   return session->leave(interrupted);
 }
 
-using PartRow = std::tuple<int, std::int64_t, std::size_t, std::int64_t, std::int64_t, int>;
-
-std::pair<std::vector<bool>, std::optional<std::size_t>> lists_of_samples(const std::vector<PartRow>& given) {
-  std::vector<pipeline::BatchPart> parts;
-  for (const auto& [kind, size, end, dtype, dims, known] : given) {
-    parts.push_back({static_cast<pipeline::BatchPart::Kind>(kind), size, end, dtype, dims,
-                     static_cast<pipeline::BatchPart::Known>(known)});
-  }
-  auto found = pipeline::lists_of_samples(parts);
-  return {std::move(found.by_elements), found.not_clear};
-}
-
-void bind_batches(py::module_& module) {
-  module.def("looks_like_offsets", &looks_like_offsets);
-  module.def("counted", [](const std::vector<std::int64_t>& samples, std::size_t microbatches) {
-    return pipeline::counted(samples, microbatches);
-  });
-  module.def("lists_of_samples", &lists_of_samples, py::arg("parts"));
-  py::class_<pipeline::Pieces>(module, "Pieces")
-      .def(py::init([](const std::vector<std::int64_t>& sizes, int microbatches, bool needs_all) {
-             return pipeline::Pieces(sizes, microbatches, needs_all);
-           }),
-           py::arg("sizes"), py::arg("microbatches"), py::arg("needs_all") = false)
-      .def_property_readonly("misfit",
-                             [](const pipeline::Pieces& pieces) -> std::optional<std::pair<std::size_t, std::size_t>> {
-                               if (!pieces.misfit()) return std::nullopt;
-                               return std::pair(pieces.misfit()->misfit, pieces.misfit()->beside);
-                             })
-      .def_property_readonly("microbatches", &pipeline::Pieces::microbatches)
-      .def_property_readonly("distinct", &pipeline::Pieces::distinct)
-      .def_property_readonly("samples", &pipeline::Pieces::samples)
-      .def(
-          "of",
-          [](const pipeline::Pieces& pieces, std::int64_t size, int microbatch) {
-            const auto [begin, length] = pieces.of(size, base::Microbatch(microbatch));
-            return std::pair(begin, length);
-          },
-          py::arg("size"), py::arg("microbatch"));
-}
-
 void bind_backwards(py::module_& module) {
-  bind_batches(module);
   py::class_<pipeline::Backwards>(module, "Backwards")
       .def(py::init([](Session& session, bool averages) {
              return std::make_unique<pipeline::Backwards>(session.job(), averages);
@@ -431,6 +384,7 @@ void bind_session(py::module_& module) {
   module.attr("INTERRUPTED") = base::kInterrupted;
   auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
   bind_model(module, kind);
+  bind_batches(module);
   bind_backwards(module);
   bind_steps(kind);
   kind.def(py::init(&open), py::arg("config"))

@@ -68,23 +68,31 @@ def printable_line(text: bytes) -> str:
 def said(name: str, values: Sequence[str]) -> tuple[str, str]:
     """The text of that name in lamina/faces/sayings.h with its values, and its code, "" for none."""
 
-def looks_like_offsets(tensor: torch.Tensor, lengths: Sequence[int], is_called_so: bool) -> bool:
-    """See [Note: offsets] in lamina/pipeline/offsets.h."""
-
 def counted(samples: Sequence[int], microbatches: int) -> int:
     """How many of so many microbatches are not repeated: see lamina/pipeline/pieces.h."""
 
-def lists_of_samples(
-    parts: Sequence[tuple[int, int, int, int, int, int]],
-) -> tuple[list[bool], int | None]: ...
+class KnownLists:
+    """How lists of a step function's batches are cut: see lamina/pipeline/batch_splitter.h."""
 
-class Pieces:
-    """How the tensors of a batch are cut into microbatches: see lamina/pipeline/pieces.h."""
+class BatchSplitter:
+    """Splits the arguments of one call of a step function: see lamina/pipeline/batch_splitter.h."""
 
-    def __init__(self, sizes: Sequence[int], microbatches: int, needs_all: bool = False) -> None: ...
-    @property
-    def misfit(self) -> tuple[int, int] | None:
-        """The place of a tensor that cannot be cut beside the others, and of one of these."""
+    def __init__(self, microbatches: int, needs_all: bool) -> None: ...
+    def begin_argument(self, name: str, axis: int, is_said: bool, /) -> None: ...
+    def add_tensor(self, name: str, tensor: torch.Tensor, /) -> None: ...
+    def add_array(
+        self, name: str, shape: Sequence[int], dtype: int, identity: int, values: torch.Tensor | None, /
+    ) -> None: ...
+    def add_self_slicing(self, name: str, type: str, /) -> None: ...
+    def add_read_once(self, name: str, type: str, /) -> None: ...
+    def add_packed(self, name: str, type: str, /) -> None: ...
+    def add_other(self, name: str, /) -> None: ...
+    def begin_list(self, name: str, size: int, is_size: bool, identity: int, /) -> None: ...
+    def begin_container(self, name: str, /) -> None: ...
+    def end(self) -> None: ...
+    def lists(self, known: KnownLists) -> tuple[list[int], str | None]:
+        """The numbers of lists of samples, and the name of one that may be either."""
+    def decide(self, known: KnownLists) -> None: ...
     @property
     def microbatches(self) -> int: ...
     @property
@@ -93,9 +101,20 @@ class Pieces:
     @property
     def samples(self) -> list[int]:
         """The samples of each microbatch; [] where nothing is cut."""
-    def of(self, size: int, microbatch: int) -> tuple[int, int]:
-        """Where the piece of a tensor of that size begins, and its length."""
+    def cut(self, number: int) -> str:
+        """How a value is cut: "whole", "rows", "elements", "itself" or "within"."""
+    def axis(self, number: int) -> int: ...
+    def places(self, number: int) -> list[tuple[int, int]]:
+        """Where the piece of each microbatch begins, and its length."""
+    def remarks(self) -> list[str]:
+        """Lists those that are to be told once: "fewer", "split", "nothing"."""
+    def text(self, remark: str) -> str: ...
 
+def mean_of_outputs(outputs: Sequence[torch.Tensor], samples: Sequence[int], /) -> torch.Tensor:
+    """See lamina/pipeline/outputs.h."""
+
+def concat_outputs(outputs: Sequence[torch.Tensor], /) -> torch.Tensor: ...
+def stack_outputs(outputs: Sequence[torch.Tensor], /) -> torch.Tensor: ...
 def encode_roundtrip(value: Any) -> Any:
     """Value tree there and back through bytes: for tests."""
 

@@ -9,10 +9,16 @@
 namespace lamina {
 namespace {
 
+template <class... T>
+frontend::Batch batch_of(int count, const T&... held) {
+  frontend::Said said;
+  return frontend::split({frontend::argument_of(held)...}, {count}, said).first;
+}
+
 template <class T>
-T part(const T& held, int microbatch, int count) {
-  const pipeline::Pieces pieces(std::vector<std::int64_t>{4}, count);
-  return frontend::part_of(held, {pieces, base::Microbatch(microbatch), 1});
+auto part(const T& held, int microbatch, int count) {
+  const auto batch = batch_of(count, held);
+  return frontend::part_of(held, {batch, base::Microbatch(microbatch), 0});
 }
 
 TEST(Split, EachMicrobatchGetsItsPieceOfEveryTensorInAnArgument) {
@@ -31,19 +37,27 @@ TEST(Split, NumbersAndScalarsGoToAllAndTypesThatCannotTravelGoAsTheyAre) {
 
 TEST(Split, WholeAndAlongSayOtherwise) {
   const auto x = at::arange(12).view({3, 4});
-  const pipeline::Pieces pieces(std::vector<std::int64_t>{4}, 2);
-  EXPECT_TRUE(frontend::part_of(whole(x), {pieces, base::Microbatch(1), 0}).is_same(x));
-  EXPECT_TRUE(frontend::part_of(along(1, x), {pieces, base::Microbatch(1), 0}).equal(x.narrow(1, 2, 2)));
+  EXPECT_TRUE(part(whole(x), 1, 2).is_same(x));
+  EXPECT_TRUE(part(along(1, x), 1, 2).equal(x.narrow(1, 2, 2)));
 }
 
-TEST(Split, AListOfSamplesIsCutByElements) {
-  const pipeline::Pieces pieces(std::vector<std::int64_t>{3}, 2);
-  const std::vector<at::Tensor> pictures{at::full({3, 4}, 0.0), at::full({3, 5}, 1.0), at::full({3, 6}, 2.0)};
-  const auto first = frontend::part_of(pictures, {pieces, base::Microbatch(0), 0, true});
-  const auto second = frontend::part_of(pictures, {pieces, base::Microbatch(1), 0, true});
-  ASSERT_EQ(first.size(), 2);
+TEST(Split, AListOfSamplesIsCutByElementsWhereverItStands) {
+  const std::vector<at::Tensor> pictures{at::full({4, 4}, 0.0), at::full({4, 5}, 1.0), at::full({4, 6}, 2.0)};
+  const auto rows = at::arange(3);
+  const auto batch = batch_of(2, pictures, rows);
+  EXPECT_EQ(frontend::part_of(pictures, {batch, base::Microbatch(0), 0}).size(), 2);
+  const auto second = frontend::part_of(pictures, {batch, base::Microbatch(1), 0});
   ASSERT_EQ(second.size(), 1);
   EXPECT_TRUE(second[0].equal(pictures[2]));
+  const auto inside = part(std::tuple(pictures, rows), 1, 2);
+  ASSERT_EQ(std::get<0>(inside).size(), 1);
+  EXPECT_EQ(std::get<1>(inside).item<std::int64_t>(), 2);
+}
+
+TEST(Split, ATupleHasAllItemsOfItsTypeAndIsNotCutByElements) {
+  const auto batch = batch_of(2, std::tuple(at::ones({3, 4}), at::ones({5, 4})), at::arange(2));
+  ASSERT_TRUE(batch.refused);
+  EXPECT_NE(std::string(batch.refused->what()).find("argument 0 is cut"), std::string::npos) << batch.refused->what();
 }
 
 TEST(Split, APieceIsAViewWhoseWritesTheOthersDoNotSee) {
@@ -55,11 +69,25 @@ TEST(Split, APieceIsAViewWhoseWritesTheOthersDoNotSee) {
   EXPECT_EQ(part(x, 1, 2)._version(), version);
 }
 
-TEST(Split, ATensorThatCannotBeSplitIsAnErrorThatSaysWhichAndWhatToDo) {
-  const pipeline::Pieces pieces(std::vector<std::int64_t>{4}, 2);
-  const auto axis =
-      usage_error_of([&] { frontend::part_of(along(2, at::arange(4)), {pieces, base::Microbatch(0), 0}); });
-  EXPECT_NE(axis.find("no axis 2"), std::string::npos) << axis;
+TEST(Split, ATensorThatCannotBeSplitIsAnErrorOfTheStepThatSaysWhichAndWhatToDo) {
+  const auto axis = batch_of(2, along(2, at::arange(4)));
+  ASSERT_TRUE(axis.refused);
+  EXPECT_NE(std::string(axis.refused->what()).find("argument 0 of shape [4] has no axis 2"), std::string::npos);
+  EXPECT_EQ(axis.pieces.microbatches(), 2);
+}
+
+TEST(Split, WhatIsToldOfABatchIsToldOnce) {
+  frontend::Said said;
+  const auto x = at::zeros({8, 3});
+  const auto told = [&](const at::Tensor& rows, const std::vector<std::string>& names) {
+    return frontend::split({frontend::argument_of(rows), frontend::argument_of(names)}, {4}, said).second;
+  };
+  const std::vector<std::string> lines{
+      "split into 4 microbatches: argument 0 of shape [8, 3] along axis 0, argument 1 with 8 samples by elements. To "
+      "keep an argument whole: lamina::whole(argument); another axis: lamina::along(1, argument)"};
+  EXPECT_EQ(told(x, std::vector<std::string>(8, "name")), lines);
+  EXPECT_TRUE(told(x, std::vector<std::string>(8, "name")).empty());
+  EXPECT_EQ(told(x.narrow(0, 0, 2), std::vector<std::string>(2, "name")).size(), 1);  // fewer
 }
 
 TEST(Split, AlongSaysThatAnArgumentIsToBeSplit) {

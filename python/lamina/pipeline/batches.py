@@ -6,12 +6,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lamina.errors import UsageError, refusal, said
+from lamina import _lamina
+from lamina.errors import UsageError
 from lamina.job import current
-from lamina.pipeline.split import Splitter, sample_lists
+from lamina.pipeline.split import Splitter
 from lamina.util.told import tell, tells_details
-
-_OTHERWISE = 'To keep an argument whole: non_split_inputs=["name"]; another axis: input_split_axes={"name": 1}'
 
 
 class Microbatches:
@@ -47,7 +46,7 @@ class Batches:
         self._whole = whole
         self._axes = axes
         self._said: set[str] = set()
-        self._lists = sample_lists()
+        self._lists = _lamina.KnownLists()
 
     def split(
         self, bound: inspect.BoundArguments, owners: int, job: current.Job
@@ -60,45 +59,21 @@ class Batches:
             job: the current one.
 
         Errors:
-            UsageError: see `Splitter.look` and `Splitter.cut`; of Microbatches, numbers that do not fit.
+            UsageError: see `Splitter.split`; of Microbatches, numbers that do not fit.
         """
         batch = self._batch(bound, owners)
         if ready := {key: value for key, value in batch.items() if isinstance(value, Microbatches)}:
             return self._ready(bound, ready, job)
-        splitter = Splitter(job.microbatches, job.session.needs_all_microbatches, self._sample_lists(batch, job))
+        splitter = Splitter(job.microbatches, job.session.needs_all_microbatches, self._lists)
         for (_, name), value in batch.items():
-            splitter.look(value, self._axes.get(name, 0), name, name in self._axes)
-        splitter.cut()
-        if splitter.count < job.microbatches:
-            self._say_once(job, "fewer", said("fewer-microbatches", splitter.count, job.microbatches))
-        if splitter.count > 1 and batch:
-            splitter.require_no_offsets()
-            self._tell(splitter, job)
-        pieces = {key: splitter.split(value, self._axes.get(key[1], 0), key[1]) for key, value in batch.items()}
+            splitter.look(name, value, self._axes.get(name, 0), name in self._axes)
+        pieces = splitter.split()
+        self._tell(splitter.engine, job)
         each = [
-            self._part(bound, {key: parts[microbatch] for key, parts in pieces.items()})
-            for microbatch in range(splitter.count)
+            self._part(bound, {key: parts[microbatch] for key, parts in zip(batch, pieces, strict=True)})
+            for microbatch in range(splitter.engine.microbatches)
         ]
-        return each, splitter.samples
-
-    def _sample_lists(self, batch: Mapping[tuple[bool, str], Any], job: current.Job) -> list[Any]:
-        """The lists among the arguments that hold an element for each sample.
-
-        Errors:
-            UsageError: one of them may be either.
-        """
-        if job.microbatches == 1:
-            return []
-        named = ((name, value, self._axes.get(name, 0), name in self._axes) for (_, name), value in batch.items())
-        found, not_clear = self._lists.find(named)
-        if not_clear is not None:
-            name = not_clear.partition("[")[0].partition(".")[0]
-            remedy = (
-                f'input_split_axes={{"{name}": 0}} cuts each tensor in it, non_split_inputs=["{name}"] gives it whole '
-                "to each microbatch, and lamina.Microbatches(pieces) is cut already"
-            )
-            raise refusal("list-not-clear", f"argument {not_clear}", remedy)
-        return found
+        return each, splitter.engine.samples
 
     def _ready(
         self, bound: inspect.BoundArguments, ready: dict[tuple[bool, str], Microbatches], job: current.Job
@@ -139,22 +114,24 @@ class Batches:
                 arguments[name] = part.get((False, name), value)
         return inspect.BoundArguments(bound.signature, arguments)
 
-    def _tell(self, splitter: Splitter, job: current.Job) -> None:
-        if summary := splitter.summary():
-            told = job.own(_functions_told_of)
-            if told and id(self) not in told and not tells_details():
-                return  # one is enough to know how
-            told.add(id(self))
-            self._say_once(job, "split", f"split into {splitter.count} microbatches: {summary}. {_OTHERWISE}")
-        elif "nothing" not in self._said:
-            self._said.add("nothing")
-            line = said("nothing-to-split", splitter.count, "list what is to be whole in non_split_inputs")
-            warnings.warn(f"{self._name}: {line}", stacklevel=2)
+    def _tell(self, splitter: _lamina.BatchSplitter, job: current.Job) -> None:
+        for remark in splitter.remarks():
+            if (remark == "split" and self._is_told_elsewhere(job)) or remark in self._said:
+                continue
+            self._said.add(remark)
+            line = f"{self._name}: {splitter.text(remark)}"
+            if remark == "nothing":
+                warnings.warn(line, stacklevel=2)
+            elif job.session.rank == 0:
+                tell(line)
 
-    def _say_once(self, job: current.Job, what: str, line: str) -> None:
-        if what not in self._said and job.session.rank == 0:
-            tell(f"{self._name}: {line}")
-        self._said.add(what)
+    def _is_told_elsewhere(self, job: current.Job) -> bool:
+        """True where it was said of another step function of the job how its batch is cut: one is enough."""
+        told = job.own(_functions_told_of)
+        if told and id(self) not in told and not tells_details():
+            return True
+        told.add(id(self))
+        return False
 
 
 def _functions_told_of() -> set[int]:

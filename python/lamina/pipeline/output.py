@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from lamina.errors import refusal
+from lamina import _lamina
 from lamina.util import pytree
 
 _HINT = (
@@ -36,15 +36,7 @@ class StepOutput(Generic[Item]):
     def reduce_mean(self) -> torch.Tensor:
         """The mean over the samples of means over those of each microbatch, a new tensor of the shape of each; of
         integers, in the default dtype."""
-        stacked = self.stack()
-        if not (stacked.is_floating_point() or stacked.is_complex()):
-            stacked = stacked.to(torch.get_default_dtype())
-        if len(set(self.samples)) < 2:
-            return stacked.mean(0)
-        wide = stacked.float() if stacked.dtype in (torch.half, torch.bfloat16) else stacked
-        weights = torch.tensor(self.samples, dtype=torch.double) / sum(self.samples)
-        weights = weights.to(wide.device, wide.dtype.to_real()).view(-1, *[1] * (wide.dim() - 1))
-        return (wide * weights).sum(0).to(stacked.dtype)
+        return _lamina.mean_of_outputs(self.outputs, self.samples)
 
     def reduce_sum(self) -> torch.Tensor:
         """The sum over microbatches, a new tensor of the shape of each; of integers and bool, in int64."""
@@ -52,7 +44,7 @@ class StepOutput(Generic[Item]):
 
     def concat(self) -> torch.Tensor:
         """The tensors one after the other along axis 0: the whole batch again. 0-dimensional ones are stacked."""
-        return self.stack() if self.outputs[0].dim() == 0 else torch.cat(self.outputs, 0)
+        return _lamina.concat_outputs(self.outputs)
 
     def stack(self) -> torch.Tensor:
         """The tensors along a new axis 0, a new tensor of shape (microbatches, ...).
@@ -61,10 +53,7 @@ class StepOutput(Generic[Item]):
             UsageError: their shapes differ, as those of microbatches with other numbers of samples; also in
                 `reduce_mean` and `reduce_sum`.
         """
-        first = self.outputs[0].shape
-        if (other := next((each.shape for each in self.outputs if each.shape != first), None)) is not None:
-            raise refusal("outputs-differ", list(first), list(other))
-        return torch.stack(self.outputs, 0)
+        return _lamina.stack_outputs(self.outputs)
 
     def __repr__(self) -> str:
         return f"StepOutput({self.outputs!r})"

@@ -52,7 +52,7 @@ def step(
 ) -> Callable:
     """Makes a function a step function: `@lamina.step`, or `@lamina.step(...)`; methods too.
 
-    Calling it splits the tensors among its arguments into microbatches (`Splitter.split` says how; the first call says
+    Calling it splits the tensors among its arguments into microbatches (`Splitter` says how; the first call says
     what it found) and runs the function once for each, on the rank of partition 0. The other ranks of the pipeline call
     it as well, and run what they own of the model; of their call only the function's name is looked at. All of them get
     the result: a StepOutput in the place of each tensor that the function returns, a list of one value per microbatch

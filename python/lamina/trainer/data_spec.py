@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from lamina import _lamina
 from lamina.errors import ConfigError, UsageError, refusal
-from lamina.pipeline.sample_lists import SampleLists, is_tensor
-from lamina.pipeline.split import parts_of, pieces_of
+from lamina.pipeline.split import Parts, Walk, is_tensor, parts_of, pieces_of
 from lamina.trainer import checks
 
 _PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date, datetime.timedelta, PurePath)
@@ -126,7 +126,7 @@ class PlainBatches:
     of them holds for the others."""
 
     def __init__(self) -> None:
-        self._lists = SampleLists(_children)
+        self._lists = _lamina.KnownLists()
 
     def count(self, batch: Any) -> int:
         """The number of samples: rows of tensors, and elements of lists that have one for each.
@@ -158,14 +158,18 @@ class PlainBatches:
 
     def _sample_lists(self, batch: Any) -> set[int]:
         """The ids of lists in it that hold an element for each sample."""
-        found, not_clear = self._lists.find([("batch", batch, 0, False)])
+        splitter = _lamina.BatchSplitter(1, False)
+        splitter.begin_argument("batch", 0, False)
+        walk = Walk(splitter, _parts)
+        walk.add("batch", batch)
+        found, not_clear = splitter.lists(self._lists)
         if not_clear is not None:
             raise refusal("list-not-clear", not_clear, _OTHERWISE)
-        return {*map(id, found), *_lists_of_values(batch, True)}
+        return {*(id(walk.nodes[number].value) for number in found), *_lists_of_values(batch, True)}
 
 
-def _children(value: Any) -> list[tuple[str, Any]] | None:
-    return None if _is_plain(value) or (parts := parts_of(value)) is None else parts[0]
+def _parts(value: Any) -> Parts | None:
+    return None if _is_plain(value) else parts_of(value)
 
 
 def _part(batch: Any, samples: slice, lists: set[int]) -> Any:
@@ -223,7 +227,7 @@ def _lists_of_values(value: Any, is_batch: bool = False) -> Iterable[int]:
             return
         if _are_lists(value):
             raise refusal("list-not-clear", "batch", _OTHERWISE)
-    for _, child in _children(value) or ():  # tuples are parts of a batch, as torch's default_collate makes them
+    for _, child in (_parts(value) or ((),))[0]:  # tuples are parts of a batch, as torch's default_collate makes them
         yield from _lists_of_values(child)
 
 

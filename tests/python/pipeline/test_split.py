@@ -11,25 +11,26 @@ import pytest
 import torch
 from torch.utils import _pytree
 
+from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.pipeline.split import Splitter, sample_lists
+from lamina.pipeline.split import Splitter
 
 Pair = collections.namedtuple("Pair", "x y")
 
 
-def looked_at(count, said=False, **given):
-    splitter = Splitter(count)
+def cut(count, known=None, axes=None, **given):
+    """The parts of each argument, and what has cut them. What has an axis is said to be split along it."""
+    splitter, axes = Splitter(count, known=known), axes or {}
     for name, value in given.items():
-        splitter.look(value, 0, name, said)
-    splitter.cut()
-    return splitter
+        splitter.look(name, value, axes.get(name, 0), name in axes)
+    return dict(zip(given, splitter.split(), strict=True)), splitter.engine
 
 
 def split(value, count, axis, name):
     splitter = Splitter(count)
-    splitter.look(value, axis, name, is_said=False)
-    splitter.cut()
-    return splitter.split(value, axis, name)
+    splitter.look(name, value, axis)
+    (pieces,) = splitter.split()
+    return pieces
 
 
 def test_a_tensor_becomes_pieces_in_order():
@@ -61,18 +62,18 @@ def test_pieces_of_an_uneven_batch_differ_by_one(make):
 
 
 def test_tensors_of_several_rows_for_each_sample_are_cut_beside_the_others():
-    splitter = looked_at(2, x=torch.arange(3), y=torch.arange(6))
-    assert splitter.samples == [2, 1]
-    assert [piece.tolist() for piece in splitter.split(torch.arange(6), 0, "y")] == [[0, 1, 2, 3], [4, 5]]
+    pieces, engine = cut(2, x=torch.arange(3), y=torch.arange(6))
+    assert engine.samples == [2, 1]
+    assert [piece.tolist() for piece in pieces["y"]] == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_a_tensor_that_does_not_fit_beside_the_others_is_named():
     with pytest.raises(
         UsageError, match=r"argument w\[1\] of shape \(10,\) cannot.*argument x of shape \(12, 2\)"
     ) as caught:
-        looked_at(4, x=torch.zeros(12, 2), w=[1, torch.zeros(10)])
+        cut(4, x=torch.zeros(12, 2), w=[1, torch.zeros(10)])
     assert caught.value.code == "step-uneven"
-    assert looked_at(1, x=torch.zeros(12, 2), w=torch.zeros(10)).samples == [12]
+    assert cut(1, x=torch.zeros(12, 2), w=torch.zeros(10))[1].samples == [12]
 
 
 class Fresh(collections.abc.Mapping):
@@ -255,66 +256,57 @@ OFFSETS = [
 
 @pytest.mark.parametrize("given, refused", OFFSETS)
 def test_offsets_are_refused_and_may_be_said_to_be_values_of_rows(given, refused):
-    for is_said in (False, True):
-        splitter = looked_at(2, is_said, **given)
-        if refused is None or is_said:
-            splitter.require_no_offsets()
-        else:
-            with pytest.raises(
-                UsageError, match=rf"argument {refused} .*looks like offsets.*non_split_inputs"
-            ) as caught:
-                splitter.require_no_offsets()
-            assert caught.value.code == "step-offsets"
+    cut(2, axes=dict.fromkeys(given, 0), **given)
+    if refused is None:
+        cut(2, **given)
+    else:
+        with pytest.raises(UsageError, match=rf"argument {refused} .*looks like offsets.*non_split_inputs") as caught:
+            cut(2, **given)
+        assert caught.value.code == "step-offsets"
 
 
 def test_a_summary_says_what_was_split_and_which_lists_of_the_batch_were_not():
     batch = {"x": torch.zeros(4, 3), "mask": torch.zeros(2, 2)}
-    splitter = looked_at(2, batch=batch, labels=["a", "b", "c", "d"], sizes=[1, 2, 3])
-    assert splitter.summary() == (
-        "batch['x'] (4, 3) along axis 0, batch['mask'] (2, 2) along axis 0; whole to each: labels (a list of 4)"
+    labels = (0, 1, 0, 1)
+    _, engine = cut(2, batch=batch, labels=labels, sizes=[1, 2, 3])
+    assert engine.remarks() == ["split"]
+    assert engine.text("split").startswith(
+        "split into 2 microbatches: batch['x'] (4, 3) along axis 0, batch['mask'] (2, 2) along axis 0; whole to each: "
+        "labels (a list of 4). To keep an argument whole: "
     )
-
-
-def cut_as_arguments(count, lists=None, axes=None, **given):
-    lists = lists or sample_lists()
-    axes = axes or {}
-    found, not_clear = lists.find((name, value, axes.get(name, 0), name in axes) for name, value in given.items())
-    if not_clear is not None:
-        return not_clear
-    splitter = Splitter(count, by_elements=found)
-    for name, value in given.items():
-        splitter.look(value, axes.get(name, 0), name, name in axes)
-    splitter.cut()
-    splitter.require_no_offsets()
-    pieces = {name: splitter.split(value, axes.get(name, 0), name) for name, value in given.items()}
-    return pieces, splitter.summary()
 
 
 def test_lists_of_samples_are_cut_by_elements():
     pictures = [torch.full((3, 4 + number % 2, 4), number) for number in range(6)]
     names = tuple("abcdef")
-    pieces, summary = cut_as_arguments(3, pictures=pictures, names=names, y=torch.arange(6), size=(4,) * 6)
+    pieces, engine = cut(3, pictures=pictures, names=names, y=torch.arange(6), size=(4,) * 6)
     assert [[int(each[0, 0, 0]) for each in piece] for piece in pieces["pictures"]] == [[0, 1], [2, 3], [4, 5]]
     assert pieces["names"] == [("a", "b"), ("c", "d"), ("e", "f")]
     assert pieces["size"] == [(4,) * 6] * 3
-    assert "pictures (6 samples) by elements, names (6 samples) by elements, y (6,) along axis 0" in summary
+    summary = "pictures (6 samples) by elements, names (6 samples) by elements, y (6,) along axis 0"
+    assert summary in engine.text("split")
 
 
 def test_lists_of_tensors_with_the_rows_of_the_batch_are_cut_by_rows():
-    pieces, _ = cut_as_arguments(2, pair=[torch.ones(4, 2), torch.ones(4)], y=torch.ones(4))
+    pieces, _ = cut(2, pair=[torch.ones(4, 2), torch.ones(4)], y=torch.ones(4))
     assert [[len(each) for each in piece] for piece in pieces["pair"]] == [[2, 2], [2, 2]]
 
 
 def test_a_list_that_may_be_either_is_named_and_what_is_said_of_it_decides():
     pictures = [torch.ones(3, 4, 4)] * 6
-    assert cut_as_arguments(3, pictures=pictures) == "pictures"
-    assert cut_as_arguments(3, batch={"a": [pictures]}) == "batch['a'][0]"
-    pieces, _ = cut_as_arguments(3, axes={"pictures": 0}, pictures=pictures)
+    for name, given in (("pictures", {"pictures": pictures}), (r"batch\['a'\]\[0\]", {"batch": {"a": [pictures]}})):
+        with pytest.raises(UsageError, match=rf"how argument {name} is cut.*non_split_inputs") as caught:
+            cut(3, **given)
+        (argument,) = given
+        assert caught.value.code == "step-list" and f'input_split_axes={{"{argument}": 0}}' in str(caught.value)
+    pieces, _ = cut(3, axes={"pictures": 0}, pictures=pictures)
     assert [[each.shape[0] for each in piece] for piece in pieces["pictures"]] == [[1] * 6] * 3
 
 
 def test_what_a_list_was_in_the_first_batch_holds_for_a_smaller_one():
-    lists = sample_lists()
-    for rows in (8, 3, 1):
-        pieces, _ = cut_as_arguments(1, lists=lists, states=[torch.ones(rows, 5, 2)] * 3)
-        assert [len(each) for each in pieces["states"][0]] == [rows] * 3
+    known = _lamina.KnownLists()
+    for rows in (8, 3, 2):
+        pieces, _ = cut(2, known, states=[torch.ones(rows, 5, 2)] * 3)
+        assert [len(each) for each in pieces["states"][1]] == [rows // 2] * 3
+    with pytest.raises(UsageError, match="how argument states is cut"):
+        cut(2, states=[torch.ones(3, 5, 2)] * 3)
