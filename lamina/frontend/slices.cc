@@ -32,7 +32,8 @@ struct HeldAt {
 
 layout::Slicing slicing_of(const std::string& name, const at::Tensor& parameter, const Sliced::Cut& cut, int degree) {
   const auto extent = parameter.size(cut.dim);
-  shares_of(name, extent, cut.unit, degree);
+  tensor_parallel::require_each(base::str(name, " has ", extent, " features in units of ", cut.unit),
+                                tensor_parallel::shares_of(extent, cut.unit, degree));
   return {cut.dim, {{extent, cut.unit}}, degree};
 }
 
@@ -59,13 +60,6 @@ layout::Share Member::positions(std::int64_t count) const {
 
 tensor_parallel::Cut Member::cut(std::int64_t count) const {
   return {1, tensor_parallel::sizes_of(tensor_parallel::shares_of(count, 1, degree))};
-}
-
-std::vector<layout::Share> shares_of(const std::string& what, std::int64_t extent, std::int64_t unit, int degree) {
-  auto shares = tensor_parallel::shares_of(extent, unit, degree);
-  if (shares.back().count() > 0) return shares;
-  throw faces::refusal("some-without-slices", base::str(what, " has ", extent, " features in units of ", unit),
-                       base::str("tensor_parallel_degree: ", degree));
 }
 
 std::vector<std::int64_t> whole_shape(const Slicings& slicings, const at::Tensor& tensor) {

@@ -57,9 +57,6 @@ class Sliced {
   std::optional<Member> member_;
 };
 
-// The positions of each member of so many features, or heads, of `what`. Throws base::UsageError where one has none.
-std::vector<layout::Share> shares_of(const std::string& what, std::int64_t extent, std::int64_t unit, int degree);
-
 // How parameters are cut, by the TensorImpl of each.
 using Slicings = std::map<const void*, layout::Slicing>;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/tensor_parallel/proof.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>

@@ -5,6 +5,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include "lamina/base/str.h"
+#include "lamina/faces/sayings.h"
 #include "lamina/value/guarded.h"
 
 namespace lamina::tensor_parallel {
@@ -90,6 +92,11 @@ std::vector<layout::Share> shares_of(std::int64_t extent, std::int64_t unit, int
     shares.push_back({units.begin * unit, units.end * unit, units.size * unit});
   }
   return shares;
+}
+
+void require_each(const std::string& what, const std::vector<layout::Share>& shares) {
+  if (shares.back().count() > 0) return;
+  throw faces::refusal("some-without-slices", what, base::str("tensor_parallel_degree: ", shares.size()));
 }
 
 std::vector<std::int64_t> sizes_of(const std::vector<layout::Share>& shares) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "lamina/layout/parameter_layout.h"
@@ -28,6 +29,8 @@ std::vector<std::int64_t> whole_shape(const at::Tensor& slice, const layout::Sli
 
 // The positions that each of so many members has of an extent that is cut as one section, in units that are not torn.
 std::vector<layout::Share> shares_of(std::int64_t extent, std::int64_t unit, int members);
+// Throws base::UsageError where a member has none of what `what` says that there is: "q_proj has 6 features".
+void require_each(const std::string& what, const std::vector<layout::Share>& shares);
 // How many these are.
 std::vector<std::int64_t> sizes_of(const std::vector<layout::Share>& shares);
 

@@ -31,6 +31,7 @@ void bind_references(py::module_& module);
 void bind_session(py::module_& module);
 void bind_sharding(py::module_& module);
 void bind_step_check(py::module_& module);
+void bind_tensor_parallel(py::module_& module);
 void bind_training(py::module_& module);
 
 }  // namespace lamina::python

@@ -45,6 +45,7 @@ PYBIND11_MODULE(_lamina, module) {
   bind_optim(module);
   bind_parameter_server(module);
   bind_parameters(module);
+  bind_tensor_parallel(module);
   bind_training(module);
   module.def("said", [](const std::string& name, const std::vector<std::string>& values) {
     const auto place = lamina::faces::find(name);

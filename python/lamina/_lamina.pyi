@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as the Python face sees it. Nothing here is public."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal, Protocol, overload
 
@@ -1156,6 +1156,84 @@ def is_alone() -> bool:
     """True in an `Alone` of this thread."""
 
 def team_size(team: str) -> int: ...
+
+# Plans and cuts of layers: lamina/tensor_parallel/plans.h, layer_cuts.h.
+class ModelModule:
+    parameters: list[tuple[str, int]]
+    in_features: int
+    reaches_base: bool
+    has_variant: bool
+    is_marked: bool
+    is_replaced: bool
+    plan: list[tuple[str, str]] | None
+    transformers_plan: list[tuple[str, str]]
+    own_style: str
+
+    def __init__(self, type: str, classes: Sequence[str]) -> None: ...
+    def set_heads(self, name: str, count: int) -> None: ...
+    def set_own_plan(
+        self, styles: Sequence[tuple[str, str]], in_parts: Sequence[tuple[str, str]], is_stack: bool
+    ) -> None: ...
+
+class LayerKind:
+    OTHER: LayerKind
+    LINEAR: LayerKind
+    CONV1D: LayerKind
+    EMBEDDING: LayerKind
+
+class ParentModule:
+    numbers: dict[str, int]
+
+class PlannedLayer:
+    name: str
+    kind: LayerKind
+    layer: int
+    member: int
+    parent: int
+    shape: list[int]
+    has_bias: bool
+    has_own_forward: bool
+    has_options: bool
+    padding: int | None
+    said_heads: str
+
+    def set_said_heads(self, count: int) -> None: ...
+
+class LayerCut:
+    name: str
+    style: str
+    slices: list[tuple[str, tuple[int, list[tuple[int, int]]]]]
+    sizes: list[int]
+    part: tuple[int, int, int]
+    chosen: list[int] | None
+    sections: list[tuple[int, int]]
+    by_parent: bool
+    padding: int | None
+    numbers: list[tuple[str, int | None]]
+
+class ParentCut:
+    parent: int
+    members: list[tuple[int, tuple[int, int, int] | None]]
+    heads: tuple[int, int, int] | None
+    own_keys: list[int]
+    keys: int
+    numbers: dict[str, int]
+
+def plan_layers(
+    modules: Sequence[ModelModule], names: Sequence[tuple[str, int]], degree: int, in_parts: bool
+) -> tuple[dict[int, ParentModule], list[PlannedLayer], list[PlannedLayer], list[list[str]]]:
+    """The modules around layers that are to be sliced, these layers, those that are elsewhere, too, and the names of
+    tied parameters. UsageError where a plan names what is not there."""
+
+def cut_layers(
+    parents: Mapping[int, ParentModule],
+    layers: Sequence[PlannedLayer],
+    elsewhere: Sequence[PlannedLayer],
+    tied: Sequence[Sequence[str]],
+    degree: int,
+    member: int,
+) -> tuple[list[LayerCut], list[ParentCut]]:
+    """The cuts for one of so many members of a team. UsageError where sizes do not allow what the plan asks for."""
 
 class AsInBody:
     """A context, in which modules have streams of random numbers as in the body of a step."""

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from lamina.tensor_parallel import partial
-from lamina.tensor_parallel.heads import Share
+from lamina.tensor_parallel.shares import Share
 
 _HEADS_AT = -3  # of queries, and of probabilities [..., heads, queries, keys]
 _POSITIONS_AT = 1  # of states [samples, positions, features]

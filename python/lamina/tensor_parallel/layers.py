@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of which this rank has a slice, and the modules around them: see [Note: slicing plan] in plans.py.
+"""Layers of which this rank has a slice, and the modules around them: see [Note: slicing plan].
 
 A sliced layer stays the same object, with the same parameters, and gets another class: the one it had, with another
 forward. So names, hooks and what the script keeps of it stay as they are.
@@ -19,7 +19,7 @@ from lamina.errors import UsageError
 from lamina.libraries import hugging_face
 from lamina.tensor_parallel import dropout
 from lamina.tensor_parallel.dropout import Parts, SlicedDropout, State
-from lamina.tensor_parallel.heads import Share, share
+from lamina.tensor_parallel.shares import Share, share
 from lamina.util.settings import setting
 
 # As `_lamina.Slicing`.
@@ -166,7 +166,7 @@ class _Chosen:
 
 
 class _GivingPart:
-    """A wrapper that is computed whole, and gives a part: see [Note: wrappers] in plans.py."""
+    """A wrapper that is computed whole, and gives a part: see [Note: wrappers]."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output, here = super().forward(*args, **kwargs), self.__dict__[_HERE]
@@ -250,8 +250,8 @@ def _slice_of(layer: nn.Module, name: str) -> nn.Parameter:
         return parameter
     raise UsageError(
         f"the {name} of a sliced {type(layer).__name__} is no parameter of it any more, as after pruning or a "
-        "parametrization, which would measure a slice: do that before the model is wrapped, and leave the layer out "
-        "of the plan",
+        "parametrization, which would measure a slice: do that before the model is wrapped, and leave it out of the "
+        "plan",
         code="tp-away",
     )
 

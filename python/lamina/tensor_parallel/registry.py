@@ -31,7 +31,7 @@ class DistributedModule(nn.Module):
     Attributes:
         slicing_plan: a style for names below the module, as `set_tensor_parallelism(plan=...)` takes them.
         is_stack: whether activations between the modules inside may lie in parts of positions.
-        positions_plan: the styles of a module in such a stack then; see [Note: positions] in plans.py.
+        positions_plan: the styles of a module in such a stack then; see [Note: positions].
     """
 
     slicing_plan: ClassVar[Mapping[str, str]] = {}

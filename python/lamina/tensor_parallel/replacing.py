@@ -17,7 +17,6 @@ from lamina.errors import UsageError
 from lamina.script_state.names import HOOKS
 from lamina.tensor_parallel import layers, marks, registry
 from lamina.tensor_parallel.correspondence import Correspondence, matched
-from lamina.tensor_parallel.heads import whole_number
 from lamina.tensor_parallel.registry import DistributedModule, Registration, UnfitError
 from lamina.util.module_names import is_in_module
 from lamina.util.told import tell
@@ -166,8 +165,8 @@ def _made(
 
 def _require_heads(module: nn.Module, degree: int) -> None:
     for part in module.modules():
-        count = whole_number(part, "num_attention_heads") if isinstance(part, DistributedModule) else None
-        if count is not None and count < degree:
+        count = part.__dict__.get("num_attention_heads") if isinstance(part, DistributedModule) else None
+        if isinstance(count, int) and count < degree:
             raise UnfitError(f"it has {count} attention heads, for {degree} ranks")
 
 

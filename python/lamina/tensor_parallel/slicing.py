@@ -13,9 +13,8 @@ from lamina.errors import UsageError, said
 from lamina.job import current
 from lamina.tensor_parallel import dropout, layers, plans
 from lamina.tensor_parallel.calls_elsewhere import DropoutContext
-from lamina.tensor_parallel.cuts import Cutter, LayerCut
+from lamina.tensor_parallel.cuts import LayerCut, cuts_of
 from lamina.tensor_parallel.layers import Slicing
-from lamina.tensor_parallel.plans import Planned
 from lamina.tensor_parallel.regions import make_regions
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.tensor_parallel.turns import Turns
@@ -34,35 +33,32 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     Errors:
         UsageError: a plan does not fit the model, or sizes do not divide by the degree.
     """
-    cutter = _cutter_of(root, plans.planned(root, session.group_size("tp"), _in_parts(session)), session)
-    _tell_of_whole(root, cutter.cuts, session)
-    if not cutter.cuts:
+    plan = plans.plan_of(root, session.group_size("tp"), _in_parts(session))
+    cuts = cuts_of(plan, session.group_size("tp"), session.group_rank("tp"), session.team())
+    _tell_of_whole(root, cuts.layers, session)
+    if not cuts.layers:
         return
-    _require_parameters(cutter.cuts)
-    around = cutter.around()
+    _require_parameters(cuts.layers)
     rows = {
         id(parameter): (f"{name}.{key}", parameter, slicing)
-        for name, cut in cutter.cuts.items()
+        for name, cut in cuts.layers.items()
         for key, slicing in cut.slices.items()
         for parameter in [cut.layer._parameters[key]]
     }
     session.slice(list(rows.values()), make)
-    for cut in cutter.cuts.values():
+    for cut in cuts.layers.values():
         sizes = {name: count for name, count in cut.sizes.items() if name in cut.layer.__dict__}
         remember(cut.layer, tuple(sizes))
         for attribute, count in sizes.items():
             setattr(cut.layer, attribute, count)
         layers.become_sliced(cut.layer, cut.style, cut.slices, cut.here)
-    for each in around:
-        numbers = each.heads.attributes() if each.heads is not None else {}
-        remember(each.module, tuple(numbers))
+    for each in cuts.around:
+        remember(each.module, tuple(each.attributes))
         for member, _ in each.members:
             remember(member)
-        for attribute, count in numbers.items():
-            setattr(each.module, attribute, count)
-        own = each.heads and each.heads.own
-        keys = ((), 0) if each.heads is None else (tuple(each.heads.own_keys()), each.heads.keys)
-        layers.become_around(each.module, own, keys, each.members, session.team())
+        for attribute, number in each.attributes.items():
+            setattr(each.module, attribute, number)
+        layers.become_around(each.module, each.heads, each.keys, each.members, session.team())
     for module in root.modules():
         if layers.has_fast_path(module) and any(map(layers.is_sliced, module.modules())):
             remember(module)
@@ -161,36 +157,3 @@ def _require_parameters(cuts: dict[str, LayerCut]) -> None:
                 "torch.nn.utils.prune.remove)",
                 code="tp-layer",
             )
-
-
-def _cutter_of(root: nn.Module, planned: dict[str, Planned], session: _lamina.Session) -> Cutter:
-    """The cuts of a model. A parameter that several modules have is cut alike in all of them, or not at all: left whole
-    where no plan of the script's names it, or else refused."""
-    holders: dict[int, list[str]] = {}
-    for name, module in root.named_modules():  # a module with several names is one
-        for key, parameter in module.named_parameters(name, recurse=False, remove_duplicate=False):
-            holders.setdefault(id(parameter), []).append(key)
-    while True:
-        cutter = Cutter(
-            planned,
-            plans.elsewhere(root, planned.values()),
-            session.group_size("tp"),
-            session.group_rank("tp"),
-            session.team(),
-        )
-        ways = {f"{name}.{key}": way for name, cut in cutter.cuts.items() for key, way in cut.slices.items()}
-        torn = [
-            names for names in holders.values() if len(names) > 1 and len({str(ways.get(each)) for each in names}) > 1
-        ]
-        if not torn:
-            return cutter
-        for names in torn:
-            layer_names = [name for each in names if (name := each.rpartition(".")[0]) in planned]
-            if any(not planned[name].may_stay_whole or planned[name].by_parent for name in layer_names):
-                raise UsageError(
-                    f"{layer_names[0]} cannot be sliced: {' and '.join(names)} are one parameter, and the plan does "
-                    "not cut it alike in both: name both, as embedding_rowwise and colwise_gather_output say, or "
-                    "neither, or untie them",
-                    code="tp-layer",
-                )
-            planned = {name: each for name, each in planned.items() if name not in layer_names}
