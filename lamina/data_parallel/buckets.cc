@@ -8,6 +8,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/collective/travel.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina::data_parallel {
 namespace {
@@ -52,6 +53,7 @@ void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters
   each_part(bucket, parameters, [&](at::Tensor parameter, const at::Tensor& part) {
     if (!wanted(parameter)) return;
     auto& gradient = parameter.mutable_grad();
+    const bool was_guarded = value::is_slice(gradient);
     if (how == Gradients::kViews) {
       gradient = part.detach();
     } else if (gradient.defined() && !gradient._is_zerotensor()) {  // zeros without memory cannot be written to
@@ -59,6 +61,7 @@ void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters
     } else {
       gradient = part.clone();
     }
+    if (was_guarded) value::guard_gradient(gradient, parameter);
   });
 }
 

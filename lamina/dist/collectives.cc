@@ -8,6 +8,7 @@
 #include "lamina/base/str.h"
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
+#include "lamina/value/guarded_calls.h"
 
 namespace lamina::dist {
 namespace {
@@ -29,7 +30,9 @@ Reduction reduction_of(std::string name) {
       base::str("all_reduce: '", given, "' is not allowed; expected one of SUM, PRODUCT, MIN, MAX, BAND, BOR, BXOR"));
 }
 
+// A collective would take slices of a parameter for the same.
 void require_here(const std::string& what, const at::Tensor& tensor) {
+  value::require_whole(tensor, what);
   if (tensor.device().is_cpu()) return;
   throw base::UsageError(base::str(what, ": a tensor on ", tensor.device().str(), ": Gloo takes those of the CPU"));
 }

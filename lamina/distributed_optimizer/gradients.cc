@@ -8,6 +8,7 @@
 #include <map>
 
 #include "lamina/optim/step.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina::distributed_optimizer {
 namespace {
@@ -18,6 +19,7 @@ constexpr double kBeside = -1;  // the model, in the place of a row's number
 // one of all that is not the model's.
 std::vector<double> own_squares(std::span<const at::Tensor> sources, const Measurers& measurers,
                                 optim::Threads& threads) {
+  const value::Unguarded own_work;
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::size_t> shards;
   auto* const sharding = measurers.sharding;

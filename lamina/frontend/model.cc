@@ -20,6 +20,7 @@
 #include "lamina/session/model_life.h"
 #include "lamina/session/sharding.h"
 #include "lamina/tensor_parallel/team.h"
+#include "lamina/value/guarded.h"
 #include "lamina/value/released.h"
 #include "lamina/verification/run_recorder.h"
 
@@ -54,7 +55,8 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
     : job_(outside_step("DistributedModel()")),
       options_(options),
       tree_(std::move(root), !job_.session->config().auto_partition),
-      backwards_(job_.session->job(), options.average_grads_across_microbatches) {
+      backwards_(job_.session->job(), options.average_grads_across_microbatches),
+      slices_([](const at::Tensor& parameter) { value::guard_gradient(parameter.grad(), parameter); }) {
   if (job_.model != nullptr) {
     throw faces::refusal("model-twice");
   }

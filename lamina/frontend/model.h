@@ -20,6 +20,7 @@
 #include "lamina/frontend/slices.h"
 #include "lamina/frontend/tracer.h"
 #include "lamina/model/cut.h"
+#include "lamina/model/gradient_watch.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/pipeline/backwards.h"
 #include "lamina/pipeline/job.h"
@@ -167,6 +168,7 @@ class Model : public std::enable_shared_from_this<Model> {
   std::unique_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;
   pipeline::Backwards backwards_;
+  model::GradientWatch slices_;                      // whose gradients are guarded as they come
   std::shared_ptr<data_parallel::Reducer> reducer_;  // with ddp and several replicas
   std::int64_t steps_ = 0;                           // that have ended here
   std::shared_ptr<sharding::Sharding> sharding_;     // once the model is cut, where it is sharded

@@ -9,6 +9,7 @@
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
 #include "lamina/model/float_types.h"
+#include "lamina/value/guarded.h"
 
 // News of a model for its reducer; see [Note: backward pass] in data_parallel/reducer.h.
 namespace lamina::frontend {
@@ -34,8 +35,12 @@ void Model::make_reducer() {
 
 void Model::watch() {
   if (!partitioned()) return;
-  std::vector<at::Tensor> parameters;
-  for (auto& [name, tensor] : own_parameters()) parameters.push_back(std::move(tensor));
+  std::vector<at::Tensor> parameters, slices;
+  for (auto& [name, tensor] : own_parameters()) {
+    if (value::is_slice(tensor)) slices.push_back(tensor);
+    parameters.push_back(std::move(tensor));
+  }
+  slices_.watch(slices);
   if (reducer_) reducer_->watch(parameters);
   if (job_.session->job().leads()) backwards_.watch(parameters, /*forgets=*/!sharding_ && !job_.pipelined());
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lamina/value/dtype.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina::model {
 
@@ -53,6 +54,7 @@ at::Tensor norm_of(const at::Tensor& tensor, double norm_type) {
 Norms norms(const ParameterTable& table, std::span<const Measured> given, double norm_type,
             std::span<const base::Rank> one_copy, messaging::Mailbox& mailbox, const base::Patience& patience) {
   const at::NoGradGuard no_grad;
+  const value::Unguarded own_work;
   const auto& all = table.all();
   std::vector<OfSlices> of_rows(all.size());
   Norms others, of;

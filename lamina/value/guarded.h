@@ -13,11 +13,17 @@ namespace lamina::value {
 // key set holds the wrapper key, whose kernels judge each operation. Views, copies and what is done element by element
 // are right for a slice: updates by hand, averages, clipping. What they give is guarded in its turn. Anything else
 // throws base::UsageError with the parameter, the operation and the remedy. The layer itself computes with unguarded().
+// Places by index are right along a dimension that is not cut, so it is known of each slice and its views which one is.
+// The gradient of a slice is one, too, once it is read outside of the engine.
 void guard(const at::Tensor& slice, const std::string& name, at::IntArrayRef whole);
+// Guards the gradient of a slice, as that is; does nothing for others, and in the engine's own work.
+void guard_gradient(const at::Tensor& gradient, const at::Tensor& parameter);
 // Guards one that was guarded before it was given another value, and is a slice again.
 void guard_again(const at::Tensor& slice);
-// Guards what comes of a slice.
+// Guards what comes of a slice: a view of it, what was computed of its elements, or what it was joined into.
+void guard_view(const at::Tensor& made, const at::Tensor& slice);
 void guard_like(const at::Tensor& made, const at::Tensor& slice);
+void guard_joined(const at::Tensor& made, const at::Tensor& slice);
 // Does `set`, which gives a tensor another value, as `tensor.data = ...` does: it is guarded after that where it was a
 // slice before, and has the shape of that again.
 void guard_as_before(const at::Tensor& tensor, const std::function<void()>& set);
@@ -26,6 +32,16 @@ bool is_slice(const at::Tensor& tensor);             // that was guarded, wherev
 bool is_guarded(const at::Tensor& tensor);           // and whose value is here
 std::string why_guarded(const at::Tensor& tensor);   // of what it is a slice; "" for a tensor that is not guarded
 std::string name_guarded(const at::Tensor& tensor);  // of the parameter, also while its value is away
+
+// Says for a guarded slice which dimension is cut, and how long that is in the whole.
+struct WhereCut {
+  int dim = 0;  // or one of the following
+  std::int64_t extent = 0;
+  static constexpr int kTorn = -1;    // its dimensions are others than those of the whole
+  static constexpr int kJoined = -2;  // it is a part of a list, whose places are the program's own
+};
+WhereCut where_cut(const at::Tensor& slice);
+bool is_gradient_of_slice(const at::Tensor& tensor);
 
 // Gives the same memory, with its gradients, to who knows that it is a slice.
 at::Tensor unguarded(const at::Tensor& slice);
@@ -37,6 +53,19 @@ class Unguarded {
   ~Unguarded();
   Unguarded(const Unguarded&) = delete;
   static bool here();
+};
+
+// While one is alive, this thread's work is judged, in a backward, too: a hook of the program's.
+class Judged {
+ public:
+  Judged();
+  ~Judged();
+  Judged(const Judged&) = delete;
+  static bool here();
+
+ private:
+  const bool before_;
+  const int open_before_;
 };
 
 // While this holds, what this thread computes of slices element by element is not guarded, as states of optimizers are.

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -17,12 +19,15 @@
 namespace lamina::value {
 namespace {
 
+using Stack = torch::jit::Stack;
+
 // Kinds of operations, by what they do with the elements of a slice.
 enum class OperationKind {
   kParts,   // consists of other operations, which are judged
   kView,    // gives the same memory
   kEach,    // takes each element alone
-  kAcross,  // takes them together
+  kJoins,   // puts them into a longer tensor
+  kAcross,  // takes them together, or with those of other ranks
   kDraws,   // gives random numbers
 };
 
@@ -38,19 +43,22 @@ bool is_among(const std::array<std::string_view, count>& all, std::string_view n
 
 // Operations that torch does not mark as taking each element alone.
 bool takes_each_alone(std::string_view name) {
-  constexpr std::array<std::string_view, 17> kAll{"aten::clone",          "aten::_to_copy",  "aten::copy_",
-                                                  "aten::copy",           "aten::cat",       "aten::stack",
-                                                  "aten::zero_",          "aten::fill_",     "aten::set_",
-                                                  "aten::is_same_size",   "aten::is_set_to", "aten::record_stream",
-                                                  "aten::_pin_memory",    "aten::is_pinned", "aten::lift_fresh",
-                                                  "aten::_reshape_alias", kNewEmpty};
-  constexpr std::array<std::string_view, 5> kUpdates{"aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_",
-                                                     "aten::_fused_adagrad_", "aten::_copy_from"};
+  constexpr std::array<std::string_view, 16> kAll{
+      "aten::clone",        "aten::_to_copy",   "aten::copy_",          "aten::copy",
+      "aten::detach_",      "aten::zero_",      "aten::fill_",          "aten::set_",
+      "aten::is_same_size", "aten::is_set_to",  "aten::is_pinned",      "aten::record_stream",
+      "aten::_pin_memory",  "aten::lift_fresh", "aten::_reshape_alias", kNewEmpty};
+  constexpr std::array<std::string_view, 6> kUpdates{
+      "aten::_fused_adam_",    "aten::_fused_adamw_", "aten::_fused_sgd_",
+      "aten::_fused_adagrad_", "aten::_copy_from",    "aten::_amp_foreach_non_finite_check_and_unscale_"};
   constexpr std::array<std::string_view, 3> kOfLists{"aten::_foreach_norm", "aten::_foreach_max",
                                                      "aten::_foreach_powsum"};
   if (begins_with(name, "aten::_foreach_")) return !is_among(kOfLists, name);
-  return is_among(kAll, name) || is_among(kUpdates, name) || !begins_with(name, "aten::");
+  const bool is_collective = begins_with(name, "c10d::") || begins_with(name, "_c10d_functional::");
+  return is_among(kAll, name) || is_among(kUpdates, name) || (!begins_with(name, "aten::") && !is_collective);
 }
+
+bool joins(std::string_view name) { return name == "aten::cat" || name == "aten::stack"; }
 
 bool gives_views(const c10::FunctionSchema& schema) {
   return std::ranges::any_of(schema.returns(), [](const c10::Argument& given) {
@@ -64,54 +72,138 @@ OperationKind kind_of(const c10::OperatorHandle& op) {
   if (begins_with(name, "aten::") && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
     return OperationKind::kParts;
   }
+  if (joins(name)) return OperationKind::kJoins;
   if (gives_views(schema)) return OperationKind::kView;
   if (op.hasTag(at::Tag::data_dependent_output)) return OperationKind::kAcross;  // equal() is marked as pointwise, too
   if (op.hasTag(at::Tag::nondeterministic_seeded)) return OperationKind::kDraws;
   return op.hasTag(at::Tag::pointwise) || takes_each_alone(name) ? OperationKind::kEach : OperationKind::kAcross;
 }
 
+std::string_view remedy(OperationKind kind, bool is_gradient) {
+  if (kind == OperationKind::kDraws) {
+    return "initialise it before the model is wrapped, or in lamina.gathered_parameters([parameter], write_back=True)";
+  }
+  if (is_gradient) {
+    return "lamina.get_full_gradient(parameter) is the whole; model.grad_norm(), model.clip_grad_norm_() and torch's "
+           "clip_grad_norm_() know all slices, and the gradients of copies are averaged in the backward";
+  }
+  return "lamina.get_full_parameter(parameter) is the whole, lamina.gathered_parameters([parameter]) has it around "
+         "what reads it, and with write_back=True what writes it";
+}
+
 [[noreturn]] void refuse(const at::Tensor& slice, const std::string& operation, OperationKind kind,
                          const std::string& torchs = "") {
-  const std::string_view remedy =
-      kind == OperationKind::kDraws
-          ? "initialise it before the model is wrapped, or in lamina.gathered_parameters([parameter], write_back=True)"
-          : "lamina.get_full_parameter(parameter) is the whole, lamina.gathered_parameters([parameter]) has it around "
-            "what reads it, and with write_back=True what writes it";
-  throw base::UsageError(base::str(why_guarded(slice), "; it is no whole weight outside of its layer's forward: ",
-                                   remedy, " (", operation, torchs.empty() ? "" : ": ", torchs, ")"),
-                         base::Code{"tp-away"});
+  throw base::UsageError(
+      base::str(why_guarded(slice), "; it is no whole weight outside of its layer's forward: ",
+                remedy(kind, is_gradient_of_slice(slice)), " (", operation, torchs.empty() ? "" : ": ", torchs, ")"),
+      base::Code{"tp-away"});
+}
+
+// The argument of a call, by name; nothing where the operation has none.
+std::optional<c10::IValue> argument(const c10::FunctionSchema& schema, const Stack& stack, const std::string& name) {
+  const auto index = schema.argumentIndexWithName(name);
+  if (!index) return std::nullopt;
+  return torch::jit::peek(stack, static_cast<std::size_t>(*index), schema.arguments().size());
+}
+
+std::int64_t number(const std::optional<c10::IValue>& value, std::int64_t otherwise) {
+  return !value || value->isNone() ? otherwise : value->toSymInt().guard_int(__FILE__, __LINE__);
+}
+
+// True where a view has the places that it would have of the whole, or is of an update, whose places are of elements.
+bool has_places_of_whole(const c10::OperatorHandle& op, const Stack& stack, const at::Tensor& slice) {
+  constexpr std::array<std::string_view, 5> kAlongOne{"aten::select", "aten::slice", "aten::split",
+                                                      "aten::split_with_sizes", "aten::unbind"};
+  constexpr std::array<std::string_view, 3> kOthers{"aten::diagonal", "aten::unfold", "aten::as_strided"};
+  const auto& schema = op.schema();
+  const auto [cut, extent] = where_cut(slice);
+  if (cut == WhereCut::kJoined || is_updating()) return true;
+  if (!is_among(kAlongOne, schema.name())) return !is_among(kOthers, schema.name());
+  const auto dim = number(argument(schema, stack, "dim"), 0);
+  if (cut >= 0 && (dim < 0 ? dim + slice.dim() : dim) != cut) return true;
+  if (schema.name() != "aten::slice") return false;
+  if (slice.dim() == 1) return true;  // a range of elements, as shards are
+  return cut >= 0 && number(argument(schema, stack, "start"), 0) == 0 &&
+         number(argument(schema, stack, "step"), 1) == 1 && number(argument(schema, stack, "end"), extent) >= extent;
 }
 
 template <class Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
-    if (value.toTensor().defined()) visit(value.toTensor());
+    if (value.toTensor().defined()) visit(value.toTensor(), 0);
   } else if (value.isTensorList()) {
-    for (const at::Tensor& each : value.toTensorVector()) visit(each);
+    std::size_t place = 0;
+    for (const at::Tensor& each : value.toTensorVector()) visit(each, place++);
   }
 }
 
+// True where tensors that are computed with one another, element by element, are cut along the same dimension.
+bool are_cut_alike(const c10::OperatorHandle& op, const Stack& stack, const at::Tensor& slice) {
+  const auto from_last = [](const at::Tensor& each) { return where_cut(each).dim - each.dim(); };
+  return std::ranges::all_of(torch::jit::last(stack, op.schema().arguments().size()), [&](const c10::IValue& value) {
+    if (!value.isTensor() || !is_guarded(value.toTensor())) return true;
+    const auto& other = value.toTensor();
+    return where_cut(other).dim < 0 || where_cut(slice).dim < 0 || from_last(other) == from_last(slice);
+  });
+}
+
+// The slices that stand at each place of an operation's lists; none where it gives no list of what it computes.
+std::vector<at::Tensor> slices_in_lists(const c10::OperatorHandle& op, const Stack& stack) {
+  std::vector<at::Tensor> slices;
+  if (!begins_with(op.schema().name(), "aten::_foreach_") || op.schema().returns().empty()) return slices;
+  for (const auto& value : torch::jit::last(stack, op.schema().arguments().size())) {
+    if (!value.isTensorList()) continue;
+    for_each_tensor(value, [&](const at::Tensor& each, std::size_t place) {
+      slices.resize(std::max(slices.size(), place + 1));
+      if (is_guarded(each)) slices[place] = each;
+    });
+  }
+  return slices;
+}
+
 // Guards what an operation gave: all, or views, which have the key of what they are of.
-void guard_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const at::Tensor& slice, bool all) {
-  const bool is_memory = op.schema().name() == kNewEmpty;
-  for (const auto& result : torch::jit::last(stack, op.schema().returns().size())) {
-    for_each_tensor(result, [&](const at::Tensor& made) {
+void guard_results(const c10::OperatorHandle& op, const Stack& stack, const at::Tensor& slice, bool all,
+                   const std::vector<at::Tensor>& in_lists = {}) {
+  const auto& schema = op.schema();
+  const bool is_memory = schema.name() == kNewEmpty, is_view = gives_views(schema);
+  for (const auto& result : torch::jit::last(stack, schema.returns().size())) {
+    for_each_tensor(result, [&](const at::Tensor& made, std::size_t place) {
       const bool is_plain = made.has_storage() && !made.key_set().has(c10::DispatchKey::Python);
-      if (!is_plain || is_slice(made) || (is_memory && made.numel() != slice.numel())) return;
-      if (all || made.key_set().has(kWrapperKey)) guard_like(made, slice);
+      const auto& of = in_lists.empty() ? slice : in_lists.at(place);
+      if (!is_plain || !of.defined() || (is_memory && made.numel() != slice.numel())) return;
+      if (!all && !made.key_set().has(kWrapperKey)) return;
+      if (is_view) {
+        guard_view(made, slice);
+      } else if (!is_slice(made)) {
+        joins(schema.name()) ? guard_joined(made, of) : guard_like(made, of);
+      }
     });
   }
 }
 
+void call_as_it_is(const c10::OperatorHandle& op, Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard as_it_is(kWrapperKey);
+  op.callBoxed(stack);
+}
+
+bool is_right_for_slices(const c10::OperatorHandle& op, OperationKind kind, const Stack& stack,
+                         const at::Tensor& slice) {
+  if (kind == OperationKind::kView) return has_places_of_whole(op, stack, slice);
+  return kind == OperationKind::kJoins || (kind == OperationKind::kEach && are_cut_alike(op, stack, slice));
+}
+
+// A backward has what layers have saved.
+bool is_judged() {
+  if (Unguarded::here()) return false;
+  return Judged::here() || torch::autograd::get_current_graph_task_id() < 0;
+}
+
 }  // namespace
 
-void call_guarded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
-                  const at::Tensor& given) {
+void call_guarded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const at::Tensor& given) {
   const at::Tensor slice = given;  // which the stack may let go
-  // A backward has what layers have saved.
-  if (Unguarded::here() || torch::autograd::get_current_graph_task_id() >= 0) {
-    const c10::impl::ExcludeDispatchKeyGuard as_it_is(kWrapperKey);
-    op.callBoxed(stack);
+  if (!is_judged()) {
+    call_as_it_is(op, stack);
     return guard_results(op, *stack, slice, /*all=*/false);
   }
   const auto kind = kind_of(op);
@@ -119,11 +211,12 @@ void call_guarded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kWrapperKey), stack);
   }
   std::string torchs;
-  if (kind == OperationKind::kView || kind == OperationKind::kEach) {
+  if (is_right_for_slices(op, kind, *stack, slice)) {
+    const bool all = !is_updating();
+    const auto in_lists = all ? slices_in_lists(op, *stack) : std::vector<at::Tensor>();
     try {
-      const c10::impl::ExcludeDispatchKeyGuard as_it_is(kWrapperKey);
-      op.callBoxed(stack);
-      return guard_results(op, *stack, slice, kind == OperationKind::kView || !is_updating());
+      call_as_it_is(op, stack);
+      return guard_results(op, *stack, slice, all, in_lists);
     } catch (const c10::Error& error) {
       torchs = error.what_without_backtrace();
     }

@@ -18,8 +18,9 @@
 
 // `.grad` and `.data` of parameters that other ranks own: None here, which looks as if there was no gradient, and what
 // nobody would ever see. Sharded parameters have the gradient of this rank's shard as `.grad`. A tensor that stands for
-// one in an optimizer ([Note: stand-ins]) has its part of that gradient. The parameters stay of torch's class, whose
-// attributes these take the place of, at their cost.
+// one in an optimizer ([Note: stand-ins]) has its part of that gradient. A script that reads that of a slice has it
+// guarded ([Note: guarded slices]); torch and we take its elements one by one, or measure all slices. The parameters
+// stay of torch's class, whose attributes these take the place of, at their cost.
 namespace lamina::python {
 namespace {
 
@@ -148,8 +149,11 @@ int set_gradient_of_stand_in(LocalParameters& parameters, PyObject* self, PyObje
 
 PyObject* get_gradient(PyObject* self, void* closure) {
   PyObject* found = gradient.get(self, closure);
-  if (found != Py_None) return found;
   const auto& parameter = THPVariable_Unpack(self);
+  if (found != nullptr && found != Py_None && value::is_slice(parameter) && !reader_knows()) {
+    value::guard_gradient(THPVariable_Unpack(found), parameter);
+  }
+  if (found != Py_None) return found;
   if (const auto optimizer = stands_in(parameter)) {
     try {
       return get_gradient_of_stand_in(optimizer->parameters(), parameter, found);

@@ -25,9 +25,18 @@ void settle() {
 }
 
 // A context of Python's.
-struct OwnWork {
-  std::optional<value::Unguarded> open;
+template <class Kind>
+struct OwnContext {
+  std::optional<Kind> open;
 };
+
+template <class Kind>
+void bind_context(py::module_& module, const char* name) {
+  py::class_<OwnContext<Kind>>(module, name)
+      .def(py::init<>())
+      .def("__enter__", [](OwnContext<Kind>& self) { self.open.emplace(); })
+      .def("__exit__", [](OwnContext<Kind>& self, const py::args&) { self.open.reset(); });
+}
 
 }  // namespace
 
@@ -40,11 +49,10 @@ void bind_references(py::module_& module) {
   module.def("name_guarded", &value::name_guarded, py::arg("tensor"));
   module.def("require_whole", &value::require_whole, py::arg("tensor"), py::arg("operation"));
   module.def("guard_again", &value::guard_again, py::arg("slice"));
+  module.def("guard_gradient", &value::guard_gradient, py::arg("gradient"), py::arg("parameter"));
   module.def("set_updating", &value::set_updating, py::arg("updates"));
-  py::class_<OwnWork>(module, "Unguarded")
-      .def(py::init<>())
-      .def("__enter__", [](OwnWork& self) { self.open.emplace(); })
-      .def("__exit__", [](OwnWork& self, const py::args&) { self.open.reset(); });
+  bind_context<value::Unguarded>(module, "Unguarded");
+  bind_context<value::Judged>(module, "Judged");
   module.def("settle", &settle, py::call_guard<py::gil_scoped_release>());
   module.def(
       "release",

@@ -159,11 +159,20 @@ def require_whole(tensor: torch.Tensor, operation: str) -> None:
 def guard_again(slice: torch.Tensor) -> None:
     """Guards a parameter that was, and had another value since."""
 
+def guard_gradient(gradient: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Guards the gradient of a slice, as that is; does nothing for others, and inside `Unguarded`."""
+
 def set_updating(updates: bool) -> None:
     """From now on, what this thread computes of slices is not guarded, as states of optimizers are; or is again."""
 
 class Unguarded:
     """Inside, this thread does as it likes with slices."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *args: Any) -> None: ...
+
+class Judged:
+    """Inside, what this thread does with slices is judged, in a backward, too."""
 
     def __enter__(self) -> None: ...
     def __exit__(self, *args: Any) -> None: ...

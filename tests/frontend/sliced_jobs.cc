@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "lamina/dist/dist.h"
 #include "lamina/frontend/current.h"
 #include "tests/frontend/expect.h"
 #include "tests/frontend/sliced_models.h"
@@ -197,7 +198,18 @@ void weights() {
          }) {
       expect_error<UsageError>(use, {name + " is sliced, and this rank has", "gathered_parameters", "[tp-away]"});
     }
+    distributed.zero_grad();
+    distributed.backward(distributed(torch::tensor({std::int64_t{3}})).sum());
+    for (const auto& use : std::vector<std::function<void()>>{
+             [&] { weight.grad().norm(); },
+             [&] { weight.grad().select(name == "0.weight" ? 0 : 1, 0); },
+             [&] { dist::all_reduce(weight.grad()); },
+         }) {
+      expect_error<UsageError>(use, {"of its gradient's", "get_full_gradient", "[tp-away]"});
+    }
+    expect(distributed.grad_norm().item<double>() > 0, "the norm of all gradients");
     const torch::NoGradGuard no_grad;
+    expect_error<UsageError>([&] { dist::broadcast(weight.detach(), 0); }, {name + " is sliced", "[tp-away]"});
     weight.clamp_(-0.1, 0.1);
     expect(distributed.state_dict()[name].abs().max().item<double>() <= 0.1001, "clamped weights");
   }

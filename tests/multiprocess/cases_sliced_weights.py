@@ -71,6 +71,75 @@ def case_what_takes_a_slice_for_the_weight_is_refused():
     model(_batch()).sum().backward()  # after all of that
 
 
+def case_places_along_the_cut_are_refused():
+    plain, model = _sliced()
+    up, down = model.module.up.weight, model.module.down.weight  # of which rows, and columns, are elsewhere
+    mask, first = torch.ones(_INSIDE // 2, _OUTSIDE, dtype=torch.bool), torch.tensor([0])
+    uses = (
+        lambda: up[0].fill_(0),
+        lambda: up[:3].fill_(0),
+        lambda: up[2, 1],
+        lambda: up.__setitem__(0, 1.0),
+        lambda: up.__setitem__((slice(0, 2), 0), 1.0),
+        lambda: up.data[0].zero_(),
+        lambda: up.chunk(2),
+        lambda: up.split(4),
+        lambda: up.tensor_split(2),
+        lambda: up.unbind(),
+        lambda: list(up),
+        lambda: up.narrow(0, 0, 2),
+        lambda: up.select(0, -1),
+        lambda: up.diagonal(),
+        lambda: up.fill_diagonal_(0),
+        lambda: up[mask],
+        lambda: up.__setitem__(mask, 0.0),
+        lambda: up[first],
+        lambda: up.index_select(0, first),
+        lambda: up.index_fill_(0, first, 0),
+        lambda: up.index_put_((first,), torch.zeros(1, _OUTSIDE).double()),
+        lambda: up.gather(0, first.expand(1, _OUTSIDE)),
+        lambda: up.view(2, 4, _OUTSIDE)[0],
+        lambda: up.view(-1)[3],
+        lambda: up.T[:, 0],
+        lambda: (up * 2)[0],
+        lambda: up + up.T,
+        lambda: up.roll(1, 0),
+        lambda: up.triu(),
+    )
+    for use in uses:
+        with torch.no_grad(), pytest.raises(UsageError, match=_SLICED):
+            use()
+    for use in (lambda: down[:, 0].zero_(), lambda: down.chunk(2, 1), lambda: down.T[0], lambda: up + down):
+        with torch.no_grad(), pytest.raises(UsageError, match="is sliced, and this rank has"):
+            use()
+    for name, value in _wholes(model).items():
+        assert torch.equal(value, plain.get_parameter(name)), name
+
+
+def case_places_along_other_dimensions_are_right():
+    plain, model = _sliced()
+    for net in (plain, model.module):
+        up, down = net.up.weight, net.down.weight
+        with torch.no_grad():
+            up[:, 0] = 1.0
+            up[..., -1].fill_(2)
+            up[:, 2:4].mul_(3)
+            up.T[1].zero_()
+            up.data[:, 5] = up[:, 6]
+            up.chunk(2, 1)[1].add_(1)
+            up.select(1, 3).copy_(up.unbind(1)[2])
+            up[:].clamp_(max=5)
+            down[0].fill_(0)
+            down[1, :] = 4
+            for row in down:
+                row.div_(2)
+            net.up.bias[...] = 1
+    for name, value in _wholes(model).items():
+        assert torch.equal(value, plain.get_parameter(name)), name
+    assert "is sliced" in str(model.module.up.weight[:, 0]) and len(model.module.up.weight) == _INSIDE // 2
+    assert "is sliced" in repr(copy.deepcopy(model.module.up).weight == 0)
+
+
 def case_initial_values_are_those_of_whole_layers_or_refused():
     plain, model = _sliced()
     up, down = model.module.up, model.module.down

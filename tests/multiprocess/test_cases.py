@@ -26,6 +26,7 @@ LAUNCHES: dict[str, tuple] = {
         "sliced_exchanges",
         "sliced_partial_states",
         "sliced_weights",
+        "sliced_gradients",
         "sliced_batches",
     ),
     "sliced_models": (2, "sliced_models"),

@@ -17,8 +17,8 @@ at::Tensor slice() {
   return tensor;
 }
 
-bool refuses(const std::function<void()>& use) {
-  return refusal(use).starts_with("up.weight is sliced, and this rank has [3, 4] of its [6, 4]");
+bool refuses(const std::function<void()>& use, const std::string& whose = "") {
+  return refusal(use).starts_with("up.weight is sliced, and this rank has [3, 4] of its " + whose + "[6, 4]");
 }
 
 TEST(Guarded, WhatTakesElementsTogetherIsRefusedWithTheRemedy) {
@@ -52,8 +52,9 @@ TEST(Guarded, RandomNumbersAreThoseOfTheWhole) {
 
 TEST(Guarded, WhatComesOfASliceIsOne) {
   const auto weight = slice();
-  for (const auto& made : {weight * weight, weight.detach(), weight.t(), weight[0], weight.to(at::kDouble).abs(),
-                           at::cat({weight.reshape({-1}), at::ones(2)}), weight.data(), at::ones({3, 4}) - weight}) {
+  for (const auto& made :
+       {weight * weight, weight.detach(), weight.t(), weight.select(1, 0), weight.to(at::kDouble).abs(),
+        at::cat({weight.reshape({-1}), at::ones(2)}), weight.data(), at::ones({3, 4}) - weight}) {
     EXPECT_TRUE(is_guarded(made));
     EXPECT_NE(refusal([&] { made.sum(); }).find("up.weight is sliced"), std::string::npos);
   }
@@ -71,6 +72,96 @@ TEST(Guarded, ElementsMayBeChangedOneByOne) {
   EXPECT_TRUE(at::equal(unguarded(average), at::full({3, 4}, 8.0)));
   const auto told = refusal([&] { weight.copy_(at::ones({6, 4})); });
   EXPECT_NE(told.find("write_back=True"), std::string::npos) << told;
+}
+
+TEST(Guarded, PlacesAlongTheCutAreRefused) {
+  const auto weight = slice();
+  for (const auto& use : std::vector<std::function<void()>>{
+           [&] { weight[0]; },
+           [&] { weight.slice(0, 0, 2); },
+           [&] { weight.slice(0, 0, 3); },  // all that is here
+           [&] { weight.slice(0, 0, 6, 2); },
+           [&] { weight.narrow(0, 0, 2); },
+           [&] { weight.chunk(3); },
+           [&] { weight.split(1); },
+           [&] { weight.split_with_sizes({1, 2}); },
+           [&] { weight.unbind(); },
+           [&] { weight.diagonal(); },
+           [&] { weight.unfold(1, 2, 1); },
+           [&] { weight.as_strided({2}, {1}); },
+           [&] { weight.t().select(1, 0); },
+           [&] { weight.unsqueeze(0).select(-2, 0); },
+           [&] { (weight * 2).select(0, 0); },
+           [&] { (weight * at::ones({2, 1, 1})).select(1, 0); },
+           [&] { weight.view({-1}).select(0, 0); },
+           [&] { weight.view({3, 2, 2}).select(0, 0); },
+           [&] { weight.view({6, 2}).select(1, 0); },
+           [&] { weight.index_select(0, at::zeros({1}, at::kLong)); },
+           [&] { weight.index({at::zeros({1}, at::kLong)}); },
+           [&] { weight.masked_select(weight.detach() > 3); },
+       }) {
+    EXPECT_NE(refusal(use).find("up.weight is sliced"), std::string::npos) << refusal(use);
+  }
+}
+
+TEST(Guarded, PlacesAlongOtherDimensionsAreThoseOfTheWhole) {
+  const at::NoGradGuard no_grad;
+  const auto weight = slice();
+  weight.select(1, 0).fill_(7);
+  weight.t()[1].zero_();
+  weight.unsqueeze(0)[0].slice(1, 2).mul_(0);
+  weight.slice(0, 0, 6).add_(1);
+  weight.slice(0).chunk(4, 1)[3].add_(weight.split(1, -1)[3]);
+  (weight * at::ones({2, 1, 1})).select(0, 0);
+  weight.view({3, 2, 2}).select(1, 0);
+  EXPECT_TRUE(at::equal(unguarded(weight), at::tensor({8.0, 1.0, 1.0, 2.0}, at::kFloat).expand({3, 4})));
+  const auto joined = at::cat({weight.view({-1}), at::ones(2)});
+  EXPECT_TRUE(is_guarded(joined.slice(0, 0, 12).view_as(weight)));
+}
+
+TEST(Guarded, SlicesOfDifferentDimensionsAreNotComputedWithOneAnother) {
+  auto up = at::ones({4, 4}), down = at::ones({4, 4});
+  guard(up, "up.weight", {8, 4});
+  guard(down, "down.weight", {4, 8});
+  EXPECT_NE(refusal([&] { up + up.t(); }).find("up.weight is sliced"), std::string::npos);
+  EXPECT_NE(refusal([&] { up.mul_(down); }).find("up.weight is sliced"), std::string::npos);
+  const auto twice = at::_foreach_mul({at::ones(2), down, up}, 2);
+  EXPECT_EQ(name_guarded(twice[0]) + "," + name_guarded(twice[1]) + "," + name_guarded(twice[2]),
+            ",down.weight,up.weight");
+  EXPECT_TRUE(is_guarded(up + down.t()));
+}
+
+TEST(Guarded, TheGradientOfASliceIsOne) {
+  const auto weight = slice();
+  (unguarded(weight) * 2).sum().backward();
+  auto gradient = weight.grad();
+  {
+    const Unguarded own_work;
+    guard_gradient(gradient, weight);
+  }
+  EXPECT_FALSE(is_guarded(gradient));
+  guard_gradient(gradient, weight);
+  const auto told = refusal([&] { gradient.norm(); });
+  EXPECT_TRUE(told.starts_with("up.weight is sliced, and this rank has [3, 4] of its gradient's [6, 4]")) << told;
+  EXPECT_NE(told.find("lamina.get_full_gradient(parameter)"), std::string::npos) << told;
+  EXPECT_TRUE(refuses([&] { gradient.pow(2).sum(); }, "gradient's "));
+  EXPECT_TRUE(refuses([&] { gradient[0]; }, "gradient's "));
+  (unguarded(weight) * 3).sum().backward();
+  gradient.mul_(2);
+  EXPECT_TRUE(at::equal(unguarded(weight.grad()), at::full({3, 4}, 10.0)));
+}
+
+TEST(Guarded, OnlyWorkOfTheProgramIsJudgedInABackward) {
+  const auto weight = slice();
+  std::string told;
+  weight.register_hook([&](const at::Tensor& gradient) {
+    guard_gradient(gradient, weight);
+    gradient.sum();
+    const Judged hook;
+    told = refusal([&] { gradient.sum(); });
+  });
+  (unguarded(weight) * 2).sum().backward();
+  EXPECT_TRUE(told.starts_with("up.weight is sliced")) << told;
 }
 
 TEST(Guarded, StatesOfUpdatesAreNone) {

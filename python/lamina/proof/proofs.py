@@ -106,7 +106,7 @@ class Proofs:
 
     def call(self, region: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """A call of a region, which is proven before where no such was."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or layers.is_transformed():
             return forward(*args, **kwargs)
         with self._regions.inside(region.__dict__[layers.PROVEN_AS]):
             return self._called(region, forward, args, kwargs)

@@ -239,7 +239,8 @@ class Runs:
             total = torch.stack([(output * gradient).sum().real.double() for output, gradient in pairs]).sum()
             others = [each for each in _leaves(total) if not any(each is leaf for leaf in wanted)]
             every = [*wanted, *others]
-            gradients = torch.autograd.grad(total, every, allow_unused=True) if every else ()
+            with _lamina.Unguarded():
+                gradients = torch.autograd.grad(total, every, allow_unused=True) if every else ()
             got = {id(leaf): gradient for leaf, gradient in zip(every, gradients, strict=True)}
             found.of_others = {id(each): got[id(each)] for each in others}
         found.of_inputs = [got.get(id(each)) for each in inputs]

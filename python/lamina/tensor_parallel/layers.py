@@ -256,8 +256,20 @@ def _slice_of(layer: nn.Module, name: str) -> nn.Parameter:
     )
 
 
+def is_transformed() -> bool:
+    """True inside a transform of torch.func."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _require_slices(layer: nn.Module) -> None:
-    """UsageError where a parameter of a sliced layer has become something else than a slice."""
+    """UsageError where a parameter of a sliced layer has become something else than a slice, or torch.func transforms
+    its call."""
+    if is_transformed():
+        raise UsageError(
+            f"a sliced {type(layer).__name__} was called inside a transform of torch.func (grad, jvp, vmap), which the "
+            "exchanges between ranks do not follow: use backward() or torch.autograd, or leave it out of the plan",
+            code="step-transform",
+        )
     here: Here = layer.__dict__[_HERE]
     for name, (dimension, sections) in layer.__dict__[_SLICES].items():
         parameter = _slice_of(layer, name)

@@ -19,7 +19,7 @@ from lamina.tensor_parallel.regions import make_regions
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.tensor_parallel.turns import Turns
 from lamina.tensor_parallel.unslicing import remember
-from lamina.torch_patches import checkpoints, compiled_slices, foreign
+from lamina.torch_patches import checkpoints, compiled_slices, foreign, slice_gradients
 from lamina.util.told import tell
 
 
@@ -67,6 +67,7 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     checkpoints.install(dropout.recomputing, current.job().on_end)
     compiled_slices.install(current.job().on_end)
     foreign.watch_slices(current.job().on_end)
+    slice_gradients.install(current.job().on_end)
     for module in root.modules() if _in_parts(session) else ():
         if isinstance(module, DistributedModule) and module.is_stack:
             layers.divide_positions(module, session.team(), session.group_rank("tp"), session.group_size("tp"))

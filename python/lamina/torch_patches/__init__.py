@@ -60,6 +60,10 @@ While layers of a model are slices, until `shutdown`:
 | torch.utils.checkpoint.CheckpointFunction.forward | checkpoints | dropout of parts is computed again as it was |
 | torch.utils.checkpoint._checkpoint_without_reentrant_generator | checkpoints | likewise |
 | torch.nn.Parameter.data | foreign | a parameter that gets another value is a guarded slice where it was one |
+| torch.nn.Parameter.grad | foreign | the gradient of a slice that a script reads is guarded |
+| torch.nn.Parameter.register_hook | slice_gradients | the gradient that a hook gets is guarded |
+| torch.nn.Parameter.register_post_accumulate_grad_hook | slice_gradients | what such a hook does is judged |
+| torch.autograd._engine_run_backward | slice_gradients | gradients of slices that are asked for are guarded |
 | torch.compile | compiled_slices | the next one is there when the compiler is |
 | torch._dynamo.output_graph.OutputGraph.call_user_compiler | compiled_slices | compiled code has slices of its layers |
 

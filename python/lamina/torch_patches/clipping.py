@@ -153,8 +153,9 @@ def _clip_value(
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for holder in holders:
         # An infinity stays: it says that the step is to be left out.
-        if holder.grad is not None and holder.grad.isfinite().all():
-            by_dtype.setdefault(holder.grad.dtype, []).append(holder)
+        with _lamina.Unguarded():
+            if holder.grad is not None and holder.grad.isfinite().all():
+                by_dtype.setdefault(holder.grad.dtype, []).append(holder)
     for dtype, alike in by_dtype.items():
         clip(alike, min(float(clip_value) * scale.value, torch.finfo(dtype).max), foreach)
 

@@ -52,7 +52,7 @@ def install(undo: ExitStack) -> None:
 
 def watch_slices(undo: ExitStack) -> None:
     """Until `undo` is closed, a parameter that gets another value by `parameter.data = ...` is a guarded slice where it
-    was one."""
+    was one, and the gradient of a slice that a script reads is guarded."""
     _lamina.watch_parameters(nn.Parameter)
     undo.callback(_lamina.forget_parameters, nn.Parameter)
 
