@@ -60,7 +60,7 @@ $(DOCS): requirements-docs.txt $(VENV)
 # All that the package is made of. The list itself is kept, so that a new or removed file is noticed; what an installed
 # Python file holds is that file.
 SOURCES := $(sort $(shell find CMakeLists.txt VERSION README.md LICENSE pyproject.toml cmake lamina apps python scripts/package.sh \
-  -type f -not -path '*/__pycache__*' 2>/dev/null))
+  -type f -not -path '*/__pycache__*' -not -name _lamina.pyi 2>/dev/null))
 LIST := build/.sources
 ifneq ($(SOURCES),$(file <$(LIST)))
   $(shell mkdir -p build)

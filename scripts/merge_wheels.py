@@ -23,12 +23,13 @@ def engines(tree: Path) -> dict[tuple[int, int], Path]:
 
 
 def shared_files(tree: Path) -> dict[Path, Path]:
-    """Files besides engines and what names them, by their paths in the wheel."""
+    """Files besides engines, what names them and their stubs, by their paths in the wheel: torches write types in
+    other ways."""
     files = {path.relative_to(tree): path for path in tree.rglob("*") if path.is_file()}
     return {
         name: path
         for name, path in files.items()
-        if name.name not in ("METADATA", "RECORD") and not any(map(ENGINE.fullmatch, name.parts))
+        if name.name not in ("METADATA", "RECORD", "_lamina.pyi") and not any(map(ENGINE.fullmatch, name.parts))
     }
 
 

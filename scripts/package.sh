@@ -17,4 +17,6 @@ else
   say "building with $CMAKE_BUILD_PARALLEL_LEVEL compilers at once: from nothing some $((28 / CMAKE_BUILD_PARALLEL_LEVEL)) minutes"
 fi
 pip_install -v -C build-dir="$1" -C cmake.build-type=Release -e .
+# Type checkers look for the stubs beside the Python files.
+if [[ -e $1/python/bindings/_lamina.pyi ]]; then cp "$1/python/bindings/_lamina.pyi" python/lamina; fi
 pip_install -q -e ./python/compat

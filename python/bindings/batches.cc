@@ -108,34 +108,45 @@ std::string text(const BatchSplitter& splitter, std::string_view remark) {
 }
 
 void bind_splitter(py::module_& module) {
-  py::class_<KnownLists>(module, "KnownLists").def(py::init<>());
-  py::class_<BatchSplitter> kind(module, "BatchSplitter");
+  py::class_<KnownLists>(module, "KnownLists",
+                         "How lists of a step function's batches are cut: see lamina/pipeline/batch_splitter.h.")
+      .def(py::init<>());
+  py::class_<BatchSplitter> kind(
+      module, "BatchSplitter",
+      "Splits the arguments of one call of a step function: see lamina/pipeline/batch_splitter.h.");
   kind.def(py::init([](int microbatches, bool needs_all) {
              return std::make_unique<BatchSplitter>(microbatches, needs_all, kWords);
            }),
            py::arg("microbatches"), py::arg("needs_all"))
-      .def("begin_argument", &BatchSplitter::begin_argument)
-      .def("add_tensor", &BatchSplitter::add_tensor)
-      .def("add_array", &add_array)
-      .def("add_self_slicing", &BatchSplitter::add_self_slicing)
-      .def("add_read_once", &BatchSplitter::add_read_once)
-      .def("add_packed", &BatchSplitter::add_packed)
-      .def("add_other", &BatchSplitter::add_other)
-      .def("begin_list", &BatchSplitter::begin_list)
-      .def("begin_container", &BatchSplitter::begin_container)
+      .def("begin_argument", &BatchSplitter::begin_argument, py::arg("name"), py::arg("axis"), py::arg("is_said"))
+      .def("add_tensor", &BatchSplitter::add_tensor, py::arg("name"), py::arg("tensor"))
+      .def("add_array", &add_array, py::arg("name"), py::arg("shape"), py::arg("dtype"), py::arg("identity"),
+           py::arg("values"))
+      .def("add_self_slicing", &BatchSplitter::add_self_slicing, py::arg("name"), py::arg("type"))
+      .def("add_read_once", &BatchSplitter::add_read_once, py::arg("name"), py::arg("type"))
+      .def("add_packed", &BatchSplitter::add_packed, py::arg("name"), py::arg("type"))
+      .def("add_other", &BatchSplitter::add_other, py::arg("name"))
+      .def("begin_list", &BatchSplitter::begin_list, py::arg("name"), py::arg("size"), py::arg("is_size"),
+           py::arg("identity"))
+      .def("begin_container", &BatchSplitter::begin_container, py::arg("name"))
       .def("end", &BatchSplitter::end)
-      .def("lists", &lists, py::arg("known"))
+      .def("lists", &lists, py::arg("known"),
+           "The numbers of lists of samples, and the name of one that may be either.")
       .def(
           "decide", [](BatchSplitter& splitter, KnownLists& known) { splitter.decide(known.lists); }, py::arg("known"))
       .def_property_readonly("microbatches", [](const BatchSplitter& s) { return s.pieces().microbatches(); })
-      .def_property_readonly("distinct", [](const BatchSplitter& s) { return s.pieces().distinct(); })
-      .def_property_readonly("samples", [](const BatchSplitter& s) { return s.pieces().samples(); })
+      .def_property_readonly(
+          "distinct", [](const BatchSplitter& s) { return s.pieces().distinct(); },
+          "How many microbatches there are before the last one is repeated.")
+      .def_property_readonly(
+          "samples", [](const BatchSplitter& s) { return s.pieces().samples(); },
+          "The samples of each microbatch; [] where nothing is cut.")
       .def(
           "cut", [](const BatchSplitter& splitter, std::size_t number) { return word(splitter.cut(number)); },
-          py::arg("number"))
+          py::arg("number"), "How a value is cut: \"whole\", \"rows\", \"elements\", \"itself\" or \"within\".")
       .def("axis", &BatchSplitter::axis, py::arg("number"))
-      .def("places", &places, py::arg("number"))
-      .def("remarks", &remarks)
+      .def("places", &places, py::arg("number"), "Where the piece of each microbatch begins, and its length.")
+      .def("remarks", &remarks, "Lists those that are to be told once: \"fewer\", \"split\", \"nothing\".")
       .def("text", &text, py::arg("remark"));
 }
 
@@ -143,22 +154,26 @@ void bind_splitter(py::module_& module) {
 
 void bind_batches(py::module_& module) {
   bind_splitter(module);
-  module.def("counted", [](const std::vector<std::int64_t>& samples, std::size_t microbatches) {
-    return pipeline::counted(samples, microbatches);
-  });
+  module.def(
+      "counted",
+      [](const std::vector<std::int64_t>& samples, std::size_t microbatches) {
+        return pipeline::counted(samples, microbatches);
+      },
+      py::arg("samples"), py::arg("microbatches"),
+      "How many of so many microbatches are not repeated: see lamina/pipeline/pieces.h.");
   using Outputs = std::vector<at::Tensor>;
   module.def(
       "mean_of_outputs",
       [](const Outputs& outputs, const std::vector<std::int64_t>& samples) {
         return pipeline::mean_of_outputs(outputs, samples);
       },
-      py::call_guard<Release>());
+      py::call_guard<Release>(), py::arg("outputs"), py::arg("samples"), "See lamina/pipeline/outputs.h.");
   module.def(
       "concat_outputs", [](const Outputs& outputs) { return pipeline::concat_outputs(outputs); },
-      py::call_guard<Release>());
+      py::call_guard<Release>(), py::arg("outputs"));
   module.def(
       "stack_outputs", [](const Outputs& outputs) { return pipeline::stack_outputs(outputs); },
-      py::call_guard<Release>());
+      py::call_guard<Release>(), py::arg("outputs"));
 }
 
 }  // namespace lamina::python

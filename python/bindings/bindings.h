@@ -20,6 +20,7 @@ void bind_collective(py::module_& module);
 void bind_config(py::module_& module);
 void bind_data_parallel(py::module_& module);
 void bind_dist(py::module_& module);
+void bind_loss_scale(py::module_& module);
 void bind_offload(py::module_& module);
 void bind_optim(py::module_& module);
 void bind_optimizer(py::module_& module);

@@ -66,29 +66,41 @@ auto hearing(Result (JobRecording::*method)(job_checkpoint::JobAccess&)) {
 }
 
 void bind_recording(py::module_& module) {
-  py::class_<JobRecording>(module, "Recording")
-      .def(py::init([](Session& session) { return std::make_unique<JobRecording>(session.run_recorder()); }))
-      .def("begin_step", hearing(&JobRecording::begin_step))
-      .def("begin_call", hearing(&JobRecording::begin_call))
-      .def("note_cut", hearing(&JobRecording::note_cut))
-      .def("before_update", hearing(&JobRecording::before_update))
-      .def("end", hearing(&JobRecording::end))
+  py::class_<JobRecording>(module, "Recording",
+                           "Tells the recorder of a session what its hooks do not see: see "
+                           "lamina/job_checkpoint/record_job.h. `job`: a CheckpointedJob.")
+      .def(py::init([](Session& session) { return std::make_unique<JobRecording>(session.run_recorder()); }),
+           py::arg("session"))
+      .def("begin_step", hearing(&JobRecording::begin_step), py::arg("session"), py::arg("job"),
+           "A step function is called. True: the program is to end.")
+      .def("begin_call", hearing(&JobRecording::begin_call), py::arg("session"), py::arg("job"),
+           "A module is called. True: the program is to end.")
+      .def("note_cut", hearing(&JobRecording::note_cut), py::arg("session"), py::arg("job"),
+           "The model is cut, and has its values.")
+      .def("before_update", hearing(&JobRecording::before_update), py::arg("session"), py::arg("job"),
+           "An optimizer that is not the job's is about to update.")
+      .def("end", hearing(&JobRecording::end), py::arg("session"), py::arg("job"), "The job ends.")
       .def(
           "see_results",
           [](JobRecording& self, const std::vector<std::vector<at::Tensor>>& results) { self.see_results(results); },
-          py::call_guard<Release>())
-      .def("end_step", &JobRecording::end_step, py::call_guard<Release>());
+          py::call_guard<Release>(), py::arg("results"),
+          "Takes the tensors that a step function has returned for each microbatch.")
+      .def("end_step", &JobRecording::end_step, py::call_guard<Release>(), "A step function has done its work.");
 }
 
 void bind_saves(py::module_& module) {
-  py::class_<SharedSave, SaveHolder>(module, "Save")
+  py::class_<SharedSave, SaveHolder>(module, "Save", "A save of all ranks that is under way.")
       .def_property_readonly("is_over", [](const SharedSave& held) { return held.save->is_over(); })
-      .def("wait", [](SharedSave& held) { held.save->wait(); }, py::call_guard<Release>());
-  py::class_<Saves, std::unique_ptr<Saves, EndWithoutGil>>(module, "Saves")
+      .def(
+          "wait", [](SharedSave& held) { held.save->wait(); }, py::call_guard<Release>(),
+          "Waits for its end, and raises what it ended with, alike on all ranks.");
+  py::class_<Saves, std::unique_ptr<Saves, EndWithoutGil>>(module, "Saves", "The saves of a job: one at a time.")
       .def(py::init<>())
-      .def("end", &Saves::end, py::call_guard<Release>())
-      .def("check_before_step", &Saves::check_before_step, py::call_guard<Release>())
-      .def("drop", &Saves::drop, py::call_guard<Release>());
+      .def("end", &Saves::end, py::call_guard<Release>(),
+           "Waits for the one that is under way, and raises what it ended with, unless that was raised already.")
+      .def("check_before_step", &Saves::check_before_step, py::call_guard<Release>(),
+           "Raises, once, what it has failed with: on all ranks before the same step.")
+      .def("drop", &Saves::drop, py::call_guard<Release>(), "Gives up the one that is under way, and its error.");
 }
 
 }  // namespace
@@ -96,17 +108,23 @@ void bind_saves(py::module_& module) {
 void bind_checkpoint(py::module_& module) {
   bind_saves(module);
   bind_recording(module);
-  py::class_<Resumption, std::shared_ptr<Resumption>>(module, "Resumption")
-      .def_property_readonly("partition", &Resumption::partition)
-      .def_property_readonly("has_optimizers", &Resumption::has_optimizers)
-      .def("load", [](Resumption& resumption) { uncarried([&] { resumption.load(); }); });
+  py::class_<Resumption, std::shared_ptr<Resumption>>(module, "Resumption",
+                                                      "A checkpoint that waits for the cut of a model.")
+      .def_property_readonly("partition", &Resumption::partition,
+                             "The partition of each module, where the job has as many as the saved one; else {}.")
+      .def_property_readonly("has_optimizers", &Resumption::has_optimizers, "False for the model alone.")
+      .def(
+          "load", [](Resumption& resumption) { uncarried([&] { resumption.load(); }); },
+          "Loads it into a model that is cut; collective over the world.");
   module.def("save_job", &save_job, py::arg("session"), py::arg("job"), py::arg("saves"), py::kw_only(),
              py::arg("folder"), py::arg("tag"), py::arg("partial"), py::arg("keep"), py::arg("asynchronous"),
-             py::arg("allow_objects"), py::keep_alive<0, 1>(), py::keep_alive<3, 1>());
+             py::arg("allow_objects"), py::keep_alive<0, 1>(), py::keep_alive<3, 1>(),
+             "Begins to save a job: lamina/job_checkpoint/save_job.h. Collective over the world.");
   module.def("resume_job", &resume_job, py::arg("session"), py::arg("job"), py::arg("saves"), py::kw_only(),
              py::arg("folder"), py::arg("tag"), py::arg("partial"), py::arg("strict"), py::arg("load_optimizer"),
              py::arg("load_sharded_optimizer_state"), py::arg("verify"), py::arg("allow_objects"), py::arg("translate"),
-             py::arg("missing_ok"));
+             py::arg("missing_ok"),
+             "Loads a checkpoint into a job: lamina/job_checkpoint/resume_job.h. Collective over the world.");
   module.def(
       "require_ready",
       [](Session& session, py::object lent) {
@@ -116,9 +134,14 @@ void bind_checkpoint(py::module_& module) {
           job_checkpoint::require_same_copies(job);
         });
       },
-      py::arg("session"), py::arg("job"));
-  module.def("require_model", &job_checkpoint::require_model, py::arg("has_model"), py::arg("call"));
-  module.def("together", &together, py::arg("session"), py::arg("act"));
+      py::arg("session"), py::arg("job"),
+      "UsageError, on all ranks, where there is nothing yet, or not now, to be saved. Collective over the world. "
+      "`job`: here and below a CheckpointedJob.");
+  module.def("require_model", &job_checkpoint::require_model, py::arg("has_model"), py::arg("call"),
+             "UsageError where there is no model.");
+  module.def("together", &together, py::arg("session"), py::arg("act"),
+             "Acts on this rank, as all ranks do; then raises what failed on one of them, the first, on all. "
+             "Collective over the world.");
 }
 
 }  // namespace lamina::python

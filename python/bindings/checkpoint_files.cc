@@ -104,19 +104,24 @@ SaveHolder begin_save_of_files(session::Session& session, py::object lent, const
 }  // namespace
 
 void bind_checkpoint_files(py::module_& module) {
-  py::class_<OutputFile, std::shared_ptr<OutputFile>>(module, "OutputFile")
+  py::class_<OutputFile, std::shared_ptr<OutputFile>>(
+      module, "OutputFile", "A file of a checkpoint that is being written, as torch.save takes it.")
       .def("write", &OutputFile::write, py::arg("data"))
       .def("flush", [](const OutputFile&) {});
-  module.def("begin_save_of_files", &begin_save_of_files, py::arg("session"), py::arg("job"), py::arg("folder"),
-             py::arg("tag"), py::arg("form"), py::arg("more"), py::arg("files"), py::arg("keep"),
-             py::keep_alive<0, 1>());
+  module.def(
+      "begin_save_of_files", &begin_save_of_files, py::arg("session"), py::arg("job"), py::arg("folder"),
+      py::arg("tag"), py::arg("form"), py::arg("more"), py::arg("files"), py::arg("keep"), py::keep_alive<0, 1>(),
+      "Begins to save a job as files of another form, of which the manifest tells `more`. Of each that this rank has, "
+      "`files` gives the name, about how many bytes, and a function that writes it in a thread of the save's.");
   module.def(
       "open_output",
       [](const std::string& path, int flags) {
         const Release release;
         return base::open_output(path, flags).release();
       },
-      py::arg("path"), py::arg("flags"));
+      py::arg("path"), py::arg("flags"),
+      "The descriptor of a file to write, opened with the flags of os.open: a regular file of this user with one name, "
+      "and no link. FileError for anything else that others could have put there.");
 }
 
 }  // namespace lamina::python

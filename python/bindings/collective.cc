@@ -48,7 +48,10 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
 
 void bind_collective(py::module_& module) {
   module.def("make_backend", &make_backend, py::arg("store"), py::arg("rank"), py::arg("members"), py::arg("timeout_s"),
-             py::arg("job") = nullptr, py::arg("makes_within_s") = 0.0, py::call_guard<py::gil_scoped_release>());
+             py::arg("job") = nullptr, py::arg("makes_within_s") = 0.0, py::call_guard<py::gil_scoped_release>(),
+             "torch's backend of a group of these world ranks, of which this one is number `rank`: over shared memory "
+             "where they are processes of one host, else Gloo's. A job's is made within `makes_within_s`, and hears of "
+             "lost ranks; a script's own within `timeout_s`. Collective. See lamina/collective/backend.h.");
   module.def(
       "make_hierarchical",
       [](c10::intrusive_ptr<c10d::ProcessGroup> within, c10::intrusive_ptr<c10d::ProcessGroup> across, double timeout_s,
@@ -62,7 +65,9 @@ void bind_collective(py::module_& module) {
         return collective::make_hierarchical(std::move(levels), milliseconds(timeout_s));
       },
       py::arg("within"), py::arg("across"), py::arg("timeout_s"), py::arg("posted_over") = nullptr,
-      py::arg("hosts") = std::vector<int>());
+      py::arg("hosts") = std::vector<int>(),
+      "A group that works by the levels `within`, the ranks of one host, and `across`, those of one index on each "
+      "host. It has `_allgather_base`, `_reduce_scatter_base` and `allreduce`. See lamina/collective/hierarchical.h.");
 }
 
 }  // namespace lamina::python

@@ -22,16 +22,21 @@ std::tuple<Config, std::vector<std::string>, std::vector<std::string>> parse(con
 }  // namespace
 
 void bind_config(py::module_& module) {
-  py::class_<Config>(module, "Config", py::dynamic_attr())  // with the keys as attributes, from the first use on
-      .def("differences", [](const Config& a, const Config& b) { return config::differences(a, b); })
+  py::class_<Config>(module, "Config",
+                     "The checked configuration: one read-only attribute per key, as in lamina/config/config.h.",
+                     py::dynamic_attr())  // with the keys as attributes, from the first use on
+      .def(
+          "differences", [](const Config& a, const Config& b) { return config::differences(a, b); }, py::arg("other"))
       .def("__getattr__", [](const py::object& self, const std::string& key) {
         const py::dict keys = py::module_::import("json").attr("loads")(config::to_json(self.cast<const Config&>()));
         if (!keys.contains(key.c_str())) throw py::attribute_error("the configuration has no key " + key);
         self.attr("__dict__").attr("update")(keys);
         return py::object(keys[key.c_str()]);
       });
-  module.def("parse_config", &parse, py::arg("config_json"));
-  py::class_<environment::World>(module, "World")
+  module.def("parse_config", &parse, py::arg("config_json"),
+             "Config, warnings and the keys that are given, from the caller's JSON and the environment (LAMINA_CONFIG, "
+             "SM_HP_MP_PARAMETERS, launcher).");
+  py::class_<environment::World>(module, "World", "This process among those of its job.")
       .def_property_readonly("rank", [](const environment::World& world) { return world.rank.value; })
       .def_readonly("size", &environment::World::size)
       .def_readonly("local_rank", &environment::World::local_rank)
@@ -40,8 +45,11 @@ void bind_config(py::module_& module) {
       .def_readonly("master_addr", &environment::World::master_addr)
       .def_readonly("master_port", &environment::World::master_port)
       .def_readonly("launched", &environment::World::launched);
-  module.def("read_world",
-             [] { return rendezvous::meeting_outside(environment::read_world(environment::process_environment())); });
+  module.def(
+      "read_world",
+      [] { return rendezvous::meeting_outside(environment::read_world(environment::process_environment())); },
+      "Returns what the launcher's environment (torchrun's variables, srun, mpirun) says; a world of one without any. "
+      "Raises ConfigError naming what is missing or wrong.");
 }
 
 }  // namespace lamina::python

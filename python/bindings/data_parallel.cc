@@ -85,32 +85,51 @@ void bind_data_parallel(py::module_& module) {
   const py::call_guard<Release> release;
   py::class_<data_parallel::ShardedGradients, std::shared_ptr<data_parallel::ShardedGradients>>(module,
                                                                                                 "ShardedGradients");
-  py::class_<Reducer>(module, "Reducer")
+  py::class_<Reducer>(module, "Reducer",
+                      "The gradients and buffers of this rank's part of a model, and those of the same part on the "
+                      "other replicas; see lamina/data_parallel/reducer.h, also for the order of the "
+                      "calls.\n\n`parameters` and `buffers` return those of this rank as they are now.")
       .def(py::init(&make), py::arg("session"), py::arg("passes_per_reduction"), py::arg("bucket_bytes"),
            py::arg("broadcast_buffers"), py::arg("overlap"), py::arg("gradients_are_views"), py::arg("parameters"),
-           py::arg("buffers"), py::arg("scaled_batch") = py::none())
-      .def("set_hook", &set_hook, py::arg("hook"))
-      .def("set_sharded", &Reducer::set_sharded, py::arg("sharded"))
-      .def_property_readonly("stuck", &Reducer::stuck)
-      .def("close", &Reducer::close, release)
+           py::arg("buffers"), py::arg("scaled_batch") = py::none(),
+           "`scaled_batch`: parameters beside those of `parameters`; see [Note: two reductions].")
+      .def("set_hook", &set_hook, py::arg("hook"),
+           "The gradients become the tensor of the future that `hook` returns for each bucket: for its index, whether "
+           "it is the last, the gradients of its parameters as one 1-D tensor, and those. UsageError where it is none.")
+      .def("set_sharded", &Reducer::set_sharded, py::arg("sharded"),
+           "Has gradients of other parameters reduced by these.")
+      .def_property_readonly("stuck", &Reducer::stuck,
+                             "A collective was left that may never end: a group cannot be closed then.")
+      .def("close", &Reducer::close, release, "The end of the job: lets go of its group. Nothing is reduced any more.")
       .def(
           "see_batch", [](Reducer& reducer, const std::vector<at::Tensor>& batch) { reducer.see_batch(batch); },
-          py::arg("batch"))
-      .def("share_batches", &Reducer::share_batches)
-      .def_property_readonly("looks_at_batches", &Reducer::looks_at_batches)
-      .def("note_call", &Reducer::note_call, py::arg("training"), release)
-      .def("await_backward", &Reducer::await_backward, py::arg("call"))
-      .def("let_go", &Reducer::let_go)
-      .def("forget_call", &Reducer::forget_call, py::arg("call"))
-      .def("hold_back", &Reducer::hold_back)
-      .def("release", &Reducer::release)
-      .def("complete", &Reducer::complete, py::arg("what"), release)
-      .def("before_update", &Reducer::before_update, release)
+          py::arg("batch"), "Before the first pass: tensors that this replica is about to be trained on.")
+      .def("share_batches", &Reducer::share_batches, "The replicas have the same batches on purpose.")
+      .def_property_readonly("looks_at_batches", &Reducer::looks_at_batches,
+                             "True until the first pass, unless batches are shared.")
+      .def("note_call", &Reducer::note_call, py::arg("training"), release,
+           "The model is called outside of steps. Returns the call's number; 0 for one without gradients.")
+      .def("await_backward", &Reducer::await_backward, py::arg("call"),
+           "A backward has reached the output of that call of the model: its end is noticed.")
+      .def("let_go", &Reducer::let_go,
+           "Holds none of the parameters until the next `watch`: all replicas do so between passes.")
+      .def("forget_call", &Reducer::forget_call, py::arg("call"), "No backward can follow that call.")
+      .def("hold_back", &Reducer::hold_back,
+           "From now on backwards are held back: their gradients stay here until the next pass that averages.")
+      .def("release", &Reducer::release, "Ends one `hold_back`.")
+      .def("complete", &Reducer::complete, py::arg("what"), release,
+           "Before somebody looks at gradients: what waits for a later pass is averaged now, collective over the "
+           "replicas. `what` names the caller. UsageError in a backward or a step whose gradients are still to be "
+           "averaged.")
+      .def("before_update", &Reducer::before_update, release,
+           "Does so before an update, of which the next pass tells the other replicas.")
       .def(
           "watch", [](Reducer& self, const std::vector<at::Tensor>& parameters) { self.watch(parameters); },
-          py::arg("parameters"))
+          py::arg("parameters"),
+          "From now on, until the next time, gradients that come to these, as they are now, are noticed.")
       .def_property_readonly("joining", &Reducer::joining)
-      .def_property_readonly("accumulates", &Reducer::accumulates)
+      .def_property_readonly("accumulates", &Reducer::accumulates,
+                             "There are gradients that the next reduction is to have: passes since the last one.")
       .def("begin_join", &Reducer::begin_join, py::arg("by_everyone"), py::arg("throws"))
       .def(
           "fail_join",

@@ -220,7 +220,16 @@ void bind_hooks(py::module_& module) {
       },
       py::kw_only(), py::arg("run_module"), py::arg("capture_state"), py::arg("hear"), py::arg("describe_exception"),
       py::arg("rebuild_exception"), py::arg("pack"), py::arg("unpack"), py::arg("name_call"), py::arg("make_remote"),
-      py::arg("errors"));
+      py::arg("errors"),
+      "Sets what the engine calls back, once at import. All are called with the GIL held.\n\nrun_module(index, state, "
+      "args, kwargs) runs a module that this rank owns. capture_state(index) gives the state that a call of the module "
+      "should run under, and the news that its owner is to hear(news) before. describe_exception(exception, rank) "
+      "gives (type, message, traceback, rank, pickled or None): an exception that came from another rank keeps that "
+      "rank's. Its inverse is rebuild_exception. The codec of objects without an encoding of their own is pack and "
+      "unpack. name_call() gives the public function that the calling thread is in, the place in the user's code that "
+      "called it, and the line of ours that is executed. make_remote(data) serves a request of another rank to the "
+      "face. In `errors` are the exception classes, by the names of the C++ ones: Error, ConfigError, UsageError, "
+      "DesyncError, PeerError, TimeoutError, FormatError, CancelledError, InternalError.");
   value::set_rethrow(&raise_in_python);
   py::register_exception_translator([](std::exception_ptr error) {
     try {

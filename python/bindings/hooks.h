@@ -12,7 +12,7 @@
 // Functions that the engine calls back in Python.
 namespace lamina::python {
 
-// As set_hooks() of _lamina.pyi describes them. Set once; read with the GIL held.
+// As the docstring of set_hooks() describes them. Set once; read with the GIL held.
 struct Hooks {
   py::object run_module, capture_state, hear, describe_exception, rebuild_exception, pack, unpack, name_call,
       make_remote, errors;

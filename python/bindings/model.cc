@@ -59,13 +59,18 @@ using ReadVariable = std::tuple<std::string, std::string, std::vector<at::Tensor
 bool is_recorded(Session& session) { return session.run_recorder() && session.run_recorder()->writes(); }
 
 void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
-  session.def_property_readonly("is_recorded", &is_recorded)
-      .def_property_readonly("is_collapsed",
-                             [](Session& self) { return self.run_recorder() && self.run_recorder()->is_collapsed(); })
-      .def_property_readonly("looked_at",
-                             [](Session& self) {
-                               return self.run_recorder() ? self.run_recorder()->looked_at() : std::set<std::string>();
-                             })
+  session
+      .def_property_readonly("is_recorded", &is_recorded,
+                             "True where this run is recorded, to be compared with another.")
+      .def_property_readonly(
+          "is_collapsed", [](Session& self) { return self.run_recorder() && self.run_recorder()->is_collapsed(); },
+          "True in a run without the script's layout, to which another is compared.")
+      .def_property_readonly(
+          "looked_at",
+          [](Session& self) {
+            return self.run_recorder() ? self.run_recorder()->looked_at() : std::set<std::string>();
+          },
+          "The module of which it is recorded what its calls read.")
       .def(
           "record_reads",
           [](Session& self, const std::string& module, const std::vector<ReadVariable>& variables) {
@@ -73,7 +78,9 @@ void bind_recorded_run(py::class_<Session, std::shared_ptr<Session>>& session) {
             for (const auto& [name, value, tensors, user] : variables) read.push_back({name, value, tensors, user});
             self.run_recorder()->see_reads(module, read);
           },
-          py::arg("module"), py::arg("variables"));
+          py::arg("module"), py::arg("variables"),
+          "Records what the call of this module that has begun last reads: name, value, tensors in it, and what "
+          "another module does with it.");
 }
 
 // The parts of a state that ranks of this pipeline own as one. They come rank by rank, or in the order of the plain
@@ -251,16 +258,20 @@ std::string kind_of(Group group) {
 }
 
 static void bind_parameter_table(py::module_& module) {
-  py::class_<ParameterTable>(module, "ParameterTable")
-      .def(py::init(&make_table), py::arg("session"), py::arg("cut"), py::arg("rows"))
-      .def("is_here", py::overload_cast<const at::Tensor&>(&ParameterTable::is_here, py::const_), py::arg("tensor"))
+  py::class_<ParameterTable>(
+      module, "ParameterTable",
+      "The table of who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h.")
+      .def(py::init(&make_table), py::arg("session"), py::arg("cut"), py::arg("rows"),
+           "A row for each tensor: its name, it, whether it is a buffer, how it is sliced. Parameters come first.")
+      .def("is_here", py::overload_cast<const at::Tensor&>(&ParameterTable::is_here, py::const_), py::arg("tensor"),
+           "True where this rank has elements of a tensor; for one that is not the model's, too.")
       .def(
           "has_any",
           [](const ParameterTable& table, const std::vector<at::Tensor>& tensors) {
             return std::ranges::any_of(table.find_with_gradients(tensors),
                                        [](const auto* row) { return row != nullptr; });
           },
-          py::arg("tensors"))
+          py::arg("tensors"), "True where one of them is the model's, or the gradient of a parameter of the model's.")
       .def(
           "reduced_over",
           [](const ParameterTable& table, const at::Tensor& parameter) -> std::optional<std::string> {
@@ -268,8 +279,9 @@ static void bind_parameter_table(py::module_& module) {
             if (row == nullptr) return {};
             return row->reduction.over == topology::kSameParts ? "rdp" : "dp";
           },
-          py::arg("parameter"))
-      .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
+          py::arg("parameter"), "The group over which its gradients are reduced; None for what is not the model's.")
+      .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere,
+                             "True where each rank has all of the model.");
 }
 
 // (name, parameter, how it is to be sliced)
@@ -312,7 +324,7 @@ void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
   session.def("slice", &slice, py::arg("parameters"), py::arg("make"))
       .def(
           "team", [](Session& self) { return self.team() == nullptr ? std::string() : self.team_name(); },
-          py::call_guard<Release>())
+          py::call_guard<Release>(), "The name by which operators find this rank's team; \"\" where layers are whole.")
       .def(
           "give_up_step",
           [](Session& self, const py::object& exception) {
@@ -320,8 +332,11 @@ void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
             const Release release;
             if (auto* team = self.known_team()) team->give_up(error);
           },
-          py::arg("exception"))
-      .def("compare_slices", &compare_slices, py::arg("values"), py::arg("tolerance"))
+          py::arg("exception"), "Has the other members of the team stop in what they wait for.")
+      .def("compare_slices", &compare_slices, py::arg("values"), py::arg("tolerance"),
+           "Returns what this rank's values are of whole ones, each pair with what counts as zero: \"alike\", "
+           "\"part\", \"scattered\", \"terms\", \"zero\" or \"another\", and of parts the dimension and the sizes of "
+           "all; collective.")
       .def(
           "note_call",
           [](Session& self, const std::vector<at::Tensor>& tensors, const std::string& training,
@@ -329,7 +344,8 @@ void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
             const Release release;
             session::note_call(self, {tensors, training, trained, on_devices});
           },
-          py::arg("tensors"), py::arg("training"), py::arg("trained"), py::arg("on_devices"))
+          py::arg("tensors"), py::arg("training"), py::arg("trained"), py::arg("on_devices"),
+          "Notes a call of the model, for the ranks of the team to compare as they next compute together.")
       .def(
           "whole_of",
           [](Session& self, const at::Tensor& slice, const PythonSlicing& slicing) {
@@ -346,10 +362,14 @@ void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
 
 void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
   bind_plan(module);
-  py::class_<BegunCall>(module, "HookedCall")
+  py::class_<BegunCall>(
+      module, "HookedCall",
+      "A call of a module that has hooks: see [Note: call hooks] in lamina/model/call_hooks.h. Either ends it.")
       .def("end", &BegunCall::end, py::arg("outputs"), py::call_guard<Release>())
       .def("fail", &BegunCall::fail, py::call_guard<Release>());
-  py::class_<model::Cut>(module, "Cut")
+  py::class_<model::Cut>(module, "Cut",
+                         "A model that is cut: see lamina/model/cut.h.\n\nAttributes: owners, anywhere: per node, its "
+                         "partition, and whether it runs where its argument lies. here: this rank's partition.")
       .def(py::init([](const model::ModuleTree& tree, std::vector<int> owners, const std::vector<int>& anywhere,
                        int here) { return model::Cut(tree, std::move(owners), anywhere, base::Partition(here)); }),
            py::arg("tree"), py::arg("owners"), py::arg("anywhere"), py::arg("here"))
@@ -358,19 +378,22 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def_property_readonly("here", [](const model::Cut& cut) { return cut.here().value; })
       .def(
           "owner_of", [](const model::Cut& cut, const std::string& name) { return cut.owner_of(name).value; },
-          py::arg("name"))
-      .def("owns", &model::Cut::owns, py::arg("name"));
+          py::arg("name"), "The partition of a parameter, buffer or module, or of any other part of a state dict.")
+      .def("owns", &model::Cut::owns, py::arg("name"), "True where this rank does.");
   bind_parameter_table(module);
   bind_recorded_run(kind);
   bind_slices(kind);
   bind_step_check(module);
-  kind.def_property_readonly("updates_divided_over",
-                             [](const Session& session) -> std::optional<std::string> {
-                               const auto over = model::updates_divided_over(session.topology(), session.config());
-                               return over ? std::optional(kind_of(*over)) : std::nullopt;
-                             })
-      .def_property_readonly("updates_masters",
-                             [](const Session& session) { return model::updates_masters(session.config()); })
+  kind.def_property_readonly(
+          "updates_divided_over",
+          [](const Session& session) -> std::optional<std::string> {
+            const auto over = model::updates_divided_over(session.topology(), session.config());
+            return over ? std::optional(kind_of(*over)) : std::nullopt;
+          },
+          "The group whose ranks share out what an optimizer updates of a parameter; None where each updates all.")
+      .def_property_readonly(
+          "updates_masters", [](const Session& session) { return model::updates_masters(session.config()); },
+          "True where optimizers update masters in the place of parameters of half precision.")
       .def(
           "share_of",
           [](const Session& session, std::int64_t numel) {
@@ -379,25 +402,46 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
                                               topology.index(Group::kShard, session.world().rank));
             return std::tuple(own.begin, own.end, own.size);
           },
-          py::arg("numel"))
-      .def_property_readonly("leads", [](Session& session) { return session.job().leads(); })
-      .def("hooked_modules", &hooked_modules, py::arg("names"))
+          py::arg("numel"),
+          "This rank's share of so many elements in its sharding group: (begin, end, size); see layout::Share.")
+      .def_property_readonly(
+          "leads", [](Session& session) { return session.job().leads(); },
+          "True where this rank runs the bodies of step functions.")
+      .def("hooked_modules", &hooked_modules, py::arg("names"),
+           "Numbers the model's modules; returns those whose calls have hooks.")
       .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"),
-           py::arg("inputs") = std::vector<at::Tensor>(), py::arg("shown") = py::none(), py::call_guard<Release>())
-      .def_property_readonly("hooks_want_tensors",
-                             [](Session& session) { return session.job().call_hooks().want_tensors(); })
-      .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"))
+           py::arg("inputs") = std::vector<at::Tensor>(), py::arg("shown") = py::none(), py::call_guard<Release>(),
+           "A call of such a module on this rank, given these tensors.")
+      .def_property_readonly(
+          "hooks_want_tensors", [](Session& session) { return session.job().call_hooks().want_tensors(); },
+          "True where hooks are to be told what calls are given.")
+      .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"),
+           "Says who is to own what, as the configuration asks, given what a trace has measured of each node; or as it "
+           "was, where `kept` has the partition of each module.")
       .def("order_turns", &order_turns, py::arg("parameters"))
       .def_property_readonly("needs_all_microbatches", &session::needs_all_microbatches)
-      .def("begin_life", &begin_life, py::arg("face"))
-      .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none())
+      .def("begin_life", &begin_life, py::arg("face"),
+           "Cuts a model; collective over the world. `face` lends what Python does: see ModelFace in "
+           "lamina/session/model_life.h and in lamina/pipeline/model_face.py. ConfigError with the error of world rank "
+           "0, if it has one; UsageError where a rank has another model, which names the first line of the description "
+           "that differs.")
+      .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none(),
+           "Collective over the pipeline: what its ranks own of a state as one, on each, or else on the first alone "
+           "and nothing on the others. It is in the order of the ranks, the later one's where two have a name, or in "
+           "the plain model's with its cut.")
       .def(
           "release_others",
           [](Session& session, const ParameterTable& table) { model::release_others(table, why_released(session)); },
-          py::arg("table"))
+          py::arg("table"), "Frees the values that are not this rank's, also where views of them are alive.")
       .def("release", &release_tensor, py::arg("tensor"), py::arg("name"), py::arg("partition"),
-           py::arg("like") = py::none())
-      .def("norms", &norms, py::arg("table"), py::arg("given"), py::arg("norm_type"));
+           py::arg("like") = py::none(),
+           "Frees the value of a tensor that another partition owns; shape, dtype and the Python object stay, and any "
+           "use of the value is an error that names it. With `like` it first becomes that tensor, of another dtype or "
+           "device.")
+      .def("norms", &norms, py::arg("table"), py::arg("given"), py::arg("norm_type"),
+           "Collective over this rank's pipeline: the norms of what its ranks measure of the model's parameters, in "
+           "the model's order; those of other tensors come last. Given as (a parameter or its gradient, what is "
+           "measured of it).");
 }
 
 }  // namespace lamina::python

@@ -30,14 +30,15 @@ std::chrono::milliseconds milliseconds(double seconds) {
 PYBIND11_MODULE(_lamina, module) {
   using namespace lamina::python;
   bind_hooks(module);
-  bind_checkpoint(module);
-  bind_checkpoint_files(module);
-  bind_collective(module);
   bind_config(module);
   bind_references(module);
   bind_random(module);
+  bind_loss_scale(module);
   bind_session(module);
   bind_data_parallel(module);
+  bind_checkpoint(module);
+  bind_checkpoint_files(module);
+  bind_collective(module);
   bind_sharding(module);
   bind_dist(module);
   bind_observe(module);
@@ -47,38 +48,66 @@ PYBIND11_MODULE(_lamina, module) {
   bind_parameters(module);
   bind_tensor_parallel(module);
   bind_training(module);
-  module.def("said", [](const std::string& name, const std::vector<std::string>& values) {
-    const auto place = lamina::faces::find(name);
-    if (place == std::size(lamina::faces::kSayings)) {
-      throw lamina::base::InternalError("a text without the name " + name);
-    }
-    const auto& saying = lamina::faces::kSayings[place];
-    return std::pair(lamina::faces::fill(saying.text, values), saying.code.name);
-  });
-  module.def("says_info", [] { return lamina::base::says(lamina::base::Level::kInfo); });
-  module.def("says_details", [] { return lamina::base::says(lamina::base::Level::kDebug); });
-  module.def("coded", [](const py::bytes& text, const std::string& code) {
-    return lamina::base::coded(std::string_view(text), code);
-  });
-  module.def("without_hints", &lamina::base::without_hints);
+  module.def(
+      "said",
+      [](const std::string& name, const std::vector<std::string>& values) {
+        const auto place = lamina::faces::find(name);
+        if (place == std::size(lamina::faces::kSayings)) {
+          throw lamina::base::InternalError("a text without the name " + name);
+        }
+        const auto& saying = lamina::faces::kSayings[place];
+        return std::pair(lamina::faces::fill(saying.text, values), saying.code.name);
+      },
+      py::arg("name"), py::arg("values"),
+      "The text of that name in lamina/faces/sayings.h with its values, and its code, \"\" for none.");
+  module.def(
+      "says_info", [] { return lamina::base::says(lamina::base::Level::kInfo); },
+      "True unless LAMINA_LOG asks for warnings or errors alone.");
+  module.def(
+      "says_details", [] { return lamina::base::says(lamina::base::Level::kDebug); },
+      "True where LAMINA_LOG is \"debug\".");
+  module.def(
+      "coded",
+      [](const py::bytes& text, const std::string& code) { return lamina::base::coded(std::string_view(text), code); },
+      py::arg("text"), py::arg("code"),
+      "The message of an error, printable: its first line ends with the code, and the whole with a line that says how "
+      "to read more of it. Without a code the line is that of the error that it takes in, if any.");
+  module.def("without_hints", &lamina::base::without_hints, py::arg("text"),
+             "The text without the lines that say how to read more of an error.");
   // Python frees nothing of `kept`, and the process ends with Python, before what the libraries have is destroyed.
-  module.def("end_with_python", [](const py::object& kept) {
-    kept.inc_ref();
-    const auto end = [](int code, void*) {
-      std::fflush(nullptr);
-      ::_exit(code);
-    };
-    ::on_exit(end, nullptr);
-  });
-  module.def("require_own_code", [](const std::string& path, const std::string& variable) {
-    lamina::base::require_own_code(path, variable, lamina::base::Writers::kGroup);
-  });
-  module.def("printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); });
-  module.def("printable_line",
-             [](const py::bytes& text) { return lamina::base::printable_line(std::string_view(text)); });
-  module.def("encode_roundtrip", [](py::handle object) {
-    auto encoded = lamina::value::encode(to_value(object));
-    for (auto& buffer : encoded.buffers) buffer = buffer.clone();
-    return to_object(lamina::value::decode(encoded.meta, std::move(encoded.buffers)));
-  });
+  module.def(
+      "end_with_python",
+      [](const py::object& kept) {
+        kept.inc_ref();
+        const auto end = [](int code, void*) {
+          std::fflush(nullptr);
+          ::_exit(code);
+        };
+        ::on_exit(end, nullptr);
+      },
+      py::arg("kept"),
+      "At exit: lets Python end with its exit code, but never frees `kept`; the process ends then at once.");
+  module.def(
+      "require_own_code",
+      [](const std::string& path, const std::string& variable) {
+        lamina::base::require_own_code(path, variable, lamina::base::Writers::kGroup);
+      },
+      py::arg("path"), py::arg("variable"),
+      "Refuses code that others may have put there, which a variable of the environment names: see "
+      "lamina/base/own_code.h. Raises ConfigError.");
+  module.def(
+      "printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); },
+      py::arg("text"),
+      "UTF-8 with each character that a terminal would obey as \"\\x1b\"; tabs and ends of lines stay.");
+  module.def(
+      "printable_line", [](const py::bytes& text) { return lamina::base::printable_line(std::string_view(text)); },
+      py::arg("text"), "As `printable`, and ends of lines and tabs, too.");
+  module.def(
+      "encode_roundtrip",
+      [](py::handle object) {
+        auto encoded = lamina::value::encode(to_value(object));
+        for (auto& buffer : encoded.buffers) buffer = buffer.clone();
+        return to_object(lamina::value::decode(encoded.meta, std::move(encoded.buffers)));
+      },
+      py::arg("value"), "Value tree there and back through bytes: for tests.");
 }

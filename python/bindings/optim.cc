@@ -432,32 +432,49 @@ py::list number_fields(const Functional& functional) {
 
 void bind_optim(py::module_& module) {
   bind_optimizer(module);
-  py::class_<Functional, std::shared_ptr<Functional>>(module, "Functional")
-      .def_property_readonly("hyper", &hyper_fields)
-      .def_property_readonly("norm",
-                             [](const Functional& functional) { return functional.declaration().gradient_norm; })
-      .def_property_readonly("needs", &needs)
-      .def_property_readonly("numbers", &number_fields)
+  py::class_<Functional, std::shared_ptr<Functional>>(
+      module, "Functional", "An optimizer as a function of memory; see lamina/optim/functional.h.")
+      .def_property_readonly("hyper", &hyper_fields,
+                             "Its hyper-parameters: the key of a group, the place in the tuple that it has there, the "
+                             "words of which one is an index, and what holds where nothing is given.")
+      .def_property_readonly(
+          "norm", [](const Functional& functional) { return functional.declaration().gradient_norm; },
+          "True where it needs the norm of all gradients.")
+      .def_property_readonly(
+          "needs", &needs, "Says what it has to know of a parameter: see [Note: needs] in lamina/fused/declaration.h.")
+      .def_property_readonly("numbers", &number_fields, "The states that are one number for a parameter, by name.")
       .def(
           "check", [](const Functional& functional, const std::vector<double>& hyper) { functional.check(hyper); },
-          py::arg("hyper"));
+          py::arg("hyper"), "UsageError for values that it does not take.");
   module.def(
       "functional",
       [](const std::string& name) { return std::const_pointer_cast<Functional>(optim::shared_registry().find(name)); },
-      py::arg("name"));
+      py::arg("name"), "The form of the optimizer of that name.");
   module.def(
-      "load_functional", [](const std::string& path) { return optim::shared_registry().load(path); }, py::arg("path"));
-  py::class_<OptimizerGroup>(module, "OptimizerGroup")
+      "load_functional", [](const std::string& path) { return optim::shared_registry().load(path); }, py::arg("path"),
+      "Adds the optimizer of a shared library, see lamina/fused/plugin.h, and returns its name.");
+  py::class_<OptimizerGroup>(module, "OptimizerGroup",
+                             "Parameters of a group, with the states that the optimizer's `state` has of them.")
       .def(py::init<Shared, const py::list&, py::dict>(), py::arg("functional"), py::arg("parameters"),
            py::arg("states"))
-      .def_property_readonly("each_once", &OptimizerGroup::each_once)
-      .def_property_readonly("have_own_elements", &OptimizerGroup::have_own_elements)
-      .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"));
-  module.def("functions_are_recorded", &at::hasCallbacks);
+      .def_property_readonly("each_once", &OptimizerGroup::each_once, "False where a parameter is listed twice.")
+      .def_property_readonly("have_own_elements", &OptimizerGroup::have_own_elements,
+                             "False where a parameter is of a tensor subclass with a dispatch of its own.")
+      .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"),
+           "True where these are its parameters, and this its dict.");
+  module.def("functions_are_recorded", &at::hasCallbacks,
+             "True where a profiler, or another observer of torch's, is told of functions.");
   module.def("squared_gradient_norm", &squared_gradient_norm, py::arg("groups"), py::arg("scale"),
-             py::arg("gradients") = py::none());
+             py::arg("gradients") = py::none(),
+             "Sum of the squares of all gradients, which are multiplied by `scale` first.\n\nArgs: gradients: those of "
+             "the only group; each parameter's own where they are not given.");
   module.def("optimizer_step", &step, py::arg("groups"), py::arg("hyper"), py::arg("scale"), py::arg("gradient_norm"),
-             py::arg("gradients") = py::none(), py::arg("around") = py::none());
+             py::arg("gradients") = py::none(), py::arg("around") = py::none(),
+             "Updates parameters that have gradients, which are multiplied by `scale` first. Releases the GIL; with "
+             "parts and an optimizer that needs norms collective over their holders. From one thread at a time for the "
+             "same groups.\n\nArgs: hyper: of each group, the hyper-parameters. gradients: those of the only group; "
+             "each parameter's own where they are not given. around: knows halves that parameters stand in for, which "
+             "get their values, too.");
 }
 
 }  // namespace lamina::python

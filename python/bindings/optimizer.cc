@@ -130,8 +130,141 @@ void zero_model_grad(ModelOptimizer& optimizer, const py::object& lent, const Ba
   optimizer.zero_grad(user, {.backwards = backwards}, set_to_none);
 }
 
+void bind_local_parameters(py::module_& module) {
+  py::class_<LocalParameters>(module, "LocalParameters",
+                              "Knows what stands in the groups of an optimizer for parameters of the model; see "
+                              "lamina/distributed_optimizer/local_parameters.h.")
+      .def(
+          "set_model",
+          [](LocalParameters& locals, const py::function& table, std::shared_ptr<sharding::Sharding> sharding) {
+            locals.set_model(table_from(table), std::move(sharding));
+          },
+          py::arg("table"), py::arg("sharding").none(true))
+      .def("source", &LocalParameters::source, py::arg("local"),
+           "The parameter or shard that a member of the groups stands in for, or that itself.")
+      .def("is_master", &LocalParameters::is_master, py::arg("local"))
+      .def("follow", &LocalParameters::follow, "Gives masters the values of their parameters where those have changed.")
+      .def("share_written", &LocalParameters::share_written, py::call_guard<Release>(),
+           "Gives parameters on all ranks what a program has written to their parts; collective over those who hold "
+           "them where there is something.")
+      .def_property_readonly("in_step", &LocalParameters::in_step, "True while an update is under way.")
+      .def_property_readonly(
+          "divided_over",
+          [](const LocalParameters& locals) {
+            const auto group = locals.divided_over();
+            return group ? std::optional(kind_of(*group)) : std::nullopt;
+          },
+          "The group of those who hold parts of the same parameters, where anything is divided.");
+}
+
+void bind_update_terms(py::module_& module) {
+  py::class_<UpdateTerms>(module, "UpdateTerms", "An update's.")
+      .def_readonly("factor", &UpdateTerms::factor, "The number that gradients are still to be multiplied by.")
+      .def_readonly("norm", &UpdateTerms::norm, "The norm of all of them then; 0 where nobody has measured it.")
+      .def_readonly("parameters", &UpdateTerms::parameters, "None where all members of the groups are parameters.")
+      .def_property_readonly("has_closure", [](const UpdateTerms& terms) { return terms.closure != nullptr; })
+      .def("close", [](const UpdateTerms& terms) { terms.closure(); }, py::call_guard<Release>(), "Calls the closure.");
+}
+
+py::object part_of_state(const ModelOptimizer& optimizer, const py::object& lent, const at::Tensor& local,
+                         const at::Tensor& parameter, const py::object& state) {
+  const PythonOptimizer user(lent);
+  const auto part = optimizer.groups().part_of_state(user, local, parameter, user.kept().keep(state));
+  return user.kept().give(part);
+}
+
+std::shared_ptr<ModelOptimizer> recorded_optimizer(const std::shared_ptr<Session>& session,
+                                                   std::shared_ptr<LossScale> scale, std::int64_t number,
+                                                   bool clips_by_default) {
+  auto made =
+      std::make_shared<ModelOptimizer>(session->ranks(), session->config(), std::move(scale), number, clips_by_default);
+  if (const auto& recorder = session->run_recorder()) {
+    job_checkpoint::record_updates(*made, session->ranks(), recorder);
+  }
+  return made;
+}
+
+void bind_model_optimizer(py::module_& module) {
+  py::class_<ModelOptimizer, std::shared_ptr<ModelOptimizer>>(
+      module, "Optimizer",
+      "Everything around the updates of an optimizer of the job's model; see lamina/distributed_optimizer/optimizer.h. "
+      "`number`: how many optimizers the job had before.")
+      .def(py::init(&recorded_optimizer), py::arg("session"), py::arg("scale"), py::arg("number"),
+           py::arg("clips_by_default"), py::keep_alive<1, 2>())
+      .def_property_readonly("parameters", py::overload_cast<>(&ModelOptimizer::parameters),
+                             py::return_value_policy::reference_internal)
+      .def("members", &members_of, py::arg("user"),
+           "By group, all members as far as this rank knows them: the name, the name it was given with, the parameter, "
+           "and what stands for it here, None where another rank updates it.")
+      .def("trim", &trim, py::arg("user"),
+           "Makes groups this rank's part. True where there are new members that are not the model's, with which it is "
+           "collective over the world.")
+      .def(
+          "are_cut",
+          [](const ModelOptimizer& optimizer, const py::object& lent) {
+            return optimizer.groups().are_cut(PythonOptimizer(lent));
+          },
+          py::arg("user"), "False where a script has put members into groups since they were cut, or groups came.")
+      .def(
+          "are_whole",
+          [](const ModelOptimizer& optimizer, const py::object& lent) {
+            return optimizer.groups().are_whole(PythonOptimizer(lent));
+          },
+          py::arg("user"), "True where no member has left, and none is another tensor than the model's.")
+      .def_property_readonly(
+          "holds_others", [](const ModelOptimizer& optimizer) { return optimizer.groups().hold_others(); },
+          "True where other tensors than the model's stand here, whether the job goes on or not.")
+      .def(
+          "parameter_of",
+          [](const ModelOptimizer& optimizer, const at::Tensor& local) {
+            return optimizer.groups().parameter_of(local);
+          },
+          py::arg("local"), "The parameter of the model that a tensor is, or stands for.")
+      .def("part_of_state", &part_of_state, py::arg("user"), py::arg("local"), py::arg("parameter"), py::arg("state"))
+      .def("state", &state_of_model, py::arg("user"), py::arg("extent"),
+           "States and masters by the names of parameters; see Extent in lamina/distributed_optimizer/states.h.")
+      .def("parts_of", &parts_of, py::arg("user"), py::arg("states"), py::arg("are_parts"),
+           "For each member here its part of a state.")
+      .def("gathered", &gathered, py::arg("states"), py::arg("masters"),
+           "The states that the ranks of one copy of the model have together; collective over these.")
+      .def(
+          "misfit",
+          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
+             bool are_parts) { return optimizer.states().misfit(PythonOptimizer(lent), masters, are_parts); },
+          py::arg("user"), py::arg("masters"), py::arg("are_parts"),
+          "Says what keeps masters here from having these values, \"\" if nothing.")
+      .def(
+          "take_masters",
+          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
+             bool are_parts) {
+            const PythonOptimizer user(lent);
+            optimizer.states().take_masters(user, masters, are_parts);
+          },
+          py::arg("user"), py::arg("masters"), py::arg("are_parts"), "Gives masters here these values.")
+      .def_property_readonly(
+          "beside", [](const ModelOptimizer& optimizer) { return optimizer.beside().all(); },
+          "The parameters that are not the model's.")
+      .def("step", &step_model, py::arg("user"), py::arg("backwards").none(true), py::arg("reducer").none(true),
+           py::arg("steps"), py::arg("closure").none(true),
+           "`backwards`, `reducer`, `steps`: of the model, which has made so many.")
+      .def("clip", &clip_model, py::arg("user"), py::arg("backwards").none(true), py::arg("reducer").none(true),
+           py::arg("steps"), py::arg("max_norm"),
+           "The norm of all gradients, which the next step clips; -1 where they overflow.")
+      .def("zero_grad", &zero_model_grad, py::arg("user"), py::arg("backwards").none(true), py::arg("set_to_none"))
+      .def("follow", &ModelOptimizer::follow, "Gives masters the values of their parameters where those have changed.")
+      .def("note_load", &ModelOptimizer::note_load, "A state was loaded into it.")
+      .def_property_readonly("overflow", &ModelOptimizer::overflow,
+                             "True where gradients did so in the last step, which was left out.")
+      .def_property_readonly(
+          "norm", &ModelOptimizer::norm,
+          "The norm that the last step measured, without the loss scale and before clipping; 0 where it did not.");
+}
+
+}  // namespace
+
 void bind_loss_scale(py::module_& module) {
-  py::class_<LossScale, std::shared_ptr<LossScale>>(module, "LossScale")
+  py::class_<LossScale, std::shared_ptr<LossScale>>(
+      module, "LossScale", "Multiplies losses; see lamina/optim/loss_scale.h. `LossScale(scale)` stays as it is.")
       .def(py::init<double>(), py::arg("scale"))
       .def(py::init([](double init_scale, double scale_factor, std::int64_t scale_window, double min_scale,
                        std::int64_t delayed_shift, bool consecutive_hysteresis) {
@@ -161,113 +294,7 @@ void bind_loss_scale(py::module_& module) {
           });
 }
 
-void bind_local_parameters(py::module_& module) {
-  py::class_<LocalParameters>(module, "LocalParameters")
-      .def(
-          "set_model",
-          [](LocalParameters& locals, const py::function& table, std::shared_ptr<sharding::Sharding> sharding) {
-            locals.set_model(table_from(table), std::move(sharding));
-          },
-          py::arg("table"), py::arg("sharding").none(true))
-      .def("source", &LocalParameters::source, py::arg("local"))
-      .def("is_master", &LocalParameters::is_master, py::arg("local"))
-      .def("follow", &LocalParameters::follow)
-      .def("share_written", &LocalParameters::share_written, py::call_guard<Release>())
-      .def_property_readonly("in_step", &LocalParameters::in_step)
-      .def_property_readonly("divided_over", [](const LocalParameters& locals) {
-        const auto group = locals.divided_over();
-        return group ? std::optional(kind_of(*group)) : std::nullopt;
-      });
-}
-
-void bind_update_terms(py::module_& module) {
-  py::class_<UpdateTerms>(module, "UpdateTerms")
-      .def_readonly("factor", &UpdateTerms::factor)
-      .def_readonly("norm", &UpdateTerms::norm)
-      .def_readonly("parameters", &UpdateTerms::parameters)
-      .def_property_readonly("has_closure", [](const UpdateTerms& terms) { return terms.closure != nullptr; })
-      .def("close", [](const UpdateTerms& terms) { terms.closure(); }, py::call_guard<Release>());
-}
-
-py::object part_of_state(const ModelOptimizer& optimizer, const py::object& lent, const at::Tensor& local,
-                         const at::Tensor& parameter, const py::object& state) {
-  const PythonOptimizer user(lent);
-  const auto part = optimizer.groups().part_of_state(user, local, parameter, user.kept().keep(state));
-  return user.kept().give(part);
-}
-
-std::shared_ptr<ModelOptimizer> recorded_optimizer(const std::shared_ptr<Session>& session,
-                                                   std::shared_ptr<LossScale> scale, std::int64_t number,
-                                                   bool clips_by_default) {
-  auto made =
-      std::make_shared<ModelOptimizer>(session->ranks(), session->config(), std::move(scale), number, clips_by_default);
-  if (const auto& recorder = session->run_recorder()) {
-    job_checkpoint::record_updates(*made, session->ranks(), recorder);
-  }
-  return made;
-}
-
-void bind_model_optimizer(py::module_& module) {
-  py::class_<ModelOptimizer, std::shared_ptr<ModelOptimizer>>(module, "Optimizer")
-      .def(py::init(&recorded_optimizer), py::arg("session"), py::arg("scale"), py::arg("number"),
-           py::arg("clips_by_default"), py::keep_alive<1, 2>())
-      .def_property_readonly("parameters", py::overload_cast<>(&ModelOptimizer::parameters),
-                             py::return_value_policy::reference_internal)
-      .def("members", &members_of, py::arg("user"))
-      .def("trim", &trim, py::arg("user"))
-      .def(
-          "are_cut",
-          [](const ModelOptimizer& optimizer, const py::object& lent) {
-            return optimizer.groups().are_cut(PythonOptimizer(lent));
-          },
-          py::arg("user"))
-      .def(
-          "are_whole",
-          [](const ModelOptimizer& optimizer, const py::object& lent) {
-            return optimizer.groups().are_whole(PythonOptimizer(lent));
-          },
-          py::arg("user"))
-      .def_property_readonly("holds_others",
-                             [](const ModelOptimizer& optimizer) { return optimizer.groups().hold_others(); })
-      .def(
-          "parameter_of",
-          [](const ModelOptimizer& optimizer, const at::Tensor& local) {
-            return optimizer.groups().parameter_of(local);
-          },
-          py::arg("local"))
-      .def("part_of_state", &part_of_state, py::arg("user"), py::arg("local"), py::arg("parameter"), py::arg("state"))
-      .def("state", &state_of_model, py::arg("user"), py::arg("extent"))
-      .def("parts_of", &parts_of, py::arg("user"), py::arg("states"), py::arg("are_parts"))
-      .def("gathered", &gathered, py::arg("states"), py::arg("masters"))
-      .def(
-          "misfit",
-          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
-             bool are_parts) { return optimizer.states().misfit(PythonOptimizer(lent), masters, are_parts); },
-          py::arg("user"), py::arg("masters"), py::arg("are_parts"))
-      .def(
-          "take_masters",
-          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
-             bool are_parts) {
-            const PythonOptimizer user(lent);
-            optimizer.states().take_masters(user, masters, are_parts);
-          },
-          py::arg("user"), py::arg("masters"), py::arg("are_parts"))
-      .def_property_readonly("beside", [](const ModelOptimizer& optimizer) { return optimizer.beside().all(); })
-      .def("step", &step_model, py::arg("user"), py::arg("backwards").none(true), py::arg("reducer").none(true),
-           py::arg("steps"), py::arg("closure").none(true))
-      .def("clip", &clip_model, py::arg("user"), py::arg("backwards").none(true), py::arg("reducer").none(true),
-           py::arg("steps"), py::arg("max_norm"))
-      .def("zero_grad", &zero_model_grad, py::arg("user"), py::arg("backwards").none(true), py::arg("set_to_none"))
-      .def("follow", &ModelOptimizer::follow)
-      .def("note_load", &ModelOptimizer::note_load)
-      .def_property_readonly("overflow", &ModelOptimizer::overflow)
-      .def_property_readonly("norm", &ModelOptimizer::norm);
-}
-
-}  // namespace
-
 void bind_optimizer(py::module_& module) {
-  bind_loss_scale(module);
   bind_local_parameters(module);
   bind_update_terms(module);
   bind_model_optimizer(module);
@@ -279,7 +306,8 @@ void bind_optimizer(py::module_& module) {
         distributed_optimizer::require_alike(
             options, distributed_optimizer::trained_with(ranks, session->config(), with_copies), ranks);
       },
-      py::arg("session"), py::arg("options"), py::arg("with_copies"));
+      py::arg("session"), py::arg("options"), py::arg("with_copies"),
+      "UsageError, on all, where options differ between ranks that train one model; collective over these.");
 }
 
 }  // namespace lamina::python

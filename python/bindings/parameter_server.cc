@@ -220,36 +220,41 @@ void backward(Session& session, AutogradContext& context, const std::vector<at::
 }
 
 void bind_updaters(py::module_& module) {
-  py::class_<Updater, std::shared_ptr<Updater>>(module, "Updater");
+  py::class_<Updater, std::shared_ptr<Updater>>(
+      module, "Updater", "The rule of an optimizer, with its states: lamina/parameter_server/optimizer.h.");
   module.def(
       "functional_updater",
       [](std::shared_ptr<optim::Functional> functional, std::vector<double> hyper, std::size_t parameters) {
         return parameter_server::make_functional_updater(std::move(functional), std::move(hyper), parameters,
                                                          optim::shared_threads());
       },
-      py::arg("functional"), py::arg("hyper"), py::arg("parameters"));
+      py::arg("functional"), py::arg("hyper"), py::arg("parameters"), "One of the engine's, for so many parameters.");
   module.def(
       "python_updater",
       [](py::object function) -> std::shared_ptr<Updater> {
         return std::make_shared<PythonUpdater>(std::move(function));
       },
-      py::arg("function"));
+      py::arg("function"), "A function of the gradients, which holds the GIL.");
   module.def(
       "script_updater",
       [](const py::object& script) -> std::shared_ptr<Updater> {
         return std::make_shared<ScriptUpdater>(script.attr("_c").cast<torch::jit::Module>());
       },
-      py::arg("module"));
+      py::arg("module"), "A module of TorchScript with `step(gradients)`, which does not hold the GIL.");
   module.def(
       "writable", [](const at::Tensor& parameter) { return parameters_of_process().of(parameter)->writable(); },
-      py::arg("parameter"));
+      py::arg("parameter"),
+      "A tensor that a LocalOptimizer writes to: it shares the parameter's memory, and counts writes by itself.");
 }
 
 void bind_optimizers(py::module_& module) {
-  py::class_<Optimizer>(module, "LocalOptimizer")
+  py::class_<Optimizer>(module, "LocalOptimizer",
+                        "An optimizer of parameters of this process that are no part of a job. From any thread.")
       .def(py::init(&make_local_optimizer), py::arg("parameters"), py::arg("updater"))
-      .def("step", &step_local, py::arg("gradients"), py::arg("hyper") = py::none());
-  py::class_<RemoteOptimizer>(module, "RemoteOptimizer")
+      .def("step", &step_local, py::arg("gradients"), py::arg("hyper") = py::none(),
+           "Updates those that have a gradient, with hyper-parameters as its updater takes them. Releases the GIL.");
+  py::class_<RemoteOptimizer>(module, "RemoteOptimizer",
+                              "An optimizer of parameters on several ranks: its part on each owner.")
       .def(py::init([](const std::vector<AddressRow>& parts, bool needs_norm) {
              RemoteOptimizer optimizer{{}, needs_norm};
              for (const auto& part : parts) optimizer.parts.push_back(to_address(part));
@@ -273,16 +278,20 @@ void bind_optimizers(py::module_& module) {
 void bind_parameter_server(py::module_& module) {
   bind_updaters(module);
   bind_optimizers(module);
-  py::class_<AutogradContext, std::shared_ptr<AutogradContext>>(module, "RemoteContext")
+  py::class_<AutogradContext, std::shared_ptr<AutogradContext>>(
+      module, "RemoteContext", "See [Note: contexts] in lamina/parameter_server/protocol.h.")
       .def_property_readonly("origin", [](const AutogradContext& context) { return context.id.origin.value; })
       .def_property_readonly("number", [](const AutogradContext& context) { return context.id.number; })
       .def_property_readonly("ended", &AutogradContext::ended)
-      .def("gradients", [](AutogradContext& context) {
-        auto all = context.all_gradients();
-        return std::pair(std::move(all.leaves), std::move(all.gradients));
-      });
+      .def(
+          "gradients",
+          [](AutogradContext& context) {
+            auto all = context.all_gradients();
+            return std::pair(std::move(all.leaves), std::move(all.gradients));
+          },
+          "The leaves here that have one, and theirs.");
 
-  py::class_<Service>(module, "ParameterServer")
+  py::class_<Service>(module, "ParameterServer", "This rank's end of what ranks own and others use.")
       .def_property_readonly("contexts", &Service::contexts)
       .def_property_readonly("modules", [](Service& service) { return service.owned().modules(); })
       .def_property_readonly("optimizers", [](Service& service) { return service.owned().optimizers(); })
@@ -312,7 +321,8 @@ void bind_parameter_server(py::module_& module) {
             const auto what = module ? parameter_server::Shared::kModule : parameter_server::Shared::kOptimizer;
             session.parameter_server().trainer().share(what, to_address(address), session.patience());
           },
-          py::arg("module"), py::arg("address"), py::call_guard<Release>())
+          py::arg("module"), py::arg("address"), py::call_guard<Release>(),
+          "Says to the owner of a module, or of an optimizer, that other ranks than its maker will name it.")
       .def(
           "serve", [](Session& session) { session.parameter_server().serve(session.patience()); },
           py::call_guard<Release>())

@@ -240,7 +240,11 @@ void bind_parameters(py::module_& module) {
         take_place(gradient, kind);
         take_place(data, kind);
       },
-      py::arg("kind"), py::arg("sharding") = nullptr, py::arg("optimizer") = nullptr);
+      py::arg("kind"), py::arg("sharding") = nullptr, py::arg("optimizer") = nullptr,
+      "From now on reading the gradient of a released tensor of that class warns once, unless torch or lamina reads, "
+      "and setting its gradient or data is an error. The gradient of a sharded parameter is that of its shard. To "
+      "scripts, a tensor that stands for a parameter in the optimizer has its part of the parameter's gradient, which "
+      "is told once, too.");
   module.def(
       "forget_parameters",
       [](const py::type& kind) {
@@ -250,7 +254,7 @@ void bind_parameters(py::module_& module) {
           if (kind.attr("__dict__").contains(name)) py::delattr(kind, name);
         }
       },
-      py::arg("kind"));
+      py::arg("kind"), "Ends what `watch_parameters` began.");
 }
 
 }  // namespace lamina::python

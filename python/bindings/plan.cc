@@ -136,11 +136,17 @@ model::Costs to_costs(const py::object& measures) {
 }
 
 void bind_plan(py::module_& module) {
-  py::class_<ModuleTree>(module, "ModuleTree")
+  py::class_<ModuleTree>(
+      module, "ModuleTree",
+      "The modules that can be owned: see [Note: module tree] in lamina/model/module_tree.h.\n\nAttributes: names, "
+      "parents, ids: per node; the root is node 0, with the parent -1. homes: by id of each module, the node that it "
+      "is, or is part of. starting_stream, waited_for: ids of the nodes whose calls run in a random stream of their "
+      "own, and are waited for.")
       .def(py::init<>())
       .def("add", &add, py::arg("path"), py::arg("id"), py::arg("type"), py::arg("role"), py::arg("tensors"),
            py::kw_only(), py::arg("indivisible") = false, py::arg("same_everywhere") = false, py::arg("draws") = false,
-           py::arg("dynamic") = false, py::arg("keeps_statistics") = false, py::arg("placed_at") = py::none())
+           py::arg("dynamic") = false, py::arg("keeps_statistics") = false, py::arg("placed_at") = py::none(),
+           "A module in one of its places, parents first. Its tensors: name, tensor, is it a buffer, has it a shape.")
       .def_property_readonly(
           "names", [](const ModuleTree& tree) { return of_nodes<std::string>(tree, &ModuleTree::Node::name); })
       .def_property_readonly("parents",
@@ -151,18 +157,25 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("starting_stream",
                              [](const ModuleTree& tree) { return ids(tree, tree.starts_rng_stream()); })
       .def_property_readonly("waited_for", [](const ModuleTree& tree) { return ids(tree, tree.waited_for()); })
-      .def("paths", &ModuleTree::paths)
-      .def("tensors",
-           [](const ModuleTree& tree) {
-             std::vector<std::tuple<std::string, at::Tensor, int>> tensors;
-             for (const auto& held : tree.tensors()) tensors.emplace_back(held.name, held.tensor, held.node);
-             return tensors;
-           })
-      .def("description", &ModuleTree::description)
-      .def("rows", &rows, py::arg("measures") = py::none());
-  py::class_<model::Plan>(module, "Plan").def_property_readonly("report", [](const model::Plan& plan) {
-    return to_dict(plan.rows, plan.report);
-  });
+      .def("paths", &ModuleTree::paths, "Gives the home of each module, under each of its names.")
+      .def(
+          "tensors",
+          [](const ModuleTree& tree) {
+            std::vector<std::tuple<std::string, at::Tensor, int>> tensors;
+            for (const auto& held : tree.tensors()) tensors.emplace_back(held.name, held.tensor, held.node);
+            return tensors;
+          },
+          "(name, tensor, node) of every parameter, then of every buffer, each once.")
+      .def("description", &ModuleTree::description, "A line for each module and tensor: equal texts, equal models.")
+      .def("rows", &rows, py::arg("measures") = py::none(),
+           "The rows of a plan, children in the order of their first calls, and the node that each stands for. Keys: "
+           "those of a node in a plan's file, with the position as \"id\", and \"placed_at\", a partition or None.");
+  py::class_<model::Plan>(
+      module, "Plan",
+      "Says who is to own what.\n\nAttributes: report: {\"partition\": {name: partition}, \"stages\": [{\"partition\", "
+      "\"time_us\", \"parameter_bytes\", \"memory_bytes\", \"out_bytes\"}], \"predicted_step_us\", \"bubble\", "
+      "\"warning\"}; times are None where no node has any. See lamina/plan/report.h.")
+      .def_property_readonly("report", [](const model::Plan& plan) { return to_dict(plan.rows, plan.report); });
 }
 
 }  // namespace lamina::python

@@ -32,18 +32,26 @@ struct InBody {
 }  // namespace
 
 void bind_random(py::module_& module) {
-  py::class_<InBody>(module, "AsInBody")
+  py::class_<InBody>(module, "AsInBody",
+                     "A context, in which modules have streams of random numbers as in the body of a step.")
       .def(py::init<>())
       .def("__enter__", [](InBody& self) { self.here.emplace(); })
       .def("__exit__", [](InBody& self, const py::args&) { self.here.reset(); });
-  module.def("in_step", &runtime::in_step);
-  module.def("microbatch", [] {
-    const auto* context = runtime::ExecutionContext::current();
-    return context ? context->microbatch().value : -1;
-  });
-  module.def("leave_note", [](const std::string& note) {
-    if (auto* context = runtime::ExecutionContext::current()) context->leave_note(note);
-  });
+  module.def("in_step", &runtime::in_step, "True where this thread runs a step body, or a module for another rank.");
+  module.def(
+      "microbatch",
+      [] {
+        const auto* context = runtime::ExecutionContext::current();
+        return context ? context->microbatch().value : -1;
+      },
+      "Which one this thread works on; -1 for none, and with one partition.");
+  module.def(
+      "leave_note",
+      [](const std::string& note) {
+        if (auto* context = runtime::ExecutionContext::current()) context->leave_note(note);
+      },
+      py::arg("note"),
+      "In a module that runs for another rank: what that rank's `Session.take_notes` gives when the answer is there.");
   module.attr("call_in_stream") = py::reinterpret_steal<py::object>(PyCFunction_New(&kCallInStream, nullptr));
 }
 

@@ -332,37 +332,47 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
 }
 
 void bind_backwards(py::module_& module) {
-  py::class_<pipeline::Backwards>(module, "Backwards")
+  py::class_<pipeline::Backwards>(module, "Backwards",
+                                  "The backwards of a job's model, which with `averages` make gradients the mean over "
+                                  "a step's samples; see lamina/pipeline/backwards.h.")
       .def(py::init([](Session& session, bool averages) {
              return std::make_unique<pipeline::Backwards>(session.job(), averages);
            }),
            py::arg("session"), py::arg("averages"), py::keep_alive<1, 2>())
-      .def("add_up", &pipeline::Backwards::add_up)
+      .def("add_up", &pipeline::Backwards::add_up,
+           "From now on they divide by nothing: somebody else averages the gradients.")
       .def(
           "scale_by",
           [](pipeline::Backwards& backwards, std::shared_ptr<optim::LossScale> scale) {
             backwards.scale_by(std::move(scale));
           },
-          py::arg("scale"))
-      .def_property_readonly("count", &pipeline::Backwards::count)
+          py::arg("scale"), "Losses are multiplied by that, while it lives.")
+      .def_property_readonly("count", &pipeline::Backwards::count, "How many have run on this rank.")
       .def(
           "watch",
           [](pipeline::Backwards& backwards, const std::vector<at::Tensor>& parameters, bool forgets) {
             backwards.watch(parameters, forgets);
           },
-          py::arg("parameters"), py::arg("forgets"))
-      .def_property_readonly("plain", &pipeline::Backwards::plain)
-      .def_property_readonly("plain_forgotten", &pipeline::Backwards::plain_forgotten)
-      .def("forget_plain", &pipeline::Backwards::forget_plain)
-      .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"));
+          py::arg("parameters"), py::arg("forgets"),
+          "With a loss scale, other backwards are noticed by the gradients that they leave in these, as they are now. "
+          "`forgets`: those of others are gone when none of these has one.")
+      .def_property_readonly("plain", &pipeline::Backwards::plain,
+                             "Counts what other backwards have left while losses were scaled.")
+      .def_property_readonly("plain_forgotten", &pipeline::Backwards::plain_forgotten,
+                             "Counts what of it was there when all gradients were last forgotten.")
+      .def("forget_plain", &pipeline::Backwards::forget_plain, "They are forgotten now.")
+      .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"),
+           "One backward, over all ranks of the pipeline; with several copies of the model the reducer hears of it.");
 }
 
 void bind_alone(py::module_& module) {
-  py::class_<PythonAlone>(module, "Alone")
+  py::class_<PythonAlone>(
+      module, "Alone",
+      "A context of a trace, in which collectives of sliced layers take this rank's part for that of each.")
       .def(py::init<>())
       .def("__enter__", [](PythonAlone& self) { self.here.emplace(); })
       .def("__exit__", [](PythonAlone& self, const py::args&) { self.here.reset(); });
-  module.def("is_alone", &tensor_parallel::Alone::here);
+  module.def("is_alone", &tensor_parallel::Alone::here, "True in an `Alone` of this thread.");
   module.def(
       "team_size", [](const std::string& team) { return tensor_parallel::find_team(team)->size(); }, py::arg("team"));
 }
@@ -370,11 +380,14 @@ void bind_alone(py::module_& module) {
 void bind_steps(py::class_<Session, std::shared_ptr<Session>>& kind) {
   kind.def_property(
           "seeded_steps", [](Session& session) { return session.job().seeds().steps(); },
-          [](Session& session, std::uint64_t steps) { session.job().seeds().go_on_after(steps); })
-      .def("set_seed", [](Session& session, std::uint64_t seed) { session.job().seeds().reseed(seed); })
+          [](Session& session, std::uint64_t steps) { session.job().seeds().go_on_after(steps); },
+          "With the key `seed`, how many steps have drawn random numbers; to be set outside of steps.")
+      .def(
+          "set_seed", [](Session& session, std::uint64_t seed) { session.job().seeds().reseed(seed); }, py::arg("seed"))
       .def_property(
           "microbatches", [](Session& session) { return session.job().microbatches(); },
-          [](Session& session, int microbatches) { session.job().set_microbatches(microbatches); });
+          [](Session& session, int microbatches) { session.job().set_microbatches(microbatches); },
+          "Into how many a step cuts its batch.");
 }
 
 }  // namespace
@@ -382,38 +395,62 @@ void bind_steps(py::class_<Session, std::shared_ptr<Session>>& kind) {
 void bind_session(py::module_& module) {
   bind_alone(module);
   module.attr("INTERRUPTED") = base::kInterrupted;
-  auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
+  auto kind = py::class_<Session, std::shared_ptr<Session>>(
+      module, "Session",
+      "The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals.");
   bind_model(module, kind);
   bind_batches(module);
   bind_backwards(module);
   bind_steps(kind);
-  kind.def(py::init(&open), py::arg("config"))
+  kind.def(py::init(&open), py::arg("config"), "Reads the launcher's environment, connects the ranks.")
       .def_property_readonly("config", &Session::config)
       .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })
       .def_property_readonly("size", [](Session& s) { return s.world().size; })
       .def_property_readonly("local_rank", [](Session& s) { return s.world().local_rank; })
       .def_property_readonly("local_size", [](Session& s) { return s.world().local_size; })
       .def_property_readonly("launched", [](Session& s) { return s.world().launched; })
-      .def("group_rank",
-           [](Session& s, const std::string& kind) { return s.topology().index(group_of(kind), s.world().rank); })
-      .def("group_size", [](Session& s, const std::string& kind) { return s.topology().size(group_of(kind)); })
-      .def("group_members", &group_members, py::arg("kind"), py::arg("rank") = py::none())
-      .def("translate", [](Session& s, const std::string& kind,
-                           int index) { return s.topology().translate(group_of(kind), index, s.world().rank).value; })
-      .def("send", &send)
-      .def("receive", &receive)
-      .def("all_gather", &all_gather)
-      .def("first_given", &first_given)
-      .def("are_alike", &are_alike)
-      .def("largest", &largest)
-      .def("totals", &totals)
-      .def("differing_arguments", &differing_arguments)
-      .def("barrier", &barrier, py::call_guard<Release>())
-      .def("loss", &loss, py::call_guard<Release>())
-      .def("set_model", &set_model)
-      .def("set_order", &set_order)
-      .def("watch_flags", &watch_flags)
-      .def("set_statistics", &set_statistics)
+      .def(
+          "group_rank",
+          [](Session& s, const std::string& kind) { return s.topology().index(group_of(kind), s.world().rank); },
+          py::arg("kind"))
+      .def(
+          "group_size", [](Session& s, const std::string& kind) { return s.topology().size(group_of(kind)); },
+          py::arg("kind"))
+      .def("group_members", &group_members, py::arg("kind"), py::arg("rank") = py::none(),
+           "World ranks of this rank's group of that kind.")
+      .def(
+          "translate",
+          [](Session& s, const std::string& kind, int index) {
+            return s.topology().translate(group_of(kind), index, s.world().rank).value;
+          },
+          py::arg("kind"), py::arg("index"), "World rank of member `index` of this rank's group of that kind.")
+      .def("send", &send, py::arg("rank"), py::arg("channel"), py::arg("value"))
+      .def("receive", &receive, py::arg("rank"), py::arg("channel"))
+      .def("all_gather", &all_gather, py::arg("kind"), py::arg("value"))
+      .def("first_given", &first_given, py::arg("kind"), py::arg("value"),
+           "The first rank that gives something but None, and that.")
+      .def("are_alike", &are_alike, py::arg("kind"), py::arg("text"))
+      .def("largest", &largest, py::arg("kind"), py::arg("number"))
+      .def("totals", &totals, py::arg("kind"), py::arg("sums"), py::arg("largest"),
+           "Numbers of all ranks, each by its place: sums of the first ones, and of the others the largest.")
+      .def("differing_arguments", &differing_arguments, py::arg("kind"), py::arg("call"), py::arg("given"))
+      .def("barrier", &barrier, py::call_guard<Release>(), py::arg("kind"))
+      .def("loss", &loss, py::call_guard<Release>(), py::arg("rank"), py::arg("within_s"),
+           "Waits until `rank` is lost and says why; \"\" when it is not in that time.")
+      .def("set_model", &set_model, py::arg("cut"), py::arg("names"), py::arg("own_stream"), py::arg("dynamic"),
+           py::arg("runs"),
+           "The modules by index, before the first call: their names, whether calls of each run in a random stream of "
+           "their own, and whether its results must not be predicted. Then runs, modules that are called as one: the "
+           "name, the partition, and how many streams a call starts.")
+      .def("set_order", &set_order, py::arg("parameters"), py::arg("forwards_change_the_model"),
+           "With `deterministic_server`, before each step, on every rank: the parameters that this rank owns, and "
+           "whether forwards change the model, wherever it lives and but for `set_statistics`, so that microbatches "
+           "have to take turns.")
+      .def("watch_flags", &watch_flags, py::arg("names"), py::arg("tensors"),
+           "Before a step, alike on every rank of the pipeline: the tensors whose requires_grad a step body may set.")
+      .def("set_statistics", &set_statistics, py::arg("modules"),
+           "After it, before each step: (name, running mean, running variance, count, momentum) of the BatchNorms of "
+           "this rank. After the step they are those of the plain loop.")
       .def(
           "run_step",
           [](Session& session, int microbatches, py::object body, py::object merge, py::object cut,
@@ -426,18 +463,38 @@ void bind_session(py::module_& module) {
           py::arg("microbatches"), py::arg("body"), py::arg("merge"), py::kw_only(), py::arg("cut") = py::none(),
           py::arg("call") = std::pair<std::string, std::string>(), py::arg("samples") = std::vector<std::int64_t>(),
           py::arg("backwards") = py::none(), py::arg("parameters") = py::none(), py::arg("reducer") = py::none(),
-          py::arg("training") = false)
-      .def("cut_here", &cut_here, py::arg("cut"))
-      .def("take_notes", &take_notes)
-      .def("require_everywhere", &Session::require_everywhere, py::arg("what"))
-      .def("call", &call)
+          py::arg("training") = false,
+          "Runs one step; every rank of the pipeline calls it. `body(microbatch)` runs on worker threads of the "
+          "leading rank (pp_rank 0) only; where the pipeline is this rank alone, for one microbatch after the other in "
+          "this thread. Returns what `merge` makes of its results, one per microbatch, on every rank. With `cut` this "
+          "is the step in which the model is cut: that does so where no body has called `cut_here`. `call` is the step "
+          "function's name, the same on all ranks (DesyncError else), and where it was called.\n\nOf a model: its "
+          "`backwards`; why one in this step is an error, if it is; and its parameters, by which others are noticed. "
+          "With several copies of it `reducer` is theirs, and ends the pass; `training` is the model's mode.")
+      .def(
+          "cut_here", &cut_here, py::arg("cut"),
+          "In a body of the step in which the model is cut: has the thread that entered the step run `cut`, unless the "
+          "model is cut already, and waits for that. UsageError in another thread; CancelledError where a cut failed.")
+      .def("take_notes", &take_notes, "Returns what owners of modules left for this rank in their answers, each once.")
+      .def("require_everywhere", &Session::require_everywhere, py::arg("what"),
+           "Refuses `what` in the body of a step: every rank of a pipeline is to do it.")
+      .def("call", &call, py::arg("index"), py::arg("args"), py::arg("kwargs"),
+           "Calls module `index` on the rank that owns it. Inside a step only.")
       .def(
           "tell_leaving", [](Session& session, const std::string& how) { session.tell_leaving(how); },
-          py::call_guard<Release>())
-      .def_property_readonly("stuck", [](Session& session) { return session.groups().stuck(); })
-      .def("make_groups_by", &make_groups_by, py::arg("make"))
-      .def("close", &close_session)
-      .def("leave", &leave_session, py::arg("interrupted"));
+          py::call_guard<Release>(), py::arg("how"),
+          "Tells the other ranks how this one comes to leave: before close() or leave().")
+      .def_property_readonly(
+          "stuck", [](Session& session) { return session.groups().stuck(); },
+          "A collective of a group was left that may never end; also true afterwards.")
+      .def("make_groups_by", &make_groups_by, py::arg("make"),
+           "Has `make` give torch's process group of a kind when the engine first uses it.")
+      .def("close", &close_session, py::arg("orderly"),
+           "Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False "
+           "when a thread is still in the user's code of a step that failed.")
+      .def("leave", &leave_session, py::arg("interrupted"),
+           "At the end of the process: as close(), but the connections stay until the process has ended, so that the "
+           "peers take that for this rank's end. Where it was `interrupted` (Ctrl-C), they are told so at once.");
 }
 
 }  // namespace lamina::python

@@ -86,23 +86,30 @@ std::unique_ptr<PythonStepCheck> of_job(Session& session) {
 }
 
 void bind_plain_model(py::module_& module) {
-  py::class_<PlainRun, std::shared_ptr<PlainRun>>(module, "PlainRun")
+  py::class_<PlainRun, std::shared_ptr<PlainRun>>(
+      module, "PlainRun",
+      "A microbatch of a model that is not cut, recorded in memory: lamina/verification/plain_run.h.")
       .def(
           "begin",
           [](const PlainRun& run, std::int64_t number, const std::vector<at::Tensor>& inputs) {
             return std::make_unique<BegunCall>(run.begin(number, inputs));
           },
-          py::arg("module"), py::arg("inputs"), py::call_guard<Release>())
+          py::arg("module"), py::arg("inputs"), py::call_guard<Release>(), "A call of the module of this number.")
       .def(
           "watch", [](PlainRun& run, const std::vector<Named>& parameters) { run.watch(parameters); },
-          py::arg("parameters"));
-  py::class_<PlainValues>(module, "PlainValues")
-      .def_property_readonly("tensors", [](const PlainValues& values) { return values.tensors; })
-      .def_property_readonly("attributes", [](const PlainValues& values) {
-        py::dict attributes;
-        for (const auto& [name, value] : values.attributes) attributes[py::str(name)] = to_object(value);
-        return attributes;
-      });
+          py::arg("parameters"), "Records gradients of these parameters, by name.");
+  py::class_<PlainValues>(module, "PlainValues",
+                          "Values of a model that is called plainly: lamina/session/plain_values.h.")
+      .def_property_readonly(
+          "tensors", [](const PlainValues& values) { return values.tensors; }, "Parameters and buffers, whole.")
+      .def_property_readonly(
+          "attributes",
+          [](const PlainValues& values) {
+            py::dict attributes;
+            for (const auto& [name, value] : values.attributes) attributes[py::str(name)] = to_object(value);
+            return attributes;
+          },
+          "Attributes of modules that live elsewhere, by `module.attribute`.");
 }
 
 }  // namespace
@@ -110,8 +117,10 @@ void bind_plain_model(py::module_& module) {
 void bind_step_check(py::module_& module) {
   const py::call_guard<Release> release;
   bind_plain_model(module);
-  py::class_<PythonStepCheck>(module, "StepCheck")
-      .def_static("of_job", &of_job, py::arg("session"), py::keep_alive<0, 1>())
+  py::class_<PythonStepCheck>(
+      module, "StepCheck",
+      "The check of first steps: lamina/session/step_check.h. Tensors are given with how they are sliced.")
+      .def_static("of_job", &of_job, py::arg("session"), py::keep_alive<0, 1>(), "None where no step is compared.")
       .def_property_readonly("is_over", [](const PythonStepCheck& self) { return self.check->is_over(); })
       .def_property_readonly("leads", [](const PythonStepCheck& self) { return self.check->leads(); })
       .def_property_readonly("sees_calls", [](const PythonStepCheck& self) { return self.check->sees_calls(); })
@@ -120,7 +129,7 @@ void bind_step_check(py::module_& module) {
       .def("take_values", &PythonStepCheck::take_values, py::arg("tensors"), py::arg("sharding"), py::arg("hooked"),
            py::arg("attributes"))
       .def("run_plainly", &PythonStepCheck::run_plainly, py::arg("model"), py::arg("modules"), py::arg("given"),
-           py::arg("parameters"), py::arg("hooked"))
+           py::arg("parameters"), py::arg("hooked"), "`model`: a PlainModel; None where the step calls no model.")
       .def(
           "leave_out", [](PythonStepCheck& self, const std::string& why) { self.check->leave_out(why); },
           py::arg("why"))
@@ -135,7 +144,9 @@ void bind_step_check(py::module_& module) {
           py::arg("tensors"), release)
       .def(
           "run_backward", [](PythonStepCheck& self) { self.check->run_backward(); }, release)
-      .def("end_step", [](PythonStepCheck& self) { self.check->end_step(); }, release);
+      .def(
+          "end_step", [](PythonStepCheck& self) { self.check->end_step(); }, release,
+          "UsageError on all ranks where the step is not the plain model's.");
 }
 
 }  // namespace lamina::python

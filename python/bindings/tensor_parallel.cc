@@ -65,11 +65,16 @@ void bind_model(py::module_& module) {
       .def_readwrite("plan", &ModelModule::plan)
       .def_readwrite("transformers_plan", &ModelModule::transformers_plan)
       .def_readwrite("own_style", &ModelModule::own_style)
-      .def("set_heads",
-           [](ModelModule& self, std::string name, std::int64_t count) { self.heads = {std::move(name), count}; })
-      .def("set_own_plan", [](ModelModule& self, Styles styles, Styles in_parts, bool is_stack) {
-        self.own_plan = {std::move(styles), std::move(in_parts), is_stack};
-      });
+      .def(
+          "set_heads",
+          [](ModelModule& self, std::string name, std::int64_t count) { self.heads = {std::move(name), count}; },
+          py::arg("name"), py::arg("count"))
+      .def(
+          "set_own_plan",
+          [](ModelModule& self, Styles styles, Styles in_parts, bool is_stack) {
+            self.own_plan = {std::move(styles), std::move(in_parts), is_stack};
+          },
+          py::arg("styles"), py::arg("in_parts"), py::arg("is_stack"));
 }
 
 void bind_planned(py::module_& module) {
@@ -91,7 +96,9 @@ void bind_planned(py::module_& module) {
       .def_readwrite("has_options", &PlannedLayer::has_options)
       .def_readwrite("padding", &PlannedLayer::padding)
       .def_property_readonly("said_heads", [](const PlannedLayer& self) { return self.heads ? self.heads->name : ""; })
-      .def("set_said_heads", [](PlannedLayer& self, std::int64_t count) { self.heads->count = count; });
+      .def(
+          "set_said_heads", [](PlannedLayer& self, std::int64_t count) { self.heads->count = count; },
+          py::arg("count"));
 }
 
 }  // namespace
@@ -125,7 +132,9 @@ void bind_tensor_parallel(py::module_& module) {
         return std::tuple(std::move(planned.parents), std::move(planned.layers), std::move(planned.elsewhere),
                           std::move(planned.tied));
       },
-      py::arg("modules"), py::arg("names"), py::arg("degree"), py::arg("in_parts"));
+      py::arg("modules"), py::arg("names"), py::arg("degree"), py::arg("in_parts"),
+      "The modules around layers that are to be sliced, these layers, those that are elsewhere, too, and the names of "
+      "tied parameters. UsageError where a plan names what is not there.");
   module.def(
       "cut_layers",
       [](std::map<std::size_t, ParentModule> parents, std::vector<PlannedLayer> layers,
@@ -136,7 +145,8 @@ void bind_tensor_parallel(py::module_& module) {
         return std::pair(std::move(cuts.layers), std::move(cuts.parents));
       },
       py::arg("parents"), py::arg("layers"), py::arg("elsewhere"), py::arg("tied"), py::arg("degree"),
-      py::arg("member"));
+      py::arg("member"),
+      "The cuts for one of so many members of a team. UsageError where sizes do not allow what the plan asks for.");
 }
 
 }  // namespace lamina::python

@@ -101,14 +101,26 @@ py::dict training_settings(const py::tuple& fsdp_config, const py::tuple& deepsp
 }  // namespace
 
 void bind_training(py::module_& module) {
-  module.def("training_settings", &training_settings);
-  module.def("precision_named", [](const std::string& name) {
-    const auto found = config::find_precision(name);
-    return found ? std::optional(config::name_of(*found)) : std::nullopt;
-  });
-  module.def("read_precision", [](const py::tuple& words, const std::string& device_type) {
-    return config::name_of(config::read_precision(user_value(words), device_type));
-  });
+  module.def("training_settings", &training_settings, py::arg("fsdp_config"), py::arg("deepspeed_config"),
+             py::arg("precision"), py::arg("lamina_config"), py::arg("ranks"), py::arg("device_type"),
+             py::arg("batch_size"), py::arg("microbatch_size"), py::arg("microbatches"),
+             "Settings of a training, of words of lamina.composer.user_words; see lamina/config/training_settings.h. "
+             "ConfigError: all that is wrong with them.");
+  module.def(
+      "precision_named",
+      [](const std::string& name) {
+        const auto found = config::find_precision(name);
+        return found ? std::optional(config::name_of(*found)) : std::nullopt;
+      },
+      py::arg("name"),
+      "The name of a precision in place of an older one, in any case of its letters; None where there is no such one.");
+  module.def(
+      "read_precision",
+      [](const py::tuple& words, const std::string& device_type) {
+        return config::name_of(config::read_precision(user_value(words), device_type));
+      },
+      py::arg("words"), py::arg("device_type"),
+      "The name of a precision; None is the default of that device. ConfigError: there is no such precision.");
 }
 
 }  // namespace lamina::python
