@@ -36,8 +36,8 @@ _SUMS = Word._fields.index("most")
 
 
 class Share(NamedTuple):
-    """A copy's part of a batch, as `device_transforms` returned it. Where nothing of its own counts, the batch is an
-    earlier one. Ranks that do not lead have none."""
+    """A copy's part of a batch, as `device_transforms` returned it. A copy of whose batch nothing counts repeats an
+    earlier one with weight 0. Ranks that do not lead have none."""
 
     spec: DataSpec  # of the loader
     batch: Any
