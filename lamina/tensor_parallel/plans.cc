@@ -16,7 +16,6 @@ namespace {
 
 using StyleOf = std::map<std::string, std::string>;  // by the layer's name in the model
 
-constexpr std::string_view kInner[] = {"base_layer", "original_module"};  // names of what wrappers wrap
 constexpr double kLeastAlike = 0.4;  // for a name to be offered in the place of a wrong one
 
 template <class... Words>
@@ -28,7 +27,7 @@ std::string joined(const std::string& name, std::string_view below) {
   return name.empty() ? std::string(below) : base::str(name, ".", below);
 }
 
-std::string around(const std::string& name) {
+std::string parent_name(const std::string& name) {
   const auto dot = name.rfind('.');
   return dot == std::string::npos ? "" : name.substr(0, dot);
 }
@@ -231,7 +230,7 @@ class Planner {
   std::string alone(std::size_t row) const {
     const auto& here = module(row);
     const bool is_cut = !name(row).empty() && is_plain_linear(here.classes) && here.is_replaced &&
-                        here.in_features >= degree_ && !reads_weights(module(rows_.at(around(name(row)))).classes);
+                        here.in_features >= degree_ && !reads_weights(module(rows_.at(parent_name(name(row)))).classes);
     return is_cut ? "rowwise_split_input" : "";
   }
 
@@ -241,16 +240,21 @@ class Planner {
     const auto style = wanted.empty() ? alone(row) : wanted;
     const bool is_wanted = module(row).is_marked || own_.contains(name(row)) || inside_.contains(name(row));
     if (style.empty() || style == kWhole || !is_wanted) return;
-    const auto inner = inner_of(row);
-    if (inner == row) {
-      add(row, row, name(row), style);
+    if (module(row).wrapped) {
+      plan_wrapper(row, inner_of(row), style);
     } else {
-      plan_wrapper(row, inner, style);
+      add(row, {name(row), model_.names[row].second}, style);
     }
   }
 
+  // A layer under the name that it has in a plan.
+  struct NamedLayer {
+    std::string name;
+    std::size_t module = 0;
+  };
+
   // A wrapper, as peft's, and the layers in it that have slices: see [Note: wrappers].
-  void plan_wrapper(std::size_t row, std::size_t inner, const std::string& style) {
+  void plan_wrapper(std::size_t row, const NamedLayer& inner, const std::string& style) {
     const auto& here = module(row);
     if (!style_by_parent(style).empty()) {
       throw base::UsageError(
@@ -259,28 +263,29 @@ class Planner {
                     "the model with replace=False, or slice a model of your own by a plan"),
           base::Code{"tp-layer"});
     }
-    const auto kind = kind_of(module(inner).classes);
+    const auto kind = kind_of(model_.modules[inner.module].classes);
     const bool is_linear = kind == LayerKind::kLinear || kind == LayerKind::kConv1d;
     const bool gives_parts = style == "colwise" || style == "packed_colwise";
     const bool takes_parts = style == "rowwise" && is_linear;
-    if (is_of_low_rank(row, inner)) {
-      add(row, inner, name(inner), style);
+    if (is_of_low_rank(row, inner.module)) {
+      add(row, inner, style);
       if (style == "colwise") add_linears(row, "lora_B", style);
       if (style == "rowwise") add_linears(row, "lora_A", style);
       return;
     }
     if (only_calls(here.classes) && !here.has_variant) {
-      add(row, inner, name(inner), gives_parts ? "colwise_gather_output" : takes_parts ? "rowwise_split_input" : style);
+      add(row, inner, gives_parts ? "colwise_gather_output" : takes_parts ? "rowwise_split_input" : style);
     }
-    if (gives_parts || takes_parts) add(row, inner, name(row), style, /*is_around=*/true);
+    if (gives_parts || takes_parts) add(row, {name(row), inner.module}, style, /*is_around=*/true);
   }
 
-  // The layer in a wrapper, or in several around each other; itself for any other module.
-  std::size_t inner_of(std::size_t row) const {
-    for (const auto key : kInner) {
-      if (const auto found = rows_.find(joined(name(row), key)); found != rows_.end()) return inner_of(found->second);
+  // The layer in a wrapper, or in several around each other.
+  NamedLayer inner_of(std::size_t row) const {
+    NamedLayer inner{name(row), model_.names[row].second};
+    while (const auto& wrapped = model_.modules.at(inner.module).wrapped) {
+      inner = {joined(inner.name, wrapped->first), wrapped->second};
     }
-    return row;
+    return inner;
   }
 
   // True for a wrapper that adds a product of two small layers to what one layer gives, and nothing else.
@@ -289,7 +294,9 @@ class Planner {
     for (const auto part : {"base_layer", "lora_A", "lora_B"}) {
       const auto found = rows_.find(joined(name(row), part));
       if (found == rows_.end()) return false;
-      if (part == std::string_view("base_layer") ? found->second != inner : !has_linears(found->second)) return false;
+      const bool fits = part == std::string_view("base_layer") ? model_.names[found->second].second == inner
+                                                               : has_linears(found->second);
+      if (!fits) return false;
       known.merge(parameters_in(found->second));
     }
     return !module(row).has_variant && std::ranges::includes(known, parameters_in(row));
@@ -298,7 +305,7 @@ class Planner {
   bool has_linears(std::size_t row) const {
     const auto [begin, end] = tree(row);
     for (auto each = begin + 1; each < end; ++each) {
-      if (around(name(each)) == name(row) && kind_of(module(each).classes) != LayerKind::kLinear) return false;
+      if (parent_name(name(each)) == name(row) && kind_of(module(each).classes) != LayerKind::kLinear) return false;
     }
     return true;
   }
@@ -317,28 +324,29 @@ class Planner {
     const auto [begin, end] = tree(rows_.at(joined(name(row), part)));
     for (auto each = begin; each < end; ++each) {
       const bool is_new = seen.insert(model_.names[each].second).second;
-      if (is_new && kind_of(module(each).classes) == LayerKind::kLinear) add(row, each, name(each), style);
+      if (is_new && kind_of(module(each).classes) == LayerKind::kLinear) {
+        add(row, {name(each), model_.names[each].second}, style);
+      }
     }
   }
 
-  // A layer, under this name, of the module of a row, which is itself or a wrapper.
-  void add(std::size_t row, std::size_t layer, const std::string& layer_name, const std::string& style,
-           bool is_around = false) {
-    const auto& part = module(layer);
+  // A layer of the module of a row, which is itself or a wrapper.
+  void add(std::size_t row, const NamedLayer& layer, const std::string& style, bool is_around = false) {
+    const auto& part = model_.modules[layer.module];
     const auto plain = style_by_parent(style);
     PlannedLayer planned;
-    planned.name = layer_name;
+    planned.name = layer.name;
     planned.type = part.type;
     planned.kind = kind_of(part.classes);
     planned.style = plain.empty() ? style : std::string(plain);
-    planned.layer = model_.names[layer].second;
+    planned.layer = layer.module;
     planned.member = model_.names[row].second;
     planned.parent = model_.names[called(row)].second;
     if (const auto said = heads_.find(name(row)); said != heads_.end()) planned.heads = said->second;
     planned.may_stay_whole = !given_.contains(name(row));
     planned.by_parent = !plain.empty();
     planned.is_around = is_around;
-    const auto [place, is_new] = places_.emplace(layer_name, found_.size());
+    const auto [place, is_new] = places_.emplace(layer.name, found_.size());
     if (is_new) {
       found_.push_back(std::move(planned));
     } else {
@@ -348,8 +356,8 @@ class Planner {
 
   // The nearest module around one that is called.
   std::size_t called(std::size_t row) const {
-    auto place = around(name(row));
-    while (!place.empty() && is_list(module(rows_.at(place)).classes)) place = around(place);
+    auto place = parent_name(name(row));
+    while (!place.empty() && is_list(module(rows_.at(place)).classes)) place = parent_name(place);
     return rows_.at(place);
   }
 

@@ -49,6 +49,7 @@ struct ModelModule {
   std::int64_t in_features = 0;                                   // of a Linear
   bool reaches_base = true;  // its forward, if that is one of its own, calls the one of the class with the weights
   bool has_variant = false;  // of a wrapper: computes otherwise than its class says
+  std::optional<std::pair<std::string, std::size_t>> wrapped;  // of a wrapper: the layer in it, by name and number
 
   bool is_marked = false;          // its layers are to be sliced
   bool is_replaced = false;        // and a Linear may become another one

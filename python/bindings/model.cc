@@ -360,8 +360,9 @@ void bind_slices(py::class_<Session, std::shared_ptr<Session>>& session) {
           py::arg("whole"), py::arg("slicing"), py::call_guard<Release>());
 }
 
-void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
-  bind_plan(module);
+namespace {
+
+void bind_cut(py::module_& module) {
   py::class_<BegunCall>(
       module, "HookedCall",
       "A call of a module that has hooks: see [Note: call hooks] in lamina/model/call_hooks.h. Either ends it.")
@@ -380,10 +381,9 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
           "owner_of", [](const model::Cut& cut, const std::string& name) { return cut.owner_of(name).value; },
           py::arg("name"), "The partition of a parameter, buffer or module, or of any other part of a state dict.")
       .def("owns", &model::Cut::owns, py::arg("name"), "True where this rank does.");
-  bind_parameter_table(module);
-  bind_recorded_run(kind);
-  bind_slices(kind);
-  bind_step_check(module);
+}
+
+void bind_updates(py::class_<Session, std::shared_ptr<Session>>& kind) {
   kind.def_property_readonly(
           "updates_divided_over",
           [](const Session& session) -> std::optional<std::string> {
@@ -419,8 +419,11 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
            "Says who is to own what, as the configuration asks, given what a trace has measured of each node; or as it "
            "was, where `kept` has the partition of each module.")
       .def("order_turns", &order_turns, py::arg("parameters"))
-      .def_property_readonly("needs_all_microbatches", &session::needs_all_microbatches)
-      .def("begin_life", &begin_life, py::arg("face"),
+      .def_property_readonly("needs_all_microbatches", &session::needs_all_microbatches);
+}
+
+void bind_life(py::class_<Session, std::shared_ptr<Session>>& kind) {
+  kind.def("begin_life", &begin_life, py::arg("face"),
            "Cuts a model; collective over the world. `face` lends what Python does: see ModelFace in "
            "lamina/session/model_life.h and in lamina/pipeline/model_face.py. ConfigError with the error of world rank "
            "0, if it has one; UsageError where a rank has another model, which names the first line of the description "
@@ -442,6 +445,19 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
            "Collective over this rank's pipeline: the norms of what its ranks measure of the model's parameters, in "
            "the model's order; those of other tensors come last. Given as (a parameter or its gradient, what is "
            "measured of it).");
+}
+
+}  // namespace
+
+void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
+  bind_plan(module);
+  bind_cut(module);
+  bind_parameter_table(module);
+  bind_recorded_run(kind);
+  bind_slices(kind);
+  bind_step_check(module);
+  bind_updates(kind);
+  bind_life(kind);
 }
 
 }  // namespace lamina::python

@@ -25,6 +25,42 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
 
+namespace {
+
+void bind_texts(py::module_& module) {
+  module.def(
+      "said",
+      [](const std::string& name, const std::vector<std::string>& values) {
+        const auto place = faces::find(name);
+        if (place == std::size(faces::kSayings)) {
+          throw base::InternalError("a text without the name " + name);
+        }
+        const auto& saying = faces::kSayings[place];
+        return std::pair(faces::fill(saying.text, values), saying.code.name);
+      },
+      py::arg("name"), py::arg("values"),
+      "The text of that name in lamina/faces/sayings.h with its values, and its code, \"\" for none.");
+  module.def(
+      "says_info", [] { return base::says(base::Level::kInfo); },
+      "True unless LAMINA_LOG asks for warnings or errors alone.");
+  module.def("says_details", [] { return base::says(base::Level::kDebug); }, "True where LAMINA_LOG is \"debug\".");
+  module.def(
+      "coded", [](const py::bytes& text, const std::string& code) { return base::coded(std::string_view(text), code); },
+      py::arg("text"), py::arg("code"),
+      "The message of an error, printable: its first line ends with the code, and the whole with a line that says how "
+      "to read more of it. Without a code the line is that of the error that it takes in, if any.");
+  module.def("without_hints", &base::without_hints, py::arg("text"),
+             "The text without the lines that say how to read more of an error.");
+  module.def(
+      "printable", [](const py::bytes& text) { return base::printable(std::string_view(text)); }, py::arg("text"),
+      "UTF-8 with each character that a terminal would obey as \"\\x1b\"; tabs and ends of lines stay.");
+  module.def(
+      "printable_line", [](const py::bytes& text) { return base::printable_line(std::string_view(text)); },
+      py::arg("text"), "As `printable`, and ends of lines and tabs, too.");
+}
+
+}  // namespace
+
 }  // namespace lamina::python
 
 PYBIND11_MODULE(_lamina, module) {
@@ -48,32 +84,7 @@ PYBIND11_MODULE(_lamina, module) {
   bind_parameters(module);
   bind_tensor_parallel(module);
   bind_training(module);
-  module.def(
-      "said",
-      [](const std::string& name, const std::vector<std::string>& values) {
-        const auto place = lamina::faces::find(name);
-        if (place == std::size(lamina::faces::kSayings)) {
-          throw lamina::base::InternalError("a text without the name " + name);
-        }
-        const auto& saying = lamina::faces::kSayings[place];
-        return std::pair(lamina::faces::fill(saying.text, values), saying.code.name);
-      },
-      py::arg("name"), py::arg("values"),
-      "The text of that name in lamina/faces/sayings.h with its values, and its code, \"\" for none.");
-  module.def(
-      "says_info", [] { return lamina::base::says(lamina::base::Level::kInfo); },
-      "True unless LAMINA_LOG asks for warnings or errors alone.");
-  module.def(
-      "says_details", [] { return lamina::base::says(lamina::base::Level::kDebug); },
-      "True where LAMINA_LOG is \"debug\".");
-  module.def(
-      "coded",
-      [](const py::bytes& text, const std::string& code) { return lamina::base::coded(std::string_view(text), code); },
-      py::arg("text"), py::arg("code"),
-      "The message of an error, printable: its first line ends with the code, and the whole with a line that says how "
-      "to read more of it. Without a code the line is that of the error that it takes in, if any.");
-  module.def("without_hints", &lamina::base::without_hints, py::arg("text"),
-             "The text without the lines that say how to read more of an error.");
+  bind_texts(module);
   // Python frees nothing of `kept`, and the process ends with Python, before what the libraries have is destroyed.
   module.def(
       "end_with_python",
@@ -95,13 +106,6 @@ PYBIND11_MODULE(_lamina, module) {
       py::arg("path"), py::arg("variable"),
       "Refuses code that others may have put there, which a variable of the environment names: see "
       "lamina/base/own_code.h. Raises ConfigError.");
-  module.def(
-      "printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); },
-      py::arg("text"),
-      "UTF-8 with each character that a terminal would obey as \"\\x1b\"; tabs and ends of lines stay.");
-  module.def(
-      "printable_line", [](const py::bytes& text) { return lamina::base::printable_line(std::string_view(text)); },
-      py::arg("text"), "As `printable`, and ends of lines and tabs, too.");
   module.def(
       "encode_roundtrip",
       [](py::handle object) {

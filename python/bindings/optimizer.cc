@@ -184,12 +184,37 @@ std::shared_ptr<ModelOptimizer> recorded_optimizer(const std::shared_ptr<Session
   return made;
 }
 
+void bind_states(py::class_<ModelOptimizer, std::shared_ptr<ModelOptimizer>>& kind) {
+  kind.def("part_of_state", &part_of_state, py::arg("user"), py::arg("local"), py::arg("parameter"), py::arg("state"))
+      .def("state", &state_of_model, py::arg("user"), py::arg("extent"),
+           "States and masters by the names of parameters; see Extent in lamina/distributed_optimizer/states.h.")
+      .def("parts_of", &parts_of, py::arg("user"), py::arg("states"), py::arg("are_parts"),
+           "For each member here its part of a state.")
+      .def("gathered", &gathered, py::arg("states"), py::arg("masters"),
+           "The states that the ranks of one copy of the model have together; collective over these.")
+      .def(
+          "misfit",
+          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
+             bool are_parts) { return optimizer.states().misfit(PythonOptimizer(lent), masters, are_parts); },
+          py::arg("user"), py::arg("masters"), py::arg("are_parts"),
+          "Says what keeps masters here from having these values, \"\" if nothing.")
+      .def(
+          "take_masters",
+          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
+             bool are_parts) {
+            const PythonOptimizer user(lent);
+            optimizer.states().take_masters(user, masters, are_parts);
+          },
+          py::arg("user"), py::arg("masters"), py::arg("are_parts"), "Gives masters here these values.");
+}
+
 void bind_model_optimizer(py::module_& module) {
-  py::class_<ModelOptimizer, std::shared_ptr<ModelOptimizer>>(
+  py::class_<ModelOptimizer, std::shared_ptr<ModelOptimizer>> kind(
       module, "Optimizer",
       "Everything around the updates of an optimizer of the job's model; see lamina/distributed_optimizer/optimizer.h. "
-      "`number`: how many optimizers the job had before.")
-      .def(py::init(&recorded_optimizer), py::arg("session"), py::arg("scale"), py::arg("number"),
+      "`number`: how many optimizers the job had before.");
+  bind_states(kind);
+  kind.def(py::init(&recorded_optimizer), py::arg("session"), py::arg("scale"), py::arg("number"),
            py::arg("clips_by_default"), py::keep_alive<1, 2>())
       .def_property_readonly("parameters", py::overload_cast<>(&ModelOptimizer::parameters),
                              py::return_value_policy::reference_internal)
@@ -220,27 +245,6 @@ void bind_model_optimizer(py::module_& module) {
             return optimizer.groups().parameter_of(local);
           },
           py::arg("local"), "The parameter of the model that a tensor is, or stands for.")
-      .def("part_of_state", &part_of_state, py::arg("user"), py::arg("local"), py::arg("parameter"), py::arg("state"))
-      .def("state", &state_of_model, py::arg("user"), py::arg("extent"),
-           "States and masters by the names of parameters; see Extent in lamina/distributed_optimizer/states.h.")
-      .def("parts_of", &parts_of, py::arg("user"), py::arg("states"), py::arg("are_parts"),
-           "For each member here its part of a state.")
-      .def("gathered", &gathered, py::arg("states"), py::arg("masters"),
-           "The states that the ranks of one copy of the model have together; collective over these.")
-      .def(
-          "misfit",
-          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
-             bool are_parts) { return optimizer.states().misfit(PythonOptimizer(lent), masters, are_parts); },
-          py::arg("user"), py::arg("masters"), py::arg("are_parts"),
-          "Says what keeps masters here from having these values, \"\" if nothing.")
-      .def(
-          "take_masters",
-          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
-             bool are_parts) {
-            const PythonOptimizer user(lent);
-            optimizer.states().take_masters(user, masters, are_parts);
-          },
-          py::arg("user"), py::arg("masters"), py::arg("are_parts"), "Gives masters here these values.")
       .def_property_readonly(
           "beside", [](const ModelOptimizer& optimizer) { return optimizer.beside().all(); },
           "The parameters that are not the model's.")

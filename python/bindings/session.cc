@@ -390,41 +390,8 @@ void bind_steps(py::class_<Session, std::shared_ptr<Session>>& kind) {
           "Into how many a step cuts its batch.");
 }
 
-}  // namespace
-
-void bind_session(py::module_& module) {
-  bind_alone(module);
-  module.attr("INTERRUPTED") = base::kInterrupted;
-  auto kind = py::class_<Session, std::shared_ptr<Session>>(
-      module, "Session",
-      "The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals.");
-  bind_model(module, kind);
-  bind_batches(module);
-  bind_backwards(module);
-  bind_steps(kind);
-  kind.def(py::init(&open), py::arg("config"), "Reads the launcher's environment, connects the ranks.")
-      .def_property_readonly("config", &Session::config)
-      .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })
-      .def_property_readonly("size", [](Session& s) { return s.world().size; })
-      .def_property_readonly("local_rank", [](Session& s) { return s.world().local_rank; })
-      .def_property_readonly("local_size", [](Session& s) { return s.world().local_size; })
-      .def_property_readonly("launched", [](Session& s) { return s.world().launched; })
-      .def(
-          "group_rank",
-          [](Session& s, const std::string& kind) { return s.topology().index(group_of(kind), s.world().rank); },
-          py::arg("kind"))
-      .def(
-          "group_size", [](Session& s, const std::string& kind) { return s.topology().size(group_of(kind)); },
-          py::arg("kind"))
-      .def("group_members", &group_members, py::arg("kind"), py::arg("rank") = py::none(),
-           "World ranks of this rank's group of that kind.")
-      .def(
-          "translate",
-          [](Session& s, const std::string& kind, int index) {
-            return s.topology().translate(group_of(kind), index, s.world().rank).value;
-          },
-          py::arg("kind"), py::arg("index"), "World rank of member `index` of this rank's group of that kind.")
-      .def("send", &send, py::arg("rank"), py::arg("channel"), py::arg("value"))
+void bind_values(py::class_<Session, std::shared_ptr<Session>>& kind) {
+  kind.def("send", &send, py::arg("rank"), py::arg("channel"), py::arg("value"))
       .def("receive", &receive, py::arg("rank"), py::arg("channel"))
       .def("all_gather", &all_gather, py::arg("kind"), py::arg("value"))
       .def("first_given", &first_given, py::arg("kind"), py::arg("value"),
@@ -436,8 +403,11 @@ void bind_session(py::module_& module) {
       .def("differing_arguments", &differing_arguments, py::arg("kind"), py::arg("call"), py::arg("given"))
       .def("barrier", &barrier, py::call_guard<Release>(), py::arg("kind"))
       .def("loss", &loss, py::call_guard<Release>(), py::arg("rank"), py::arg("within_s"),
-           "Waits until `rank` is lost and says why; \"\" when it is not in that time.")
-      .def("set_model", &set_model, py::arg("cut"), py::arg("names"), py::arg("own_stream"), py::arg("dynamic"),
+           "Waits until `rank` is lost and says why; \"\" when it is not in that time.");
+}
+
+void bind_calls(py::class_<Session, std::shared_ptr<Session>>& kind) {
+  kind.def("set_model", &set_model, py::arg("cut"), py::arg("names"), py::arg("own_stream"), py::arg("dynamic"),
            py::arg("runs"),
            "The modules by index, before the first call: their names, whether calls of each run in a random stream of "
            "their own, and whether its results must not be predicted. Then runs, modules that are called as one: the "
@@ -483,7 +453,45 @@ void bind_session(py::module_& module) {
       .def(
           "tell_leaving", [](Session& session, const std::string& how) { session.tell_leaving(how); },
           py::call_guard<Release>(), py::arg("how"),
-          "Tells the other ranks how this one comes to leave: before close() or leave().")
+          "Tells the other ranks how this one comes to leave: before close() or leave().");
+}
+
+}  // namespace
+
+void bind_session(py::module_& module) {
+  bind_alone(module);
+  module.attr("INTERRUPTED") = base::kInterrupted;
+  auto kind = py::class_<Session, std::shared_ptr<Session>>(
+      module, "Session",
+      "The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals.");
+  bind_model(module, kind);
+  bind_batches(module);
+  bind_backwards(module);
+  bind_values(kind);
+  bind_calls(kind);
+  bind_steps(kind);
+  kind.def(py::init(&open), py::arg("config"), "Reads the launcher's environment, connects the ranks.")
+      .def_property_readonly("config", &Session::config)
+      .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })
+      .def_property_readonly("size", [](Session& s) { return s.world().size; })
+      .def_property_readonly("local_rank", [](Session& s) { return s.world().local_rank; })
+      .def_property_readonly("local_size", [](Session& s) { return s.world().local_size; })
+      .def_property_readonly("launched", [](Session& s) { return s.world().launched; })
+      .def(
+          "group_rank",
+          [](Session& s, const std::string& kind) { return s.topology().index(group_of(kind), s.world().rank); },
+          py::arg("kind"))
+      .def(
+          "group_size", [](Session& s, const std::string& kind) { return s.topology().size(group_of(kind)); },
+          py::arg("kind"))
+      .def("group_members", &group_members, py::arg("kind"), py::arg("rank") = py::none(),
+           "World ranks of this rank's group of that kind.")
+      .def(
+          "translate",
+          [](Session& s, const std::string& kind, int index) {
+            return s.topology().translate(group_of(kind), index, s.world().rank).value;
+          },
+          py::arg("kind"), py::arg("index"), "World rank of member `index` of this rank's group of that kind.")
       .def_property_readonly(
           "stuck", [](Session& session) { return session.groups().stuck(); },
           "A collective of a group was left that may never end; also true afterwards.")

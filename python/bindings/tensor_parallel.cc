@@ -19,11 +19,11 @@ using tensor_parallel::PlannedLayer;
 using tensor_parallel::SlicePart;
 using tensor_parallel::Styles;
 using SectionRows = std::vector<std::pair<std::int64_t, std::int64_t>>;
-using PartRow = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // own, first, all
+using SliceRow = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // own, first, all
 
-PartRow to_row(const SlicePart& part) { return {part.own, part.first, part.all}; }
+SliceRow to_row(const SlicePart& part) { return {part.own, part.first, part.all}; }
 
-std::optional<PartRow> to_row(const std::optional<SlicePart>& part) {
+std::optional<SliceRow> to_row(const std::optional<SlicePart>& part) {
   return part ? std::optional(to_row(*part)) : std::nullopt;
 }
 
@@ -41,13 +41,13 @@ std::vector<std::pair<std::string, std::pair<int, SectionRows>>> slices_of(const
   return slices;
 }
 
-std::vector<std::pair<std::size_t, std::optional<PartRow>>> members_of(const ParentCut& cut) {
-  std::vector<std::pair<std::size_t, std::optional<PartRow>>> members;
+std::vector<std::pair<std::size_t, std::optional<SliceRow>>> members_of(const ParentCut& cut) {
+  std::vector<std::pair<std::size_t, std::optional<SliceRow>>> members;
   for (const auto& member : cut.members) members.emplace_back(member.row, to_row(member.gives));
   return members;
 }
 
-void bind_model(py::module_& module) {
+void bind_model_modules(py::module_& module) {
   py::class_<ModelModule>(module, "ModelModule")
       .def(py::init([](std::string type, std::vector<std::string> classes) {
              ModelModule row;
@@ -60,6 +60,7 @@ void bind_model(py::module_& module) {
       .def_readwrite("in_features", &ModelModule::in_features)
       .def_readwrite("reaches_base", &ModelModule::reaches_base)
       .def_readwrite("has_variant", &ModelModule::has_variant)
+      .def_readwrite("wrapped", &ModelModule::wrapped)
       .def_readwrite("is_marked", &ModelModule::is_marked)
       .def_readwrite("is_replaced", &ModelModule::is_replaced)
       .def_readwrite("plan", &ModelModule::plan)
@@ -104,7 +105,7 @@ void bind_planned(py::module_& module) {
 }  // namespace
 
 void bind_tensor_parallel(py::module_& module) {
-  bind_model(module);
+  bind_model_modules(module);
   bind_planned(module);
   py::class_<LayerCut>(module, "LayerCut")
       .def_readonly("name", &LayerCut::name)

@@ -207,7 +207,7 @@ def case_halves_have_masters_and_overflows_leave_the_step_out():
             require_same(job.states(), states)
             job.model.backward(job.model(words(0)))
             if RANK == 1:
-                job.model.module.blocks[0].up.weight.grad[0, 0] = float("inf")
+                job.model.module.blocks[0].up.weight.grad.fill_(float("inf"))
             job.optimizer.step()
             assert job.optimizer.overflow
             require_same(job.model.state_dict(), states[0])
@@ -221,7 +221,7 @@ def case_an_infinity_in_a_slice_has_all_ranks_leave_the_step_out():
             before, _ = job.states()
             scaler.scale(job.model(words(0))).backward()
             if RANK == 1:
-                job.model.module.blocks[0].up.weight.grad[0, 0] = float("inf")
+                job.model.module.blocks[0].up.weight.grad.fill_(float("inf"))
             scaler.step(optimizer)
             scaler.update()
             assert scaler.get_scale() == 4.0

@@ -146,6 +146,7 @@ Model low_rank(const std::string& style) {
   Model model;
   model.add("").plan = Styles{{"up", style}};
   model.add("up", {"peft.tuners.lora.layer.Linear", kModule});
+  model[1].wrapped = {"base_layer", 2};
   for (const auto* name : {"up.base_layer", "up.lora_A", "up.lora_B"}) model.linear(name);
   return model;
 }

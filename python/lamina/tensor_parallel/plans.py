@@ -14,6 +14,7 @@ from lamina.tensor_parallel.registry import DistributedModule
 
 STYLE_OF_ITSELF = "_lamina_style"  # an attribute of layers that are sliced wherever they are
 WHOLE = "replicate"
+_INNER = ("base_layer", "original_module")  # names under which wrappers have what they wrap
 _MOST = 2**63  # of the engine's numbers
 
 
@@ -50,6 +51,8 @@ def plan_of(root: nn.Module, degree: int = 1, in_parts: bool = False) -> Plan:
     numbers = {id(module): number for number, module in enumerate(modules)}
     names = [(name, numbers[id(module)]) for name, module in root.named_modules(remove_duplicate=False)]
     rows = [_row_of(module, in_parts) for module in modules]
+    for module, row in zip(modules, rows, strict=True):
+        row.wrapped = _wrapped(module, numbers)
     plan = Plan(modules, *_lamina.plan_layers(rows, names, degree, in_parts))
     for number, parent in plan.parents.items():
         parent.numbers = {name: value for name, value in modules[number].__dict__.items() if _is_number(value)}
@@ -92,6 +95,14 @@ def _row_of(module: nn.Module, in_parts: bool) -> _lamina.ModelModule:
     if mark.enabled and isinstance(plan := getattr(module, "_tp_plan", None), Mapping):
         row.transformers_plan = _rows(plan)
     return row
+
+
+def _wrapped(module: nn.Module, numbers: dict[int, int]) -> tuple[str, int] | None:
+    """The layer in a wrapper, which peft's may have by a property: its name there, and its number."""
+    for name in _INNER:
+        if isinstance(layer := getattr(module, name, None), nn.Module) and id(layer) in numbers:
+            return name, numbers[id(layer)]
+    return None
 
 
 def _rows(styles: Mapping[str, str]) -> list[tuple[str, str]]:
