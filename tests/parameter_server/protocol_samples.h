@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 
 #include "lamina/parameter_server/protocol.h"
+#include "lamina/value/numbers.h"
 
 namespace lamina::parameter_server::testing {
 
@@ -20,15 +21,15 @@ inline Request request(Verb verb, value::Value body) {
 // Requests with the bodies of every verb.
 inline std::vector<Request> requests() {
   const value::Value gradients = to_list(std::vector<at::Tensor>{at::arange(2), {}});
-  return {
-      request(Verb::kFind, "net"),
-      request(Verb::kCall, value::Tuple{{std::string("modes\0", 6), value::Tuple{{at::arange(3), "text"}}}}),
-      request(Verb::kBackward,
-              value::Tuple{{std::int64_t{9}, true, to_list(std::vector<std::int64_t>{0, 1}), gradients}}),
-      request(Verb::kOptimizer, value::Tuple{{"SGD", value::List{{0.1, 0.0}}, to_list(std::vector<std::int64_t>{1})}}),
-      request(Verb::kNorm, {}),
-      request(Verb::kStep, value::Tuple{{1.5, value::List{{0.1, 0.0}}}}),
-      request(Verb::kShare, "optimizer")};
+  return {request(Verb::kFind, "net"),
+          request(Verb::kCall, value::Tuple{{std::string("modes\0", 6), value::Tuple{{at::arange(3), "text"}}}}),
+          request(Verb::kBackward,
+                  value::Tuple{{std::int64_t{9}, true, value::to_list(std::vector<std::int64_t>{0, 1}), gradients}}),
+          request(Verb::kOptimizer,
+                  value::Tuple{{"SGD", value::List{{0.1, 0.0}}, value::to_list(std::vector<std::int64_t>{1})}}),
+          request(Verb::kNorm, {}),
+          request(Verb::kStep, value::Tuple{{1.5, value::List{{0.1, 0.0}}}}),
+          request(Verb::kShare, "optimizer")};
 }
 
 // Every kind of message.
@@ -62,12 +63,12 @@ inline void read(transport::Message&& message) {
       return;
     case Verb::kBackward: {
       auto parts = to_parts(std::move(request.body), 4);
-      to_numbers(parts[2]);
+      value::to_numbers(parts[2]);
       to_tensors(parts[3]);
       return;
     }
     case Verb::kOptimizer:
-      to_numbers(to_parts(std::move(request.body), 3)[2]);
+      value::to_numbers(to_parts(std::move(request.body), 3)[2]);
       return;
     case Verb::kNorm:
       return;
