@@ -7,16 +7,14 @@
 #include <string_view>
 #include <vector>
 
+#include "lamina/base/outer.h"
 #include "lamina/digests/recording.h"
 
 // The tensors of a run, whichever of its ranks has which part of them.
 namespace lamina::digests {
 
-// The name of the module that has this parameter or module in it; that of the model is empty.
-constexpr std::string_view outer(std::string_view name) {
-  const auto point = name.rfind('.');
-  return name.substr(0, point == std::string_view::npos ? 0 : point);
-}
+using base::outer;
+
 // The parameter whose state of an optimizer has this name.
 constexpr std::string_view parameter_of(std::string_view state) { return state.substr(0, state.rfind(' ')); }
 

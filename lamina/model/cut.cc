@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/model/cut.h"
+#include "lamina/base/outer.h"
 
 #include "lamina/model/agreement.h"
 
@@ -35,8 +36,7 @@ const Cut::Place& Cut::place_of(std::string_view name) const {
   while (true) {
     const auto found = by_path_.find(std::string(name));
     if (found != by_path_.end()) return found->second;
-    const auto dot = name.rfind('.');
-    name = dot == std::string_view::npos ? "" : name.substr(0, dot);
+    name = base::outer(name);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "lamina/base/error.h"
+#include "lamina/base/outer.h"
 #include "lamina/base/str.h"
 
 namespace lamina::model {
@@ -37,8 +38,7 @@ std::optional<int> ModuleTree::add(const Module& module) {
 
 int ModuleTree::place_above(const std::string& path) const {
   if (places_.empty()) return -1;
-  const auto dot = path.rfind('.');
-  const auto found = by_path_.find(dot == std::string::npos ? "" : path.substr(0, dot));
+  const auto found = by_path_.find(std::string(base::outer(path)));
   if (found != by_path_.end() && !path.empty()) return found->second;
   throw base::InternalError(base::str("a tree has no module that holds \"", path, "\""));
 }

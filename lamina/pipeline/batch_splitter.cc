@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/joined.h"
 #include "lamina/base/str.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/pipeline/offsets.h"
@@ -45,10 +46,6 @@ bool names_offsets(std::string name) {
   constexpr std::array kWords{"offset", "cuseq", "cu_seq", "indptr", "rowptr", "row_ptr", "cumulat"};
   std::ranges::transform(name, name.begin(), [](unsigned char each) { return std::tolower(each); });
   return std::ranges::any_of(kWords, [&](const char* word) { return name.find(word) != std::string::npos; });
-}
-
-void join(std::string& text, std::string_view separator, const std::string& more) {
-  text.append(text.empty() ? "" : separator).append(more);
 }
 
 }  // namespace
@@ -269,8 +266,7 @@ std::string BatchSplitter::summary() const {
   for (const auto number : self_slicing_) {
     rows.push_back(base::str(items_[number].name, " (", items_[number].type, ".smp_slice)"));
   }
-  std::string text;
-  for (const auto& row : std::span(rows).first(std::min(rows.size(), kNamed))) join(text, ", ", row);
+  const auto text = base::joined(std::span(rows).first(std::min(rows.size(), kNamed)));
   return rows.size() > kNamed ? base::str(text, " and ", rows.size() - kNamed, " more") : text;
 }
 
@@ -279,16 +275,16 @@ std::string BatchSplitter::whole_lists() const {
   constexpr int kDeepest = 2;
   std::set<std::int64_t> sizes;
   for (const auto number : split_) sizes.insert(size(items_[number]));
-  std::string text;
+  std::vector<std::string> rows;
   for (std::size_t i = 0; i < items_.size();) {
     const auto& item = items_[i];
     const bool is_whole = item.kind == Kind::kList && item.cut == Cut::kWhole && item.depth < kDeepest;
     if (is_whole && sizes.contains(size(item))) {
-      join(text, ", ", faces::fill(words_.whole_row, {item.name, base::str(size(item))}));
+      rows.push_back(faces::fill(words_.whole_row, {item.name, base::str(size(item))}));
     }
     i = item.cut == Cut::kElements ? item.part.end : i + 1;
   }
-  return text.empty() ? text : "; whole to each: " + text;
+  return rows.empty() ? "" : "; whole to each: " + base::joined(rows);
 }
 
 }  // namespace lamina::pipeline

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/outer.h"
 #include "lamina/base/str.h"
 #include "lamina/value/reference_tensor.h"
 
@@ -20,8 +21,7 @@ constexpr std::size_t kMostBytesAhead = std::size_t{32} << 20, kMostUnitsAhead =
 // The innermost of these modules that has it.
 std::string module_of(std::string name, const std::set<std::string, std::less<>>& modules) {
   do {
-    const auto dot = name.rfind('.');
-    name = dot == std::string::npos ? "" : name.substr(0, dot);
+    name = std::string(base::outer(name));
   } while (!name.empty() && !modules.contains(name));
   return name;
 }

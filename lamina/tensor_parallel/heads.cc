@@ -8,7 +8,6 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/faces/sayings.h"
 #include "lamina/tensor_parallel/slices.h"
 
 namespace lamina::tensor_parallel {

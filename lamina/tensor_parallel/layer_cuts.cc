@@ -10,6 +10,8 @@
 #include <tuple>
 
 #include "lamina/base/error.h"
+#include "lamina/base/joined.h"
+#include "lamina/base/outer.h"
 #include "lamina/base/str.h"
 #include "lamina/tensor_parallel/slices.h"
 
@@ -50,17 +52,6 @@ std::int64_t extent_of(const PlannedLayer& layer) { return layer.shape.at(static
 template <class... Words>
 base::UsageError layer_error(const Words&... words) {
   return base::UsageError(base::str(words...), base::Code{"tp-layer"});
-}
-
-std::string around(const std::string& place) {
-  const auto dot = place.rfind('.');
-  return dot == std::string::npos ? "" : place.substr(0, dot);
-}
-
-std::string joined(const auto& words, std::string_view between) {
-  std::string result;
-  for (const auto& word : words) result += base::str(result.empty() ? "" : between, word);
-  return result;
 }
 
 // The cuts of rows that are all cut.
@@ -145,7 +136,7 @@ class Cutter {
     throw base::UsageError(base::str("set_tensor_parallelism(heads=\"", *names.begin(),
                                      "\"): no module around layers of the plan that are cut by columns has such a "
                                      "number: there are ",
-                                     joined(types, ", ")),
+                                     base::joined(types)),
                            base::Code{"tp-plan"});
   }
 
@@ -318,11 +309,11 @@ class Cutter {
 
   // The heads whose results a layer takes that does not lie in their module, but beside it; null for none.
   const Heads* heads_near(const PlannedLayer& layer) const {
-    const auto near = around(parent(layer.parent).place);
+    const auto near = base::outer(parent(layer.parent).place);
     std::vector<const Heads*> found;
     for (const auto parent : order_) {
       const auto* heads = heads_in(parent);
-      if (heads == nullptr || heads->width == 0 || around(this->parent(parent).place) != near) continue;
+      if (heads == nullptr || heads->width == 0 || base::outer(this->parent(parent).place) != near) continue;
       if (heads->count * heads->width == extent_of(layer)) found.push_back(heads);
     }
     return found.size() == 1 ? found.front() : nullptr;
@@ -380,7 +371,7 @@ void leave_whole(const PlannedLayers& planned, std::vector<std::size_t>& layers,
                  const std::vector<std::string>& names) {
   std::vector<std::size_t> holders;
   for (const auto& name : names) {
-    const auto layer = around(name);
+    const auto layer = base::outer(name);
     const auto found = std::ranges::find_if(layers, [&](auto each) { return planned.layers[each].name == layer; });
     if (found != layers.end()) holders.push_back(*found);
   }
@@ -388,7 +379,7 @@ void leave_whole(const PlannedLayers& planned, std::vector<std::size_t>& layers,
     return !planned.layers[each].may_stay_whole || planned.layers[each].by_parent;
   };
   if (std::ranges::any_of(holders, is_asked)) {
-    throw layer_error(planned.layers[holders.front()].name, " cannot be sliced: ", joined(names, " and "),
+    throw layer_error(planned.layers[holders.front()].name, " cannot be sliced: ", base::joined(names, " and "),
                       " are one parameter, and the plan does not cut it alike in both: name both, as embedding_rowwise "
                       "and colwise_gather_output say, or neither, or untie them");
   }

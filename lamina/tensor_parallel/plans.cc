@@ -8,6 +8,8 @@
 #include <string_view>
 
 #include "lamina/base/error.h"
+#include "lamina/base/joined.h"
+#include "lamina/base/outer.h"
 #include "lamina/base/str.h"
 #include "lamina/config/user_value.h"
 
@@ -27,10 +29,7 @@ std::string joined(const std::string& name, std::string_view below) {
   return name.empty() ? std::string(below) : base::str(name, ".", below);
 }
 
-std::string parent_name(const std::string& name) {
-  const auto dot = name.rfind('.');
-  return dot == std::string::npos ? "" : name.substr(0, dot);
-}
+std::string parent_name(const std::string& name) { return std::string(base::outer(name)); }
 
 bool is_in(std::string_view name, const std::string& module) {
   return module.empty() || name == module || name.starts_with(module + ".");
@@ -73,10 +72,8 @@ std::string nearest(std::string_view given, const std::vector<std::string_view>&
 void require_known(const std::string& style, const std::string& pattern, const std::string& whose) {
   const std::vector<std::string_view> known(std::begin(kStyles), std::end(kStyles));
   if (style == kWhole || std::ranges::find(known, style) != known.end()) return;
-  std::string all;
-  for (const auto each : known) all += base::str(all.empty() ? "" : ", ", each);
   throw plan_error(whose, " has the style \"", style, "\" for \"", pattern, "\"", nearest(style, known), "; known are ",
-                   all);
+                   base::joined(known));
 }
 
 class Planner {
