@@ -172,6 +172,7 @@ lint: $(TOOLS)
 	@$(BIN)/python scripts/check_comments.py
 	@$(BIN)/python scripts/check_notes.py
 	@$(BIN)/python scripts/check_functions.py
+	@$(BIN)/python scripts/check_lines.py
 	@$(BIN)/python scripts/check_type_names.py
 	@$(BIN)/python scripts/check_texts.py
 	@$(BIN)/python scripts/check_outside.py
