@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 MISSING = object()
-PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size)
+PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice)
+PLAIN += (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 LARGE = 1000  # elements of a container that are looked into
 ITERATORS = (itertools.count, itertools.cycle, *(type(iter(made)) for made in ([], (), range(0), {}.values(), "")))
 RUNNING = (*ITERATORS, GeneratorType)  # what each use moves on

@@ -31,34 +31,16 @@ from torch.autograd.function import once_differentiable
 from lamina import _lamina
 from lamina.errors import DesyncError, UsageError
 from lamina.job import codec
+from lamina.script_state.kinds import PLAIN
 from lamina.tensor_parallel.kept import Kept
 from lamina.torch_patches import compiled
 from lamina.util import pytree
 
 _taken: contextvars.ContextVar[bool] = contextvars.ContextVar("lamina_turns", default=False)
 
-_PLAIN = (
-    *(
-        type(None),
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        slice,
-        range,
-        tuple,
-        list,
-        dict,
-        set,
-        frozenset,
-        type,
-        enum.Enum,
-    ),
-    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
+# Values in which nothing is hidden.
+_OPEN = (*PLAIN, tuple, list, dict, set, frozenset, type, enum.Enum)
+_OPEN += (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 
 @dataclass
@@ -189,7 +171,7 @@ def _turn() -> Iterator[None]:
 
 
 def _stays(value: Any) -> bool:
-    return not isinstance(value, _PLAIN) and not dataclasses.is_dataclass(value)
+    return not isinstance(value, _OPEN) and not dataclasses.is_dataclass(value)
 
 
 def _held_tensors(value: Any, depth: int = 4) -> list[torch.Tensor]:
