@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lamina
+from lamina.model.counted import reads_counts
 
 MICROBATCHES, CALLS = 6, 3
 BATCH = torch.randn(4 * MICROBATCHES, 8, generator=torch.Generator().manual_seed(1))
@@ -29,14 +30,14 @@ class Net(nn.Module):
         return self.second(self.second(self.first(x)))
 
 
-def build(norm):
+def build(norm, net=Net):
     torch.manual_seed(0)
-    model = Net(norm)
+    model = net(norm)
     lamina.set_partition(model.second, 1)
     return model
 
 
-def train(norm, schedule):
+def train(norm, schedule, net=Net):
     """This rank's part of the model, with all its gradients, after some steps."""
     lamina.init(
         partitions=2,
@@ -47,7 +48,7 @@ def train(norm, schedule):
         deterministic_server=True,
         timeout_s=30,
     )
-    model = lamina.distribute(build(norm))
+    model = lamina.distribute(build(norm, net))
 
     @lamina.step
     def step(x):
@@ -107,6 +108,50 @@ def case_gradients_are_those_of_the_plain_loop():
     for name, value in plain.named_parameters():
         if name in state:
             assert torch.allclose(state[f"gradient of {name}"], value.grad, atol=1e-6), name
+
+
+class Counting(nn.Linear):
+    """Computes with how often it was called."""
+
+    def __init__(self, norm):
+        super().__init__(8, 8)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1 + 0.1 * self.calls)
+
+
+class Noting(nn.Linear):
+    """Counts its calls for others."""
+
+    def __init__(self):
+        super().__init__(8, 8)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class CountingNet(Net):
+    def __init__(self, norm):
+        super().__init__(norm)
+        self.second = Counting(norm)
+
+
+def case_what_forwards_count_and_read_is_in_the_order_of_microbatches():
+    for schedule in ("simple", "interleaved"):
+        plain = build(nn.LayerNorm, CountingNet)
+        state = train(nn.LayerNorm, schedule, CountingNet)
+        for call in range(CALLS):
+            losses = torch.stack([plain(microbatch).square().mean() for microbatch in BATCH.chunk(MICROBATCHES)])
+            assert torch.equal(state[f"loss {call}"], losses.detach())
+
+
+def case_what_forwards_only_count_costs_no_overlap():
+    assert reads_counts(nn.Sequential(Noting(), Counting(nn.LayerNorm)))
+    assert not reads_counts(nn.Sequential(Noting(), nn.BatchNorm1d(8)))
 
 
 class SharedNorm(nn.Module):

@@ -38,6 +38,7 @@ class Life(parts.Life):
         arguments: see above.
         when_routed: called once, when its calls go to the owners.
         statistics: of the model's BatchNorms; None before it is cut.
+        reads_counts: whether its forwards compute with what they count, where runs are to give the same bits.
         pipelined: whether its calls are to go to several ranks.
     """
 
@@ -54,6 +55,7 @@ class Life(parts.Life):
         self.arguments = arguments
         self.when_routed: Callable[[], None] = lambda: None
         self.statistics: Statistics | None = None
+        self.reads_counts = False
         self.pipelined = current.job().pipelined
         self._module, self._routing, self._gradients = module, routing, gradients
         self._trace_options = trace_options
@@ -172,7 +174,7 @@ class Life(parts.Life):
         session = current.session()
         if session.config.deterministic_server:
             own = [parameter for name, parameter in self._module().named_parameters() if self.model.owns(name)]
-            session.set_order(own, not self.statistics.are_all_buffers())
+            session.set_order(own, self.reads_counts or not self.statistics.are_all_buffers())
         session.set_statistics(self.statistics.rows())
 
     def _unroute(self) -> None:

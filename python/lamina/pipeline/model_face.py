@@ -11,6 +11,7 @@ from lamina import _lamina
 from lamina.job import current
 from lamina.job.arguments import as_texts
 from lamina.model import partitioned
+from lamina.model.counted import reads_counts
 from lamina.model.partitioned import PartitionedModel
 from lamina.model.statistics import Statistics
 from lamina.modules.tree import ModuleTree
@@ -86,6 +87,7 @@ class ModelFace:
         job, is_sharded = current.job(), self.model.sharding is not None
         self._gradients.begin(self.model)
         self._life.statistics = Statistics(self._module, self.model)
+        self._life.reads_counts = job.session.config.deterministic_server and reads_counts(self._module)
         if not job.pipelined and (is_sharded or job.session.is_recorded):
             self._routing.see_calls(self.model)
         if job.pipelined:
