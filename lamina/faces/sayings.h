@@ -141,6 +141,11 @@ inline constexpr Saying kSayings[] = {
     {"nothing-sliced",
      "tensor_parallel_degree is {}, and no layer of the model is sliced: {}; every rank of a TP_GROUP computes all of "
      "it"},
+    {"stay-whole", "layers that are marked for tensor parallelism and stay whole: {}"},
+    {"no-heads",
+     "set_tensor_parallelism(heads=...) takes the name of the attribute that says how many heads modules of a plan "
+     "have, or their number, beside plan=..., not {}",
+     {"tp-plan"}},
     {"some-without-slices",
      "{}, and with {} some rank would have none: take a smaller degree, or leave it whole",
      {"tp-layer"}},

@@ -32,6 +32,7 @@ Kinds& kinds() {
 struct Modules {
   std::mutex mutex;
   std::map<const torch::nn::Module*, RegisteredChild> known;
+  std::atomic<bool> has_replaced = false;  // a forward of one
   std::size_t sweep_at = 64;
 };
 Modules& modules() {
@@ -103,6 +104,18 @@ void place(const torch::nn::Module* module, int partition) {
 void vary(const torch::nn::Module* module) {
   std::lock_guard guard(modules().mutex);
   known(module, "set_dynamic()").dynamic = true;
+}
+
+void replace_forward(const torch::nn::Module* module, Forward forward) {
+  std::lock_guard guard(modules().mutex);
+  known(module, "a slice").forward = std::move(forward);
+  modules().has_replaced = true;
+}
+
+const Forward* replaced_forward(const torch::nn::Module* module) {
+  if (!modules().has_replaced) return nullptr;
+  const auto* child = find_child(module);
+  return child == nullptr || !child->forward.call ? nullptr : &child->forward;
 }
 
 bool lies_elsewhere(const at::Tensor& tensor) { return tensor.defined() && value::is_pending(tensor); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,18 +28,31 @@ std::int64_t add_call_kind(const char* type, Invoke invoke);
 // Throws base::UsageError for a number that this program does not know, or that stands for two kinds.
 Invoke call_kind(std::int64_t number);
 
+// A forward in the place of a module's own, which takes one tensor and gives one. Where this rank has a part of what is
+// given, returned, or its gradient, the others give the whole of it: collective over these, for who looks on.
+struct Forward {
+  using Function = std::function<at::Tensor(const at::Tensor&)>;
+  Function call;
+  Function whole_input = {}, whole_output = {}, whole_gradient = {};  // empty where these are whole
+};
+
 // A module as callers know it: only modules that are called as a Child can be owned.
 struct RegisteredChild {
   std::weak_ptr<torch::nn::Module> module;
   std::optional<int> partition;  // by set_partition
   std::optional<int> scope;      // by the Partition around it, which counts without auto_partition only
   bool dynamic = false;
+  Forward forward = {};  // in the place of its own
 };
 void register_child(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope);
 const RegisteredChild* find_child(const torch::nn::Module* module);  // nullptr for what is no Child
 // For modules that are a Child; both throw base::UsageError for any other.
 void place(const torch::nn::Module* module, int partition);
 void vary(const torch::nn::Module* module);
+
+// From now on calls of the module as a Child make this one. Throws base::UsageError for a module that is no Child.
+void replace_forward(const torch::nn::Module* module, Forward forward);
+const Forward* replaced_forward(const torch::nn::Module* module);  // nullptr: it has its own
 
 class Router;
 

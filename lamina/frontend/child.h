@@ -17,6 +17,18 @@ namespace frontend {
 template <class T>
 using HolderOf = std::conditional_t<std::derived_from<T, torch::nn::Module>, torch::nn::ModuleHolder<T>, T>;
 
+// Calls a module here: its own forward, or the one in the place of that.
+template <class Impl, class... Args>
+decltype(auto) call_forward(Impl& module, Args&&... args) {
+  using Result = decltype(module.forward(std::forward<Args>(args)...));
+  constexpr bool is_of_tensors = std::is_same_v<Result, at::Tensor> && sizeof...(Args) == 1 &&
+                                 (std::is_same_v<std::decay_t<Args>, at::Tensor> && ...);
+  if constexpr (is_of_tensors) {
+    if (const Forward* const replaced = replaced_forward(&module)) return replaced->call(args...);
+  }
+  return module.forward(std::forward<Args>(args)...);
+}
+
 // See [Note: call kinds].
 template <class Impl, class... Args>
 struct CallKind {
@@ -28,7 +40,7 @@ struct CallKind {
     auto held = from_value<std::tuple<std::decay_t<Args>...>>(arguments);
     arguments = {};  // the module alone holds them now
     auto& impl = dynamic_cast<Impl&>(module);
-    return std::apply([&](auto&... item) { return to_value(Result(impl.forward(static_cast<Args&&>(item)...))); },
+    return std::apply([&](auto&... item) { return to_value(Result(call_forward(impl, static_cast<Args&&>(item)...))); },
                       held);
   }
   static inline const std::int64_t number = add_call_kind(typeid(CallKind).name(), &invoke);
@@ -74,7 +86,7 @@ class Child : public frontend::HolderOf<T> {
     auto& module = const_cast<Impl&>(*this->get());
     frontend::Router* const router = frontend::router();
     const auto place = router == nullptr ? std::nullopt : router->find(&module);
-    if (!place) return Result(module.forward(std::forward<Args>(args)...));
+    if (!place) return Result(frontend::call_forward(module, std::forward<Args>(args)...));
     if (place->elsewhere || (place->anywhere && (frontend::lies_elsewhere(args) || ...))) {
       Value arguments = value::Tuple{{to_value<std::decay_t<Args>>(args)...}};
       return from_value<Result>(place->router->call(place->id, Kind::number, std::move(arguments)));
@@ -85,7 +97,7 @@ class Child : public frontend::HolderOf<T> {
     }
     const auto scope = place->router->enter(place->id);
     if (scope && scope->wants_arguments()) scope->given(value::Tuple{{to_value<std::decay_t<Args>>(args)...}});
-    Result result(module.forward(std::forward<Args>(args)...));
+    Result result(frontend::call_forward(module, std::forward<Args>(args)...));
     if (scope && scope->wants_result()) scope->returned(to_value(result));
     return result;
   }

@@ -15,6 +15,7 @@
 #include "lamina/job_checkpoint/saves.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/session/slicing.h"
+#include "lamina/tensor_parallel/dropout.h"
 #include "lamina/tensor_parallel/team.h"
 
 // The part of a model that works in steps.
@@ -95,6 +96,7 @@ void Model::give_up(const std::exception_ptr& error) {
 }
 
 void Model::note_call(const Value& arguments) {
+  tensor_parallel::note_taken();  // what a call before this one has left, which failed
   if (!has_current() || current().model.get() != this) return;
   std::vector<at::Tensor> tensors;
   value::for_each_tensor(arguments, [&](const at::Tensor& tensor) {

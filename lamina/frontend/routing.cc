@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/frontend/routing.h"
 
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 
 #include <set>
@@ -9,6 +10,7 @@
 #include "lamina/job_checkpoint/record_job.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/tensor_parallel/dropout.h"
 
 namespace lamina::frontend {
 namespace {
@@ -21,24 +23,58 @@ std::vector<at::Tensor> tensors_in(const value::Value& tree) {
   return tensors;
 }
 
+// The whole of a part that a call has returned, and of its gradient, when that comes.
+at::Tensor seen(const at::Tensor& part, const Forward& forward) {
+  const auto whole = forward.whole_output(part.detach());
+  if (!part.requires_grad()) return whole;
+  whole.requires_grad_();
+  const auto made = whole.view_as(whole);  // a tensor that has come of the call, whose gradient hooks hear of
+  part.register_hook([whole, made, of_gradient = forward.whole_gradient](const at::Tensor& gradient) {
+    torch::autograd::grad({made}, {whole}, {of_gradient(gradient.detach())});
+  });
+  return made;
+}
+
 // A call that runs here, in a stream of its own, with hooks, or both. Hooks are in the stream, as those of calls that
-// come from other ranks are.
+// come from other ranks are. Hooks that are shown tensors see wholes, where the call has parts.
 struct Here : Router::Scope {
   Here(const TorchModules& modules, const model::CallHooks& hooks, base::ModuleId id)
       : hooks(hooks),
         id(id),
+        replaced(replaced_forward(modules.module(id))),
         stream(modules.starts_rng_stream(id) ? runtime::rng_stream_here() : std::optional<runtime::RngStream>()) {}
   bool wants_arguments() const override { return hooks.has(id); }
   void given(const value::Value& arguments) override {
-    call = hooks.begin(id, /*remote=*/false, hooks.want_tensors() ? tensors_in(arguments) : std::vector<at::Tensor>());
+    auto inputs = hooks.want_tensors() ? tensors_in(arguments) : std::vector<at::Tensor>();
+    const bool has_parts = replaced != nullptr && (replaced->whole_input || replaced->whole_output);
+    if (!has_parts || !hooks.want_tensors()) {
+      call = hooks.begin(id, /*remote=*/false, inputs);
+      return;
+    }
+    for (auto& each : inputs) {
+      if (replaced->whole_input) each = replaced->whole_input(each.detach());
+    }
+    call = hooks.begin_for(/*shown=*/false, id, /*remote=*/false);
+    shown = hooks.begin_for(/*shown=*/true, id, /*remote=*/false, inputs);
   }
   bool wants_result() const override { return call != nullptr; }
-  void returned(const value::Value& result) override { call->end(tensors_in(result)); }
+  void returned(const value::Value& result) override {
+    const auto outputs = tensors_in(result);
+    if (shown != nullptr) {
+      auto wholes = outputs;
+      for (auto& each : wholes) {
+        if (replaced->whole_output) each = seen(each, *replaced);
+      }
+      shown->end(wholes);
+    }
+    call->end(outputs);
+  }
 
   const model::CallHooks& hooks;
   const base::ModuleId id;
+  const Forward* const replaced;
   const std::optional<runtime::RngStream> stream;
-  std::unique_ptr<model::HookedCall> call;
+  std::unique_ptr<model::HookedCall> call, shown;
 };
 
 }  // namespace
@@ -69,6 +105,7 @@ value::Value TorchModules::call(base::ModuleId id, const std::string& state, val
   apply(id, state);
   auto& parts = arguments.as<value::Tuple>().items;
   const auto invoke = call_kind(parts.at(0).as<std::int64_t>());
+  tensor_parallel::note_taken();  // what a call before this one has left, which failed
   auto given = std::move(parts.at(1));
   return invoke(*roots_.at(id.value), std::move(given));
 }

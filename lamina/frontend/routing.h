@@ -19,6 +19,7 @@ class TorchModules : public model::Modules {
   std::string name(base::ModuleId id) const override;
   bool starts_rng_stream(base::ModuleId id) const override { return streams_.at(id.value); }
   bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
+  const torch::nn::Module* module(base::ModuleId id) const { return roots_.at(id.value).get(); }
   // Training flags of it and each module under it, one letter when all are alike; then, for predictions alone, which
   // parameters require gradients.
   model::CallerState capture_state(base::ModuleId id) override;

@@ -11,6 +11,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/tensor_parallel/dropout.h"
+#include "lamina/tensor_parallel/forwards.h"
 #include "lamina/tensor_parallel/operators.h"
 #include "lamina/tensor_parallel/slices.h"
 
@@ -26,15 +27,7 @@ SlicedLinearImpl::SlicedLinearImpl(std::int64_t in_features, std::int64_t out_fe
 
 at::Tensor SlicedLinearImpl::forward(const at::Tensor& input) {
   if (!member()) return at::linear(input, weight, bias);
-  const auto& team = member()->team;
-  if (!cuts_inputs()) {
-    const auto given = style_ == Style::kColwiseOfReady ? input : tp::copy(input, team);
-    const auto output = at::linear(given, tp::own(weight), tp::own(bias));
-    return style_ == Style::kColwiseGatherOutput ? tp::gather(output, {-1, sizes_}, team) : output;
-  }
-  const auto part = style_ == Style::kRowwise ? input : tp::scatter(input, {-1, sizes_}, team);
-  const auto sum = tp::all_reduce(at::linear(part, tp::own(weight)), team);
-  return bias.defined() ? sum + bias.to(sum.scalar_type()) : sum;  // which autocast has chosen
+  return tp::linear(cut_, member()->team, input, weight, bias);
 }
 
 at::Tensor SlicedLinearImpl::to_positions(const at::Tensor& part, std::int64_t positions) {
@@ -54,8 +47,11 @@ std::vector<frontend::Sliced::Cut> SlicedLinearImpl::cuts() const {
 }
 
 void SlicedLinearImpl::begin(const frontend::Member& member) {
+  constexpr const char* kNames[] = {"colwise", "colwise", "colwise_gather_output", "rowwise", "rowwise_split_input"};
   Sliced::begin(member);
-  sizes_ =
+  cut_.style = kNames[static_cast<int>(style_)];
+  cut_.by_parent = style_ == Style::kColwiseOfReady;
+  cut_.sizes =
       tp::sizes_of(tp::shares_of(cuts_inputs() ? options.in_features() : options.out_features(), unit_, member.degree));
 }
 
@@ -63,18 +59,14 @@ SlicedEmbeddingImpl::SlicedEmbeddingImpl(std::int64_t num_embeddings, std::int64
     : torch::nn::EmbeddingImpl(num_embeddings, embedding_dim) {}
 
 at::Tensor SlicedEmbeddingImpl::forward(const at::Tensor& words) {
-  if (!member()) return at::embedding(weight, words);
-  const auto slice = tp::own(weight);
-  const auto own = words - first_;
-  const auto is_known = words.ge(0).logical_and(words.lt(options.num_embeddings()));  // others are torch's own error
-  const auto is_elsewhere = own.lt(0).logical_or(own.ge(slice.size(0))).logical_and(is_known);
-  const auto output = at::embedding(slice, own.masked_fill(is_elsewhere, 0));
-  return tp::all_reduce(output.masked_fill(is_elsewhere.unsqueeze(-1), 0), member()->team);
+  return member() ? tp::embedding(cut_, member()->team, words, weight) : at::embedding(weight, words);
 }
 
 void SlicedEmbeddingImpl::begin(const frontend::Member& member) {
   Sliced::begin(member);
-  first_ = tp::shares_of(options.num_embeddings(), 1, member.degree)[static_cast<std::size_t>(member.index)].begin;
+  cut_.style = "embedding_rowwise";
+  cut_.part.all = options.num_embeddings();
+  cut_.part.first = tp::shares_of(cut_.part.all, 1, member.degree)[static_cast<std::size_t>(member.index)].begin;
 }
 
 namespace {
@@ -97,8 +89,7 @@ DistributedEmbeddingImpl::DistributedEmbeddingImpl(const torch::nn::EmbeddingOpt
 
 at::Tensor DistributedEmbeddingImpl::forward(const at::Tensor& words) {
   if (!member()) return torch::nn::EmbeddingImpl::forward(words);
-  const auto output = at::embedding(tp::own(weight), words, options.padding_idx().value_or(-1));
-  return tp::gather(output, {-1, sizes_}, member()->team);
+  return tp::embedding(cut_, member()->team, words, weight);
 }
 
 std::vector<frontend::Sliced::Cut> DistributedEmbeddingImpl::cuts() const {
@@ -111,7 +102,9 @@ std::vector<frontend::Sliced::Cut> DistributedEmbeddingImpl::cuts() const {
 
 void DistributedEmbeddingImpl::begin(const frontend::Member& member) {
   Sliced::begin(member);
-  sizes_ = tp::sizes_of(tp::shares_of(options.embedding_dim(), 1, member.degree));
+  cut_.style = "embedding_colwise";
+  cut_.sizes = tp::sizes_of(tp::shares_of(options.embedding_dim(), 1, member.degree));
+  cut_.padding = options.padding_idx();
 }
 
 DistributedLayerNormImpl::DistributedLayerNormImpl(std::int64_t features, double eps, bool elementwise_affine)

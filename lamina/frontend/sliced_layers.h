@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lamina/frontend/slices.h"
+#include "lamina/tensor_parallel/layer_cuts.h"
 
 // [Note: layers of slices] Layers that are cut over the ranks of a TP_GROUP when their model is wrapped. All sizes are
 // those of the whole. With one rank they are torch's own, with the same numbers. They are Python's of the same names.
@@ -48,7 +49,7 @@ class SlicedLinearImpl : public torch::nn::LinearImpl, public frontend::Sliced {
 
   const Style style_;
   const std::int64_t unit_;
-  std::vector<std::int64_t> sizes_;  // of each rank's part
+  tensor_parallel::LayerCut cut_;
 };
 TORCH_MODULE(SlicedLinear);
 
@@ -62,7 +63,7 @@ class SlicedEmbeddingImpl : public torch::nn::EmbeddingImpl, public frontend::Sl
   void begin(const frontend::Member& member) override;
 
  private:
-  std::int64_t first_ = 0;  // word here
+  tensor_parallel::LayerCut cut_;
 };
 TORCH_MODULE(SlicedEmbedding);
 
@@ -87,7 +88,7 @@ class DistributedEmbeddingImpl : public torch::nn::EmbeddingImpl, public fronten
   void begin(const frontend::Member& member) override;
 
  private:
-  std::vector<std::int64_t> sizes_;
+  tensor_parallel::LayerCut cut_;
 };
 TORCH_MODULE(DistributedEmbedding);
 

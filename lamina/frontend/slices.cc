@@ -8,9 +8,12 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/joined.h"
 #include "lamina/base/log.h"
+#include "lamina/base/outer.h"
 #include "lamina/base/str.h"
 #include "lamina/faces/sayings.h"
+#include "lamina/frontend/plan_cuts.h"
 #include "lamina/session/slicing.h"
 #include "lamina/tensor_parallel/slices.h"
 
@@ -38,18 +41,32 @@ layout::Slicing slicing_of(const std::string& name, const at::Tensor& parameter,
 }
 
 // All parameters in all their places.
-std::vector<HeldAt> places_of(const torch::nn::Module& root, int degree) {
+std::vector<HeldAt> places_of(const torch::nn::Module& root, int degree, const PlanCuts& planned) {
   std::vector<HeldAt> places;
   for (const auto& module : root.named_modules()) {
     const auto* sliced = dynamic_cast<const Sliced*>(module.value().get());
     const auto cuts = sliced == nullptr ? std::vector<Sliced::Cut>() : sliced->cuts();
     for (const auto& own : module.value()->named_parameters(/*recurse=*/false)) {
-      auto& place = places.emplace_back(HeldAt{joined(module.key(), own.key()), own.value(), {}});
+      auto& place = places.emplace_back(
+          HeldAt{joined(module.key(), own.key()), own.value(), planned.slicing(*module.value(), own.key())});
       const auto cut = std::ranges::find(cuts, own.key(), &Sliced::Cut::parameter);
       if (cut != cuts.end()) place.slicing = slicing_of(place.name, place.tensor, *cut, degree);
     }
   }
   return places;
+}
+
+void tell_of_whole(const PlanCuts& planned, const std::vector<HeldAt>& places, int degree) {
+  std::set<std::string> sliced;
+  for (const auto& place : places) {
+    if (place.slicing) sliced.emplace(base::outer(place.name));
+  }
+  if (sliced.empty() && planned.empty()) {
+    base::log_warning(faces::said("nothing-sliced", degree,
+                                  "give it layers of lamina::nn, or a plan by lamina::set_tensor_parallelism()"));
+  } else if (const auto whole = planned.whole(std::move(sliced)); !whole.empty()) {
+    base::log_info(faces::said("stay-whole", base::joined(whole)));
+  }
 }
 
 }  // namespace
@@ -75,7 +92,8 @@ Slicings slice_model(torch::nn::Module& root, session::Session& session) {
   Slicings slicings;
   std::vector<session::ToSlice> cut;
   std::map<const void*, const HeldAt*> firsts;  // by TensorImpl
-  const auto places = places_of(root, member.degree);
+  PlanCuts planned(root, member.team, member.index, member.degree);
+  const auto places = places_of(root, member.degree, planned);
   for (const auto& place : places) {
     const auto* tensor = place.tensor.unsafeGetTensorImpl();
     const auto [first, is_new] = firsts.emplace(tensor, &place);
@@ -88,13 +106,12 @@ Slicings slice_model(torch::nn::Module& root, session::Session& session) {
     slicings.emplace(tensor, *place.slicing);
     cut.push_back({place.name, place.tensor, *place.slicing});
   }
-  if (cut.empty() && session.world().rank == base::Rank(0)) {
-    base::log_warning(faces::said("nothing-sliced", member.degree, "give it layers of lamina::nn"));
-  }
+  if (session.world().rank == base::Rank(0)) tell_of_whole(planned, places, member.degree);
   session::slice(session, cut, [](const auto&) {});
   for (const auto& module : root.modules()) {
     if (auto* sliced = dynamic_cast<Sliced*>(module.get())) sliced->begin(member);
   }
+  planned.begin();
   return slicings;
 }
 

@@ -3,9 +3,63 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/dropout_native.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <torch/library.h>
+
+#include <utility>
+#include <vector>
 
 namespace lamina::tensor_parallel {
+namespace {
+
+constexpr std::int64_t kHeadsAt = -3;  // of probabilities [..., heads, queries, keys]
+constexpr std::int64_t kFeaturesAt = -1;
+
+struct PartsHere {
+  std::vector<SlicePart> features;
+  std::optional<SlicePart> heads;
+};
+thread_local PartsHere parts;
+
+// The dimension of which only a part is here, and that part.
+std::optional<std::pair<std::int64_t, SlicePart>> cut_of(const at::Tensor& input) {
+  if (parts.heads && input.dim() == 4 && input.size(kHeadsAt) == parts.heads->own)
+    return std::pair(kHeadsAt, *parts.heads);
+  for (const auto& features : parts.features) {
+    if (input.dim() > 0 && input.size(-1) == features.own) return std::pair(kFeaturesAt, features);
+  }
+  return std::nullopt;
+}
+
+at::Tensor kept_of(const at::Tensor& input, double p, std::int64_t dim, const SlicePart& part) {
+  const auto around = std::exchange(parts, {});  // what is drawn is whole
+  const layout::Share here{part.first, part.first + part.own, part.own};
+  auto made = dropout_of_part(input, p, dim, here, part.all);
+  parts = around;
+  return made;
+}
+
+at::Tensor dropout(const at::Tensor& input, double p, bool train) {
+  const auto cut = train && p > 0 ? cut_of(input) : std::nullopt;
+  return cut ? kept_of(input, p, cut->first, cut->second) : at::native::dropout(input, p, train);
+}
+
+at::Tensor& dropout_in_place(at::Tensor& input, double p, bool train) {
+  const auto cut = train && p > 0 ? cut_of(input) : std::nullopt;
+  if (!cut) return at::native::dropout_(input, p, train);
+  return input.mul_(kept_of(at::ones_like(input), p, cut->first, cut->second));
+}
+
+// Torch's own is made of other operations, so that a kernel for gradients takes its place on each device.
+void replace_dropout(c10::DispatchKey key) {
+  auto* const library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);  // for good
+  library->impl("dropout", &dropout);
+  library->impl("dropout_", &dropout_in_place);
+}
+
+}  // namespace
 
 at::Tensor dropout_of_part(const at::Tensor& part, double p, std::int64_t dim, const layout::Share& here,
                            std::int64_t all) {
@@ -14,5 +68,17 @@ at::Tensor dropout_of_part(const at::Tensor& part, double p, std::int64_t dim, c
   const auto kept = at::dropout(at::ones(shape, part.options().requires_grad(false)), p, /*train=*/true);
   return part * kept.narrow(dim, here.begin, here.count()).clone();  // the rest is not kept for backwards
 }
+
+void note_given(const SlicePart& features, const std::optional<SlicePart>& heads) {
+  [[maybe_unused]] static const bool replaced = [] {
+    replace_dropout(c10::DispatchKey::AutogradCPU);
+    replace_dropout(c10::DispatchKey::AutogradCUDA);
+    return true;
+  }();
+  parts.features.push_back(features);
+  parts.heads = heads;
+}
+
+void note_taken() { parts = {}; }
 
 }  // namespace lamina::tensor_parallel

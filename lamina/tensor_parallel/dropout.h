@@ -3,7 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "lamina/layout/region.h"
+#include "lamina/tensor_parallel/layer_cuts.h"
 
 namespace lamina::tensor_parallel {
 
@@ -14,5 +17,12 @@ namespace lamina::tensor_parallel {
 // Dropout, with probability `p`, of the part `here` of `all` positions along a dimension.
 at::Tensor dropout_of_part(const at::Tensor& part, double p, std::int64_t dim, const layout::Share& here,
                            std::int64_t all);
+
+// Notes, in programs in C++, what lies in parts between layers that plans cut: this thread has been given these
+// features by one, in a module of which it has these heads. From the first of these on torch's dropout of such parts is
+// that of the whole.
+void note_given(const SlicePart& features, const std::optional<SlicePart>& heads);
+// A layer has taken what this thread was given.
+void note_taken();
 
 }  // namespace lamina::tensor_parallel

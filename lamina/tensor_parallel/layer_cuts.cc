@@ -18,7 +18,6 @@
 namespace lamina::tensor_parallel {
 namespace {
 
-constexpr std::string_view kReplicated = "replicated_with_grad_allreduce";
 constexpr std::array<std::string_view, 5> kLinearStyles{"colwise", "packed_colwise", "colwise_gather_output", "rowwise",
                                                         "rowwise_split_input"};
 constexpr std::array<std::string_view, 5> kEmbeddingStyles{"colwise", "colwise_gather_output", "embedding_colwise",
@@ -32,13 +31,11 @@ bool is_by_rows(const PlannedLayer& layer) {
   return layer.style == "rowwise" || layer.style == "rowwise_split_input" || layer.style == "embedding_rowwise";
 }
 
-bool is_by_columns(const PlannedLayer& layer) { return layer.style == "colwise" || layer.style == "packed_colwise"; }
-
 bool is_linear(const PlannedLayer& layer) {
   return layer.kind == LayerKind::kLinear || layer.kind == LayerKind::kConv1d;
 }
 
-bool gives_parts(const PlannedLayer& layer) { return is_by_columns(layer) && is_linear(layer); }
+bool gives_parts(const PlannedLayer& layer) { return is_by_columns(layer.style) && is_linear(layer); }
 
 // The dimension of its weight that is cut.
 int dim_of(const PlannedLayer& layer) {
@@ -154,7 +151,6 @@ class Cutter {
 
   LayerCut cut(const PlannedLayer& layer) const {
     if (layer.style == kReplicated) return cut_of(layer);
-    if (layer.is_around && is_linear(layer)) return cut_of_wrapper(layer);
     if (layer.kind == LayerKind::kEmbedding) return cut_of_embedding(layer);
     if (!is_linear(layer) || !is_one_of(layer.style, kLinearStyles)) {
       throw layer_error(layer.name, " is a ", layer.type,
@@ -183,15 +179,26 @@ class Cutter {
     return cut;
   }
 
+  // A Linear, or a wrapper that is computed whole around one, whose layer is no slice.
   LayerCut cut_of_linear(const PlannedLayer& layer) const {
     if (auto chosen = shared_keys(layer)) {
       auto cut = cut_of(layer);
-      cut.style = kChosen;
+      cut.style = layer.is_around ? kGivingPart : kChosen;
       cut.chosen = std::move(chosen);
+      if (layer.is_around) cut.sections = {{extent_of(layer), 1}};
       return cut;
     }
-    const auto sections = sections_of(layer);
+    auto sections = sections_of(layer);
     auto cut = shared_out(layer, sections.front());
+    if (layer.is_around) {
+      cut_around(layer, cut, std::move(sections));
+    } else {
+      cut_parameters(layer, cut, sections);
+    }
+    return cut;
+  }
+
+  void cut_parameters(const PlannedLayer& layer, LayerCut& cut, const std::vector<layout::Section>& sections) const {
     const auto count = cut.part.own * static_cast<std::int64_t>(sections.size());
     cut.slices.push_back({"weight", {dim_of(layer), sections, degree_}});
     if (!is_by_rows(layer) && layer.has_bias) cut.slices.push_back({"bias", {0, sections, degree_}});
@@ -199,20 +206,9 @@ class Cutter {
       cut.numbers = is_by_rows(layer) ? decltype(cut.numbers){{"in_features", count}, {"nx", count}}
                                       : decltype(cut.numbers){{"out_features", count}, {"nf", count}};
     }
-    return cut;
   }
 
-  // A wrapper that is computed whole, whose layer is no slice.
-  LayerCut cut_of_wrapper(const PlannedLayer& layer) const {
-    if (auto chosen = shared_keys(layer)) {
-      auto cut = cut_of(layer);
-      cut.style = kGivingPart;
-      cut.chosen = std::move(chosen);
-      cut.sections = {{extent_of(layer), 1}};
-      return cut;
-    }
-    auto sections = sections_of(layer);
-    auto cut = shared_out(layer, sections.front());
+  static void cut_around(const PlannedLayer& layer, LayerCut& cut, std::vector<layout::Section> sections) {
     cut.style = is_by_rows(layer) ? kTakingParts : kGivingPart;
     if (!is_by_rows(layer)) {
       auto& chosen = cut.chosen.emplace();
@@ -222,7 +218,6 @@ class Cutter {
       }
     }
     cut.sections = std::move(sections);
-    return cut;
   }
 
   LayerCut cut_of_embedding(const PlannedLayer& layer) const {
@@ -239,6 +234,7 @@ class Cutter {
     cut.slices.push_back({"weight", {dim_of(layer), {section}, degree_}});
     const auto own = cut.part.own, first = cut.part.first;
     if (dim_of(layer) == 1) {
+      cut.padding = layer.padding;
       if (sees_parts(layer)) cut.numbers = {{"embedding_dim", own}};
       return cut;
     }
@@ -250,7 +246,7 @@ class Cutter {
   // False for a layer whose own forward takes and gives wholes, and so has the sizes of the whole.
   static bool sees_parts(const PlannedLayer& layer) {
     const bool is_embedding = layer.kind == LayerKind::kEmbedding;
-    return !layer.has_own_forward || is_by_columns(layer) || (layer.style == "rowwise" && !is_embedding);
+    return !layer.has_own_forward || is_by_columns(layer.style) || (layer.style == "rowwise" && !is_embedding);
   }
 
   // The outputs of a layer that gives heads of keys of which members have the same; none for any other.
@@ -275,7 +271,7 @@ class Cutter {
                         " matrices side by side: take another style");
     }
     layout::Section section{extent / count, 1};
-    if (heads != nullptr && (is_by_columns(layer) || layer.style == "rowwise")) {
+    if (heads != nullptr && (is_by_columns(layer.style) || layer.style == "rowwise")) {
       section.unit = heads->unit_of(layer.name, section.extent);
       require_not_fused(layer, *heads, section.extent);
     }
@@ -387,6 +383,8 @@ void leave_whole(const PlannedLayers& planned, std::vector<std::size_t>& layers,
 }
 
 }  // namespace
+
+bool is_by_columns(std::string_view style) { return style == "colwise" || style == "packed_colwise"; }
 
 LayerCuts cut_layers(const PlannedLayers& planned, int degree, int member) {
   std::vector<std::size_t> layers(planned.layers.size());

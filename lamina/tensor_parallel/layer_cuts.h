@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,12 @@ enum class LayerKind {
   kConv1d,  // of transformers, whose weight is turned round
   kEmbedding,
 };
+
+// A style of any layer, which all members have whole, each for a part of what is computed.
+inline constexpr std::string_view kReplicated = "replicated_with_grad_allreduce";
+
+// True for a style of a Linear of which each rank gives some of the outputs.
+bool is_by_columns(std::string_view style);
 
 // Styles that a layer gets where its plan says another one.
 inline constexpr const char* kChosen = "chosen";  // whole on all members, which compute some outputs each
@@ -76,7 +83,7 @@ struct LayerCut {
   std::optional<std::vector<std::int64_t>> chosen;  // outputs that are computed here, or given on; none for all
   std::vector<layout::Section> sections;            // of a wrapper: those of what is cut
   bool by_parent = false;
-  std::optional<std::int64_t> padding;  // of the slice of an embedding's words
+  std::optional<std::int64_t> padding;  // the word of an embedding's slice that has no gradient
   // The layer's attributes that say how many features it has, as they are then.
   std::vector<std::pair<std::string, std::optional<std::int64_t>>> numbers;
 };

@@ -262,7 +262,7 @@ class Planner {
     }
     const auto kind = kind_of(model_.modules[inner.module].classes);
     const bool is_linear = kind == LayerKind::kLinear || kind == LayerKind::kConv1d;
-    const bool gives_parts = style == "colwise" || style == "packed_colwise";
+    const bool gives_parts = is_by_columns(style);
     const bool takes_parts = style == "rowwise" && is_linear;
     if (is_of_low_rank(row, inner.module)) {
       add(row, inner, style);
@@ -424,6 +424,18 @@ class Planner {
 
 PlannedLayers plan_layers(const ModelModules& model, int degree, bool in_parts) {
   return Planner(model, degree, in_parts).plan();
+}
+
+std::vector<std::string> marked_but_whole(const ModelModules& model, const std::set<std::string>& sliced) {
+  std::vector<std::string> types;
+  std::set<std::size_t> seen;
+  for (const auto& [name, number] : model.names) {
+    const auto& module = model.modules.at(number);
+    const bool is_whole = seen.insert(number).second && module.is_marked && !sliced.contains(name);
+    if (!is_whole || module.parameters.empty()) continue;
+    if (std::ranges::find(types, module.type) == types.end()) types.push_back(module.type);
+  }
+  return types;
 }
 
 }  // namespace lamina::tensor_parallel

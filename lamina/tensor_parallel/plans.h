@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,5 +72,8 @@ struct ModelModules {
 // activations between layers of stacks lie in parts of positions, see [Note: positions]. Throws base::UsageError where
 // a plan names what is not there, or a style that is not known.
 PlannedLayers plan_layers(const ModelModules& model, int degree, bool in_parts);
+
+// The classes of marked modules with parameters of their own that are under none of the names of sliced layers.
+std::vector<std::string> marked_but_whole(const ModelModules& model, const std::set<std::string>& sliced);
 
 }  // namespace lamina::tensor_parallel

@@ -137,6 +137,14 @@ void bind_tensor_parallel(py::module_& module) {
       "The modules around layers that are to be sliced, these layers, those that are elsewhere, too, and the names of "
       "tied parameters. UsageError where a plan names what is not there.");
   module.def(
+      "marked_but_whole",
+      [](std::vector<ModelModule> modules, std::vector<std::pair<std::string, std::size_t>> names,
+         const std::set<std::string>& sliced) {
+        return tensor_parallel::marked_but_whole({std::move(modules), std::move(names)}, sliced);
+      },
+      py::arg("modules"), py::arg("names"), py::arg("sliced"),
+      "The classes of marked modules with parameters of their own that are no sliced layers.");
+  module.def(
       "cut_layers",
       [](std::map<std::size_t, ParentModule> parents, std::vector<PlannedLayer> layers,
          std::vector<PlannedLayer> elsewhere, std::vector<std::vector<std::string>> tied, int degree, int member) {

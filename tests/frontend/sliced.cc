@@ -180,6 +180,7 @@ void check_dropout() {
 
 void check_models() {
   check("mixer", [] { return sliced_mixer(); }, [] { return plain_mixer(); });
+  check("planned mixer", [] { return planned_mixer(); }, [] { return plain_mixer(); });
   const auto language_model = [](const nn::TransformerOptions& options) {
     return [=] { return LanguageModel(options); };
   };

@@ -237,6 +237,11 @@ void refusals() {
   tied->register_parameter("same", cut->weight);
   expect_error<UsageError>([&] { frontend::slice_model(*tied, *frontend::current().session); },
                            {"same and cut.weight are one parameter", "[tp-layer]"});
+  torch::nn::Sequential unseen(torch::nn::Linear(4, 4));
+  set_tensor_parallelism(*unseen, {{"0", "colwise_gather_output"}});
+  expect_error<UsageError>([&] { DistributedModel model(unseen); },
+                           {"0 is to be sliced, and is no lamina::Child", "[cpp-no-child]"});
+  expect(unseen[0]->as<torch::nn::Linear>()->weight.size(0) == 4, "nothing is cut where a plan is refused");
   DistributedModel model(Failing{});
   expect_error<UsageError>([&] { DistributedOptimizer made(torch::optim::LBFGS(model.parameters())); },
                            {"LBFGS", "sliced", "[tp-optimizer]"});

@@ -44,6 +44,15 @@ inline auto plain_mixer() {
   return torch::nn::ModuleHolder<Model>(embedding, up, down, Linear(kFeatures, kWords));
 }
 
+// The plain one, cut by a plan.
+inline auto planned_mixer() {
+  auto mixer = plain_mixer();
+  set_tensor_parallelism(
+      *mixer,
+      {{"embedding", "embedding_colwise"}, {"up", "colwise"}, {"down", "rowwise"}, {"head", "rowwise_split_input"}});
+  return mixer;
+}
+
 struct LanguageModelImpl : torch::nn::Module {
   Child<nn::DistributedTransformerLMHead> model;
   explicit LanguageModelImpl(const nn::TransformerOptions& options) {

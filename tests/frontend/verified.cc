@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program with a fault that only its layout has, as tests/verify/faulty.py has them for Python, with the same names.
 //
-//     lamina verify -n 2 -c frontend_verified FAULT (pipeline | shards | loop | slices)
+//     lamina verify -n 2 -c frontend_verified FAULT (pipeline | shards | loop | slices | plan)
 //     lamina verify -n 4 -c frontend_verified FAULT sliced_pipeline
 #include <cstdlib>
 
@@ -45,12 +45,23 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+// A net of torch's layers, which a plan cuts.
+struct PlannedImpl : torch::nn::Module {
+  Child<torch::nn::Linear> up, down;
+  PlannedImpl() {
+    up = register_module("up", torch::nn::Linear(kWidth, 6));
+    down = register_module("down", torch::nn::Linear(6, kWidth));
+  }
+  Tensor forward(const Tensor& x) { return x + down(torch::tanh(up(x))) * (has("output") ? 1.001 : 1.0); }
+};
+TORCH_MODULE(Planned);
+
 void begin(const std::string& kind) {
   if (kind == "pipeline") {
     init({{"partitions", 2}, {"microbatches", 2}});
-  } else if (kind == "slices" || kind == "sliced_pipeline") {
+  } else if (kind == "slices" || kind == "plan" || kind == "sliced_pipeline") {
     init({{"tensor_parallel_degree", 2},
-          {"partitions", kind == "slices" ? 1 : 2},
+          {"partitions", kind == "sliced_pipeline" ? 2 : 1},
           {"microbatches", 2},
           {"ddp", true},
           {"prescaled_batch", true}});
@@ -108,7 +119,14 @@ int main(int, char** arguments) {
     run(kind, DistributedModel(words), loss, [] { return torch::randint(0, 21, {8, 6}); });
   } else {
     const auto loss = [](const Tensor& output, const Tensor&) { return output.pow(2).mean(); };
-    run(kind, DistributedModel(Net{}), loss, [] { return torch::randn({8, kWidth}); });
+    const auto batch = [] { return torch::randn({8, kWidth}); };
+    if (kind != "plan") {
+      run(kind, DistributedModel(Net{}), loss, batch);
+    } else {
+      Planned net;
+      set_tensor_parallelism(*net, {{"up", "colwise"}, {"down", "rowwise"}});
+      run(kind, DistributedModel(net), loss, batch);
+    }
   }
   std::printf("the program has gone on\n");
   shutdown();

@@ -42,6 +42,9 @@ class Model {
     for (const auto& layer : plan().layers) styles.emplace_back(layer.name, layer.style);
     return styles;
   }
+  std::vector<std::string> whole(const std::set<std::string>& sliced) const {
+    return marked_but_whole(modules_, sliced);
+  }
   std::string refused() const {
     try {
       plan();
@@ -100,6 +103,13 @@ TEST(Plans, LayersThatAreNotMarkedStayWhole) {
   model[0].plan = Styles{{"blocks.*.up", "colwise_rep"}};
   model[3].is_marked = false;
   EXPECT_THAT(model.styles(), ElementsAre(Pair("blocks.1.up", "colwise_gather_output")));
+}
+
+TEST(Plans, ClassesOfMarkedLayersThatStayWholeAreToldOnce) {
+  auto model = blocks();
+  model[6].is_marked = false;
+  EXPECT_THAT(model.whole({"blocks.0.up"}), ElementsAre("Linear"));
+  EXPECT_THAT(model.whole({"blocks.0.up", "blocks.0.down", "blocks.1.down"}), IsEmpty());
 }
 
 TEST(Plans, ClassesOfTransformersAreKnown) {

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.torch_patches import scoped
 from lamina.util.checks import require_booleans, require_module
 
@@ -99,11 +99,7 @@ def set_tensor_parallelism(
         )
     is_name = isinstance(heads, str) and all(map(str.isidentifier, heads.split(".")))
     if heads is not None and (plan is None or not (is_name or (type(heads) is int and heads > 0))):
-        raise UsageError(
-            "set_tensor_parallelism(heads=...) takes the name of the attribute that says how many heads modules of a "
-            f"plan have, or their number, beside plan=..., not {heads!r}",
-            code="tp-plan",
-        )
+        raise refusal("no-heads", repr(heads))
     mark = Mark(enabled, replace, dict(tp_config), plan is not None)
     for part in module.modules():
         part.__dict__[_MARK] = mark

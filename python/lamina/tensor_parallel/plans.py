@@ -2,7 +2,7 @@
 """The modules of a model, as the engine reads them to plan which layers are sliced, and how: see [Note: slicing plan]
 of lamina/tensor_parallel/plans.h."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ class Plan:
     """The layers of a model that are to be sliced, in the engine's rows.
 
     Attributes:
+        rows: of the model's modules, and the names of these with their numbers.
         modules: of the model; rows have their numbers.
         parents: those that compute with what layers give.
         layers: in the model's order.
@@ -30,6 +31,7 @@ class Plan:
         tied: the names of each parameter that several modules have.
     """
 
+    rows: tuple[list[_lamina.ModelModule], list[tuple[str, int]]]
     modules: list[nn.Module]
     parents: dict[int, _lamina.ParentModule]
     layers: list[_lamina.PlannedLayer]
@@ -53,7 +55,7 @@ def plan_of(root: nn.Module, degree: int = 1, in_parts: bool = False) -> Plan:
     rows = [_row_of(module, in_parts) for module in modules]
     for module, row in zip(modules, rows, strict=True):
         row.wrapped = _wrapped(module, numbers)
-    plan = Plan(modules, *_lamina.plan_layers(rows, names, degree, in_parts))
+    plan = Plan((rows, names), modules, *_lamina.plan_layers(rows, names, degree, in_parts))
     for number, parent in plan.parents.items():
         parent.numbers = {name: value for name, value in modules[number].__dict__.items() if _is_number(value)}
     for row in (*plan.layers, *plan.elsewhere):
@@ -61,17 +63,6 @@ def plan_of(root: nn.Module, degree: int = 1, in_parts: bool = False) -> Plan:
         if row.said_heads:
             row.set_said_heads(_number_under(modules[row.parent], row.said_heads))
     return plan
-
-
-def marked_but_whole(root: nn.Module, sliced: Iterable[str]) -> list[str]:
-    """The classes of marked modules with parameters of their own that are not sliced."""
-    sliced = set(sliced)
-    whole = {
-        type(module).__name__: None
-        for name, module in root.named_modules()
-        if marks.is_marked(module) and name not in sliced and next(module.parameters(recurse=False), None) is not None
-    }
-    return list(whole)
 
 
 def _row_of(module: nn.Module, in_parts: bool) -> _lamina.ModelModule:

@@ -35,7 +35,7 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     """
     plan = plans.plan_of(root, session.group_size("tp"), _in_parts(session))
     cuts = cuts_of(plan, session.group_size("tp"), session.group_rank("tp"), session.team())
-    _tell_of_whole(root, cuts.layers, session)
+    _tell_of_whole(plan, cuts.layers, session)
     if not cuts.layers:
         return
     _require_parameters(cuts.layers)
@@ -131,7 +131,7 @@ def _in_parts(session: _lamina.Session) -> bool:
 # Before anything is changed.
 
 
-def _tell_of_whole(root: nn.Module, cuts: dict[str, LayerCut], session: _lamina.Session) -> None:
+def _tell_of_whole(plan: plans.Plan, cuts: dict[str, LayerCut], session: _lamina.Session) -> None:
     if session.rank != 0:
         return
     if not cuts:
@@ -140,8 +140,8 @@ def _tell_of_whole(root: nn.Module, cuts: dict[str, LayerCut], session: _lamina.
             "class is not known"
         )
         tell(said("nothing-sliced", session.group_size("tp"), how))
-    elif whole := plans.marked_but_whole(root, cuts):
-        tell(f"layers that are marked for tensor parallelism and stay whole: {', '.join(whole)}")
+    elif whole := _lamina.marked_but_whole(*plan.rows, set(cuts)):
+        tell(said("stay-whole", ", ".join(whole)))
 
 
 def _require_parameters(cuts: dict[str, LayerCut]) -> None:

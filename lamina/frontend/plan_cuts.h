@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lamina/layout/parameter_layout.h"
+#include "lamina/tensor_parallel/plans.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lamina::frontend {
+
+// The cuts of a model's layers by plans of the program, see set_tensor_parallelism().
+class PlanCuts {
+ public:
+  // Changes nothing. `index`: of this rank among `degree`, whom operators know as `team`. Throws base::UsageError where
+  // a plan does not fit the model.
+  PlanCuts(const torch::nn::Module& root, std::string team, int index, int degree);
+
+  bool empty() const { return cuts_.layers.empty(); }
+  // How a parameter of a module is cut; nothing where a plan leaves it whole.
+  std::optional<layout::Slicing> slicing(const torch::nn::Module& module, const std::string& parameter) const;
+  // The classes of layers under plans that stay whole; `sliced`: names of others, cut by themselves.
+  std::vector<std::string> whole(std::set<std::string> sliced) const;
+  // From now on parameters are slices, and layers compute with these.
+  void begin();
+
+ private:
+  torch::nn::Module& layer(const tensor_parallel::LayerCut& cut) const;
+  std::optional<tensor_parallel::SlicePart> heads_of(const tensor_parallel::LayerCut& cut) const;
+  void begin(const tensor_parallel::LayerCut& cut);
+
+  const std::string team_;
+  tensor_parallel::ModelModules model_;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;  // by the numbers of rows
+  tensor_parallel::PlannedLayers planned_;
+  tensor_parallel::LayerCuts cuts_;
+};
+
+}  // namespace lamina::frontend
