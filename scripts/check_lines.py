@@ -29,6 +29,7 @@ MOST = {
     "observe": (250, "names of metrics, contexts of timelines"),
     "optim": (2600, "torch.optim's interface, and optimizers that users write in Python"),
     "pipeline": (3150, "what a script calls: the wrapped model, step functions, their outputs, gradients"),
+    "planning": (250, "models in Python that `lamina plan` builds and traces"),
     "proof": (1300, "calls of nn.Modules that are made again with whole values"),
     "remote": (400, "nn.Modules that another rank owns"),
     "saved_state": (600, "state dicts and files as torch writes them"),

@@ -36,6 +36,7 @@ ORDER = (
     "amp",
     "optimizers",
     "layers",
+    "planning",
     "nn",
     "data_parallel",
     "pipeline",

@@ -15,7 +15,7 @@ PARTS = {
     "tests/launch": 0.35,
     "tests/multiprocess": 0.4,
     "tests/multiprocess/test_cases.py": 0.15,
-    "tests/python/tracing/test_planning.py": 0.5,
+    "tests/python/planning/test_planning.py": 0.5,
     "tests/verify": 0.15,
     "trainer_loop": 0.4,
     "pipeline": 0.4,

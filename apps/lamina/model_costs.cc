@@ -23,7 +23,12 @@ std::vector<std::string> command_of(const PlannedModel& model) {
   std::vector<std::string> words = {"--model=" + model.callable};
   for (const std::string& input : model.inputs) words.push_back("--input=" + input);
   if (model.times) words.push_back("--times");
-  return launch::own_script(launch::find_interpreter(), "from lamina.tracing.cli import main; sys.exit(main())", words);
+  if (model.has_one_batch) words.push_back("--prescaled-batch");
+  words.push_back(base::str("--partitions=", model.partitions));
+  words.push_back(base::str("--tensor-parallel-degree=", model.degree));
+  words.push_back("--optimize=" + model.optimize);
+  return launch::own_script(launch::find_interpreter(), "from lamina.planning.cli import main; sys.exit(main())",
+                            words);
 }
 
 pid_t start(std::vector<std::string> words, int output) {
@@ -53,7 +58,7 @@ std::string read_all(int input) {
 
 }  // namespace
 
-std::optional<std::string> model_nodes(const PlannedModel& model) {
+std::optional<std::string> model_members(const PlannedModel& model) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw base::ConfigError(base::str("no pipe: ", base::system_error()));
   base::Fd input(ends[0]);

@@ -28,8 +28,8 @@ struct Target {
   double link_bytes_per_us = 0;
 };
 
-// The tree as a file would have it.
-std::string plan_of(const Target& target, const std::string& nodes) {
+// The plan's file, with these members that a model has.
+std::string plan_of(const Target& target, const std::string& members) {
   std::ostringstream json;
   json << R"({"partitions":)" << target.partitions << R"(,"microbatches":)" << target.microbatches << R"(,"schedule":")"
        << target.schedule << R"(","memory_weight":)" << target.memory_weight;
@@ -38,7 +38,7 @@ std::string plan_of(const Target& target, const std::string& nodes) {
     json << R"(,"link":{"latency_us":)" << target.link_latency_us << R"(,"bytes_per_us":)" << target.link_bytes_per_us
          << '}';
   }
-  json << R"(,"nodes":)" << nodes << '}';
+  json << ',' << members << '}';
   return json.str();
 }
 
@@ -52,6 +52,13 @@ void add_model_options(CLI::App& app, PlannedModel& model, Target& target) {
                  ->expected(1)
                  ->take_all());
   auto* ranks = with_model(app.add_option("-n,--partitions", target.partitions, "ranks to cut it for"));
+  with_model(app.add_option("--tensor-parallel-degree", model.degree, "ranks that marked layers are cut over")
+                 ->check(CLI::Range(1, 65'536))
+                 ->capture_default_str());
+  with_model(app.add_flag("--prescaled-batch", model.has_one_batch, "these ranks read one batch"));
+  with_model(app.add_option("--optimize", model.optimize, "memory or speed, of layers that are cut")
+                 ->check(CLI::IsMember({"memory", "speed"}))
+                 ->capture_default_str());
   named->needs(ranks);
   with_model(app.add_option("-m,--microbatches", target.microbatches, "of a step")->capture_default_str());
   with_model(app.add_option("--schedule", target.schedule, "simple or interleaved")
@@ -71,7 +78,7 @@ void print(const plan::PlanFile& file, const plan::Report& report, bool json) {
     return;
   }
   say(plan::assignments_line(file.tree, report.owners, file.goal.partitions));
-  say_text(plan::describe(file.tree, report));
+  say_text(plan::describe(file.tree, report) + plan::describe(file.sliced));
 }
 
 }  // namespace
@@ -95,10 +102,11 @@ int plan(const std::vector<std::string>& arguments) {
   }
   const std::string what = path.empty() ? model.callable : path;
   try {
-    const auto nodes = path.empty() ? model_nodes(model) : std::string();
-    if (!nodes) return 2;
+    model.partitions = target.partitions;
+    const auto members = path.empty() ? model_members(model) : std::string();
+    if (!members) return 2;
     const plan::PlanFile file =
-        plan::read_plan_file(path.empty() ? plan_of(target, *nodes) : base::read_file(path, "", base::kMostOfRows));
+        plan::read_plan_file(path.empty() ? plan_of(target, *members) : base::read_file(path, "", base::kMostOfRows));
     const auto planner = baseline ? plan::tree_planner() : plan::step_planner();
     print(file, plan::report(file.tree, planner->assign(file.tree, file.goal), file.goal), json);
     return 0;

@@ -62,6 +62,7 @@ PlanFile read_plan_file(std::string_view text) {
   PlanFile file;
   file.goal = read_goal(reader);
   FileTree tree(reader.list("nodes"), reader.has("shared") ? reader.list("shared") : Json::array(), file.goal);
+  if (reader.has("slices")) file.sliced = read_sliced_layers(reader.at("slices"));
   reader.finish();
   file.tree = settled(std::move(tree.tree));
   file.ids = std::move(tree.ids);
@@ -86,6 +87,7 @@ std::string to_json(const PlanFile& file, const Report& report) {
   json["predicted_step_us"] = report.predicted_step_us;
   json["bubble"] = report.bubble;
   json["warning"] = report.warning;
+  if (!file.sliced.layers.empty()) json["slices"] = to_json(file.sliced);
   return json.dump(-1, ' ', true);
 }
 

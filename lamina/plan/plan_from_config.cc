@@ -6,6 +6,7 @@
 #include "lamina/plan/planner.h"
 #include "lamina/plan/route.h"
 #include "lamina/plan/settle.h"
+#include "lamina/plan/sliced_layers.h"
 
 namespace lamina::plan {
 namespace {
@@ -45,12 +46,8 @@ Report plan_for(const config::Config& config, const ModuleTree& given, const Kep
 }
 
 std::string printed(const ModuleTree& tree, const Report& report, const config::Config& config) {
-  std::string text = assignments_line(tree, report.owners, config.partitions) + "\n" + describe(tree, report);
-  if (config.tensor_parallel_degree > 1) {
-    text += base::str("each line is of one of the ", config.tensor_parallel_degree,
-                      " ranks of a TP_GROUP, which have slices of layers; times have their exchanges in them\n");
-  }
-  return text;
+  return assignments_line(tree, report.owners, config.partitions) + "\n" + describe(tree, report) +
+         describe(SlicedLayers{config.tensor_parallel_degree, {}});
 }
 
 }  // namespace lamina::plan

@@ -9,6 +9,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/joined.h"
+#include "lamina/base/name_pattern.h"
 #include "lamina/base/outer.h"
 #include "lamina/base/str.h"
 #include "lamina/config/user_value.h"
@@ -48,20 +49,6 @@ bool matches(std::string_view pattern, std::string_view name) {
     if (matches(pattern.substr(star + 1), name.substr(end))) return true;
   }
   return false;
-}
-
-// A name with "*" for each number.
-std::string as_pattern(std::string_view name) {
-  std::string pattern;
-  while (true) {
-    const auto dot = name.find('.');
-    const auto part = name.substr(0, dot);
-    const bool is_number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
-    pattern += is_number ? "*" : part;
-    if (dot == std::string_view::npos) return pattern;
-    pattern += '.';
-    name.remove_prefix(dot + 1);
-  }
 }
 
 std::string nearest(std::string_view given, const std::vector<std::string_view>& known) {
@@ -180,7 +167,7 @@ class Planner {
   static base::UsageError matches_nothing(const std::string& whose, const std::string& pattern,
                                           const std::vector<std::string_view>& names) {
     std::vector<std::string> patterns;
-    for (const auto each : names) patterns.push_back(as_pattern(each));
+    for (const auto each : names) patterns.push_back(base::as_pattern(each));
     return plan_error(whose, " has \"", pattern, "\", which matches no module",
                       nearest(pattern, {patterns.begin(), patterns.end()}));
   }

@@ -74,15 +74,17 @@ thread_local bool alone_here = false;
 
 Team::Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience,
            std::shared_ptr<value::Failures> failures, collective::SameOrder::Turn turn)
-    : group_(group),
-      mailbox_(mailbox),
+    : size_(group.size()),
+      rank_(group.rank()),
+      group_(&group),
+      mailbox_(&mailbox),
       patience_(std::move(patience)),
       failures_(failures ? std::move(failures) : std::make_shared<value::Failures>()),
-      order_(mailbox, group.members(), group.rank(),
-             {"slices", [this](const Operation& operation) { return in_words(operation); }, &differ,
-              [this](base::Rank self, const Operation& own, base::Rank other, const Operation& others) {
-                compare_given(self, own, other, others);
-              }},
+      order_(std::in_place, mailbox, group.members(), group.rank(),
+             collective::SameOrder::Words{"slices", [this](const Operation& operation) { return in_words(operation); },
+                                          &differ,
+                                          [this](base::Rank self, const Operation& own, base::Rank other,
+                                                 const Operation& others) { compare_given(self, own, other, others); }},
              std::move(turn)) {}
 
 Cut Team::checked(const Cut& cut, at::IntArrayRef given, bool is_part) const {
@@ -173,21 +175,21 @@ void Team::together(const std::function<void()>& act) {
   }
   {
     const std::lock_guard lock(mutex_);
-    order_.end_together(own ? std::optional(failures_->describe_to_send(own, mailbox_.rank())) : std::nullopt,
-                        patience_);
+    order_->end_together(own ? std::optional(failures_->describe_to_send(own, mailbox_->rank())) : std::nullopt,
+                         patience_);
   }
   if (own) std::rethrow_exception(own);
 }
 
 void Team::require_nobody_failed() {
   const std::unique_lock lock(mutex_, std::try_to_lock);  // who has it waits in a collective, and finds the same
-  if (lock) order_.require_nobody_gave_up();
+  if (lock) order_->require_nobody_gave_up();
 }
 
 void Team::give_up(const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
   given_.reset();
-  order_.give_up(failures_->describe_to_send(error, mailbox_.rank()));
+  order_->give_up(failures_->describe_to_send(error, mailbox_->rank()));
 }
 
 // Comparisons of what members are given.
@@ -262,7 +264,7 @@ std::string Team::in_words(const Operation& operation) const {
 // `given` lies in memory as the collective takes it, or is not defined: zeros then, whose result nobody wants.
 Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::Tensor& given) {
   const auto options = at::TensorOptions(meaning.dtype).device(meaning.device);
-  collective::CallOptions call_options{"computing with slices", order_.watched(number, patience_),
+  collective::CallOptions call_options{"computing with slices", order_->watched(number, patience_),
                                        /*outlives_wait=*/true, base::str(" ", number),
                                        /*keeps_turn=*/true};
   Begun begun;
@@ -272,7 +274,7 @@ Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::T
   };
   if (meaning.what == kAllReduce) {
     begun.result = given_or_zeros(whole);
-    begun.work = group_.all_reduce(begun.result, collective::Reduction::kSum, std::move(call_options));
+    begun.work = group_->all_reduce(begun.result, collective::Reduction::kSum, std::move(call_options));
     return begun;
   }
   if (meaning.what == kAllToAll) {
@@ -280,16 +282,16 @@ Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::T
     const auto sent = counts(meaning.shape, from, to, rank()), received = counts(meaning.shape, to, from, rank());
     begun.result = at::empty({total(received)}, options);
     begun.work =
-        group_.all_to_all(begun.result, given_or_zeros(total(sent)), std::move(call_options), {received, sent});
+        group_->all_to_all(begun.result, given_or_zeros(total(sent)), std::move(call_options), {received, sent});
     return begun;
   }
   const auto& cut = meaning.cuts.at(0);
   const auto largest = total(cut.sizes) == 0 ? 0 : whole / total(cut.sizes) * most(cut.sizes);
   const bool gathers = meaning.what == kAllGather;
   begun.result = at::empty({gathers ? largest * size() : largest}, options);
-  begun.work = gathers ? group_.all_gather(begun.result, given_or_zeros(largest), std::move(call_options))
-                       : group_.reduce_scatter(begun.result, given_or_zeros(largest * size()),
-                                               collective::Reduction::kSum, std::move(call_options));
+  begun.work = gathers ? group_->all_gather(begun.result, given_or_zeros(largest), std::move(call_options))
+                       : group_->reduce_scatter(begun.result, given_or_zeros(largest * size()),
+                                                collective::Reduction::kSum, std::move(call_options));
   return begun;
 }
 
@@ -297,19 +299,19 @@ Team::Begun Team::start(std::int64_t number, const Meaning& meaning, const at::T
 at::Tensor Team::run(const Meaning& meaning, at::Tensor given) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
-  for (const auto& lacking : order_.lacking(patience_)) start(order_.begin(lacking), to_meaning(lacking), {});
+  for (const auto& lacking : order_->lacking(patience_)) start(order_->begin(lacking), to_meaning(lacking), {});
   auto operation = to_operation(meaning);
   operation.beside = take_given();
-  const auto number = order_.begin(operation);
+  const auto number = order_->begin(operation);
   try {
-    order_.check(number, patience_);
+    order_->check(number, patience_);
   } catch (...) {
-    order_.take_back();
+    order_->take_back();
     throw;
   }
   auto begun = start(number, meaning, given);
   begun.work->wait();
-  order_.note_end(number);
+  order_->note_end(number);
   return std::move(begun.result);
 }
 

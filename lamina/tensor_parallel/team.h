@@ -46,8 +46,11 @@ class Team {
   Team(collective::Group& group, messaging::Mailbox& mailbox, base::Patience patience,
        std::shared_ptr<value::Failures> failures = nullptr, collective::SameOrder::Turn turn = {});
 
-  int size() const { return group_.size(); }
-  int rank() const { return group_.rank(); }
+  // The first member of so many that are not there, for a plan: its functions are called while it is Alone.
+  explicit Team(int size) : size_(size) {}
+
+  int size() const { return size_; }
+  int rank() const { return rank_; }
 
   // The sum of what all members give.
   at::Tensor all_reduce(const at::Tensor& given);
@@ -105,13 +108,15 @@ class Team {
   Begun start(std::int64_t number, const Meaning& meaning, const at::Tensor& given);
   at::Tensor run(const Meaning& meaning, at::Tensor given);
 
-  collective::Group& group_;
-  messaging::Mailbox& mailbox_;
-  const base::Patience patience_;
+  const int size_;
+  const int rank_ = 0;
+  collective::Group* const group_ = nullptr;
+  messaging::Mailbox* const mailbox_ = nullptr;
+  const base::Patience patience_ = {};
   const std::shared_ptr<value::Failures> failures_;
   std::mutex mutex_;
   std::optional<CallHashes> given_;  // that no collective has taken along
-  collective::SameOrder order_;
+  std::optional<collective::SameOrder> order_;
 };
 
 // Teams by the name under which operators find theirs; a name is a constant of a compiled graph. One process has one

@@ -302,6 +302,14 @@ void run_backward(pipeline::Backwards& backwards, const remote::Tensors& tensors
   reducer == nullptr ? run() : reducer->run_backward(run);
 }
 
+// A team of a plan, by its name.
+struct LoneTeam {
+  explicit LoneTeam(int size) { tensor_parallel::note_team(name, std::make_shared<tensor_parallel::Team>(size)); }
+  ~LoneTeam() { tensor_parallel::forget_team(name); }
+  LoneTeam(const LoneTeam&) = delete;
+  const std::string name = "of a plan";
+};
+
 struct PythonAlone {
   std::optional<tensor_parallel::Alone> here;
 };
@@ -372,6 +380,10 @@ void bind_alone(py::module_& module) {
       .def(py::init<>())
       .def("__enter__", [](PythonAlone& self) { self.here.emplace(); })
       .def("__exit__", [](PythonAlone& self, const py::args&) { self.here.reset(); });
+  py::class_<LoneTeam>(module, "LoneTeam",
+                       "The first of so many ranks that layers are cut over, without the others: for a trace.")
+      .def(py::init<int>(), py::arg("size"))
+      .def_readonly("name", &LoneTeam::name, "By it operators of slices find the team.");
   module.def("is_alone", &tensor_parallel::Alone::here, "True in an `Alone` of this thread.");
   module.def(
       "team_size", [](const std::string& team) { return tensor_parallel::find_team(team)->size(); }, py::arg("team"));

@@ -20,6 +20,18 @@ class build(nn.Module):
         self.words, self.layers = nn.Embedding(9, 8), nn.Sequential(*[nn.Linear(8, 8) for _ in range(8)])
     def forward(self, tokens, labels):
         return self.layers(self.words(tokens))
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+def sliced():
+    import lamina
+    model = nn.Sequential()
+    model.layers = nn.Sequential(*[Block() for _ in range(8)])
+    lamina.set_tensor_parallelism(model, plan={"layers.*.up": "colwise", "layers.*.down": "rowwise"})
+    return model
 """
 
 
@@ -47,6 +59,12 @@ def test_a_model_is_planned_as_the_page_has_it(run):
 
 
 def test_the_file_of_the_page_is_one(run):
-    (line,) = re.findall(r"^\$ (lamina plan .*)$", PAGE, re.MULTILINE)
+    line, _ = re.findall(r"^\$ (lamina plan .*)$", PAGE, re.MULTILINE)
     done = run(line)
     assert done.returncode == 0 and done.stdout.startswith("Partition assignments: {0: ["), done.stderr
+
+
+def test_layers_are_cut_as_the_page_has_it(run):
+    _, (line, lines) = re.findall(r"^\$ (lamina plan .*)\n(?:\.\.\.\n)?((?:.+\n)*?)```", PAGE, re.MULTILINE)
+    done = run(line)
+    assert done.returncode == 0 and done.stdout.endswith(lines), done.stdout + done.stderr

@@ -13,6 +13,8 @@ from torch import nn
 
 import lamina
 from lamina.modules.tree import ModuleTree
+from lamina.planning.cli import plan_of
+from lamina.planning.first_rank import FirstRank
 from lamina.tracing.costs import CPU
 from lamina.tracing.sandbox import Call
 from lamina.tracing.trace import TraceOptions, trace
@@ -98,3 +100,24 @@ def case_a_trace_counts_the_time_of_exchanges():
             assert counted[name] == expected, (name, counted[name], expected)
         assert sum(map(sum, counted.values())) == pytest.approx(4 * LAYERS * sum_us)
         lamina.shutdown()
+
+
+def marked():
+    model = Blocks()
+    lamina.set_tensor_parallelism(model, plan=PLAN)
+    return model
+
+
+def case_lamina_plan_counts_as_a_job_does():
+    given = f"(torch.randn(2, 5, {WIDTH}, requires_grad=True), None)"
+    for own, make, build in ((False, Blocks, marked), (True, Blocks, marked), (False, stack, stack)):
+        model, states = start(make, prescaled_batch=not own)
+        tree = ModuleTree(model.module)
+        found = trace(tree, Call(((states, None),), {}), TraceOptions())
+        rows = tree.filled().rows(found.measures)[0]
+        lamina.shutdown()
+        planned = plan_of(build, [given], rank=FirstRank(2, one_batch=not own))
+        assert planned["slices"]["layers"]
+        for mine, theirs in zip(planned["nodes"], rows, strict=True):
+            for key in ("name", "parameter_bytes", "forward_us", "backward_us", "activation_bytes", "output_bytes"):
+                assert RANK or mine[key] == theirs[key], (mine["name"], key, mine[key], theirs[key])

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from lamina.errors import UsageError, said
 from lamina.job import current
 from lamina.tensor_parallel import dropout, layers, plans
 from lamina.tensor_parallel.calls_elsewhere import DropoutContext
-from lamina.tensor_parallel.cuts import LayerCut, cuts_of
+from lamina.tensor_parallel.cuts import Around, LayerCut, cuts_of
 from lamina.tensor_parallel.layers import Slicing
 from lamina.tensor_parallel.regions import make_regions
 from lamina.tensor_parallel.registry import DistributedModule
@@ -21,6 +21,19 @@ from lamina.tensor_parallel.turns import Turns
 from lamina.tensor_parallel.unslicing import remember
 from lamina.torch_patches import checkpoints, compiled_slices, foreign, slice_gradients
 from lamina.util.told import tell
+
+
+class Ranks(Protocol):
+    """Ranks that layers are cut over, as this one knows them: a session has all of it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def config(self) -> Any: ...
+    def group_size(self, group: str) -> int: ...
+    def group_rank(self, group: str) -> int: ...
+    def team(self) -> str: ...
+    def slice(self, parameters: Any, make: Any) -> None: ...
 
 
 def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[torch.Tensor]], None]) -> None:
@@ -33,11 +46,31 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     Errors:
         UsageError: a plan does not fit the model, or sizes do not divide by the degree.
     """
-    plan = plans.plan_of(root, session.group_size("tp"), _in_parts(session))
-    cuts = cuts_of(plan, session.group_size("tp"), session.group_rank("tp"), session.team())
-    _tell_of_whole(plan, cuts.layers, session)
-    if not cuts.layers:
+    if not cut_layers(root, session, make):
         return
+    job = current.job()
+    job.call_context = DropoutContext()
+    checkpoints.install(dropout.recomputing, job.on_end)
+    compiled_slices.install(job.on_end)
+    foreign.watch_slices(job.on_end)
+    slice_gradients.install(job.on_end)
+
+
+def cut_layers(root: nn.Module, ranks: Ranks, make: Callable[[list[torch.Tensor]], None]) -> dict[str, LayerCut]:
+    """Does so, where the job need not hear of it. Returns the cuts of layers, by name.
+
+    Args:
+        ranks: the session, or what stands for one in a plan.
+        make: see `slice_model`.
+
+    Errors:
+        UsageError: see `slice_model`.
+    """
+    plan = plans.plan_of(root, ranks.group_size("tp"), _in_parts(ranks))
+    cuts = cuts_of(plan, ranks.group_size("tp"), ranks.group_rank("tp"), ranks.team())
+    _tell_of_whole(plan, cuts.layers, ranks)
+    if not cuts.layers:
+        return {}
     _require_parameters(cuts.layers)
     rows = {
         id(parameter): (f"{name}.{key}", parameter, slicing)
@@ -45,39 +78,26 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
         for key, slicing in cut.slices.items()
         for parameter in [cut.layer._parameters[key]]
     }
-    session.slice(list(rows.values()), make)
+    ranks.slice(list(rows.values()), make)
     for cut in cuts.layers.values():
-        sizes = {name: count for name, count in cut.sizes.items() if name in cut.layer.__dict__}
-        remember(cut.layer, tuple(sizes))
-        for attribute, count in sizes.items():
-            setattr(cut.layer, attribute, count)
-        layers.become_sliced(cut.layer, cut.style, cut.slices, cut.here)
+        _become_sliced(cut)
     for each in cuts.around:
-        remember(each.module, tuple(each.attributes))
-        for member, _ in each.members:
-            remember(member)
-        for attribute, number in each.attributes.items():
-            setattr(each.module, attribute, number)
-        layers.become_around(each.module, each.heads, each.keys, each.members, session.team())
+        _become_around(each, ranks.team())
     for module in root.modules():
         if layers.has_fast_path(module) and any(map(layers.is_sliced, module.modules())):
             remember(module)
             layers.leave_fast_path(module)
-    current.job().call_context = DropoutContext()
-    checkpoints.install(dropout.recomputing, current.job().on_end)
-    compiled_slices.install(current.job().on_end)
-    foreign.watch_slices(current.job().on_end)
-    slice_gradients.install(current.job().on_end)
-    for module in root.modules() if _in_parts(session) else ():
+    for module in root.modules() if _in_parts(ranks) else ():
         if isinstance(module, DistributedModule) and module.is_stack:
-            layers.divide_positions(module, session.team(), session.group_rank("tp"), session.group_size("tp"))
+            layers.divide_positions(module, ranks.team(), ranks.group_rank("tp"), ranks.group_size("tp"))
+    return cuts.layers
 
 
-def let_batches_take_turns(root: nn.Module, session: _lamina.Session) -> None:
+def let_batches_take_turns(root: nn.Module, ranks: Ranks) -> None:
     """Has the ranks of TP_GROUP compute with the batches of all of them, where each has its own."""
-    if _take_turns(session):
-        turns = Turns(session.team(), session.group_size("tp"), session.group_rank("tp"))
-        make_regions(root, turns, smallest=session.group_size("partitions") > 1)
+    if _take_turns(ranks):
+        turns = Turns(ranks.team(), ranks.group_size("tp"), ranks.group_rank("tp"))
+        make_regions(root, turns, smallest=ranks.group_size("partitions") > 1)
 
 
 @contextmanager
@@ -117,29 +137,46 @@ def _whole_of(parameter: torch.Tensor, slicing: Slicing, session: _lamina.Sessio
     return session.whole_of(parameter.detach(), slicing)
 
 
-def _take_turns(session: _lamina.Session) -> bool:
-    return session.group_size("replicas") != session.group_size("same_parts")
+def _take_turns(ranks: Ranks) -> bool:
+    return ranks.group_size("replicas") != ranks.group_size("same_parts")
 
 
-def _in_parts(session: _lamina.Session) -> bool:
+def _in_parts(ranks: Ranks) -> bool:
     """True where activations of stacks lie in parts of positions. Where batches take turns such a stack is one region,
     which partitions could not cut."""
-    are_cut = _take_turns(session) and session.group_size("partitions") > 1
-    return session.config.optimize == "memory" and not are_cut
+    are_cut = _take_turns(ranks) and ranks.group_size("partitions") > 1
+    return ranks.config.optimize == "memory" and not are_cut
+
+
+def _become_sliced(cut: LayerCut) -> None:
+    sizes = {name: count for name, count in cut.sizes.items() if name in cut.layer.__dict__}
+    remember(cut.layer, tuple(sizes))
+    for attribute, count in sizes.items():
+        setattr(cut.layer, attribute, count)
+    layers.become_sliced(cut.layer, cut.style, cut.slices, cut.here)
+
+
+def _become_around(cut: Around, team: str) -> None:
+    remember(cut.module, tuple(cut.attributes))
+    for member, _ in cut.members:
+        remember(member)
+    for attribute, number in cut.attributes.items():
+        setattr(cut.module, attribute, number)
+    layers.become_around(cut.module, cut.heads, cut.keys, cut.members, team)
 
 
 # Before anything is changed.
 
 
-def _tell_of_whole(plan: plans.Plan, cuts: dict[str, LayerCut], session: _lamina.Session) -> None:
-    if session.rank != 0:
+def _tell_of_whole(plan: plans.Plan, cuts: dict[str, LayerCut], ranks: Ranks) -> None:
+    if ranks.rank != 0:
         return
     if not cuts:
         how = (
             "mark modules with lamina.tensor_parallelism() or lamina.set_tensor_parallelism(), by a plan where their "
             "class is not known"
         )
-        tell(said("nothing-sliced", session.group_size("tp"), how))
+        tell(said("nothing-sliced", ranks.group_size("tp"), how))
     elif whole := _lamina.marked_but_whole(*plan.rows, set(cuts)):
         tell(said("stay-whole", ", ".join(whole)))
 

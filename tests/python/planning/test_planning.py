@@ -11,10 +11,16 @@ from launch.launcher_harness import command
 from soak import some
 from torch import nn
 
+import lamina
 from lamina.errors import UsageError
-from lamina.tracing.cli import arguments, find, rows_of
+from lamina.planning.cli import arguments, find, plan_of
+from lamina.planning.first_rank import FirstRank
 
 LINEAR = "torch.zeros(2, 8)"
+
+
+def rows_of(*words, **options):
+    return plan_of(*words, **options)["nodes"]
 
 
 def by_name(rows):
@@ -103,6 +109,45 @@ def test_a_model_that_cannot_be_run_for_a_trace_is_planned_by_its_bytes_whatever
     assert "it writes to a parameter" in capfd.readouterr().err
 
 
+class Blocks(nn.Module):
+    def __init__(self, width=6, plan=("colwise", "rowwise")):
+        super().__init__()
+        self.ups = nn.ModuleList(nn.Linear(8, width) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(width, 8) for _ in range(2))
+        up, down = plan
+        lamina.set_tensor_parallelism(self, plan={"ups.*": up, "downs.*": down})
+
+    def forward(self, x):
+        for up, down in zip(self.ups, self.downs, strict=True):
+            x = down(up(x).relu())
+        return x
+
+
+def test_layers_are_cut_as_on_the_first_rank_of_a_job():
+    found = plan_of(Blocks, [LINEAR], rank=FirstRank(2, one_batch=True))
+    assert found["slices"] == {
+        "ranks": 2,
+        "layers": [["ups.0", "colwise"], ["ups.1", "colwise"], ["downs.0", "rowwise"], ["downs.1", "rowwise"]],
+    }
+    rows, whole = by_name(found["nodes"]), by_name(rows_of(Blocks, [LINEAR]))
+    assert rows["ups.1"]["parameter_bytes"] * 2 == whole["ups.1"]["parameter_bytes"] == 6 * 9 * 4
+    assert rows["downs.1"]["parameter_bytes"] == (8 * 3 + 8) * 4
+    assert rows["downs.1"]["forward_us"] > whole["downs.1"]["forward_us"] + 60  # a message
+    assert found.keys() == {"nodes", "slices"} and plan_of(Blocks, [LINEAR]).keys() == {"nodes"}
+
+
+def test_a_region_counts_for_each_batch():
+    one, two = (by_name(rows_of(Blocks, [LINEAR], rank=FirstRank(2, one_batch=own))) for own in (True, False))
+    assert two["downs.0"]["forward_us"] == 2 * one["downs.0"]["forward_us"]
+
+
+def test_a_plan_of_slices_is_refused_as_in_a_job():
+    with pytest.raises(UsageError, match=r"ups\.0 has 3 features in units of 1, and with tensor_parallel_degree: 4"):
+        plan_of(lambda: Blocks(3), [LINEAR], rank=FirstRank(4))
+    with pytest.raises(UsageError, match=r'has the style "colwis" for "ups\.\*", the nearest is "colwise"'):
+        plan_of(lambda: Blocks(plan=("colwis", "rowwise")), [LINEAR], rank=FirstRank(2))
+
+
 def test_inputs_are_expressions_with_or_without_a_name():
     args, kwargs = arguments(["1 + 1", "a=[2]", " b = 3", "2 == 3", "dict(x=1)"])
     assert args == (2, False, {"x": 1}) and kwargs == {"a": [2], "b": 3}
@@ -135,6 +180,11 @@ def broken():
 class Sized(nn.Module):
     def __init__(self, width):
         super().__init__()
+def sliced():
+    import lamina
+    model = build()
+    lamina.set_tensor_parallelism(model, plan={"*": "colwise_gather_output"})
+    return model
 model = build()
 """
 
@@ -161,6 +211,20 @@ def test_the_command(planned):
     assert run.stderr.splitlines()[-1] == "lamina plan: --input 'nonsense': NameError: name 'nonsense' is not defined"
     run = planned("--input", LINEAR)
     assert (run.returncode, run.stderr) == (2, "lamina plan: --model requires --partitions; see `lamina plan --help`\n")
+
+
+def test_the_command_says_which_layers_are_cut_how(planned):
+    words = ("--input", LINEAR, "-n", "2", "--tensor-parallel-degree", "2", "--prescaled-batch")
+    run = planned(*words, model="mine:sliced")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.endswith(
+        "have slices of layers; times have their exchanges in them\n  colwise_gather_output: * (4)\n"
+    )
+    layers = json.loads(planned(*words, "--json", model="mine:sliced").stdout)["slices"]["layers"]
+    assert layers == [[str(number), "colwise_gather_output"] for number in range(4)]
+    run = planned("--input", LINEAR, "-n", "2", "--tensor-parallel-degree", "9", model="mine:sliced")
+    assert run.returncode == 2
+    assert "lamina plan: 0 has 8 features in units of 1, and with tensor_parallel_degree: 9 some rank" in run.stderr
 
 
 NO_MODELS = [
@@ -192,4 +256,4 @@ def test_what_the_users_code_raises_is_shown_from_there_on(planned, model, input
     assert (run.returncode, run.stdout) == (2, "")
     lines = run.stderr.splitlines()
     assert lines[-1].startswith(f"lamina plan: {says}")
-    assert any(line.startswith(raised) for line in lines) and "lamina/tracing/cli.py" not in run.stderr
+    assert any(line.startswith(raised) for line in lines) and "lamina/planning/cli.py" not in run.stderr

@@ -14,13 +14,17 @@ from launch.launcher_harness import command
 from soak import some
 from torch import nn
 
-from lamina.tracing.cli import rows_of
+from lamina.planning.cli import plan_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 import plan_models
 
 WIDTH = 16
 WITHOUT_PARAMETERS = [nn.ReLU, nn.Tanh, nn.Dropout, nn.Identity, nn.GELU]
+
+
+def rows_of(build, inputs):
+    return plan_of(build, inputs)["nodes"]
 
 
 def plan(rows, tmp_path, **goal):

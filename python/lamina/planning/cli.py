@@ -22,25 +22,33 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lamina.errors import Error, UsageError
 from lamina.exits.frames import hide_ours
 from lamina.modules.tree import ModuleTree
+from lamina.planning.first_rank import FirstRank, as_wrapped
 from lamina.tracing.record import WritesParameterError
 from lamina.tracing.sandbox import Call
 from lamina.tracing.trace import TraceOptions, trace
 from lamina.util.told import print_text, tell
 
 
-def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) -> list[dict[str, Any]]:
-    """The rows of a plan for the model that `build` returns, called with `inputs`: see `arguments`.
+def plan_of(
+    build: Callable[[], Any], inputs: list[str], times: bool = False, rank: FirstRank | None = None
+) -> dict[str, Any]:
+    """Members of a plan's file for the model that `build` returns, called with `inputs` (see `arguments`): its "nodes",
+    and "slices" where layers are cut.
+
+    Args:
+        rank: the first one of the job that is planned for; None for one whose layers are whole.
 
     Errors:
-        UsageError: it returns no module, an input is no Python, or the model cannot be called with the inputs. What
-            `build` raises.
+        UsageError: it returns no module, an input is no Python, the model cannot be called with the inputs, or a plan
+            of slices does not fit it. What `build` raises.
     """
     notes: list[str] = []
+    rank = rank or FirstRank()
     for mode in ([] if times else [FakeTensorMode(allow_non_fake_inputs=True)]) + [nullcontext()]:
         real = not isinstance(mode, FakeTensorMode)
         try:
             with mode:
-                model = _module(build())
+                model, cut = as_wrapped(_module(build()), rank)
                 call = Call(*arguments(inputs))
         except UsageError:
             raise
@@ -58,7 +66,9 @@ def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) ->
         raise UsageError("the model cannot be called with what --input gives") from found.error
     for note in notes:
         tell(note)
-    return [_row(row) for row in tree.filled().rows(found.measures)[0]]
+    nodes = [_row(row) for row in tree.filled().rows(found.measures)[0]]
+    slices = {"slices": {"ranks": rank.group_size("tp"), "layers": cut}} if cut else {}
+    return {"nodes": nodes} | slices
 
 
 def arguments(inputs: list[str]) -> tuple[tuple, dict[str, Any]]:
@@ -108,15 +118,20 @@ def find(name: str) -> Callable[[], Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="lamina plan", description="Prints the costs of a model's modules as JSON.")
+    parser = argparse.ArgumentParser(prog="lamina plan", description="Prints what a plan's file has of a model.")
     parser.add_argument("--model", required=True, help="MODULE:CALLABLE; the callable returns the model")
     parser.add_argument("--input", action="append", default=[], help="an argument of one microbatch: [NAME=]EXPRESSION")
     parser.add_argument("--times", action="store_true", help="run the model and measure, instead of counting")
+    parser.add_argument("--partitions", type=int, default=1, help="ranks of a pipeline")
+    parser.add_argument("--tensor-parallel-degree", type=int, default=1, help="ranks that layers are cut over")
+    parser.add_argument("--prescaled-batch", action="store_true", help="these ranks read one batch")
+    parser.add_argument("--optimize", default="memory", help="memory or speed")
     given = parser.parse_args()
     try:
+        rank = FirstRank(given.tensor_parallel_degree, given.partitions, given.prescaled_batch, given.optimize)
         with redirect_stdout(sys.stderr):
-            rows = rows_of(find(given.model), given.input, given.times)
-        print(json.dumps(rows))
+            plan = plan_of(find(given.model), given.input, given.times, rank)
+        print(json.dumps(plan)[1:-1])
     except Exception as error:
         _show(error)
         return 2

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lamina plan` for models in Python: their modules and costs, without ranks."""
