@@ -33,7 +33,7 @@ MOST = {
     "proof": (1300, "calls of nn.Modules that are made again with whole values"),
     "remote": (400, "nn.Modules that another rank owns"),
     "saved_state": (600, "state dicts and files as torch writes them"),
-    "script_state": (2100, "a script's objects, functions and code: walked, read, compared, put back"),
+    "script_state": (2150, "a script's objects, functions and code: walked, read, compared, put back"),
     "shared_state": (1450, "attributes, names and context variables of Python that ranks would see in another way"),
     "tensor_parallel": (2900, "nn.Modules read into rows of the engine's plans, and what stands in their place"),
     "torch_patches": (1300, "what is replaced in torch"),

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lamina
-from lamina.model.counted import reads_counts
+from lamina.script_state.counted import reads_counts
 
 MICROBATCHES, CALLS = 6, 3
 BATCH = torch.randn(4 * MICROBATCHES, 8, generator=torch.Generator().manual_seed(1))

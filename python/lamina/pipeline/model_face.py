@@ -11,13 +11,13 @@ from lamina import _lamina
 from lamina.job import current
 from lamina.job.arguments import as_texts
 from lamina.model import partitioned
-from lamina.model.counted import reads_counts
 from lamina.model.partitioned import PartitionedModel
 from lamina.model.statistics import Statistics
 from lamina.modules.tree import ModuleTree
 from lamina.optim.averages import update as update_average
 from lamina.pipeline.gradients import Gradients
 from lamina.pipeline.routing import Routing
+from lamina.script_state.counted import reads_counts
 from lamina.torch_patches import averages, foreign
 from lamina.tracing.proposal import Tracer, propose
 
