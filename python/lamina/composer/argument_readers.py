@@ -2,6 +2,7 @@
 """Readers of the Trainer's arguments: each takes a name and what was given, and gives what that stands for. Errors are
 ConfigErrors that say what is expected."""
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -61,7 +62,20 @@ def interval(name: str, given: Any) -> Time:
 
 def interval_or_function(name: str, given: Any) -> Time | Callable:
     """Epochs or batches, or a function of State and event."""
-    return given if callable(given) else interval(name, given)
+    return of_moments(name, given) if callable(given) else interval(name, given)
+
+
+def of_moments(name: str, given: Callable) -> Callable:
+    """A function of State and event."""
+    try:
+        signature = inspect.signature(given)
+    except (TypeError, ValueError):  # of one that says none
+        return given
+    try:
+        signature.bind("state", "event")
+    except TypeError:
+        raise checks.wrong(name, given, "called with state and event, and takes others") from None
+    return given
 
 
 def seconds(name: str, given: Any) -> float:

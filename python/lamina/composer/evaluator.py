@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from lamina.composer.argument_readers import of_moments
 from lamina.composer.metric_names import other_name
 from lamina.composer.state import State
 from lamina.errors import ConfigError
@@ -82,6 +83,12 @@ class Evaluator:
 
 def ensure_evaluators(given: Any) -> list[Evaluator]:
     """Evaluators as they are; a loader is one with the label "eval"."""
+    if isinstance(given, dict) and "dataloader" not in given:
+        names = ", ".join(map(str, given))
+        raise ConfigError(
+            f"eval_dataloader: a dictionary is of a DataSpec's arguments, not of {names}: several loaders are "
+            "[Evaluator(label=..., dataloader=...), ...]"
+        )
     every = [
         each if isinstance(each, Evaluator) else Evaluator(label="eval", dataloader=each)
         for each in checks.listed(given)
@@ -109,7 +116,9 @@ def evaluate_periodically(eval_interval: int | str | Time, eval_at_fit_end: bool
 
 def ensure_when(given: int | str | Time | When) -> When:
     """A function as it is, or that of an interval."""
-    return given if callable(given) else evaluate_periodically(given)
+    if callable(given):
+        return of_moments("eval_interval", given)
+    return evaluate_periodically(given)
 
 
 def _is_pattern(given: Any) -> bool:

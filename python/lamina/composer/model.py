@@ -112,7 +112,9 @@ class ComposerClassifier(ComposerModel):
             checks.number("ComposerClassifier: num_classes", num_classes, 1, whole=True)
         if num_classes is not None or hasattr(module, "num_classes"):
             self.num_classes = module.num_classes if num_classes is None else num_classes
-        self._loss_fn = checks.function("ComposerClassifier: loss_fn", loss_fn)
+        if not callable(loss_fn):
+            raise checks.wrong("ComposerClassifier: loss_fn", loss_fn, "a function of outputs and targets")
+        self._loss_fn = loss_fn
         if train_metrics is None or val_metrics is None:
             from lamina.composer.torch_metrics import of_classifier  # imports torchmetrics
 

@@ -12,6 +12,7 @@ import torch
 from lamina.composer.adam_metrics import AdamMetrics
 from lamina.composer.metric_names import MetricsByName
 from lamina.composer.optimizers import DecoupledAdamW
+from lamina.dist.ranks import get_global_rank
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD
@@ -19,6 +20,7 @@ from lamina.torch_patches import clipping
 from lamina.trainer import checks
 from lamina.trainer.events import Callback
 from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
+from lamina.util.told import tell
 
 
 class LRMonitor(Callback):
@@ -152,6 +154,15 @@ class _Watcher(Callback):
             raise checks.wrong(f"{kind}: comp", comp, "'greater' or 'gt', 'less' or 'lt', or a function of two values")
         self.comp_func = named[comp.lower()] if isinstance(comp, str) else comp
         self._each_batch = each_batch
+
+    def fit_start(self, state: Any, logger: Any) -> None:
+        labels = [each.label for each in state.evaluators]
+        if self.dataloader_label not in (*labels, state.dataloader_label) and get_global_rank() == 0:
+            there = ", ".join(map(repr, (state.dataloader_label, *labels)))
+            tell(
+                f"{type(self).__name__}: no effect in this training, for nothing is read as {self.dataloader_label!r}: "
+                f"there are {there}"
+            )
 
     def eval_end(self, state: Any, logger: Any) -> None:
         self._look(state, state.eval_metric_values, state.eval_metrics.get(self.dataloader_label, {}))

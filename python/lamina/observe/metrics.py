@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from lamina import _lamina
 from lamina.errors import ConfigError, UsageError
 from lamina.job import current
+from lamina.util.checks import require_local
 from lamina.util.files import own
 
 
@@ -31,6 +32,7 @@ class JsonLines:
     """A line of JSON per step."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        require_local(path=path)
         self._file = open(path, "w", buffering=1, opener=own)  # noqa: SIM115 - closed by close()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -86,11 +88,12 @@ class Metrics:
         loggers: take the lines of world rank 0 too; closed with this.
 
     Errors:
-        UsageError: before `init`, or inside a step function.
+        UsageError: before `init`, inside a step function, or an address of a store in the place of a path.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, loggers: Sequence[Logger] = ()) -> None:
         job = current.outside_step("Metrics()")
+        require_local(folder=folder)
         self._session = job.session
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)

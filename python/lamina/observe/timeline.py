@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from lamina import _lamina
 from lamina.job import current
+from lamina.util.checks import require_local
 from lamina.util.told import printable
 
 
@@ -26,10 +27,11 @@ def timeline(path: str | os.PathLike[str]) -> Iterator[None]:
         path: the file, on world rank 0. What is missing of its folder is made.
 
     Errors:
-        UsageError: inside a step function, another timeline, or a job that is recorded whole.
+        UsageError: inside a step function, another timeline, or a job that is recorded whole; an address of a store.
         FileError: the file cannot be written; on every rank, before anything is recorded.
     """
     job = current.outside_step("timeline()")
+    require_local(path=path)
     session = job.session
     _lamina.start_timeline(session, os.fspath(path))
     try:

@@ -19,6 +19,7 @@ import torch
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.saved_state import archives
+from lamina.util.checks import require_local
 from lamina.util.files import first_os_error, replacing
 
 
@@ -106,6 +107,7 @@ def load(
 def _checked(f: Any, what: str) -> str:
     if not isinstance(f, (str, os.PathLike)):
         raise UsageError(f"{what}() takes the name of a file, not {type(f).__name__}")
+    require_local(f=f)
     return os.fspath(f)
 
 

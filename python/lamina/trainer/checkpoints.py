@@ -67,7 +67,12 @@ class Saver(Callback):
         self.tag_of(TrainingState(None, "run", 0))
 
     def name_folder(self, run_name: str) -> None:
-        """Puts the name of the run in the place of {run_name}."""
+        """Puts the name of the run in the place of {run_name}.
+
+        Errors:
+            ConfigError: with it, names of checkpoints are none.
+        """
+        self.tag_of(TrainingState(None, run_name or "run", 0))
         self.folder = self.folder.replace("{run_name}", run_name)
 
     def take_folder(self, goes_on: bool) -> None:
@@ -90,10 +95,13 @@ class Saver(Callback):
         """The name of a checkpoint of now."""
         counts = {name: int(getattr(state.timestamp, name)) for name in ("epoch", "batch", "sample", "token")}
         try:
-            return self._name.format(run_name=state.run_name, **counts)
+            found = self._name.format(run_name=state.run_name, **counts)
         except (KeyError, IndexError, ValueError) as error:
             names = ", ".join(f"{{{name}}}" for name in ("run_name", *counts))
             raise ConfigError(f"save_filename={self._name!r}: {error} is none of {names}") from None
+        if "/" in found or found.startswith("."):
+            raise checks.wrong("save_filename", found, "a name without /, and no dot begins it: save_folder says where")
+        return found
 
     def run_event(self, event: Event, state: TrainingState, logger: Any) -> None:
         """Saves, where it is time."""

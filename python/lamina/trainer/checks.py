@@ -50,7 +50,7 @@ def text(name: str, given: Any) -> str:
 
 
 def path(name: str, given: Any) -> str:
-    """A path of a file system of this machine; that of an address `file://`."""
+    """A path of a file system of this machine; that of an address `file://`, or of a home, `~`."""
     found = text(name, os.fspath(given) if hasattr(given, "__fspath__") else given)
     if "\0" in found:
         raise wrong(name, given, "a path, which has no zero bytes")
@@ -58,7 +58,7 @@ def path(name: str, given: Any) -> str:
         found = text(name, url2pathname(urlsplit(found).path))
     if problem := of_address(name, found):
         raise ConfigError(problem, code="checkpoint-remote")
-    return found
+    return os.path.expanduser(found)
 
 
 def differs(given: Any, default: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from lamina.errors import UsageError, refusal
 
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")  # pathlib makes s3:/ of s3://
 
 
 def require_module(module: Any, what: str) -> None:
@@ -42,14 +42,16 @@ def require_positive(**given: Any) -> None:
 
 
 def require_local(**given: Any) -> None:
-    """Errors: UsageError: a path or a name is an address of a store, or has a NUL, at which the system would cut it
-    off."""
+    """Errors: UsageError: a path or a name is an address of a store, begins with a shell's word for a home, or has a
+    NUL, at which the system would cut it off."""
     for name, value in given.items():
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(text, str) and "\0" in text:
             raise UsageError(f"{name} has a NUL, which no name of a file has: {text!r}")
         if isinstance(text, str) and (problem := of_address(name, text)):
             raise UsageError(problem, code="checkpoint-remote")
+        if isinstance(text, str) and text.startswith("~"):
+            raise UsageError(f"{name}={text!r}: ~ is a home to a shell alone: os.path.expanduser({text!r}) is the path")
 
 
 def of_address(name: str, text: str) -> str:

@@ -5,6 +5,7 @@ expected, before anything is started."""
 import math
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,6 +142,26 @@ CALLS = [
     (lambda: trainer(save_folder="saved", save_interval=0), "save_interval=0", "above 0"),
     (lambda: trainer(save_folder="saved", save_num_checkpoints_to_keep=-2), "save_num_checkpoints_to_keep", COUNT),
     (lambda: trainer(save_folder="s3://bucket/{run_name}"), "save_folder='s3://bucket/{run_name}'", "all ranks see"),
+    (lambda: trainer(save_folder=Path("s3://bucket/run")), "save_folder='s3:/bucket/run'", "fsspec.filesystem('s3')"),
+    (lambda: trainer(save_folder="host:/runs"), "save_folder='host:/runs'", "host:/ begins the address"),
+    (
+        lambda: trainer(save_folder="saved", save_filename="s3://bucket/ep{epoch}.pt"),
+        "save_filename",
+        "save_folder says",
+    ),
+    (lambda: trainer(save_folder="saved", save_filename="../ep{epoch}.pt"), "save_filename", "save_folder says where"),
+    (
+        lambda: trainer(save_folder="saved", save_filename="{run_name}", run_name="a/b"),
+        "save_filename",
+        "a name without /",
+    ),
+    (lambda: trainer(save_folder="saved", save_interval=lambda: True), "save_interval", "called with state and event"),
+    (lambda: trainer(eval_dataloader=loader(), eval_interval=lambda state: True), "eval_interval", "state and event"),
+    (
+        lambda: trainer(eval_dataloader={"a": loader(), "b": loader()}),
+        "eval_dataloader",
+        "not of a, b: several loaders",
+    ),
     (lambda: trainer(load_path="gs://bucket/latest"), "load_path='gs://bucket/latest'", "fsspec.filesystem('gs')"),
     (lambda: trainer(load_path="https://host/latest.pt"), "load_path='https://host/latest.pt'", "https:// begins"),
     (lambda: loggers.FileLogger("oci://bucket/log.txt"), "FileLogger: filename='oci://bucket/log.txt'", "a path"),
@@ -227,6 +248,9 @@ CALLS = [
     (lambda: loggers.ProgressBarLogger("x"), "stream", "'stdout' and 'stderr'"),
     (lambda: loggers.WandBLogger(log_artifacts=True), "log_artifacts", "not uploaded"),
     (lambda: ComposerClassifier(3), "module=3", "a module of torch's"),
+    (lambda: ComposerClassifier(nn.Linear(2, 2), loss_fn=None), "loss_fn=None", "a function of outputs and targets"),
+    (lambda: loggers.LoggerAdapter(lamina.JsonLines("s3://bucket/log.jsonl")), "path='s3://bucket", "s3:// begins"),
+    (lambda: lamina.JsonLines("~/log.jsonl"), "path='~/log.jsonl'", "os.path.expanduser('~/log.jsonl')"),
     (lambda: ComposerClassifier(nn.Linear(2, 2), num_classes="x"), "num_classes='x'", "1 or more"),
     (lambda: ComposerClassifier(nn.Linear(2, 2), train_metrics=3), "train_metrics=3", "a metric of torchmetrics"),
     (lambda: HuggingFaceModel(nn.Linear(2, 2)), "model=Linear", "a model of transformers"),
@@ -312,6 +336,37 @@ def test_a_wrong_argument_of_fit_or_eval_is_named_before_a_batch_is_read():
     with pytest.raises(ConfigError, match="a schedule of 9tok stays where it begins"):
         model.fit(duration="1ba", schedulers=schedules.StepScheduler("9tok"))
     assert model.state.timestamp.batch == 4
+
+
+def test_an_address_is_no_path_where_a_job_writes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = trainer()
+    for what in (lamina.Metrics, lambda path: lamina.timeline(path).__enter__(), lambda path: lamina.save({}, path)):
+        for path in ("s3://bucket/x", Path("gs://bucket/x"), "~/x"):
+            with pytest.raises(UsageError, match=r"begins the address of a store|expanduser"):
+                what(path)
+    assert not os.listdir(tmp_path)
+    model.close()
+
+
+def test_a_home_is_where_a_shell_has_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = trainer(save_folder="~/saved")
+    model.fit()
+    model.close()
+    assert os.listdir(tmp_path) == ["saved"]
+
+
+def test_a_stopper_that_nothing_wakes_is_told(capfd):
+    stoppers = [
+        monitors.EarlyStopper("CrossEntropy", "test"),
+        monitors.ThresholdStopper("loss/train/total", "train", 0.0),
+    ]
+    model = trainer(eval_dataloader=loader(), callbacks=stoppers, progress_bar=False)
+    model.fit()
+    model.close()
+    said = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
+    assert len(said) == 1 and "EarlyStopper" in said[0] and "'test': there are 'train', 'eval'" in said[0]
 
 
 @pytest.mark.parametrize(
