@@ -6,13 +6,14 @@ import inspect
 import json
 import pickle
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lamina.composer.model import ComposerModel
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UsageError
 from lamina.trainer import checks
 from lamina.trainer.checkpoints import found_checkpoint
 
@@ -60,10 +61,20 @@ class HuggingFaceModel(ComposerModel):
         self._names = None if takes_any else {parameter.name for parameter in parameters}
 
     def forward(self, batch: Any) -> Any:
+        if not isinstance(batch, Mapping):
+            raise UsageError(
+                "HuggingFaceModel takes batches of tensors by the names of the model's inputs, not "
+                f"{type(batch).__name__}: a collate_fn of the DataLoader makes {{'input_ids': ..., 'labels': ...}}"
+            )
         names = batch.keys() if self._names is None else batch.keys() & self._names
         return self.model(**{name: batch[name] for name in batch if name in names})
 
     def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
+        if not isinstance(outputs, Mapping) or outputs.get("loss") is None:
+            raise UsageError(
+                f"{type(self.model).__name__} gave no loss for a batch of {', '.join(batch)}: models of transformers "
+                "give one where the batch has 'labels'; or loss() of a subclass of HuggingFaceModel makes it"
+            )
         return outputs["loss"]
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:

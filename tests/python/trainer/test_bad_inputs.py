@@ -4,6 +4,7 @@ expected, before anything is started."""
 
 import math
 import os
+import types
 import warnings
 from pathlib import Path
 
@@ -349,12 +350,23 @@ def test_an_address_is_no_path_where_a_job_writes(tmp_path, monkeypatch):
     model.close()
 
 
+def test_a_model_of_transformers_names_what_a_batch_lacks():
+    module = nn.Linear(4, 2)
+    module.config = types.SimpleNamespace(architectures=["Linear"])
+    model = HuggingFaceModel(module)
+    with pytest.raises(UsageError, match="by the names of the model's inputs, not list: a collate_fn"):
+        model([X, X])
+    for outputs in ({"logits": X}, {"loss": None}, (X,)):
+        with pytest.raises(UsageError, match=r"Linear gave no loss for a batch of input: .* has 'labels'"):
+            model.loss(outputs, {"input": X})
+
+
 def test_a_home_is_where_a_shell_has_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     model = trainer(save_folder="~/saved")
     model.fit()
     model.close()
-    assert os.listdir(tmp_path) == ["saved"]
+    assert os.listdir(tmp_path / "saved")
 
 
 def test_a_stopper_that_nothing_wakes_is_told(capfd):
