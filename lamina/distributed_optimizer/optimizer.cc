@@ -38,7 +38,8 @@ Optimizer::Optimizer(collective::Ranks ranks, const config::Config& config, std:
       parameters_(ranks, config),
       beside_(ranks),
       groups_(parameters_, beside_),
-      states_(std::move(ranks), parameters_, groups_),
+      states_(ranks, parameters_, groups_),
+      state_dicts_(std::move(ranks), parameters_, groups_, states_, *scale_),
       tells_of_clipping_(clips_by_default) {}
 
 void Optimizer::step(UserOptimizer& user, const ModelInUse& model, const Closure& closure) {
@@ -69,6 +70,29 @@ void Optimizer::step(UserOptimizer& user, const ModelInUse& model, const Closure
   measured_after_ = -1;
   clip_.reset();
   begun_.overflow ? leave_out() : update(user);
+}
+
+void Optimizer::load(UserOptimizer& user, const NamedState& state, bool are_parts, const Give& give) {
+  give(states_.parts_of(user, state, are_parts));
+  states_.take_masters(user, state.masters, are_parts);
+  broken_off_ = 0;  // what updates that an error ended lack is there
+}
+
+void Optimizer::load(UserOptimizer& user, const StateDict& dict, const Give& give) {
+  load(user, state_dicts_.found_in(user, dict), dict.parts.has_value(), give);
+  go_on_with(dict);
+}
+
+void Optimizer::load_plain(const StateDict& dict, const std::function<void()>& load) {
+  state_dicts_.require_scale(dict);
+  load();
+  broken_off_ = 0;
+  go_on_with(dict);
+}
+
+// A dynamic loss scale goes on where it was; a static one is the program's.
+void Optimizer::go_on_with(const StateDict& dict) {
+  if (scale_->is_dynamic() && dict.scale) scale_->set_state(*dict.scale);
 }
 
 // Once, by the job's first rank: so a dynamic scale finds its height.

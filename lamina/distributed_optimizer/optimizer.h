@@ -18,6 +18,7 @@
 #include "lamina/distributed_optimizer/gradients.h"
 #include "lamina/distributed_optimizer/groups.h"
 #include "lamina/distributed_optimizer/local_parameters.h"
+#include "lamina/distributed_optimizer/state_dicts.h"
 #include "lamina/distributed_optimizer/states.h"
 #include "lamina/distributed_optimizer/user_optimizer.h"
 #include "lamina/optim/loss_scale.h"
@@ -53,6 +54,7 @@ class Optimizer {
   OptimizerGroups& groups() { return groups_; }
   const OptimizerGroups& groups() const { return groups_; }
   const States& states() const { return states_; }
+  const StateDicts& state_dicts() const { return state_dicts_; }
   optim::LossScale& scale() const { return *scale_; }
 
   // Collective over the ranks that train one model. An empty closure: there is none. Throws base::UsageError where
@@ -66,8 +68,15 @@ class Optimizer {
   void zero_grad(UserOptimizer& user, const ModelInUse& model, bool set_to_none);
   // Gives members what was written to the parameters that they stand for.
   void follow();
-  // A state was loaded: what updates that an error ended lack is there.
-  void note_load() { broken_off_ = 0; }
+
+  // Has the user's optimizer load what each member here has of a state, None for nothing.
+  using Give = std::function<void(const std::vector<value::Value>& parts)>;
+  // Loads this rank's part of a state, or with `are_parts` one that is that part already; masters, too.
+  void load(UserOptimizer& user, const NamedState& state, bool are_parts, const Give& give);
+  // Loads a state dict, with the loss scale; see StateDicts::found_in().
+  void load(UserOptimizer& user, const StateDict& dict, const Give& give);
+  // Loads one of a user's optimizer that is the whole one, by `load`, with the loss scale.
+  void load_plain(const StateDict& dict, const std::function<void()>& load);
 
   // Is called before each update of an optimizer, with the members of groups that have their gradients; these are to be
   // multiplied by the factor. No table: the model is not cut.
@@ -90,6 +99,7 @@ class Optimizer {
   };
   void require_usable(const ModelInUse& model, const Closure& closure) const;
   bool is_plain(const UserOptimizer& user) const;
+  void go_on_with(const StateDict& dict);
   void step_plainly(UserOptimizer& user, const ModelInUse& model, Closure closure);
   double limit(const UserOptimizer& user) const;
   std::string options(const UserOptimizer& user) const;
@@ -110,6 +120,7 @@ class Optimizer {
   Beside beside_;
   OptimizerGroups groups_;
   States states_;
+  StateDicts state_dicts_;
   Begun begun_;
   std::int64_t measured_after_ = -1;  // so many passes of the model
   std::optional<double> clip_;        // the norm that the next step clips to, where clip() has said so

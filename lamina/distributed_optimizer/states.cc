@@ -58,10 +58,11 @@ NamedState States::state(const UserOptimizer& user, Extent extent) const {
   const bool have_owners = user.needs() == fused::Needs::kWhole;
   join(here, state, extent != Extent::kSlice, have_owners);
   const auto over = parameters_.divided_over();
-  if (have_owners && over) add_others(state, parameters_.members(*over), false);
+  if (have_owners && over) add_others(user, state, parameters_.members(*over), false);
   if (extent == Extent::kSlice) return state;
-  if (have_owners && parameters_.have_slices()) add_others(state, parameters_.members(topology::Group::kTp), false);
-  if (extent != Extent::kHere) add_others(state, ranks_.pipeline(), extent == Extent::kFirst);
+  if (have_owners && parameters_.have_slices())
+    add_others(user, state, parameters_.members(topology::Group::kTp), false);
+  if (extent != Extent::kHere) add_others(user, state, ranks_.pipeline(), extent == Extent::kFirst);
   return state;
 }
 
@@ -81,8 +82,10 @@ void States::join(const Here& here, NamedState& state, bool joins_slices, bool s
   }
 }
 
-void States::add_others(NamedState& state, std::span<const base::Rank> ranks, bool to_first) const {
+void States::add_others(const UserOptimizer& user, NamedState& state, std::span<const base::Rank> ranks,
+                        bool to_first) const {
   if (ranks.size() < 2) return;
+  for (auto& [name, fields] : state.states) fields = user.travelling(std::move(fields));
   for (const auto& [name, master] : state.masters) state.states[name] = with_master(state.states[name], master);
   std::vector<model::NamedValue> own;
   for (auto& [name, fields] : std::exchange(state.states, {})) own.emplace_back(name, std::move(fields));
@@ -105,8 +108,8 @@ std::vector<value::Value> States::parts_of(const UserOptimizer& user, const Name
   return parts;
 }
 
-NamedState States::gathered(NamedState own) const {
-  add_others(own, ranks_.pipeline(), false);
+NamedState States::gathered(const UserOptimizer& user, NamedState own) const {
+  add_others(user, own, ranks_.pipeline(), false);
   return own;
 }
 

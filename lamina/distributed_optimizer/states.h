@@ -41,7 +41,7 @@ class States {
   // parts already.
   std::vector<value::Value> parts_of(const UserOptimizer& user, const NamedState& state, bool are_parts) const;
   // The states that these ranks have together, of which each has some: collective over one copy of the model.
-  NamedState gathered(NamedState own) const;
+  NamedState gathered(const UserOptimizer& user, NamedState own) const;
   // Says what keeps masters here from having the values in a state, "" if nothing.
   std::string misfit(const UserOptimizer& user, const std::map<std::string, at::Tensor>& masters, bool are_parts) const;
   // Gives masters here the values in a state.
@@ -51,7 +51,7 @@ class States {
   using Here = std::vector<OptimizerGroups::Member>;
   Here here(const UserOptimizer& user) const;
   void join(const Here& here, NamedState& state, bool joins_slices, bool states_are_whole) const;
-  void add_others(NamedState& state, std::span<const base::Rank> ranks, bool to_first) const;
+  void add_others(const UserOptimizer& user, NamedState& state, std::span<const base::Rank> ranks, bool to_first) const;
 
   const collective::Ranks ranks_;
   LocalParameters& parameters_;

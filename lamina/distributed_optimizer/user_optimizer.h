@@ -53,6 +53,8 @@ class UserOptimizer {
   // The state of a member, a dictionary by name; None where it has none.
   virtual value::Value state_of(const at::Tensor& member) const = 0;
   virtual void set_state(const at::Tensor& member, value::Value state) = 0;
+  // A state as other ranks can have it, where it has objects of this process.
+  virtual value::Value travelling(value::Value state) const { return state; }
 
   // Its class and the options of its groups: see [Note: options]. `counts`: how many members groups have is one.
   virtual std::string options(bool counts) const = 0;

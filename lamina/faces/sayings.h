@@ -121,6 +121,10 @@ inline constexpr Saying kSayings[] = {
      "the gradients passed in does not equal to the size of the parameters! Params length: {}. Gradients length: {}"},
     {"in-two-groups", "some parameters appear in more than one parameter group: {} does"},
     {"groups-apart", "the optimizer has {} or {} groups, depending on the rank", {"state-other-optimizer"}},
+    {"mixed-states",
+     "the rank of partition {} was given a partial {} and that of partition {} a full one: load the same kind on every "
+     "rank",
+     {"state-mixed"}},
     {"other-state", "the state is not this optimizer's: {}", {"state-other-optimizer"}},
     {"other-groups", "it has {} parameter groups, the optimizer {}"},
     {"other-members", "group {} has {} parameters in the state and {} in the optimizer"},

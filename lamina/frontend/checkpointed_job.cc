@@ -118,7 +118,7 @@ void CheckpointedOptimizer::load(const std::map<std::string, value::Dict>& state
       state.states[member.name] = state_value(fields);
     }
   }
-  optimizer_->load(state, /*are_parts=*/true, options);
+  optimizer_->load_parts(state, options);
 }
 
 CheckpointedJob::CheckpointedJob(Current& job, const std::map<std::string, c10::IValue>* content, Translate translate)

@@ -29,11 +29,10 @@ struct JobOptimizer {
   std::vector<std::vector<distributed_optimizer::OptimizerGroups::Member>> members() const {
     return engine.groups().members(lent);
   }
-  // Loads this rank's part of a state, or a state that is that part already, and gives the groups these options.
-  void load(const distributed_optimizer::NamedState& state, bool are_parts, const std::vector<Fields>& options) {
-    lent.load(engine.states().parts_of(lent, state, are_parts), options);
-    engine.states().take_masters(lent, state.masters, are_parts);
-    engine.note_load();
+  // Loads what this rank has of a state, which it has in parts, and gives the groups these options.
+  void load_parts(const distributed_optimizer::NamedState& state, const std::vector<Fields>& options) {
+    engine.load(lent, state, /*are_parts=*/true,
+                [&](const std::vector<value::Value>& parts) { lent.load(parts, options); });
   }
   // Makes groups that came after the cut this rank's part. All ranks do.
   virtual void replace_new() = 0;

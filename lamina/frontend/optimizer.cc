@@ -90,7 +90,7 @@ std::shared_ptr<optim::LossScale> shared_scale(Current& job, const optim::LossSc
 }  // namespace
 
 struct OptimizerPart::Rest : JobOptimizer {
-  std::optional<OptimizerState> waits;  // to be loaded when the model is cut
+  std::optional<distributed_optimizer::StateDict> waits;  // to be loaded when the model is cut
   std::shared_ptr<PartitionCallback> on_partition;
 
   Rest(std::shared_ptr<torch::optim::Optimizer> its, Needs needs, const std::shared_ptr<optim::LossScale>& scale)
@@ -108,7 +108,7 @@ struct OptimizerPart::Rest : JobOptimizer {
   }
 
   // True where groups have what they are to have in steps.
-  bool is_cut() const {
+  static bool is_cut() {
     const auto& model = current().model;
     return model != nullptr && model->partitioned();
   }
@@ -117,13 +117,24 @@ struct OptimizerPart::Rest : JobOptimizer {
     auto& model = *current().model;
     engine.parameters().set_model([&model] { return &model.table(); }, model.shared_sharding());
     if (engine.groups().trim(lent)) model.watch();
-    if (waits) load(named(*waits), /*are_parts=*/false, lent.options_of_groups());
-    waits.reset();
+    if (const auto rows = std::exchange(waits, std::nullopt)) load_rows(*rows, lent.options_of_groups());
   }
   // A checkpoint that waits for the cut would undo what is loaded, and is not in what is saved.
   static void require_none_waits(const std::string& call) {
     const auto& waiting = current().waiting;
     if (waiting != nullptr && waiting->has_optimizers()) job_checkpoint::require_none_waits(waiting.get(), call);
+  }
+  Rest& ready_to_save(const char* what) {
+    require_job(what);
+    if (waits) throw faces::refusal("state-waits", "a state of the optimizer", "ask for it");
+    require_none_waits(base::str("optimizer.", what));
+    replace_new();
+    return *this;
+  }
+  void write_rows(const distributed_optimizer::StateDict& rows, torch::serialize::OutputArchive& archive) const {
+    auto state = from_rows(rows, lent.options_of_groups());
+    state.rng_steps = current().session->job().seeds().steps();
+    write(state, archive);
   }
   void replace_new() override {
     if (!is_cut()) return;
@@ -135,69 +146,34 @@ struct OptimizerPart::Rest : JobOptimizer {
     return current().model == nullptr ? distributed_optimizer::ModelInUse() : current().model->in_use();
   }
 
-  // A state by numbers by the names of parameters, and back: of `whole` groups.
-  distributed_optimizer::NamedState named(const OptimizerState& state) const {
-    distributed_optimizer::NamedState named;
-    std::int64_t number = 0;
-    for (const auto& group : members()) {
-      for (const auto& member : group) {
-        if (const auto found = state.states.find(number); found != state.states.end()) {
-          named.states[member.name] = state_value(found->second);
-        }
-        if (const auto master = state.masters.find(number); master != state.masters.end()) {
-          named.masters[member.name] = master->second;
-        }
-        ++number;
-      }
-    }
-    return named;
-  }
-  OptimizerState numbered(const distributed_optimizer::NamedState& named, bool whole) const {
-    OptimizerState state;
-    std::int64_t number = 0;
-    auto options = lent.options_of_groups();
-    const auto all = members();
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      auto& group = state.groups.emplace_back();
-      group.options = std::move(options[i]);
-      for (const auto& member : all[i]) {
-        if (whole || member.local.defined()) group.parameters.push_back(number);
-        if (const auto found = named.states.find(member.name); found != named.states.end()) {
-          state.states[number] = to_fields(found->second);
-        }
-        if (const auto master = named.masters.find(member.name); master != named.masters.end()) {
-          state.masters[number] = master->second;
-        }
-        ++number;
-      }
-    }
-    return state;
-  }
-  // Says what is wrong with a state, "" if nothing.
-  std::string misfit(const OptimizerState& state) const {
-    const auto all = members();
-    if (state.groups.size() != all.size()) {
-      return faces::said("other-groups", state.groups.size(), all.size());
-    }
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const bool whole = state.saved_by.empty();
-      const auto here = std::ranges::count_if(all[i], [&](const auto& each) { return whole || each.local.defined(); });
-      if (std::ssize(state.groups[i].parameters) == here) continue;
-      return faces::said("other-members", i, state.groups[i].parameters.size(), here);
-    }
-    return engine.states().misfit(lent, named(state).masters, /*are_parts=*/!state.saved_by.empty());
-  }
-
-  // Tells parts of states apart: this rank, and its layout.
-  std::vector<std::int64_t> place() const {
+  // Gives a part with old numbers the names of parameters.
+  void name_parts(OptimizerState& state) const {
+    topology::SavedPlace place;
     const auto& session = *current().session;
-    std::vector<std::int64_t> all;
     for (const auto group : {topology::kOneCopy, engine.parameters().divided_over().value_or(topology::kOneCopy)}) {
-      const auto members = session.members(group);
-      all.push_back(std::ranges::find(members, session.world().rank) - members.begin());
-      all.push_back(std::ssize(members));
+      place.push_back(session.topology().index(group, session.world().rank));
+      place.push_back(session.topology().size(group));
     }
-    return all;
+    if (place != state.saved_by || !is_cut()) {
+      throw faces::refusal("other-state",
+                           "it is the part of another rank, or of another layout, or the model is not cut yet: load "
+                           "what save() has saved");
+    }
+    auto& names = state.names.emplace();
+    for (const auto& group : members()) {
+      for (const auto& member : group) names.push_back(member.name);
+    }
+    for (const auto& group : state.groups) {
+      for (const auto number : group.parameters) {
+        if (number >= std::ssize(names)) throw faces::refusal("other-state", "it has more parameters");
+      }
+    }
+    state.parts = engine.state_dicts().parts();
+    state.saved_by.clear();
+  }
+  // Loads a state dict; groups get these options.
+  void load_rows(const distributed_optimizer::StateDict& rows, const std::vector<Fields>& options) {
+    engine.load(lent, rows, [&](const std::vector<value::Value>& parts) { lent.load(parts, options); });
   }
 };
 
@@ -264,18 +240,15 @@ bool OptimizerPart::overflow() const { return rest_->engine.overflow(); }
 double OptimizerPart::grad_norm() const { return rest_->engine.norm(); }
 double OptimizerPart::loss_scale() const { return rest_->engine.scale().value(); }
 
-void OptimizerPart::save(torch::serialize::OutputArchive& archive, bool whole) const {
-  auto& rest = *rest_;
-  rest.require_job(whole ? "save()" : "save_local()");
-  if (rest.waits) throw faces::refusal("state-waits", "a state of the optimizer", "ask for it");
-  Rest::require_none_waits(whole ? "optimizer.save()" : "optimizer.save_local()");
-  if (!whole && !rest.is_cut()) throw faces::refusal("nothing-local", "optimizer.save_local()");
-  rest.replace_new();
-  const auto extent = whole ? distributed_optimizer::Extent::kWhole : distributed_optimizer::Extent::kPart;
-  auto state = rest.numbered(rest.engine.states().state(rest.lent, extent), whole);
-  if (const auto& scale = rest.engine.scale(); scale.is_on()) state.scale = scale.state();
-  if (!whole) state.saved_by = rest.place();
-  write(state, archive);
+void OptimizerPart::save(torch::serialize::OutputArchive& archive, bool to_first) const {
+  auto& rest = rest_->ready_to_save("save()");
+  if (const auto rows = rest.engine.state_dicts().whole(rest.lent, to_first)) rest.write_rows(*rows, archive);
+}
+
+void OptimizerPart::save_local(torch::serialize::OutputArchive& archive, bool joins_shards) const {
+  auto& rest = rest_->ready_to_save("save_local()");
+  if (!Rest::is_cut()) throw faces::refusal("nothing-local", "optimizer.save_local()");
+  rest.write_rows(rest.engine.state_dicts().own(rest.lent, joins_shards), archive);
 }
 
 void OptimizerPart::load(torch::serialize::InputArchive& archive) {
@@ -284,18 +257,19 @@ void OptimizerPart::load(torch::serialize::InputArchive& archive) {
   Rest::require_none_waits("optimizer.load()");
   rest.replace_new();
   auto state = read(archive);
-  auto problem = rest.misfit(state);
-  if (!state.saved_by.empty() && state.saved_by != rest.place()) {
-    problem = "it is the part of another rank, or of another layout: load what save() has saved";
-  }
-  if (!state.saved_by.empty() && !rest.is_cut()) problem = "the part of a rank is loaded after the first step";
-  if (!problem.empty()) throw faces::refusal("other-state", problem);
-  if (auto& scale = rest.engine.scale(); scale.is_dynamic() && state.scale) scale.set_state(*state.scale);
+  if (state.has_old_numbers()) rest.name_parts(state);
+  auto& seeds = current().session->job().seeds();
+  if (state.rng_steps && seeds.steps()) seeds.go_on_after(*state.rng_steps);
+  const auto rows = rows_of(state);
   std::vector<Fields> options;
   for (const auto& group : state.groups) options.push_back(group.options);
-  const bool waits = !rest.is_cut() && (current().pipelined() || rest.engine.parameters().replaces());
-  rest.load(waits ? distributed_optimizer::NamedState() : rest.named(state), !state.saved_by.empty(), options);
-  if (waits) rest.waits = std::move(state);
+  if (!rest.engine.state_dicts().waits(rows)) {
+    rest.waits.reset();
+    return rest.load_rows(rows, options);
+  }
+  rest.engine.state_dicts().require_fits(rest.lent, rows);
+  rest.lent.load(std::vector<value::Value>(rest.lent.members().size()), options);
+  rest.waits = rows;
 }
 
 void on_partition(const std::shared_ptr<PartitionCallback>& callback) {

@@ -36,7 +36,8 @@ class OptimizerPart {
   double grad_norm() const;
   double loss_scale() const;
 
-  void save(torch::serialize::OutputArchive& archive, bool whole) const;
+  void save(torch::serialize::OutputArchive& archive, bool to_first) const;
+  void save_local(torch::serialize::OutputArchive& archive, bool joins_shards) const;
   void load(torch::serialize::InputArchive& archive);
 
  private:
@@ -106,18 +107,21 @@ class DistributedOptimizer {
   double loss_scale() const { return part_.loss_scale(); }
 
   // The state of the whole optimizer, with masters and the loss scale. Collective over all ranks of the model once it
-  // is cut, and the same on all.
-  void save(torch::serialize::OutputArchive& archive) const {
+  // is cut, and the same on all; or on mp_rank 0 alone, and nothing on the others.
+  void save(torch::serialize::OutputArchive& archive, bool gather_to_rank0 = false) const {
     frontend::everywhere("optimizer.save()");
-    part_.save(archive, /*whole=*/true);
+    part_.save(archive, gather_to_rank0);
   }
-  // The state of what this rank updates, for a rank with the same part in the same layout.
-  void save_local(torch::serialize::OutputArchive& archive) const {
+  // The state of what this rank updates, by the names of parameters. Of shards, and of divided states, it has this
+  // rank's parts, or with `gather_if_shard` all, collectively over those who hold them.
+  void save_local(torch::serialize::OutputArchive& archive, bool gather_if_shard = false) const {
     frontend::everywhere("optimizer.save_local()");
-    part_.save(archive, /*whole=*/false);
+    part_.save_local(archive, gather_if_shard);
   }
-  // Loads this rank's part of a state that save(), save_local() or the plain optimizer has saved. Before the model is
-  // cut it waits for that. Throws base::UsageError where it does not fit the optimizer.
+  // Loads this rank's part of a state that save(), save_local() or the plain optimizer has saved: collective over all
+  // ranks of the model. What save_local() saved with another partition is put together, where there are as many
+  // partitions, shards and slices. Before the model is cut a state waits for that. Throws base::UsageError, alike on
+  // all ranks, where it does not fit the optimizer.
   void load(torch::serialize::InputArchive& archive) {
     checked("optimizer.load()");
     part_.load(archive);

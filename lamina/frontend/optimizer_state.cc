@@ -5,6 +5,7 @@
 #include <torch/serialize/archive.h>
 
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -19,6 +20,9 @@ using torch::serialize::OutputArchive;
 constexpr const char* kSavedBy = "saved_by";
 constexpr const char* kMasters = "masters";
 constexpr const char* kScale = "loss_scale";
+constexpr const char* kNames = "names";
+constexpr const char* kParts = "parts";
+constexpr const char* kRngSteps = "rng_steps";
 
 at::Tensor count(std::size_t number) { return at::scalar_tensor(static_cast<std::int64_t>(number), at::kLong); }
 
@@ -60,13 +64,27 @@ Fields all_fields(const Serialized& serialized) {
   return fields;
 }
 
+// Reads whose part it is, if it is a rank's.
+void read_part(InputArchive& archive, OptimizerState& state) {
+  c10::IValue saved_by, names;
+  if (!archive.try_read(kSavedBy, saved_by)) return;
+  state.saved_by = saved_by.toIntVector();
+  if (!archive.try_read(kNames, names)) return;
+  auto& known = state.names.emplace();
+  for (const c10::IValue& name : names.toListRef()) known.push_back(name.toStringRef());
+  if (InputArchive parts; archive.try_read(kParts, parts)) {
+    const auto fields = read_fields(kParts, archive);
+    state.parts = {fields.at("over").toStringRef(), fields.at("part").toInt(), fields.at("count").toInt()};
+  }
+}
+
 OptimizerState read_checked(InputArchive& archive) {
   OptimizerState state;
-  if (c10::IValue saved_by; archive.try_read(kSavedBy, saved_by)) state.saved_by = saved_by.toIntVector();
+  read_part(archive, state);
   InputArchive groups, states;
   archive.read("param_groups", groups);
   archive.read("state", states);
-  // torch has any words for parameters; in a whole optimizer they stand in their order.
+  // torch has any words for parameters, which stand in their order.
   std::map<std::string, std::int64_t> numbers;
   for (std::size_t i = 0; i < read_count(groups, "param_groups/size"); ++i) {
     InputArchive from;
@@ -77,7 +95,7 @@ OptimizerState read_checked(InputArchive& archive) {
       c10::IValue word;
       from.read("params/" + std::to_string(k), word);
       const auto next = static_cast<std::int64_t>(numbers.size());
-      const auto number = state.saved_by.empty() ? next : std::stoll(word.toStringRef());
+      const auto number = state.has_old_numbers() ? std::stoll(word.toStringRef()) : next;
       group.parameters.push_back(numbers.emplace(word.toStringRef(), number).first->second);
     }
   }
@@ -86,6 +104,7 @@ OptimizerState read_checked(InputArchive& archive) {
       state.states[number->second] = read_fields(word, states);
     }
   }
+  if (state.names && state.names->size() != numbers.size()) throw std::out_of_range("as many names as parameters");
   if (InputArchive masters; archive.try_read(kMasters, masters)) {
     for (const auto& word : masters.keys()) masters.read(word, state.masters[numbers.at(word)], /*is_buffer=*/true);
   }
@@ -93,6 +112,9 @@ OptimizerState read_checked(InputArchive& archive) {
     const auto fields = read_fields(kScale, archive);
     state.scale = {fields.at("scale").toDouble(), fields.at("overflows_left").toInt(), fields.at("steps").toInt(),
                    fields.at("last_overflow").toInt()};
+  }
+  if (c10::IValue steps; archive.try_read(kRngSteps, steps)) {
+    state.rng_steps = static_cast<std::uint64_t>(steps.toInt());
   }
   return state;
 }
@@ -117,6 +139,15 @@ void write(const OptimizerState& state, OutputArchive& archive) {
   }
   archive.write("param_groups", groups);
   if (!state.saved_by.empty()) archive.write(kSavedBy, c10::IValue(state.saved_by));
+  if (state.names) {
+    c10::List<std::string> names;
+    for (const auto& name : *state.names) names.push_back(name);
+    archive.write(kNames, c10::IValue(std::move(names)));
+  }
+  if (const auto& parts = state.parts) {
+    write_fields({{"over", parts->over}, {"part", parts->part}, {"count", parts->count}}, kParts, archive);
+  }
+  if (state.rng_steps) archive.write(kRngSteps, c10::IValue(static_cast<std::int64_t>(*state.rng_steps)));
   if (!state.masters.empty()) {
     OutputArchive masters(archive.compilation_unit());
     for (const auto& [number, master] : state.masters)
@@ -141,6 +172,44 @@ OptimizerState read(InputArchive& archive) {
     throw base::UsageError(base::str("the archive has no state of an optimizer: ", error.what()),
                            base::Code{"state-other-optimizer"});
   }
+}
+
+distributed_optimizer::StateDict rows_of(const OptimizerState& state) {
+  distributed_optimizer::StateDict rows;
+  rows.is_partial = state.names.has_value();
+  rows.saved_by = state.saved_by;
+  rows.parts = state.parts;
+  rows.scale = state.scale;
+  for (const auto& group : state.groups) {
+    auto& members = rows.groups.emplace_back();
+    for (const auto number : group.parameters) {
+      auto& row = members.emplace_back();
+      if (state.names) row.name = state.names->at(static_cast<std::size_t>(number));
+      if (const auto found = state.states.find(number); found != state.states.end()) {
+        row.state = state_value(found->second);
+      }
+      if (const auto master = state.masters.find(number); master != state.masters.end()) row.master = master->second;
+    }
+  }
+  return rows;
+}
+
+OptimizerState from_rows(const distributed_optimizer::StateDict& rows, std::vector<Fields> options) {
+  OptimizerState state{.saved_by = rows.saved_by, .parts = rows.parts};
+  state.scale = rows.scale;
+  if (rows.is_partial) state.names.emplace();
+  std::int64_t number = 0;
+  for (std::size_t i = 0; i < rows.groups.size(); ++i) {
+    auto& group = state.groups.emplace_back();
+    group.options = std::move(options.at(i));
+    for (const auto& row : rows.groups[i]) {
+      if (row.state.get_if<value::Dict>() != nullptr) state.states[number] = to_fields(row.state);
+      if (row.master.defined()) state.masters[number] = row.master;
+      if (state.names) state.names->push_back(row.name);
+      group.parameters.push_back(number++);
+    }
+  }
+  return state;
 }
 
 Fields options_of(const torch::optim::OptimizerParamGroup& group) {

@@ -9,13 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "lamina/distributed_optimizer/state_dicts.h"
 #include "lamina/frontend/ivalues.h"
 #include "lamina/optim/loss_scale.h"
 
 namespace lamina::frontend {
 
 // The state of an optimizer as its archives have it; fields are values of one parameter, or of a group's options.
-// Parameters are numbers: their places in the groups of the whole optimizer.
+// Parameters are numbers: their places in the groups. A rank's part has their names in this order, too.
 struct OptimizerState {
   struct Group {
     std::vector<std::int64_t> parameters;
@@ -25,13 +26,24 @@ struct OptimizerState {
   std::map<std::int64_t, Fields> states;
   std::map<std::int64_t, at::Tensor> masters;
   std::optional<optim::LossScale::State> scale;
-  std::vector<std::int64_t> saved_by;  // whose part it is; empty for the state of a whole optimizer
+  std::optional<std::vector<std::string>> names;  // of a rank's part, in the order of numbers
+  topology::SavedPlace saved_by;                  // whose part it is
+  std::optional<distributed_optimizer::StateDict::Parts> parts;
+  std::optional<std::uint64_t> rng_steps;  // with the key `seed`: the steps that have drawn random numbers
+
+  // True of a part as 0.2.0 has saved it: numbers are those of the whole optimizer, and `saved_by` is (rank, ranks) of
+  // one copy of the model and of those who divide its states.
+  bool has_old_numbers() const { return !names && !saved_by.empty(); }
 };
 
 // In the form of torch's optimizers, which leave out what is not theirs. `read` throws base::UsageError for what is no
 // such archive.
 void write(const OptimizerState& state, torch::serialize::OutputArchive& archive);
 OptimizerState read(torch::serialize::InputArchive& archive);
+
+// Makes rows of it, and the way back, with the options of groups.
+distributed_optimizer::StateDict rows_of(const OptimizerState& state);
+OptimizerState from_rows(const distributed_optimizer::StateDict& rows, std::vector<Fields> options);
 
 // The options of a group; none where it has its optimizer's.
 Fields options_of(const torch::optim::OptimizerParamGroup& group);

@@ -4,11 +4,13 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <map>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
+#include "lamina/base/str.h"
 #include "lamina/distributed_optimizer/options.h"
 #include "lamina/job_checkpoint/record_job.h"
 #include "lamina/session/session.h"
@@ -23,9 +25,9 @@ namespace {
 
 using data_parallel::Reducer;
 using distributed_optimizer::Closure;
-using distributed_optimizer::Extent;
 using distributed_optimizer::LocalParameters;
 using distributed_optimizer::NamedState;
+using distributed_optimizer::StateDict;
 using ModelOptimizer = distributed_optimizer::Optimizer;
 using distributed_optimizer::UpdateTerms;
 using optim::DynamicLossScale;
@@ -47,46 +49,113 @@ py::list members_of(const ModelOptimizer& optimizer, const py::object& lent) {
   return groups;
 }
 
-py::tuple as_pair(const NamedState& named, const KeptStates& kept) {
-  py::dict states;
-  for (const auto& [name, state] : named.states) states[py::str(name)] = kept.give(state);
-  return py::make_tuple(states, named.masters);
+py::dict to_dict(const LossScale::State& state) {
+  return py::dict(py::arg("scale") = state.scale, py::arg("overflows_left") = state.overflows_left,
+                  py::arg("steps") = state.steps, py::arg("last_overflow") = state.last_overflow);
 }
 
-py::tuple state_of_model(const ModelOptimizer& optimizer, const py::object& lent, const std::string& word) {
-  const auto extent = word == "part"    ? Extent::kPart
-                      : word == "slice" ? Extent::kSlice
-                      : word == "here"  ? Extent::kHere
-                      : word == "first" ? Extent::kFirst
-                                        : Extent::kWhole;
-  const bool has_owners = PythonOptimizer(lent).needs() == fused::Needs::kWhole;
-  const bool is_here = extent == Extent::kHere || extent == Extent::kSlice;
-  const PythonOptimizer user(lent, /*travels=*/is_here ? has_owners : extent != Extent::kPart);
-  NamedState named;
+LossScale::State scale_state(const py::object& saved) {
+  return {saved["scale"].cast<double>(), saved["overflows_left"].cast<std::int64_t>(), saved["steps"].cast<long>(),
+          saved["last_overflow"].cast<long>()};
+}
+
+// (groups of rows, whether it is partial, whose part it is, its parts or None, the loss scale or None); a row is (name,
+// name given, state or None, master or None). Python makes its own form of it: python/lamina/optim/state_rows.py.
+py::tuple to_rows(const StateDict& dict, const KeptStates& kept) {
+  py::list groups;
+  for (const auto& group : dict.groups) {
+    py::list rows;
+    for (const auto& [name, given, state, master] : group) {
+      rows.append(py::make_tuple(name, given, kept.give(state), master.defined() ? py::cast(master) : py::none()));
+    }
+    groups.append(std::move(rows));
+  }
+  const auto& parts = dict.parts;
+  return py::make_tuple(groups, dict.is_partial, py::tuple(py::cast(dict.saved_by)),
+                        parts ? py::make_tuple(parts->over, parts->part, parts->count) : py::object(py::none()),
+                        dict.scale ? py::object(to_dict(*dict.scale)) : py::none());
+}
+
+// The loss scale that a state dict has.
+void take_scale(const py::object& saved, StateDict& dict) {
+  if (saved.is_none()) return;
+  try {
+    dict.scale = scale_state(saved);
+  } catch (const std::exception& error) {
+    dict.no_scale =
+        base::str("its loss_scale is ", py::repr(saved).cast<std::string>(), ", which is none (", error.what(), ")");
+  }
+}
+
+// The way back, of rows (name, state or None, master or None).
+StateDict from_rows(const py::tuple& rows, KeptStates& kept) {
+  StateDict dict;
+  for (const auto& group : rows[0]) {
+    auto& own = dict.groups.emplace_back();
+    for (const auto& row : group) {
+      const auto [name, state, master] = row.cast<std::tuple<std::string, py::object, std::optional<at::Tensor>>>();
+      own.push_back({name, "", kept.keep(state), master.value_or(at::Tensor())});
+    }
+  }
+  dict.is_partial = rows[1].cast<bool>();
+  dict.saved_by = rows[2].cast<topology::SavedPlace>();
+  if (const py::object parts = rows[3]; !parts.is_none()) {
+    const auto [over, part, count] = parts.cast<std::tuple<std::string, std::int64_t, std::int64_t>>();
+    dict.parts = {over, part, count};
+  }
+  take_scale(rows[4], dict);
+  return dict;
+}
+
+py::object whole_state(const ModelOptimizer& optimizer, const py::object& lent, bool to_first) {
+  const PythonOptimizer user(lent);
+  std::optional<StateDict> dict;
   {
     const Release release;
-    named = optimizer.states().state(user, extent);
+    dict = optimizer.state_dicts().whole(user, to_first);
   }
-  return as_pair(named, user.kept());
+  return dict ? py::object(to_rows(*dict, user.kept())) : py::none();
 }
 
-py::list parts_of(const ModelOptimizer& optimizer, const py::object& lent, const py::dict& states, bool are_parts) {
+py::tuple own_state(const ModelOptimizer& optimizer, const py::object& lent, bool joins_shards) {
   const PythonOptimizer user(lent);
+  StateDict dict;
+  {
+    const Release release;
+    dict = optimizer.state_dicts().own(user, joins_shards);
+  }
+  return to_rows(dict, user.kept());
+}
+
+// Has Python load what each member has.
+auto giving(const PythonOptimizer& user, const py::function& give) {
+  return [&](const std::vector<value::Value>& parts) {
+    const Acquire acquire;
+    py::list given;
+    for (const auto& part : parts) given.append(user.kept().give(part));
+    give(given);
+  };
+}
+
+void load_rows(ModelOptimizer& optimizer, const py::object& lent, const py::tuple& rows, const py::function& give) {
+  PythonOptimizer user(lent);
+  const auto dict = from_rows(rows, user.kept());
+  const Release release;
+  optimizer.load(user, dict, giving(user, give));
+}
+
+void load_own(ModelOptimizer& optimizer, const py::object& lent, const py::dict& states, const py::function& give) {
+  PythonOptimizer user(lent);
   NamedState named;
   for (const auto& [name, state] : states) named.states[name.cast<std::string>()] = user.kept().keep(state);
-  py::list parts;
-  for (const auto& part : optimizer.states().parts_of(user, named, are_parts)) parts.append(user.kept().give(part));
-  return parts;
+  const Release release;
+  optimizer.load(user, named, /*are_parts=*/true, giving(user, give));
 }
 
-py::tuple gathered(const ModelOptimizer& optimizer, const py::dict& states, std::map<std::string, at::Tensor> masters) {
-  NamedState named{.states = {}, .masters = std::move(masters)};
-  for (const auto& [name, state] : states) named.states[name.cast<std::string>()] = to_value(state);
-  {
-    const Release release;
-    named = optimizer.states().gathered(std::move(named));
-  }
-  return as_pair(named, {});
+void load_plain(ModelOptimizer& optimizer, const py::object& scale, const py::function& load) {
+  StateDict dict;
+  take_scale(scale, dict);
+  optimizer.load_plain(dict, load);
 }
 
 bool trim(ModelOptimizer& optimizer, const py::object& lent) {
@@ -186,26 +255,36 @@ std::shared_ptr<ModelOptimizer> recorded_optimizer(const std::shared_ptr<Session
 
 void bind_states(py::class_<ModelOptimizer, std::shared_ptr<ModelOptimizer>>& kind) {
   kind.def("part_of_state", &part_of_state, py::arg("user"), py::arg("local"), py::arg("parameter"), py::arg("state"))
-      .def("state", &state_of_model, py::arg("user"), py::arg("extent"),
-           "States and masters by the names of parameters; see Extent in lamina/distributed_optimizer/states.h.")
-      .def("parts_of", &parts_of, py::arg("user"), py::arg("states"), py::arg("are_parts"),
-           "For each member here its part of a state.")
-      .def("gathered", &gathered, py::arg("states"), py::arg("masters"),
-           "The states that the ranks of one copy of the model have together; collective over these.")
       .def(
-          "misfit",
-          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
-             bool are_parts) { return optimizer.states().misfit(PythonOptimizer(lent), masters, are_parts); },
-          py::arg("user"), py::arg("masters"), py::arg("are_parts"),
-          "Says what keeps masters here from having these values, \"\" if nothing.")
-      .def(
-          "take_masters",
-          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
-             bool are_parts) {
-            const PythonOptimizer user(lent);
-            optimizer.states().take_masters(user, masters, are_parts);
+          "state_is_plain",
+          [](const ModelOptimizer& optimizer, const py::object& lent) {
+            return optimizer.state_dicts().is_plain(PythonOptimizer(lent));
           },
-          py::arg("user"), py::arg("masters"), py::arg("are_parts"), "Gives masters here these values.");
+          py::arg("user"), "True where the state dict of the user's optimizer is the whole one.")
+      .def("whole_state", &whole_state, py::arg("user"), py::arg("to_first"),
+           "The whole state dict, as rows; with `to_first` None on all ranks but the first. Here and below see "
+           "lamina/distributed_optimizer/state_dicts.h.")
+      .def("own_state", &own_state, py::arg("user"), py::arg("joins_shards"), "This rank's.")
+      .def(
+          "waits",
+          [](const ModelOptimizer& optimizer, const py::tuple& rows) {
+            KeptStates kept;
+            return optimizer.state_dicts().waits(from_rows(rows, kept));
+          },
+          py::arg("rows"), "True of a state dict that is to be loaded when the model is cut.")
+      .def(
+          "require_fits",
+          [](const ModelOptimizer& optimizer, const py::object& lent, const py::tuple& rows) {
+            const PythonOptimizer user(lent);
+            optimizer.state_dicts().require_fits(user, from_rows(rows, user.kept()));
+          },
+          py::arg("user"), py::arg("rows"), "UsageError for one that will not fit then, as far as this rank knows.")
+      .def("load", &load_rows, py::arg("user"), py::arg("rows"), py::arg("give"),
+           "Loads a state dict, by `give`, a function of the states of the members that are here.")
+      .def("load_own", &load_own, py::arg("user"), py::arg("states"), py::arg("give"),
+           "Loads what this rank has of a state, by the names of parameters.")
+      .def("load_plain", &load_plain, py::arg("scale").none(true), py::arg("load"),
+           "Loads a state dict of a plain optimizer, by `load`, with the loss scale that it has.");
 }
 
 void bind_model_optimizer(py::module_& module) {
@@ -256,7 +335,6 @@ void bind_model_optimizer(py::module_& module) {
            "The norm of all gradients, which the next step clips; -1 where they overflow.")
       .def("zero_grad", &zero_model_grad, py::arg("user"), py::arg("backwards").none(true), py::arg("set_to_none"))
       .def("follow", &ModelOptimizer::follow, "Gives masters the values of their parameters where those have changed.")
-      .def("note_load", &ModelOptimizer::note_load, "A state was loaded into it.")
       .def_property_readonly("overflow", &ModelOptimizer::overflow,
                              "True where gradients did so in the last step, which was left out.")
       .def_property_readonly(
@@ -286,16 +364,8 @@ void bind_loss_scale(py::module_& module) {
       .def_property_readonly("is_on", &LossScale::is_on)
       .def("update", &LossScale::update, py::arg("overflow"))
       .def_property(
-          "state",
-          [](const LossScale& scale) {
-            const auto& state = scale.state();
-            return py::dict(py::arg("scale") = state.scale, py::arg("overflows_left") = state.overflows_left,
-                            py::arg("steps") = state.steps, py::arg("last_overflow") = state.last_overflow);
-          },
-          [](LossScale& scale, const py::dict& saved) {
-            scale.set_state({saved["scale"].cast<double>(), saved["overflows_left"].cast<std::int64_t>(),
-                             saved["steps"].cast<long>(), saved["last_overflow"].cast<long>()});
-          });
+          "state", [](const LossScale& scale) { return to_dict(scale.state()); },
+          [](LossScale& scale, const py::dict& saved) { scale.set_state(scale_state(saved)); });
 }
 
 void bind_optimizer(py::module_& module) {

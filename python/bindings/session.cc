@@ -16,6 +16,7 @@
 #include "lamina/remote/anywhere.h"
 #include "lamina/session/slicing.h"
 #include "lamina/tensor_parallel/team.h"
+#include "lamina/topology/saved_place.h"
 #include "python/bindings/batches.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
@@ -504,6 +505,18 @@ void bind_session(py::module_& module) {
             return s.topology().translate(group_of(kind), index, s.world().rank).value;
           },
           py::arg("kind"), py::arg("index"), "World rank of member `index` of this rank's group of that kind.")
+      .def(
+          "saved_place",
+          [](Session& s, bool of_shards) {
+            return py::tuple(py::cast(topology::saved_place(s.topology(), s.world().rank, of_shards)));
+          },
+          py::arg("of_shards"), "The part of a model that a state here has: see lamina/topology/saved_place.h.")
+      .def(
+          "why_elsewhere",
+          [](Session& s, const topology::SavedPlace& saved) {
+            return topology::why_elsewhere(saved, s.topology(), s.world().rank);
+          },
+          py::arg("saved"), "Says what keeps a part that was saved from being loaded here, \"\" if nothing.")
       .def_property_readonly(
           "stuck", [](Session& session) { return session.groups().stuck(); },
           "A collective of a group was left that may never end; also true afterwards.")

@@ -46,13 +46,22 @@ class KeptStates {
     }
     if (const auto* list = state.get_if<value::List>()) return all_given(list->items);
     if (const auto* tuple = state.get_if<value::Tuple>()) return py::tuple(all_given(tuple->items));
-    const auto* object = state.get_if<value::Opaque>();
-    const bool is_kept = object != nullptr && object->codec == kCodec;
-    return is_kept ? objects_.at(std::stoul(object->bytes)) : to_object(state);
+    return is_kept(state) ? objects_.at(std::stoul(state.as<value::Opaque>().bytes)) : to_object(state);
+  }
+
+  // True where some object stays itself.
+  static bool has_objects(const value::Value& state) {
+    bool has = false;
+    value::for_each_leaf(state, [&](const value::Value& leaf) { has = has || is_kept(leaf); });
+    return has;
   }
 
  private:
   static constexpr const char* kCodec = "kept";
+  static bool is_kept(const value::Value& value) {
+    const auto* object = value.get_if<value::Opaque>();
+    return object != nullptr && object->codec == kCodec;
+  }
 
   std::vector<value::Value> all_kept(py::handle items) {
     std::vector<value::Value> kept;
@@ -71,8 +80,8 @@ class KeptStates {
 // An optimizer of Python's: LentOptimizer in python/lamina/optim/lent_optimizer.py.
 class PythonOptimizer : public distributed_optimizer::UserOptimizer {
  public:
-  // It outlives this. `travels`: states go to other ranks.
-  explicit PythonOptimizer(py::handle lent, bool travels = false) : lent_(lent), travels_(travels) {}
+  // It outlives this.
+  explicit PythonOptimizer(py::handle lent) : lent_(lent) {}
 
   KeptStates& kept() const { return kept_; }
 
@@ -109,12 +118,16 @@ class PythonOptimizer : public distributed_optimizer::UserOptimizer {
   }
   value::Value state_of(const at::Tensor& member) const override {
     const py::gil_scoped_acquire acquire;
-    const auto state = call<py::object>("state_of", member);
-    return travels_ ? to_value(state) : kept_.keep(state);
+    return kept_.keep(call<py::object>("state_of", member));
   }
   void set_state(const at::Tensor& member, value::Value state) override {
     const py::gil_scoped_acquire acquire;
     call<void>("set_state", member, kept_.give(state));
+  }
+  value::Value travelling(value::Value state) const override {
+    if (!KeptStates::has_objects(state)) return state;
+    const py::gil_scoped_acquire acquire;
+    return to_value(kept_.give(state));
   }
   std::string options(bool counts) const override { return call<std::string>("options", counts); }
   fused::Needs needs() const override {
@@ -141,7 +154,6 @@ class PythonOptimizer : public distributed_optimizer::UserOptimizer {
   }
 
   py::handle lent_;
-  const bool travels_;
   mutable KeptStates kept_;
 };
 

@@ -9,6 +9,7 @@
 #include <limits>
 #include <sstream>
 
+#include "lamina/frontend/optimizer_state.h"
 #include "tests/frontend/expect.h"
 #include "tests/frontend/net.h"
 #include "tests/soak.h"
@@ -322,6 +323,49 @@ void groups_come_later() {
   shutdown();
 }
 
+// As 0.2.0 has saved it: by numbers of the whole optimizer.
+void a_part_of_an_older_program_goes_on() {
+  Layout{1, 1, true, "bf16"}.start();
+  DistributedModel model(seeded());
+  DistributedOptimizer ours(adamw(model.parameters()));
+  const auto train_once = [&] {
+    step([&](const Tensor& x) { model.backward(model(x).to(torch::kFloat).square().mean()); })(
+        share().to(torch::kBFloat16));
+    ours.step();
+    ours.zero_grad();
+  };
+  train_once();
+  std::stringstream bytes(saved_here(ours));
+  torch::serialize::InputArchive archive;
+  archive.load_from(bytes);
+  auto state = frontend::read(archive);
+  state.names.reset();
+  state.parts.reset();
+  state.saved_by = {0, 1, rank(), size()};
+  auto values = model.state_dict();
+  for (auto& named : values) named.value() = named.value().clone();
+  train_once();
+  const auto expected = model.state_dict();
+  const auto load_again = [&] {
+    torch::serialize::OutputArchive written;
+    frontend::write(state, written);
+    std::stringstream old;
+    written.save_to(old);
+    load(ours, old.str());
+  };
+  train_once();
+  model.load_state_dict(values);
+  load_again();
+  train_once();
+  const auto found = model.state_dict();
+  for (const auto& named : expected) {
+    expect(torch::equal(found[named.key()], named.value()), named.key() + " goes on from a part of 0.2.0");
+  }
+  state.saved_by = {0, 1, (rank() + 1) % size(), size()};
+  expect_error<UsageError>(load_again, {"part of another rank", "[state-other-optimizer]"});
+  shutdown();
+}
+
 void refusals() {
   Layout{2, 1, false, ""}.start();
   DistributedModel model(seeded());
@@ -344,7 +388,7 @@ void refusals() {
   DistributedModel next(seeded());
   DistributedOptimizer another(adamw(next.parameters()));
   step([&](const Tensor& x) { next.backward(next(x).square().mean()); })(share());
-  expect_error<UsageError>([&] { load(another, here); }, {"another layout"});
+  expect_error<UsageError>([&] { load(another, here); }, {"another number of partitions"});
   expect_error<UsageError>([&] { register_functional_optimizer<Centred>(Needs::kNorms); }, {"kWhole"});
   shutdown();
 }
@@ -462,6 +506,7 @@ int main() {
   the_state_of_a_plain_optimizer_goes_on();
   parameters_that_groups_are_given_again_are_this_ranks_part();
   groups_come_later();
+  a_part_of_an_older_program_goes_on();
   refusals();
   remote_options();
   return exit_code();

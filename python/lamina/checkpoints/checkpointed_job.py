@@ -14,9 +14,9 @@ from lamina.checkpoints.plain import from_plain, to_plain
 from lamina.checkpoints.together import everywhere
 from lamina.errors import FormatError, UsageError
 from lamina.job import current
-from lamina.optim import named_state
 from lamina.optim.functional import class_name
 from lamina.optim.optimizer_state import OptimizerState
+from lamina.optim.state_rows import options as options_of
 from lamina.script_state.generators import of_process
 from lamina.tensor_parallel import layers
 from lamina.util.told import tell
@@ -55,7 +55,7 @@ class CheckpointedOptimizer:
     def load_options(self, groups: list[dict[str, Any]]) -> None:
         """Loads the options of its groups alone."""
         for group, options in zip(self._state.optimizer.param_groups, groups, strict=True):
-            group.update(named_state.options(from_plain(options)))
+            group.update(options_of(from_plain(options)))
 
     def load(self, states: dict[str, Any], groups: list[tuple[dict[str, Any], list[str]]], rest: Any) -> None:
         """Loads what stands in this rank's groups, by the names of parameters. Masters stay, and so do the objects that

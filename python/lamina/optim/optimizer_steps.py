@@ -12,7 +12,6 @@ from lamina.job import current, groups
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim.flat_groups import FlatGroups, lie_together
 from lamina.optim.lent_optimizer import LentOptimizer
-from lamina.optim.named_state import Known
 from lamina.torch_patches import zero_grad
 from lamina.util.checks import require_positive
 
@@ -163,12 +162,6 @@ class OptimizerSteps:
     def parameter_of(self, local: torch.Tensor) -> torch.Tensor:
         """The parameter of the model that a tensor of the groups is, or stands for."""
         return self._engine.parameter_of(local)
-
-    def known(self) -> Known:
-        """The groups of the whole optimizer as far as this rank knows them."""
-        return [
-            [(name, given or None, local is not None) for name, given, _, local in group] for group in self._members()
-        ]
 
     def part_of_state(self, local: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> Any:
         """Makes the state of a tensor that stands for a parameter out of the parameter's state."""

@@ -16,15 +16,16 @@ import torch
 from torch import nn
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import UsageError, refusal
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel, packed, unpacked
 from lamina.model.places import Place, own_and_shapes, places_of, replaced, stand_in
 from lamina.tensor_parallel import slicing
 
 PARTIAL = "_smp_is_partial"  # its value is whether the dictionary is partial
-# (partition, partitions, shard, shards, slice, slices), or the first of these; in the metadata of a model's dictionary
+# A place, as lamina/topology/saved_place.h has it; in the metadata of a model's dictionary.
 SAVED_BY = "_lamina_saved_by"
+_SHARDS, _SLICES = 3, 5  # where it says how many there were
 _EXTRA_STATE = nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
@@ -45,7 +46,7 @@ class ModelState:
         state = self._own(as_slices=True)
         for name, parameter in self._sharded().items():
             state[name] = parameter.ds_tensor.detach().clone()
-        state._metadata[SAVED_BY] = place_of(self._session, *shards.place(self._session))
+        state._metadata[SAVED_BY] = self._session.saved_place(of_shards=True)
         state[PARTIAL] = True
         return state
 
@@ -54,7 +55,7 @@ class ModelState:
         dictionary where there are several partitions, or slices. Collective over the sharding group."""
         state = self._own(as_slices=True)
         if self._place()[1] > 1 or self._session.group_size("tp") > 1:
-            state._metadata[SAVED_BY] = place_of(self._session)
+            state._metadata[SAVED_BY] = self._session.saved_place(of_shards=False)
             state[PARTIAL] = True
         return state
 
@@ -75,9 +76,9 @@ class ModelState:
         """Loads what this rank owns out of a dictionary, full or partial. Collective: nothing is written on any rank
         unless it fits on all."""
         given = self._for_this_rank(state_dict, same_partition_load)
-        saved = _saved_by(state_dict)
-        as_slices = _slice_of(saved)[1] > 1
-        sharded = self._sharded() if _shard_of(saved)[1] > 1 else {}
+        saved = tuple(saved_by(state_dict) or ())
+        as_slices = saved[_SLICES:] > (1,)
+        sharded = self._sharded() if saved[_SHARDS : _SHARDS + 1] > (1,) else {}
         of_shards = {name: value for name, value in given.items() if name in sharded}
         given = _copy(given, leave=of_shards)
         # Hooks after loading look at the values, which a rehearsal does not have.
@@ -187,7 +188,7 @@ class ModelState:
         return given
 
     def _difference(self, given: Mapping[str, Any], own: Any, state_dict: Mapping[str, Any]) -> str:
-        saved, here = _saved_by(state_dict), self._place()
+        saved, here = saved_by(state_dict), self._place()
         origin = _nth(*saved[:2]) if saved else "another partition"
         texts = [
             f"it has {name}, which lives on {self._partitioned.home_of(name)}" for name in given if name not in own
@@ -241,38 +242,12 @@ def is_partial(state_dict: Mapping[str, Any]) -> bool:
 def require_one_kind(partial: Sequence[bool], what: str) -> None:
     """Raises UsageError where some partitions, not all, were given a partial one."""
     if any(partial) and not all(partial):
-        raise UsageError(
-            f"the rank of partition {partial.index(True)} was given a partial {what} and that of partition "
-            f"{partial.index(False)} a full one: load the same kind on every rank",
-            code="state-mixed",
-        )
+        raise refusal("mixed-states", partial.index(True), what, partial.index(False))
 
 
 def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> str:
     """Says what is wrong with a partial dictionary of a model of more or fewer partitions; "" when nothing is."""
-    saved, partitions = _saved_by(state_dict), session.group_size("partitions")
-    if saved is None:
-        return ""
-    place = slice_place(session)
-    if (slice := _slice_of(saved)) != place:
-        return (
-            "this partial state dict was saved with slice {} of {}, and this rank has slice {} of {}: a state is "
-            "carried over to another tensor_parallel_degree whole, by state_dict()"
-        ).format(*slice, *place)
-    shard, degree = _shard_of(saved)
-    if degree > 1 and (shard, degree) != shards.place(session):
-        return (
-            f"this partial state dict was saved with shard {shard} of {degree}, and this rank has shard "
-            "{} of {}".format(*shards.place(session))
-            + ": a state is carried over to other shards whole, by state_dict()"
-        )
-    if saved[1] == partitions:
-        return ""
-    return (
-        f"this partial state dict was saved by {_nth(*saved[:2])}, and this rank has "
-        f"{_nth(session.group_rank('partitions'), partitions)}: a state is carried over to another number of "
-        "partitions whole, by state_dict()"
-    )
+    return session.why_elsewhere(saved_by(state_dict) or ())
 
 
 def without_mark(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -280,28 +255,10 @@ def without_mark(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     return _copy(state_dict, leave=(PARTIAL,)) if PARTIAL in state_dict else state_dict
 
 
-def _saved_by(state_dict: Mapping[str, Any]) -> tuple[int, ...] | None:
+def saved_by(state_dict: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The place of the rank that saved a partial dictionary, where it says so."""
     holder = state_dict if SAVED_BY in state_dict else getattr(state_dict, "_metadata", None) or {}
     return holder.get(SAVED_BY) if is_partial(state_dict) else None
-
-
-def place_of(session: _lamina.Session, shard: int = 0, shards: int = 1) -> tuple[int, ...]:
-    """The value of SAVED_BY."""
-    partition = (session.group_rank("partitions"), session.group_size("partitions"))
-    return (*partition, shard, shards, *slice_place(session))
-
-
-def slice_place(session: _lamina.Session) -> tuple[int, int]:
-    """This rank's slice, of how many."""
-    return session.group_rank("tp"), session.group_size("tp")
-
-
-def _shard_of(saved: tuple[int, ...] | None) -> tuple[int, int]:
-    return (saved or ())[2:4] or (0, 1)
-
-
-def _slice_of(saved: tuple[int, ...] | None) -> tuple[int, int]:
-    return (saved or ())[4:6] or (0, 1)
 
 
 def _nth(partition: int, partitions: int) -> str:
