@@ -156,13 +156,10 @@ class _Watcher(Callback):
         self._each_batch = each_batch
 
     def fit_start(self, state: Any, logger: Any) -> None:
-        labels = [each.label for each in state.evaluators]
-        if self.dataloader_label not in (*labels, state.dataloader_label) and get_global_rank() == 0:
-            there = ", ".join(map(repr, (state.dataloader_label, *labels)))
-            tell(
-                f"{type(self).__name__}: no effect in this training, for nothing is read as {self.dataloader_label!r}: "
-                f"there are {there}"
-            )
+        labels = [state.dataloader_label, *(each.label for each in state.evaluators)]
+        if self.dataloader_label not in labels and get_global_rank() == 0:
+            label, there = self.dataloader_label, ", ".join(map(repr, labels))
+            tell(f"{type(self).__name__}: no effect, for nothing is read as {label!r}: there are {there}")
 
     def eval_end(self, state: Any, logger: Any) -> None:
         self._look(state, state.eval_metric_values, state.eval_metrics.get(self.dataloader_label, {}))

@@ -12,11 +12,13 @@ datasets draw is what they would have drawn.
 
 import functools
 import itertools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from lamina.dist.batches import samplers
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, rank
 from lamina.script_state import generators
@@ -88,13 +90,23 @@ class Reader:
     def _facts(self) -> dict[str, Any]:
         """Says on what batches depend."""
         rows = self._deal.of_all // copies() if self._is_placed else self._spec.batch_size
-        return {"rows": rows, "workers": getattr(self._loader, "num_workers", 0), "length": self._length}
+        workers = getattr(self._loader, "num_workers", 0)
+        return {"rows": rows, "workers": workers, "length": self._length, "order": self._order}
+
+    @property
+    def _order(self) -> list[Any] | None:
+        """Says on what the order of samples depends, as far as that is known."""
+        if self._is_placed:
+            return self._deal.order
+        if not isinstance(self._loader, DataLoader) or self._is_iterable:
+            return None
+        *_, kind = (type(each).__qualname__ for each in samplers(self._loader) if each is not None)
+        return [operator.length_hint(self._loader.dataset, -1), kind]
 
     def _counted(self) -> dict[str, Any]:
         if not self._is_placed:
             return {"samples": self._samples, "anew": self.is_dealt_anew}
-        dealt = self._deal.after(self._given, self._begun)
-        return {"samples": self._samples, "dealt": dealt, "order": self._deal.order}
+        return {"samples": self._samples, "dealt": self._deal.after(self._given, self._begun)}
 
     def go_on(self, saved: list[dict[str, Any]], batches: int, samples: int) -> None:
         """See Shares.
@@ -168,7 +180,7 @@ class Reader:
 
     def _doubt(self, read: dict[str, Any], before: int) -> str:
         """Says why samples may be read twice or never; "" where each is read once."""
-        if read and read.get("order") != (self._deal.order if self._is_placed else None):
+        if "order" in read and read["order"] != self._order:
             return "its number of samples, or the sampler, its shuffle or its seed, is another than before"
         if self._is_placed:
             return ""
@@ -222,11 +234,14 @@ class Reader:
             self._deal.begin(self._begun)
         with ending_workers(loader, by_parent=by_sigterm):
             batches = iter(loader)
-        if not goes_on and not self.is_dealt_anew:
-            _skip(batches, self._read, loader)
+        past = 0 if goes_on or (self.is_dealt_anew and self._is_placed) else self._samples
+        if past and not self.is_dealt_anew and _has_indices(batches, loader):
+            past = sum(0 for _ in itertools.islice(batches._sampler_iter, self._read))
         batches = map(self._spec.device_transforms, batches)
-        if not goes_on and self.is_dealt_anew and not self._is_placed:
-            batches = _after(batches, self._samples, self._spec)
+        if past:
+            batches = _after(batches, past, self._spec)
+            if rank() == 0 and not self.is_dealt_anew:
+                tell(f"{self._read} batches of the epoch are read again, to go on after them")
         if saved is not None and self._read:
             generators.put_states(saved["now"], self._loader)
         return batches
@@ -241,17 +256,12 @@ class Reader:
         return not (self.is_dealt_anew and self._is_placed) if self._read else self._saved["is_through"]
 
 
-def _skip(batches: Iterator[Any], count: int, loader: Any) -> None:
-    """Goes past so many batches: past their indices alone, where torch's loader reads them in this process."""
-    has_indices = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-    if count and has_indices and not loader.num_workers and hasattr(batches, "_sampler_iter"):
-        for _ in itertools.islice(batches._sampler_iter, count):
-            pass
-    elif count and leads():
-        if rank() == 0:
-            tell(f"{count} batches of the epoch are read again, to go on after them")
-        for _ in itertools.islice(batches, count):
-            pass
+def _has_indices(batches: Iterator[Any], loader: Any) -> bool:
+    """Tells whether torch's loader reads by indices in this process: past them it goes without reading."""
+    is_iterable = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    return (
+        isinstance(loader, DataLoader) and not (is_iterable or loader.num_workers) and hasattr(batches, "_sampler_iter")
+    )
 
 
 def _after(batches: Iterator[Any], samples: int, spec: DataSpec) -> Iterator[Any]:

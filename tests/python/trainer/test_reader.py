@@ -82,6 +82,18 @@ DEALT = {
         numbers(n), rows, sampler=StatefulDistributedSampler(numbers(n), of, own)
     ),
 }
+
+
+class Unsized:
+    """Batches of another library, which says neither how many there are nor how large."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
 SPLIT = {
     "iterable": lambda n, rows, of, own: DataLoader(Split(n, own, of), rows),
     "torchdata's iterable": lambda n, rows, of, own: StatefulDataLoader(Split(n, own, of), rows),
@@ -89,6 +101,7 @@ SPLIT = {
     "shuffled": lambda n, rows, of, own: DataLoader(
         Subset(numbers(n), range(own, n, of)), rows, shuffle=True, generator=seeded(own)
     ),
+    "without a length": lambda n, rows, of, own: Unsized(torch.arange(own, n, of).split(rows)),
     "list": lambda n, rows, of, own: list(torch.arange(own, n, of).split(rows)),
 }
 
@@ -162,6 +175,12 @@ def test_what_is_not_known_of_other_copies_or_workers_is_said(place, capsys):
     read(ALL, place, DEALT["torch"], 40, 3, 1, saved, (2, 6))
     said = capsys.readouterr().err
     assert said.count("or the sampler, its shuffle or its seed, is another than before") == 3, said
+    _, saved = read(2, place, random_order, 40, 3, 1, [], ())
+    read(ALL, place, random_order, 41, 3, 1, saved, (2, 6))
+    in_order = lambda n, rows, of, own: DataLoader(numbers(n), rows)  # noqa: E731
+    read(ALL, place, in_order, 40, 3, 1, saved, (2, 6))
+    said = capsys.readouterr().err
+    assert said.count("for its number of samples, or the sampler") == 2, said
 
 
 def test_batches_that_are_as_before_are_gone_past_without_a_line(place, capsys):
