@@ -21,7 +21,7 @@ int main(int count, char** words) {
     print("start", job.most_sent([&](int rank) { job.start(rank); }));
     print("step", job.most_sent([&](int rank) { job.step(rank); }));
     print("clipped_step", job.most_sent([&](int rank) { job.clipped_step(rank); }));
-    print("batch_of_a_Trainer", job.most_sent([&](int rank) { job.batch_of_trainer(rank); }));
+    print("batch_of_a_Trainer", job.most_sent([&](int rank) { job.batch(rank); }));
     const auto save = [&](int rank) { job.save(rank, folder / std::to_string(size)); };
     print("save", job.most_sent(save, 1));
     print("save,_the_first_rank_too", job.most_sent(save));

@@ -18,6 +18,7 @@
 #include "lamina/archive/store.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/save.h"
+#include "lamina/data_parallel/batch_record.h"
 #include "lamina/data_parallel/passes.h"
 #include "lamina/distributed_optimizer/gradients.h"
 #include "lamina/messaging/agreement.h"
@@ -91,10 +92,13 @@ class ScaleJob {
   // Copies of the model average their gradients, by collectives that are not counted.
   void step(int rank) { ranks_[rank]->passes->meet(); }
 
-  // The numbers that ranks of a Trainer add up before and after a batch: of its samples, and of two losses.
-  void batch_of_trainer(int rank) {
-    messaging::totals(mailbox(rank), world_, {{32, 0, 0}, {32, 1, 0, 0}}, patience());
-    messaging::totals(mailbox(rank), world_, {{0.1, 0.5, 0.5}, {0, 0}}, patience());
+  // The numbers that ranks of a training loop add up before and after a batch: of its samples, and of a loss with two
+  // parts.
+  void batch(int rank) {
+    data_parallel::BatchRecord before, after{.is_after_step = true, .losses = {0.1, 0.2, 0.3}};
+    before.give_samples(32, 0);
+    data_parallel::together(mailbox(rank), world_, before, patience());
+    data_parallel::together(mailbox(rank), world_, after, patience());
   }
 
   void clipped_step(int rank) {

@@ -45,40 +45,25 @@ Led hear_first(Mailbox& mailbox, std::span<const base::Rank> members, std::int64
   return {items.at(0).get_if<std::int64_t>() != nullptr, std::move(items.at(1))};
 }
 
-Totals totals(Mailbox& mailbox, std::span<const base::Rank> members, const Totals& own,
-              const base::Patience& patience) {
-  const auto to_value = [](const Totals& all) {
-    Tuple lists{{List(), List()}};
-    for (const auto each : all.sums) lists.items[0].as<List>().items.emplace_back(each);
-    for (const auto each : all.largest) lists.items[1].as<List>().items.emplace_back(each);
-    return lists;
-  };
-  const auto to_totals = [](const Value& lists) {
-    Totals all;
-    for (const auto& each : lists.as<Tuple>().items.at(0).as<List>().items) all.sums.push_back(each.as<double>());
-    for (const auto& each : lists.as<Tuple>().items.at(1).as<List>().items) all.largest.push_back(each.as<double>());
-    return all;
-  };
-  const auto merge = [&](const Value& low, const Value& high) -> Value {
-    auto both = to_totals(low);
-    const auto others = to_totals(high);
-    if (both.largest.size() != others.largest.size()) {
-      throw base::UsageError(base::str("ranks give ", both.largest.size(), " and ", others.largest.size(),
-                                       " numbers to one exchange: they are in different calls"));
-    }
-    both.sums.resize(std::max(both.sums.size(), others.sums.size()));
-    for (std::size_t i = 0; i < others.sums.size(); ++i) both.sums[i] += others.sums[i];
-    for (std::size_t i = 0; i < others.largest.size(); ++i) {
-      both.largest[i] = std::max(both.largest[i], others.largest[i]);
-    }
-    return to_value(both);
-  };
-  return to_totals(mailbox.exchange(members, "totals", to_value(own), merge, patience));
-}
-
 std::vector<double> largest(Mailbox& mailbox, std::span<const base::Rank> members, std::vector<double> own,
                             const base::Patience& patience) {
-  return totals(mailbox, members, {.largest = std::move(own)}, patience).largest;
+  const auto merge = [](Value low, const Value& high) -> Value {
+    auto& both = low.as<List>().items;
+    const auto& others = high.as<List>().items;
+    if (both.size() != others.size()) {
+      throw base::UsageError(base::str("ranks give ", both.size(), " and ", others.size(),
+                                       " numbers to one exchange: they are in different calls"));
+    }
+    for (std::size_t i = 0; i < both.size(); ++i) {
+      both[i].as<double>() = std::max(both[i].as<double>(), others[i].as<double>());
+    }
+    return low;
+  };
+  List numbers;
+  for (const auto each : own) numbers.items.emplace_back(each);
+  const auto all = mailbox.exchange(members, "largest", std::move(numbers), merge, patience);
+  std::ranges::transform(all.as<List>().items, own.begin(), [](const Value& each) { return each.as<double>(); });
+  return own;
 }
 
 void act_together(Mailbox& mailbox, std::span<const base::Rank> members, const std::function<void()>& act,

@@ -31,14 +31,7 @@ struct Led {
 Led hear_first(Mailbox& mailbox, std::span<const base::Rank> members, std::int64_t own, value::Value word,
                const base::Patience& patience);
 
-// Numbers of all members, each by its place: sums of the first ones, and of the others the largest. What travels has
-// one size, however many members there are. Sums that a member does not give are 0 of it; base::UsageError where
-// members give different counts of others.
-struct Totals {
-  std::vector<double> sums, largest;
-};
-Totals totals(Mailbox& mailbox, std::span<const base::Rank> members, const Totals& own, const base::Patience& patience);
-// The largest ones alone.
+// The largest number of all members at each place; base::UsageError where they give different counts.
 std::vector<double> largest(Mailbox& mailbox, std::span<const base::Rank> members, std::vector<double> own,
                             const base::Patience& patience);
 

@@ -18,6 +18,7 @@ void bind_checkpoint(py::module_& module);
 void bind_checkpoint_files(py::module_& module);
 void bind_collective(py::module_& module);
 void bind_config(py::module_& module);
+void bind_batch_record(py::module_& module);
 void bind_data_parallel(py::module_& module);
 void bind_dist(py::module_& module);
 void bind_loss_scale(py::module_& module);

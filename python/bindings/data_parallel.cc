@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "lamina/data_parallel/batch_record.h"
 #include "lamina/data_parallel/reducer.h"
 #include "lamina/model/float_types.h"
 #include "lamina/session/session.h"
@@ -12,6 +13,7 @@
 namespace lamina::python {
 namespace {
 
+using data_parallel::BatchRecord;
 using data_parallel::NamedTensor;
 using data_parallel::Reducer;
 using session::Session;
@@ -80,6 +82,34 @@ void set_hook(Reducer& reducer, const py::function& hook) {
 }
 
 }  // namespace
+
+void bind_batch_record(py::module_& module) {
+  py::class_<BatchRecord>(module, "BatchRecord")
+      .def(py::init([](bool is_after_step) { return BatchRecord{.is_after_step = is_after_step}; }),
+           py::arg("is_after_step") = false)
+      .def("give_samples", &BatchRecord::give_samples, py::arg("samples"), py::arg("tokens"))
+      .def(
+          "name_losses", [](BatchRecord& record, const std::vector<std::string>& names) { record.name_losses(names); },
+          py::arg("names"))
+      .def(
+          "together",
+          [](const BatchRecord& own, Session& session) {
+            return data_parallel::together(session.mailbox(), session.members(topology::Group::kWorld), own,
+                                           session.patience());
+          },
+          py::arg("session"), py::call_guard<Release>())
+      .def_readonly("samples", &BatchRecord::samples)
+      .def_readonly("tokens", &BatchRecord::tokens)
+      .def_readonly("most_samples", &BatchRecord::most_samples)
+      .def_readonly("names_differ", &BatchRecord::names_differ)
+      .def_readwrite("ended", &BatchRecord::ended)
+      .def_readwrite("seconds", &BatchRecord::seconds)
+      .def_readwrite("losses", &BatchRecord::losses)
+      .def_readwrite("has_data", &BatchRecord::has_data)
+      .def_readwrite("lacks_data", &BatchRecord::lacks_data)
+      .def_readwrite("stops", &BatchRecord::stops)
+      .def_readwrite("lacks_memory", &BatchRecord::lacks_memory);
+}
 
 void bind_data_parallel(py::module_& module) {
   const py::call_guard<Release> release;

@@ -71,6 +71,7 @@ PYBIND11_MODULE(_lamina, module) {
   bind_random(module);
   bind_loss_scale(module);
   bind_session(module);
+  bind_batch_record(module);
   bind_data_parallel(module);
   bind_checkpoint(module);
   bind_checkpoint_files(module);

@@ -106,16 +106,6 @@ double largest(Session& session, const std::string& kind, double number) {
   return messaging::largest(session.mailbox(), session.members(group_of(kind)), {number}, session.patience()).front();
 }
 
-py::tuple totals(Session& session, const std::string& kind, std::vector<double> sums, std::vector<double> largest) {
-  messaging::Totals all;
-  {
-    const Release release;
-    all = messaging::totals(session.mailbox(), session.members(group_of(kind)), {std::move(sums), std::move(largest)},
-                            session.patience());
-  }
-  return py::make_tuple(all.sums, all.largest);
-}
-
 // See messaging::differing_arguments; `given` has names and values.
 std::string differing_arguments(Session& session, const std::string& kind, const std::string& call,
                                 const std::vector<std::pair<std::string, std::string>>& given) {
@@ -411,8 +401,6 @@ void bind_values(py::class_<Session, std::shared_ptr<Session>>& kind) {
            "The first rank that gives something but None, and that.")
       .def("are_alike", &are_alike, py::arg("kind"), py::arg("text"))
       .def("largest", &largest, py::arg("kind"), py::arg("number"))
-      .def("totals", &totals, py::arg("kind"), py::arg("sums"), py::arg("largest"),
-           "Numbers of all ranks, each by its place: sums of the first ones, and of the others the largest.")
       .def("differing_arguments", &differing_arguments, py::arg("kind"), py::arg("call"), py::arg("given"))
       .def("barrier", &barrier, py::call_guard<Release>(), py::arg("kind"))
       .def("loss", &loss, py::call_guard<Release>(), py::arg("rank"), py::arg("within_s"),

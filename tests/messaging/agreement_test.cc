@@ -52,23 +52,10 @@ TEST(Agreement, FindsTheLargestNumberOfEachPlace) {
   }));
 }
 
-TEST(Agreement, AddsUpNumbersOfThoseWhoGiveSome) {
-  Mailboxes boxes(5, 2);
-  expect_none(boxes.run([&](int rank) {
-    Totals own{.largest = {1.0 * rank}};
-    if (rank % 2 == 0) own.sums = {1, 0.5 * rank};
-    if (rank == 1) own.sums = {0};
-    const auto all = totals(boxes[rank], boxes.ranks(), own, kPatience);
-    EXPECT_EQ(all.sums, (std::vector{3.0, 3.0}));
-    EXPECT_EQ(all.largest, (std::vector{4.0}));
-  }));
-}
-
 TEST(Agreement, RefusesNumbersOfDifferentCallsOnAll) {
   Mailboxes boxes(4, 2);
-  const auto errors = boxes.run([&](int rank) {
-    totals(boxes[rank], boxes.ranks(), {.largest = std::vector<double>(rank == 3 ? 2 : 3)}, kPatience);
-  });
+  const auto errors = boxes.run(
+      [&](int rank) { largest(boxes[rank], boxes.ranks(), std::vector<double>(rank == 3 ? 2 : 3), kPatience); });
   for (const auto& error : errors) {
     ASSERT_TRUE(error);
     EXPECT_THROW(std::rethrow_exception(error), base::UsageError);

@@ -45,7 +45,7 @@ TEST(Scale, OfAClippedStepIsOneMessageForTheCopyAndTwiceTheLogarithmOfTheCopies)
 }
 
 TEST(Scale, OfABatchOfATrainerIsTwiceTheLogarithmOfTheRanks) {
-  const auto sent = sent_in([](ScaleJob& job, int rank) { job.batch_of_trainer(rank); });
+  const auto sent = sent_in([](ScaleJob& job, int rank) { job.batch(rank); });
   for (const int size : kSizes) EXPECT_EQ(sent.at(size).messages, 2 * log2_of(size)) << size;
   expect_bytes_as_messages(sent);
 }

@@ -84,13 +84,14 @@ class Evaluation:
             state.eval_timestamp = Timestamp()
             self._engine.run_event(Event.EVAL_START)
             for share in shares.of_epoch(0, evaluator.subset_num_batches if most is None else most):
-                if not (is_whole := not (may_end and share.stops)):
+                if not (is_whole := not (may_end and share.everyone.stops)):
                     break
                 state.batch = share.batch
                 self._engine.run_event(Event.EVAL_BATCH_START)
                 total += sum(self._measure(Microbatches([state.batch]), Microbatches([share.counts])))
                 counts += share.all_counts
-                state.eval_timestamp = state.eval_timestamp.to_next_batch(share.all_samples, share.all_tokens)
+                of_all = share.everyone
+                state.eval_timestamp = state.eval_timestamp.to_next_batch(of_all.samples, of_all.tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
             if is_whole:
                 _require_counted(evaluator, state.eval_timestamp, counts)

@@ -59,7 +59,7 @@ class Loop:
                 self._engine.run_event(Event.BEFORE_DATALOADER)
                 if (share := next(batches, None)) is None:
                     break
-                if not self._train(share) or share.stops:
+                if not self._train(share) or share.everyone.stops:
                     return True
             if state.is_done and state.timestamp.batch_in_epoch != state.dataloader_len:
                 break  # amid the epoch
@@ -105,7 +105,7 @@ class Loop:
         )
         state.timestamp_before = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(
-            share.all_samples, share.all_tokens, datetime.timedelta(seconds=seconds)
+            share.everyone.samples, share.everyone.tokens, datetime.timedelta(seconds=seconds)
         )
         for scheduler in state.schedulers if self._steps_every_batch else []:
             scheduler.step()

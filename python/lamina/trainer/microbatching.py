@@ -9,7 +9,7 @@ import torch
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.ranks import num_microbatches, rank, set_num_microbatches
-from lamina.trainer.ranks import leads, totals
+from lamina.trainer.ranks import leads
 from lamina.trainer.shares import Share
 from lamina.trainer.training_state import TrainingState
 from lamina.util.told import tell
@@ -43,7 +43,7 @@ def cut(state: TrainingState, share: Share) -> tuple[list[Any], list[float]]:
     """
     microbatches, counts = _microbatches(state, share) if leads() else ([None], [0])
     if share.spec.cuts_itself:
-        set_num_microbatches(int(totals([], [len(microbatches)])[1][0]))
+        set_num_microbatches(int(current.session().largest("world", len(microbatches))))
     own = sum(counts)  # of the batch as it is now: where an algorithm has changed it, that has the weight it had before
     if not share.all_counts or (share.counts and not own):
         raise UsageError(

@@ -56,7 +56,8 @@ class Prediction:
                 state.outputs, counts = _of_one(self._outputs(*batch))
                 if keeps and counts:
                     kept.append(pytree.map_tensors(torch.Tensor.cpu, state.outputs))
-                state.predict_timestamp = state.predict_timestamp.to_next_batch(share.all_samples, share.all_tokens)
+                of_all = share.everyone
+                state.predict_timestamp = state.predict_timestamp.to_next_batch(of_all.samples, of_all.tokens)
                 self._engine.run_event(Event.PREDICT_BATCH_END)
             self._engine.run_event(Event.PREDICT_END)
         state.dataloader, state.dataloader_label, state.dataloader_len = read

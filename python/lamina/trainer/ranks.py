@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The copies of the model in a Trainer's job, and their ranks."""
 
-from collections.abc import Sequence
 from typing import Any
 
+from lamina._lamina import BatchRecord
 from lamina.job import current
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, CommGroup, size
@@ -14,16 +14,9 @@ def gathered(own: Any, group: CommGroup) -> list[Any]:
     return [own] if size() == 1 else allgather(own, group)
 
 
-def totals(sums: Sequence[float], largest: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Numbers of all ranks, each by its place, in one exchange of fixed size; in a job of one rank nothing is sent.
-
-    Args:
-        sums: are added up; those that a rank does not give are 0 of it.
-        largest: become the largest one; every rank gives as many.
-    """
-    if size() == 1:
-        return list(sums), list(largest)
-    return current.outside_step("allgather()").session.totals(WORLD.value, sums, largest)
+def together(own: BatchRecord) -> BatchRecord:
+    """The record of all ranks, in one exchange of fixed size; in a job of one rank nothing is sent."""
+    return own if size() == 1 else own.together(current.outside_step("allgather()").session)
 
 
 def speaks() -> bool:

@@ -10,29 +10,15 @@ sample counts, and when all are at their end.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from lamina._lamina import BatchRecord
 from lamina.dist.batches import require_distributed_sampler, samplers
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, size
 from lamina.trainer.data_spec import DataSpec
-from lamina.trainer.ranks import leads, speaks, totals
+from lamina.trainer.ranks import leads, speaks, together
 from lamina.trainer.reader import END, Reader
-
-
-class Word(NamedTuple):
-    """Numbers of a rank before a batch, and those of all ranks together: sums, and then the largest."""
-
-    samples: int = 0
-    tokens: int = 0
-    ended: int = 0  # ranks for which there is no batch more
-    most: int = 0  # samples that a copy has
-    has_data: bool = False  # a loader gave a batch
-    lacks: bool = False  # nothing counts of a batch, nor of one that came before
-    stops: bool = False  # the training is to end
-
-
-_SUMS = Word._fields.index("most")
 
 
 class Share(NamedTuple):
@@ -44,11 +30,12 @@ class Share(NamedTuple):
     samples: int
     by_tokens: bool  # whether parts of the batch of all copies are weighed by their tokens; else by their samples
     counts: int  # of those by which they are weighed
-    all_counts: int  # of all copies
-    all_samples: int
-    all_tokens: int
-    most: int  # samples that a copy has
-    stops: bool  # whether a rank wants the training to end
+    everyone: BatchRecord  # the samples and tokens of all copies; whether a rank wants the training to end
+
+    @property
+    def all_counts(self) -> int:
+        """How many of those by which parts are weighed all copies have."""
+        return self.everyone.tokens if self.by_tokens else self.everyone.samples
 
 
 class Ends:
@@ -126,24 +113,27 @@ class Shares:
         for found in read:
             samples, tokens = self._counted(found)
             counts = tokens if self._by_tokens else samples
-            own = Word(samples, tokens, 0, samples, found is not END, not counts and batch is None)
-            everyone = self._together(own if self._speaks else Word())
+            own = BatchRecord()
+            if self._speaks:
+                own.give_samples(samples, tokens)
+                own.has_data, own.lacks_data = found is not END, not counts and batch is None
+            everyone = self._together(own)
             if not everyone.has_data:
                 self._reader.end()
                 return
             batch = found if counts else batch
-            if everyone.lacks:
+            if everyone.lacks_data:
                 others = allgather(found if counts else None, WORLD)
                 if leads() and batch is None:
                     batch = next((other for other in others if other is not None), found)
             self._reader.count(samples)
-            own = self.spec, batch, samples, self._by_tokens, counts
-            all_counts = everyone.tokens if self._by_tokens else everyone.samples
-            yield Share(*own, all_counts, everyone.samples, everyone.tokens, everyone.most, bool(everyone.stops))
+            yield Share(self.spec, batch, samples, self._by_tokens, counts, everyone)
 
     def end(self) -> bool:
         """The training is at its end, on all ranks. Tells whether one wanted that."""
-        return bool(self._together(Word(ended=1)).stops)
+        own = BatchRecord()
+        own.ended = 1
+        return self._together(own).stops
 
     def _counted(self, batch: Any) -> tuple[int, int]:
         """The samples and tokens of a batch."""
@@ -151,15 +141,14 @@ class Shares:
             return 0, 0
         return self.spec.get_num_samples_in_batch(batch), self.spec.get_num_tokens_in_batch(batch)
 
-    def _together(self, own: Word) -> Word:
-        """The word of all ranks.
+    def _together(self, own: BatchRecord) -> BatchRecord:
+        """The record of all ranks.
 
         Errors:
             UsageError: the training has ended for some of them alone.
         """
-        own = own._replace(stops=self._ends.is_asked)
-        sums, largest = totals(own[:_SUMS], own[_SUMS:])
-        everyone = Word(*map(int, sums), *map(int, largest))
+        own.stops = self._ends.is_asked
+        everyone = together(own)
         if not 0 < everyone.ended < size():
             return everyone
         ended = [number for number, has_ended in enumerate(allgather(own.ended, WORLD)) if has_ended]

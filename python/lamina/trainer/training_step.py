@@ -3,13 +3,13 @@
 
 import copy
 import time
-import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from lamina._lamina import BatchRecord
 from lamina.job.ranks import WORLD, rank
 from lamina.job.seeds import set_rng_step
 from lamina.pipeline.batches import Microbatches
@@ -17,7 +17,7 @@ from lamina.pipeline.step import step
 from lamina.trainer import microbatching
 from lamina.trainer.events import Event
 from lamina.trainer.losses import added_up, loss_of, parts_of, require_trainable
-from lamina.trainer.ranks import copies, gathered, of_each_copy, speaks, totals
+from lamina.trainer.ranks import copies, gathered, of_each_copy, speaks, together
 from lamina.trainer.shares import Share
 from lamina.trainer.training_state import TrainingState
 from lamina.trainer.undisturbed import Kept
@@ -49,7 +49,7 @@ class TrainingStep:
         while True:
             kept = Kept(state.model) if state.auto_microbatching else None
             state.batch = batch if kept is None else copy.deepcopy(batch)  # a model may write to it
-            microbatching.expect(state, share.most)
+            microbatching.expect(state, share.everyone.most_samples)
             for metric in state.train_metrics.values():
                 metric.reset()
             optimizer.zero_grad(set_to_none=True)
@@ -64,23 +64,26 @@ class TrainingStep:
                 lack = getattr(error, "rank", rank()), str(error).partition("\n")[0] or type(error).__name__
             losses = {name: sum(values) for name, values in losses.items()}
             now = time.monotonic()
-            (seconds, *sums), (lacks, *names) = self._together(losses, now - self._clock, lack is not None)
-            if not lacks:
+            everyone = self._together(losses, now - self._clock, lack is not None)
+            if not everyone.lacks_memory:
                 break
             kept.put_back()
             microbatching.halve(state, sorted({each for each in gathered(lack, WORLD) if each}))
         self._clock = now
-        are_alike = names[0] == -names[1]
-        all_losses = dict(zip(losses, sums, strict=True)) if are_alike else added_up(of_each_copy(losses))
+        if everyone.names_differ:
+            all_losses = added_up(of_each_copy(losses))
+        else:
+            all_losses = dict(zip(losses, everyone.losses, strict=True))
         state.total_loss_dict = {f"loss/train/{name}": loss for name, loss in all_losses.items()}
-        return seconds
+        return everyone.seconds
 
-    def _together(self, losses: dict[str, float], seconds: float, lacks: bool) -> tuple[list[float], list[float]]:
-        """The numbers of all ranks after a step: rank 0's seconds and the sums of losses; whether memory is lacking,
-        and a hash of their names and its negative, which tell whether names are alike."""
-        names = float(zlib.crc32(repr(tuple(losses)).encode()))
-        own = losses.values() if speaks() else ()
-        return totals([0.0 if rank() else seconds, *own], [lacks, names, -names])
+    def _together(self, losses: dict[str, float], seconds: float, lacks_memory: bool) -> BatchRecord:
+        """The record of all ranks after a step, with rank 0's seconds and the sums of losses."""
+        own = BatchRecord(is_after_step=True)
+        own.name_losses(list(losses))
+        own.lacks_memory, own.seconds = lacks_memory, 0.0 if rank() else seconds
+        own.losses = list(losses.values()) if speaks() else []
+        return together(own)
 
     @step
     def _step(self, batch: Any, part: float) -> dict[str, float]:
