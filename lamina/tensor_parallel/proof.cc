@@ -56,7 +56,8 @@ std::optional<std::int64_t> cut_dim(at::IntArrayRef whole, at::IntArrayRef own) 
 
 // A few numbers for each position along a dimension, of all that lies there.
 at::Tensor projected(const at::Tensor& value, std::int64_t dim) {
-  const auto rows = as_numbers(value).nan_to_num().movedim(dim, 0).reshape({value.size(dim), -1});
+  const auto moved = as_numbers(value).nan_to_num().movedim(dim, 0);
+  const auto rows = moved.reshape({moved.size(0), c10::multiply_integers(moved.sizes().slice(1))});
   const auto places = at::arange(rows.size(1) * kProjections, rows.options()).view({rows.size(1), kProjections});
   return rows.matmul(at::sin(places * 12.9898 + 4.1414) * 43.7585);
 }

@@ -67,6 +67,8 @@ TEST(Proof, KnowsWhatIsNoNumberWhatIsZeroAndWhatIsMissing) {
     EXPECT_EQ(compared(team, noise, team.rank() == 0 ? noise : at::Tensor()).verdict, Verdict::kAnother);
     EXPECT_EQ(compared(team, at::arange(3) > 1, at::arange(3) > 1).verdict, Verdict::kAlike);
     EXPECT_TRUE(compare(team, {}, 1e-4).empty());
+    const auto range = team.rank() == 0 ? numbers({3, 4}) : at::empty({3, 0}, at::kDouble);
+    EXPECT_EQ(compared(team, numbers({3, 8}), range).verdict, Verdict::kAnother) << "empty on one member";
   });
 }
 
