@@ -18,6 +18,8 @@
 #include "lamina/job_checkpoint/saves.h"
 #include "lamina/rendezvous/job_store.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/session/step_check.h"
+#include "lamina/verification/run_recorder.h"
 
 namespace lamina::frontend {
 namespace {
@@ -74,7 +76,8 @@ Current::Current(config::Config config)
     : session(std::make_unique<session::Session>(
           std::move(config), environment::read_world(environment::process_environment()), hooks())) {
   ++jobs;
-  if (const auto& recorder = session->run_recorder()) {
+  check = session::StepCheck::of_job(*session);
+  if (const auto& recorder = session->run_recorder(); recorder != nullptr && recorder->writes()) {
     recording = std::make_unique<job_checkpoint::JobRecording>(recorder);
   }
   session->groups().make_by([this](topology::Group axis) { return make_group(axis); });

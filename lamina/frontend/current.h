@@ -20,6 +20,10 @@ class Resumption;
 class Saves;
 }  // namespace lamina::job_checkpoint
 
+namespace lamina::session {
+class StepCheck;
+}
+
 namespace lamina::frontend {
 
 class Model;
@@ -41,6 +45,7 @@ struct Current {
   std::shared_ptr<job_checkpoint::Resumption> waiting;               // a checkpoint that waits for the cut of the model
   std::function<std::unique_ptr<job_checkpoint::JobAccess>()> lend;  // to checkpoints and recordings
   std::unique_ptr<job_checkpoint::JobRecording> recording;           // with `lamina verify`
+  std::unique_ptr<session::StepCheck> check;                         // while steps are compared
   bool clips_by_default = false;  // gradients of shards, to a norm that nobody has set
 
  private:

@@ -40,17 +40,19 @@ class DistributedModel {
   auto operator()(Args&&... args) {
     using Kind = frontend::CallKind<Impl, Args...>;
     const auto call = model_->begin_call();
-    if (model_->wants_first_call()) {
-      model_->first_call(frontend::Example{Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
-    }
+    const bool is_compared =
+        model_->wants_first_call() &&
+        model_->first_call(frontend::Example{Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
     if (model_->compares_calls()) model_->note_call(value::Tuple{{to_value<std::decay_t<Args>>(args)...}});
     const auto call_root = [&]() -> decltype(auto) { return root_(std::forward<Args>(args)...); };
     using Output = decltype(call_root());
     if constexpr (std::is_void_v<Output>) {
+      static_cast<void>(is_compared);  // and refused by Child: nothing is returned
       model_->in_team(call_root);
       model_->end_call(call, {});
     } else {
       Output output = model_->in_team(call_root);
+      if (is_compared) model_->see_outputs(to_value(output));
       if constexpr (std::is_same_v<std::decay_t<Output>, at::Tensor>) {
         model_->end_call(call, output);
       } else {

@@ -40,9 +40,6 @@ void init(const std::string& json) {
   const auto environment = environment::process_environment();
   auto parsed = verification::read_configuration(json, environment);
   if (again) return require_same(frontend::current().session->config(), config::with_defaults(parsed.config));
-  if (parsed.config.verify_steps > 0) {
-    throw base::ConfigError("verify_steps compares steps of Python programs; compare this one by `lamina verify`");
-  }
   if (parsed.config.tensor_parallel_degree > 1 && !parsed.config.prescaled_batch) {
     throw base::ConfigError(
         "prescaled_batch: with tensor_parallel_degree above 1 it is to be true in C++ programs, whose ranks of a "

@@ -19,6 +19,7 @@
 #include "lamina/model/make_table.h"
 #include "lamina/session/model_life.h"
 #include "lamina/session/sharding.h"
+#include "lamina/session/step_check.h"
 #include "lamina/tensor_parallel/team.h"
 #include "lamina/value/guarded.h"
 #include "lamina/value/released.h"
@@ -72,6 +73,7 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   if (!slicings_.empty()) tree_ = make_tree();
   compares_ = !slicings_.empty();
   backwards_.scale_by(job_.loss_scale);
+  if (job_.check != nullptr) backwards_.count_others(true);
   if (const int replicas = session.topology().size(topology::kReplicas); replicas > 1) {
     if (session.config().ddp) {
       make_reducer();

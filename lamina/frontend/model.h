@@ -26,6 +26,7 @@
 #include "lamina/pipeline/job.h"
 #include "lamina/pipeline/pieces.h"
 #include "lamina/plan/kept_partition.h"
+#include "lamina/session/plain_values.h"
 #include "lamina/sharding/sharding.h"
 
 namespace lamina {
@@ -58,6 +59,7 @@ namespace frontend {
 
 struct Current;
 class Routing;
+class TorchPlainModel;
 
 // The parts that a step runs on.
 struct Batch {
@@ -112,9 +114,11 @@ class Model : public std::enable_shared_from_this<Model> {
   // Before a call on ranks that have slices, which compare what they were given as they next compute together.
   bool compares_calls() const { return compares_; }
   void note_call(const value::Value& arguments);
-  // True where that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
+  // True where that is to be followed by first_call(): in the step in which the model is cut it waits until it is, and
+  // in one that is compared it is made plainly, too. True of a call whose outputs see_outputs() is to have then.
   bool wants_first_call() const;
-  void first_call(std::optional<Example> example);
+  bool first_call(std::optional<Example> example);
+  void see_outputs(const value::Value& outputs);
 
   // Runs one step; see Job::run_step. Cuts the model, the first time.
   pipeline::StepResult run_step(pipeline::StepSpec spec);
@@ -143,7 +147,23 @@ class Model : public std::enable_shared_from_this<Model> {
   void keep_order();
   pipeline::StepResult run_pipelined(pipeline::StepSpec spec);
   pipeline::StepResult run_first(pipeline::StepSpec spec);
+  void expect_first_call();
+  bool is_traced() const;
+  void enter(const std::optional<Example>& call, std::shared_ptr<TorchPlainModel> plain);
   model::ParameterTable make_table() const;
+
+  // The first steps, where they are compared: see [Note: step check].
+  bool is_checked() const;
+  std::vector<session::CheckedTensor> checked(const std::vector<ModuleTensor>& all) const;
+  std::vector<ModuleTensor> here(std::vector<ModuleTensor> all) const;
+  void look_for_room();
+  void take_plain_values();
+  std::shared_ptr<TorchPlainModel> plain_model(const std::optional<Example>& call) const;
+  void call_plainly(const std::optional<Example>& call, std::shared_ptr<TorchPlainModel> plain);
+  void begin_checked_step();
+  void end_checked_step(std::int64_t other_backwards);
+  void end_checks_if_over();
+  pipeline::StepResult run_alone(const pipeline::StepSpec& spec);
 
   // Replicas: see [Note: backward pass].
   void make_reducer();

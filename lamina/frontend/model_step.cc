@@ -10,11 +10,13 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
+#include "lamina/frontend/plain_model.h"
 #include "lamina/frontend/routing.h"
 #include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/saves.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/session/slicing.h"
+#include "lamina/session/step_check.h"
 #include "lamina/tensor_parallel/dropout.h"
 #include "lamina/tensor_parallel/team.h"
 
@@ -109,8 +111,36 @@ void Model::note_call(const Value& arguments) {
 }
 
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
-void Model::first_call(std::optional<Example> example) {
-  job_.session->job().cut_here([this, example = std::move(example)] { cut(example); });
+
+bool Model::first_call(std::optional<Example> example) {
+  auto plain = plain_model(example);
+  if (!job_.pipelined()) {
+    enter(example, std::move(plain));
+    return is_checked();
+  }
+  const auto is_it = std::make_shared<bool>(false);  // of the bodies that wait
+  job_.session->job().cut_here([this, is_it, plain = std::move(plain), example = std::move(example)] {
+    *is_it = true;
+    enter(example, plain);
+  });
+  return *is_it && is_checked();
+}
+
+bool Model::is_traced() const {
+  const auto& config = job_.session->config();
+  return !partitioned() && config.auto_partition && !config.skip_tracing;
+}
+
+// At the first call of a step, or without one: has it made plainly, and the model cut. Collective over the pipeline,
+// and over the world where the model is cut.
+void Model::enter(const std::optional<Example>& call, std::shared_ptr<TorchPlainModel> plain) {
+  if (is_checked()) {
+    if (job_.pipelined()) take_plain_values();
+    call_plainly(call, std::move(plain));
+  }
+  if (!partitioned()) cut(is_traced() ? call : std::nullopt);
+  if (is_checked() && job_.pipelined()) begin_checked_step();
+  set_router(routing_.get());
 }
 
 pipeline::StepResult Model::run_step(pipeline::StepSpec spec) {
@@ -120,23 +150,25 @@ pipeline::StepResult Model::run_step(pipeline::StepSpec spec) {
     return tensors;
   };
   const auto run_here = [this](pipeline::StepSpec spec) {
-    return job_.pipelined() ? run_pipelined(std::move(spec)) : run(job_, spec);
+    return job_.pipelined() ? run_pipelined(std::move(spec)) : run_alone(spec);
   };
   const auto run_watched = [&](pipeline::StepSpec spec) {
     return backwards_.run_step(std::move(spec), parameters, run_here);
   };
+  look_for_room();
   if (partitioned()) watch();
+  const auto other_backwards = backwards_.plain();
   pipeline::StepResult result;
   session::run_step(*job_.session, std::move(spec), [&](pipeline::StepSpec spec) {
     result = reducer_ ? reducer_->run_step(std::move(spec), training(), run_watched) : run_watched(std::move(spec));
   });
   ++steps_;
+  if (is_checked()) end_checked_step(other_backwards);
   return result;
 }
 
 pipeline::StepResult Model::run_pipelined(pipeline::StepSpec spec) {
   auto& job = job_.session->job();
-  const auto& config = job_.session->config();
   std::vector<std::string> names;
   remote::Tensors tensors;
   for (const auto& held : tree_.tensors()) {
@@ -144,33 +176,34 @@ pipeline::StepResult Model::run_pipelined(pipeline::StepSpec spec) {
     tensors.push_back(held.tensor);
   }
   job.watch_flags(std::move(names), std::move(tensors));
-  if (partitioned()) {
-    keep_order();  // a BatchNorm's momentum may be another now
-    return job.run_step(spec);
-  }
-  const bool traced = config.auto_partition && !config.skip_tracing;
-  if (traced && job.leads()) return run_first(std::move(spec));
+  if (partitioned()) keep_order();  // a BatchNorm's momentum may be another now
+  const bool waits = is_traced() || is_checked();
+  if (waits && job.leads()) return run_first(std::move(spec));
   try {
-    cut(std::nullopt);
+    if (waits || !partitioned()) enter(std::nullopt, nullptr);
   } catch (const base::DesyncError&) {
     throw;  // the leading rank is in no step
   } catch (const base::Error&) {
-    if (traced) job.run_step(spec);  // the leading rank is in it, and ends it with this
+    if (waits) job.run_step(spec);  // the leading rank is in it, and ends it with this
     throw;
   }
   return job.run_step(spec);
 }
 
 pipeline::StepResult Model::run_first(pipeline::StepSpec spec) {
-  first_call_ = std::make_unique<FirstCall>([this] { first_call(std::nullopt); });
-  set_router(first_call_.get());
-  spec.cut = [this] { cut(std::nullopt); };
+  expect_first_call();
+  spec.cut = [this] { enter(std::nullopt, nullptr); };
   try {
     return job_.session->job().run_step(spec);
   } catch (...) {
-    if (!partitioned()) set_router(nullptr);
+    set_router(partitioned() ? routing_.get() : nullptr);
     throw;
   }
+}
+
+void Model::expect_first_call() {
+  first_call_ = std::make_unique<FirstCall>([this] { first_call(std::nullopt); });
+  set_router(first_call_.get());
 }
 
 void Model::backward(const remote::Tensors& tensors, const remote::Tensors& gradients) {
@@ -180,6 +213,7 @@ void Model::backward(const remote::Tensors& tensors, const remote::Tensors& grad
   if (!gradients.empty() && tensors.size() != gradients.size()) {
     throw faces::refusal("gradients-for-tensors", tensors.size(), gradients.size());
   }
+  if (is_checked()) job_.check->see_backward(tensors);
   const auto run = [&] { backwards_.run(tensors, gradients); };
   in_team([&] { reducer_ ? reducer_->run_backward(run) : run(); });
 }

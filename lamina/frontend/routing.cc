@@ -13,15 +13,16 @@
 #include "lamina/tensor_parallel/dropout.h"
 
 namespace lamina::frontend {
-namespace {
-
-constexpr char kEndOfTraining = '|';
 
 std::vector<at::Tensor> tensors_in(const value::Value& tree) {
   std::vector<at::Tensor> tensors;
   value::for_each_tensor(tree, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
 }
+
+namespace {
+
+constexpr char kEndOfTraining = '|';
 
 // The whole of a part that a call has returned, and of its gradient, when that comes.
 at::Tensor seen(const at::Tensor& part, const Forward& forward) {

@@ -11,6 +11,8 @@
 
 namespace lamina::frontend {
 
+std::vector<at::Tensor> tensors_in(const value::Value& tree);
+
 // torch::nn modules as the engine calls them: by number, in training or evaluation as the caller's are.
 class TorchModules : public model::Modules {
  public:

@@ -48,6 +48,14 @@ class Sliced {
   virtual std::vector<Cut> cuts() const { return {}; }
   // Its parameters are slices, from now on.
   virtual void begin(const Member& member) { member_ = member; }
+  // It computes with whole parameters until begin(). Returns what that is to be given; nothing where it is whole
+  // anyway.
+  std::optional<Member> make_whole() {
+    const auto before = member_;
+    if (before) begin({});
+    member_.reset();
+    return before;
+  }
 
  protected:
   // Nothing where it is whole.

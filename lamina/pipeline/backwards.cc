@@ -22,13 +22,13 @@ thread_local int own_backwards = 0;  // that run in this thread
 
 }  // namespace
 
-bool Backwards::is_scaled() const {
+bool Backwards::counts() const {
   const auto loss_scale = loss_scale_.lock();
-  return loss_scale && loss_scale->is_on();
+  return counts_others_ || (loss_scale && loss_scale->is_on());
 }
 
 void Backwards::watch(std::span<const at::Tensor> parameters, bool forgets) {
-  if (!is_scaled()) return;
+  if (!counts()) return watch_.reset();
   if (!watch_) {
     watch_ = std::make_unique<model::GradientWatch>([plain = plain_](const at::Tensor&) {
       const auto* context = runtime::ExecutionContext::current();  // of a request: the body's thread tells of it
@@ -56,7 +56,7 @@ StepResult Backwards::run_step(StepSpec spec, const Parameters& parameters, cons
       return body(microbatch);
     };
   }
-  if (is_scaled()) {
+  if (counts()) {
     spec.body = [plain = plain_, body = std::move(spec.body)](base::Microbatch microbatch) {
       const auto before = remote::thread_backwards();
       auto output = body(microbatch);

@@ -36,10 +36,12 @@ class Backwards {
 
   // Losses of the model's own backward are multiplied by that, while it lives.
   void scale_by(std::weak_ptr<const optim::LossScale> scale) { loss_scale_ = std::move(scale); }
-  // Where losses are scaled: other backwards are noticed by the gradients that they leave in these parameters, as they
+  // Where other backwards are counted: these are noticed by the gradients that they leave in these parameters, as they
   // are now. `forgets`: gradients lie in the parameters, so that those of others are gone when there are none.
   void watch(std::span<const at::Tensor> parameters, bool forgets);
-  // Counts what other backwards have left while losses were scaled, and what of it was there when gradients were last
+  // Has other backwards counted where losses are not scaled, too, until it is told no more.
+  void count_others(bool counts) { counts_others_ = counts; }
+  // Counts what other backwards have left while they were counted, and what of it was there when gradients were last
   // forgotten, of all parameters.
   std::int64_t plain() const { return *plain_; }
   std::int64_t plain_forgotten() const { return forgotten_; }
@@ -68,7 +70,7 @@ class Backwards {
   static Found look(const Job& job, const Parameters& parameters);
   static bool had_backward(const Job& job, const Found& before, const Parameters& parameters);
   void tell() const;
-  bool is_scaled() const;
+  bool counts() const;
   // Factors of the losses of a backward.
   double loss_scale() const;
   double scale_in_step();
@@ -81,6 +83,7 @@ class Backwards {
   const std::shared_ptr<std::atomic<std::int64_t>> plain_ = std::make_shared<std::atomic<std::int64_t>>(0);
   std::int64_t forgotten_ = 0;
   std::unique_ptr<model::GradientWatch> watch_;
+  bool counts_others_ = false;
   bool seen_;
   bool announced_ = false;
   // The step that this rank leads.

@@ -149,13 +149,14 @@ void StepCheck::see_backward(std::span<const at::Tensor> tensors) {
   if (gradients_ != nullptr && sees_calls()) gradients_->see_backward(tensors);
 }
 
-void StepCheck::run_backward() {
+void StepCheck::run_backward(std::string unknown) {
   if (!plain_) return;
   auto& [model, run] = *plain_;
   run->leave_out(gradients_->used_beside());
+  auto why = std::move(unknown);
   const auto found = gradients_->gradients(session_.run_recorder()->gradients_of_model());
-  std::string why = "the step uses a result, and what the model made of it";
-  if (found) {
+  if (why.empty() && !found) why = "the step uses a result, and what the model made of it";
+  if (why.empty()) {
     why = model->run_backward(*found);
     if (!why.empty()) why = "the plain backward failed: " + why;
   }

@@ -80,8 +80,9 @@ class StepCheck {
   void see_outputs(std::span<const at::Tensor> outputs);
   // A body begins a backward of these.
   void see_backward(std::span<const at::Tensor> tensors);
-  // The bodies are done: on a rank that leads the plain backward runs, with the gradients of the step.
-  void run_backward();
+  // The bodies are done: on a rank that leads the plain backward runs, with the gradients of the step. `unknown`: why
+  // these are not known, where see_backward() did not hear of all backwards; else empty.
+  void run_backward(std::string unknown = "");
   // Compares; collective over the world. Throws base::UsageError on all ranks where the step is not the plain model's.
   void end_step();
 

@@ -20,6 +20,8 @@ namespace lamina::value {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
 template <class Node>
 using NodePtr = std::shared_ptr<Node>;
+template <class Node>
+using NodeWeakPtr = std::weak_ptr<Node>;
 
 template <class Node, class... Arguments>
 NodePtr<Node> make_node(Arguments&&... arguments) {
@@ -39,6 +41,8 @@ inline void allow_reading(c10::StorageImpl&) {}
 #else
 template <class Node>
 using NodePtr = c10::intrusive_ptr<Node>;
+template <class Node>
+using NodeWeakPtr = c10::weak_intrusive_ptr<Node>;
 
 template <class Node, class... Arguments>
 NodePtr<Node> make_node(Arguments&&... arguments) {

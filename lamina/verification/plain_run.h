@@ -24,6 +24,8 @@ class PlainRun {
   std::unique_ptr<model::HookedCall> begin(std::int64_t module, std::span<const at::Tensor> inputs) const;
   // The parameters' gradients are recorded until end().
   void watch(std::span<const ParameterGradients::Named> parameters) { recorder_->begin_step_of(parameters); }
+  // Records these, where no hooks of theirs see them.
+  void see_gradients(std::span<const ParameterGradients::Named> gradients) { recorder_->see_gradients(gradients); }
   void end() {
     recorder_->end_step_of([](const auto&, const auto& gradient) { return gradient; });
   }

@@ -118,13 +118,19 @@ void RunRecorder::end_step() {
 void RunRecorder::end_step_of(const Recorded& recorded) {
   const std::lock_guard lock(mutex_);
   if (const auto parameters = std::exchange(parameters_, nullptr)) {
-    for (const auto& [name, gradient] : parameters->take()) {
-      const auto whole = recorded(name, gradient);
-      if (!has_value(whole)) continue;
-      writer_.write({RecordedKind::kGradient, steps_, 0, name, 0, 0, order_++, digest_of(whole, terms_.bits)});
-    }
+    for (const auto& [name, gradient] : parameters->take()) write_gradient(name, recorded(name, gradient));
   }
   close_step();
+}
+
+void RunRecorder::see_gradients(std::span<const ParameterGradients::Named> gradients) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, gradient] : gradients) write_gradient(name, gradient);
+}
+
+void RunRecorder::write_gradient(const std::string& name, const at::Tensor& gradient) {
+  if (!has_value(gradient)) return;
+  writer_.write({RecordedKind::kGradient, steps_, 0, name, 0, 0, order_++, digest_of(gradient, terms_.bits)});
 }
 
 void RunRecorder::begin_step_of(std::span<const ParameterGradients::Named> parameters) {

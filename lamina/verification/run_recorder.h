@@ -77,6 +77,8 @@ class RunRecorder : public model::CallHook {
   void end_step_of(const Recorded& recorded);
   // With one microbatch: a step begins, of which these parameters' gradients are recorded. Forgets the step before.
   void begin_step_of(std::span<const ParameterGradients::Named> parameters);
+  // With one microbatch: gradients of parameters, by their names, of whose steps begin_step_of() knows none.
+  void see_gradients(std::span<const ParameterGradients::Named> gradients);
   std::int64_t steps() const { return steps_; }
 
   // A tensor, or the part of it that is here.
@@ -142,9 +144,10 @@ class RunRecorder : public model::CallHook {
   Call* begun(const model::ModuleCall& call);        // under the lock; nullptr where its beginning was not recorded
   digests::Digest digest(const at::Tensor& tensor);  // under the lock
   void forget();                                     // under the lock: all that is kept of a step
-  void close_step();                                 // under the lock
-  std::int64_t step_of_update() const;               // that comes next
-  void keep(std::int64_t output, const at::Tensor& gradient);  // under the lock
+  void write_gradient(const std::string& name, const at::Tensor& gradient);  // under the lock, of a parameter
+  void close_step();                                                         // under the lock
+  std::int64_t step_of_update() const;                                       // that comes next
+  void keep(std::int64_t output, const at::Tensor& gradient);                // under the lock
 
   const RecordingOptions terms_;
   const pid_t process_;                  // whose copies, such as workers that load data, record nothing

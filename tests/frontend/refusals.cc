@@ -277,6 +277,67 @@ void groups_with_other_parameters() {
   resume_from_checkpoint(folder(), {.tag = "a"});
 }
 
+// Doubles gradients on their way back.
+struct Doubled : torch::autograd::Function<Doubled> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {2 * gradients[0]};
+  }
+};
+
+// Has a fault on the second rank.
+using Spoil = std::function<Tensor(torch::nn::LinearImpl& layer, const Tensor& y)>;
+struct SpoiledImpl : torch::nn::LinearImpl {
+  explicit SpoiledImpl(Spoil given) : LinearImpl(6, 2), spoil(std::move(given)) {}
+  Tensor forward(const Tensor& x) {
+    const auto y = LinearImpl::forward(x);
+    return rank() == 1 ? spoil(*this, y) : y;
+  }
+  const Spoil spoil;
+};
+TORCH_MODULE(Spoiled);
+
+struct SpoiledNetImpl : torch::nn::Module {
+  Child<torch::nn::Linear> lower;
+  Child<Spoiled> upper;
+  explicit SpoiledNetImpl(const Spoil& spoil) {
+    lower = register_module("lower", torch::nn::Linear(4, 6));
+    torch::nn::Linear(6, 2);  // draws as the other side's, whose place its own takes
+    upper = register_module("upper", Spoiled(spoil));
+    set_partition(*upper, 1);
+  }
+  Tensor forward(const Tensor& x) { return upper(lower(x).tanh()); }
+};
+TORCH_MODULE(SpoiledNet);
+
+void train_with(const Spoil& spoil) {
+  init({{"partitions", 2},
+        {"microbatches", 1},
+        {"auto_partition", false},
+        {"default_partition", 0},
+        {"verify_steps", 1}});
+  torch::manual_seed(0);
+  DistributedModel model{SpoiledNet(spoil)};
+  const auto train = step([&](const Tensor& x) { model.backward(model(x).square().mean()); });
+  train(batch());
+}
+
+void a_step_with_another_output() {
+  train_with([](auto&, const Tensor& y) { return 1.5 * y; });
+}
+
+void a_step_with_another_gradient() {
+  train_with([](auto&, const Tensor& y) { return Doubled::apply(y); });
+}
+
+void a_step_with_another_gradient_of_a_weight() {
+  train_with([](torch::nn::LinearImpl& layer, const Tensor& y) {
+    layer.weight.register_hook([](const Tensor& gradient) { return 1.5 * gradient; });
+    return y;
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -312,7 +373,10 @@ int main() {
       {"optimizers_that_were_not_saved", optimizers_that_were_not_saved},
       {"an_optimizer_of_another_class", an_optimizer_of_another_class},
       {"options_that_were_not_saved", options_that_were_not_saved},
-      {"groups_with_other_parameters", groups_with_other_parameters}};
+      {"groups_with_other_parameters", groups_with_other_parameters},
+      {"a_step_with_another_output", a_step_with_another_output},
+      {"a_step_with_another_gradient", a_step_with_another_gradient},
+      {"a_step_with_another_gradient_of_a_weight", a_step_with_another_gradient_of_a_weight}};
   for (const auto& [name, act] : cases) {
     std::string text = "nothing";
     try {

@@ -22,6 +22,35 @@ class Net(nn.Module):
         return self.upper(self.lower(x).tanh())
 
 
+class Doubled(torch.autograd.Function):
+    """Doubles gradients on their way back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class Spoiled(nn.Linear):
+    """Has a fault on the second rank."""
+
+    def __init__(self, spoil):
+        super().__init__(6, 2)
+        self.spoil = spoil
+
+    def forward(self, x):
+        y = super().forward(x)
+        return self.spoil(self, y) if lamina.rank() == 1 else y
+
+
+def of_a_weight(layer, y):
+    layer.weight.register_hook(lambda gradient: 1.5 * gradient)
+    return y
+
+
 def batch():
     return torch.linspace(0, 1, 20).view(5, 4)
 
@@ -262,6 +291,33 @@ def groups_with_other_parameters():
     lamina.resume_from_checkpoint(folder(), "a")
 
 
+def train_with(spoil):
+    lamina.init(partitions=2, microbatches=1, auto_partition=False, default_partition=0, verify_steps=1)
+    torch.manual_seed(0)
+    net = Net()
+    net.upper = Spoiled(spoil)
+    lamina.set_partition(net.upper, 1)
+    model = lamina.DistributedModel(net)
+
+    @lamina.step
+    def train(x):
+        model.backward(model(x).square().mean())
+
+    train(batch())
+
+
+def a_step_with_another_output():
+    train_with(lambda layer, y: 1.5 * y)
+
+
+def a_step_with_another_gradient():
+    train_with(lambda layer, y: Doubled.apply(y))
+
+
+def a_step_with_another_gradient_of_a_weight():
+    train_with(of_a_weight)
+
+
 CASES = (
     a_loss_that_was_not_scaled,
     gradients_of_no_backward,
@@ -295,6 +351,9 @@ CASES = (
     an_optimizer_of_another_class,
     options_that_were_not_saved,
     groups_with_other_parameters,
+    a_step_with_another_output,
+    a_step_with_another_gradient,
+    a_step_with_another_gradient_of_a_weight,
 )
 
 
