@@ -26,6 +26,8 @@
 #include "lamina/tensor_parallel/operators.h"
 #include "lamina/tensor_parallel/slices.h"
 #include "lamina/tensor_parallel/team.h"
+#include "lamina/value/guarded.h"
+#include "lamina/value/slice_layer.h"
 
 namespace lamina::frontend {
 namespace {
@@ -116,12 +118,18 @@ void read_layer(PlannedLayer& row, const torch::nn::Module& layer, torch::nn::Mo
 }
 
 void require_child(const LayerCut& cut, const torch::nn::Module& layer) {
-  if (cut.style == tp::kReplicated || find_child(&layer) != nullptr) return;
+  if (!cut.chosen || find_child(&layer) != nullptr) return;
   throw base::UsageError(base::str(cut.name,
-                                   " is to be sliced, and is no lamina::Child, whose calls alone are known: "
-                                   "declare the member that calls it so, as lamina::Child<torch::nn::",
+                                   " gives heads of keys that several ranks have, and is no lamina::Child, "
+                                   "whose calls alone are known: declare the member that calls it so, as "
+                                   "lamina::Child<torch::nn::",
                                    type_of(layer), ">"),
                          base::Code{"cpp-no-child"});
+}
+
+// True for a layer's parameter, as that is.
+bool is_own(const at::Tensor& given, const at::Tensor& parameter) {
+  return given.is_alias_of(parameter) && given.sizes() == parameter.sizes() && given.strides() == parameter.strides();
 }
 
 // Puts the parts along the last dimension of a tensor together.
@@ -175,7 +183,11 @@ PlanCuts::PlanCuts(const torch::nn::Module& root, std::string team, int index, i
   cuts_ = tp::cut_layers(planned_, degree, index);
   modules_ = std::move(rows.modules);
   model_ = std::move(rows.model);
-  for (const auto& cut : cuts_.layers) require_child(cut, layer(cut));
+  for (const auto& row : planned_.layers) rows_.emplace(row.name, &row);
+  for (const auto& cut : cuts_.layers) {
+    require_child(cut, layer(cut));
+    by_layer_.emplace(&layer(cut), &cut);
+  }
 }
 
 std::vector<std::string> PlanCuts::whole(std::set<std::string> sliced) const {
@@ -183,24 +195,19 @@ std::vector<std::string> PlanCuts::whole(std::set<std::string> sliced) const {
   return tp::marked_but_whole(model_, sliced);
 }
 
-torch::nn::Module& PlanCuts::layer(const LayerCut& cut) const {
-  const auto row = std::ranges::find(planned_.layers, cut.name, &PlannedLayer::name);
-  return *modules_[row->layer];
-}
+torch::nn::Module& PlanCuts::layer(const LayerCut& cut) const { return *modules_[rows_.at(cut.name)->layer]; }
 
 // The heads here of the module around a layer; none of one without.
 std::optional<tp::SlicePart> PlanCuts::heads_of(const LayerCut& cut) const {
-  const auto row = std::ranges::find(planned_.layers, cut.name, &PlannedLayer::name);
-  const auto around = std::ranges::find(cuts_.parents, row->parent, &tp::ParentCut::parent);
+  const auto around = std::ranges::find(cuts_.parents, rows_.at(cut.name)->parent, &tp::ParentCut::parent);
   return around == cuts_.parents.end() ? std::nullopt : around->heads;
 }
 
 std::optional<layout::Slicing> PlanCuts::slicing(const torch::nn::Module& module, const std::string& parameter) const {
-  for (const auto& cut : cuts_.layers) {
-    if (&layer(cut) != &module) continue;
-    for (const auto& [name, slicing] : cut.slices) {
-      if (name == parameter) return slicing;
-    }
+  const auto cut = by_layer_.find(&module);
+  if (cut == by_layer_.end()) return std::nullopt;
+  for (const auto& [name, slicing] : cut->second->slices) {
+    if (name == parameter) return slicing;
   }
   return std::nullopt;
 }
@@ -215,39 +222,77 @@ void PlanCuts::begin() {
 
 void PlanCuts::begin(const LayerCut& cut) {
   auto& module = layer(cut);
-  const auto& team = team_;
   if (cut.style == tp::kReplicated) {  // each rank computes a part with it, and gradients are added
     for (auto& parameter : module.parameters(/*recurse=*/false)) {
       const bool has_gradient = parameter.requires_grad();
       parameter.requires_grad_(true).register_hook(
-          [team](const at::Tensor& gradient) { return tp::all_reduce(gradient, team); });
+          [team = team_](const at::Tensor& gradient) { return tp::all_reduce(gradient, team); });
       parameter.requires_grad_(has_gradient);
     }
     return;
   }
   if (auto* words = dynamic_cast<torch::nn::EmbeddingImpl*>(&module)) {
-    for (const auto& [name, number] : cut.numbers) {
-      if (name == "num_embeddings") words->options.num_embeddings(*number);
-      if (name == "embedding_dim") words->options.embedding_dim(*number);
-      if (name == "padding_idx") words->options.padding_idx(number);
-    }
-    replace_forward(words, forward_of(cut, team, 0, [=](const at::Tensor& given) {
-                      return tp::embedding(cut, team, given, words->weight);
-                    }));
-    return;
+    begin_embedding(cut, *words);
+  } else {
+    begin_linear(cut, *dynamic_cast<torch::nn::LinearImpl*>(&module));
   }
-  auto* linear = dynamic_cast<torch::nn::LinearImpl*>(&module);
+}
+
+void PlanCuts::begin_embedding(const LayerCut& cut, torch::nn::EmbeddingImpl& layer) const {
   for (const auto& [name, number] : cut.numbers) {
-    if (name == "in_features") linear->options.in_features(*number);
-    if (name == "out_features") linear->options.out_features(*number);
+    if (name == "num_embeddings") layer.options.num_embeddings(*number);
+    if (name == "embedding_dim") layer.options.embedding_dim(*number);
+    if (name == "padding_idx") layer.options.padding_idx(number);
   }
-  const bool gives = tp::is_by_columns(cut.style), takes = cut.style == "rowwise";
-  replace_forward(linear, forward_of(cut, team, linear->weight.size(0), [=, heads = heads_of(cut)](const auto& given) {
-                    const auto output = tp::linear(cut, team, given, linear->weight, linear->bias);
-                    if (gives) tp::note_given(cut.part, heads);
-                    if (takes) tp::note_taken();
-                    return output;
-                  }));
+  const auto call = [cut, team = team_, &layer](const at::Tensor& words) {
+    return tp::embedding(cut, team, words, layer.weight);
+  };
+  if (find_child(&layer) != nullptr) replace_forward(&layer, forward_of(cut, team_, 0, call));
+  if (!value::is_slice(layer.weight)) return;
+  value::layer_of(layer.weight).embedding = [call, &layer, alive = layer.weak_from_this()](
+                                                const at::Tensor& weight,
+                                                const at::Tensor& words) -> std::optional<at::Tensor> {
+    const auto held = alive.lock();
+    if (held == nullptr || !is_own(weight, layer.weight)) return std::nullopt;
+    return call(words);
+  };
+}
+
+void PlanCuts::begin_linear(const LayerCut& cut, torch::nn::LinearImpl& layer) const {
+  for (const auto& [name, number] : cut.numbers) {
+    if (name == "in_features") layer.options.in_features(*number);
+    if (name == "out_features") layer.options.out_features(*number);
+  }
+  auto ready = cut;
+  ready.by_parent = tp::is_by_columns(cut.style) || cut.chosen;  // its input is copied once for all that are given it
+  const auto call = [cut = ready, team = team_, heads = heads_of(cut), &layer](const at::Tensor& given,
+                                                                               const at::Tensor& bias) {
+    const auto input = cut.by_parent ? tp::copied(given, team) : given;
+    const auto output = tp::linear(cut, team, input, layer.weight, bias);
+    if (cut.by_parent) tp::note_given(cut.part, heads);
+    if (cut.style == "rowwise") tp::note_taken();
+    return output;
+  };
+  if (find_child(&layer) != nullptr) {
+    const auto child = [call, &layer](const at::Tensor& given) { return call(given, layer.bias); };
+    replace_forward(&layer, forward_of(cut, team_, layer.weight.size(0), child));
+  }
+  if (!value::is_slice(layer.weight)) return;
+  value::layer_of(layer.weight).linear = [call, &layer, alive = layer.weak_from_this()](
+                                             const at::Tensor& weight, const at::Tensor& given,
+                                             const at::Tensor& bias) -> std::optional<at::Tensor> {
+    const auto held = alive.lock();
+    if (held == nullptr || !is_own(weight, layer.weight)) return std::nullopt;
+    return call(given, bias);
+  };
+  if (!value::is_slice(layer.bias)) return;
+  value::layer_of(layer.bias).addend =
+      [cut, team = team_, &layer, alive = layer.weak_from_this()](const at::Tensor& bias) -> std::optional<at::Tensor> {
+    const auto held = alive.lock();
+    if (held == nullptr || !is_own(bias, layer.bias)) return std::nullopt;
+    const auto own = tp::own(bias);
+    return tp::is_by_columns(cut.style) ? own : tp::gather(own, {-1, cut.sizes}, team);
+  };
 }
 
 }  // namespace lamina::frontend

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -11,8 +12,10 @@
 #include "lamina/tensor_parallel/plans.h"
 
 namespace torch::nn {
+class EmbeddingImpl;
+class LinearImpl;
 class Module;
-}
+}  // namespace torch::nn
 
 namespace lamina::frontend {
 
@@ -22,6 +25,7 @@ class PlanCuts {
   // Changes nothing. `index`: of this rank among `degree`, whom operators know as `team`. Throws base::UsageError where
   // a plan does not fit the model.
   PlanCuts(const torch::nn::Module& root, std::string team, int index, int degree);
+  PlanCuts(const PlanCuts&) = delete;
 
   bool empty() const { return cuts_.layers.empty(); }
   // How a parameter of a module is cut; nothing where a plan leaves it whole.
@@ -35,12 +39,16 @@ class PlanCuts {
   torch::nn::Module& layer(const tensor_parallel::LayerCut& cut) const;
   std::optional<tensor_parallel::SlicePart> heads_of(const tensor_parallel::LayerCut& cut) const;
   void begin(const tensor_parallel::LayerCut& cut);
+  void begin_embedding(const tensor_parallel::LayerCut& cut, torch::nn::EmbeddingImpl& layer) const;
+  void begin_linear(const tensor_parallel::LayerCut& cut, torch::nn::LinearImpl& layer) const;
 
   const std::string team_;
   tensor_parallel::ModelModules model_;
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;  // by the numbers of rows
   tensor_parallel::PlannedLayers planned_;
   tensor_parallel::LayerCuts cuts_;
+  std::map<std::string, const tensor_parallel::PlannedLayer*> rows_;  // by name
+  std::map<const torch::nn::Module*, const tensor_parallel::LayerCut*> by_layer_;
 };
 
 }  // namespace lamina::frontend

@@ -35,9 +35,9 @@ class WithHeads {
 //
 //     lamina::set_tensor_parallelism(*net, {{"layers.*.up", "colwise"}, {"layers.*.down", "rowwise"}});
 //
-// Layers are torch's Linear and Embedding, each called as a lamina::Child. A plan inside of the module, given before,
-// counts no longer. Throws base::UsageError for `heads` that are neither a number nor a name; what does not fit the
-// model is an error when that is wrapped.
+// Layers are torch's Linear and Embedding. A plan inside of the module, given before, counts no longer. Throws
+// base::UsageError for `heads` that are neither a number nor a name; what does not fit the model is an error when that
+// is wrapped.
 void set_tensor_parallelism(const torch::nn::Module& module, SlicingPlan plan, const HeadCount& heads = {});
 
 namespace frontend {

@@ -6,10 +6,13 @@
 #include <ATen/ops/dropout_native.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
+#include <c10/core/GradMode.h>
 #include <torch/library.h>
 
 #include <utility>
 #include <vector>
+
+#include "lamina/tensor_parallel/operators.h"
 
 namespace lamina::tensor_parallel {
 namespace {
@@ -20,6 +23,8 @@ constexpr std::int64_t kFeaturesAt = -1;
 struct PartsHere {
   std::vector<SlicePart> features;
   std::optional<SlicePart> heads;
+  at::Tensor given, copy;  // of layers that are given the same
+  std::int64_t version = 0;
 };
 thread_local PartsHere parts;
 
@@ -80,5 +85,16 @@ void note_given(const SlicePart& features, const std::optional<SlicePart>& heads
 }
 
 void note_taken() { parts = {}; }
+
+at::Tensor copied(const at::Tensor& given, const std::string& team) {
+  if (!given.requires_grad() || !at::GradMode::is_enabled()) return copy(given, team);
+  const auto version = given._version();
+  if (!parts.given.is_same(given) || parts.version != version) {
+    parts.copy = copy(given, team);
+    parts.given = given;
+    parts.version = version;
+  }
+  return parts.copy;
+}
 
 }  // namespace lamina::tensor_parallel

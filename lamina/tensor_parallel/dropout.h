@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string>
 
 #include "lamina/layout/region.h"
 #include "lamina/tensor_parallel/layer_cuts.h"
@@ -24,5 +25,7 @@ at::Tensor dropout_of_part(const at::Tensor& part, double p, std::int64_t dim, c
 void note_given(const SlicePart& features, const std::optional<SlicePart>& heads);
 // A layer has taken what this thread was given.
 void note_taken();
+// The copy of what a layer is given, see copy() in operators.h; until note_taken() one for all that are given the same.
+at::Tensor copied(const at::Tensor& given, const std::string& team);
 
 }  // namespace lamina::tensor_parallel

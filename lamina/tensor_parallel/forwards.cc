@@ -12,13 +12,13 @@ namespace lamina::tensor_parallel {
 namespace {
 
 // Some outputs of a layer that is whole on all members. Its gradients are added.
-at::Tensor chosen_outputs(const std::vector<std::int64_t>& outputs, const std::string& team, const at::Tensor& input,
+at::Tensor chosen_outputs(const LayerCut& cut, const std::string& team, const at::Tensor& input,
                           const at::Tensor& weight, const at::Tensor& bias) {
-  const auto chosen = at::tensor(outputs, at::TensorOptions(at::kLong).device(weight.device()));
+  const auto chosen = at::tensor(*cut.chosen, at::TensorOptions(at::kLong).device(weight.device()));
   const auto own_rows = [&](const at::Tensor& each) {
     return each.defined() ? copy(each, team).index_select(0, chosen) : each;
   };
-  return at::linear(copy(input, team), own_rows(weight), own_rows(bias));
+  return at::linear(cut.by_parent ? input : copy(input, team), own_rows(weight), own_rows(bias));
 }
 
 // Some words of an embedding: the others' are zero here, and the members' are added.
@@ -34,7 +34,7 @@ at::Tensor own_words(const LayerCut& cut, const std::string& team, const at::Ten
 
 at::Tensor linear(const LayerCut& cut, const std::string& team, const at::Tensor& input, const at::Tensor& weight,
                   const at::Tensor& bias) {
-  if (cut.chosen) return chosen_outputs(*cut.chosen, team, input, weight, bias);
+  if (cut.chosen) return chosen_outputs(cut, team, input, weight, bias);
   const bool is_gathered = cut.style == "colwise_gather_output";
   if (is_gathered || is_by_columns(cut.style)) {
     const auto output = at::linear(cut.by_parent ? input : copy(input, team), own(weight), own(bias));

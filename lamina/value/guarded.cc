@@ -5,9 +5,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "lamina/base/str.h"
+#include "lamina/value/slice_layer.h"
 #include "lamina/value/wrapper_key.h"
 
 namespace lamina::value {
@@ -24,6 +26,7 @@ struct GuardedSlice : c10::BackendMeta {
   std::vector<std::int64_t> here, whole;
   WhereCut cut{WhereCut::kTorn, 0};
   bool is_gradient = false;
+  std::shared_ptr<SliceLayer> layer = std::make_shared<SliceLayer>();  // of the parameter, and of what comes of it
 };
 
 thread_local int open_here = 0;
@@ -93,6 +96,8 @@ void guard_like(const at::Tensor& made, const at::Tensor& slice) {
 }
 
 void guard_joined(const at::Tensor& made, const at::Tensor& slice) { guard_cut_at(made, slice, WhereCut::kJoined); }
+
+SliceLayer& layer_of(const at::Tensor& slice) { return *slice_of(slice)->layer; }
 
 WhereCut where_cut(const at::Tensor& slice) { return slice_of(slice)->cut; }
 

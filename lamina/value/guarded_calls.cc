@@ -13,6 +13,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/value/guarded.h"
+#include "lamina/value/layer_operations.h"
 #include "lamina/value/reference_tensor.h"
 #include "lamina/value/wrapper_key.h"
 
@@ -206,6 +207,7 @@ void call_guarded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
     call_as_it_is(op, stack);
     return guard_results(op, *stack, slice, /*all=*/false);
   }
+  if (!is_updating() && call_layer(op, stack)) return;
   const auto kind = kind_of(op);
   if (kind == OperationKind::kParts) {
     return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kWrapperKey), stack);

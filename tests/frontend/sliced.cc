@@ -165,8 +165,8 @@ void check(const std::string& name, const Make& make, const Plain& make_plain, i
 }
 
 // Random numbers of dropout are those of a whole model with as many microbatches, which each rank trains for itself.
-void check_dropout() {
-  const auto make = [] { return LanguageModel(gpt(0.25)); };
+template <class Make>
+void check_dropout(const Make& make) {
   for (const auto& layout : layouts()) {
     if (layout.degree > 3 || layout.replicas > 1) continue;
     const auto whole = distributed(make, {.degree = 1, .microbatches = layout.microbatches, .loop = layout.loop});
@@ -181,6 +181,7 @@ void check_dropout() {
 void check_models() {
   check("mixer", [] { return sliced_mixer(); }, [] { return plain_mixer(); });
   check("planned mixer", [] { return planned_mixer(); }, [] { return plain_mixer(); });
+  check("planned blocks", [] { return planned_blocks(0); }, [] { return Blocks(); });
   const auto language_model = [](const nn::TransformerOptions& options) {
     return [=] { return LanguageModel(options); };
   };
@@ -196,6 +197,7 @@ void check_models() {
 int main() {
   torch::set_num_threads(1);
   check_models();
-  check_dropout();
+  check_dropout([] { return LanguageModel(gpt(0.25)); });
+  check_dropout([] { return planned_blocks(0.25); });
   return exit_code();
 }

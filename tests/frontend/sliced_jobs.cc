@@ -220,6 +220,39 @@ void weights() {
   shutdown();
 }
 
+struct SharedKeysImpl : torch::nn::Module, WithHeads {
+  torch::nn::Linear query{nullptr}, key{nullptr};
+  std::int64_t heads = 2, keys = 1, width = 2;
+  SharedKeysImpl() {
+    query = register_module("query", torch::nn::Linear(4, 4));
+    key = register_module("key", torch::nn::Linear(4, 2));
+  }
+  std::map<std::string, std::int64_t*> numbers() override {
+    return {{"num_heads", &heads}, {"num_key_value_heads", &keys}, {"head_dim", &width}};
+  }
+  Tensor forward(const Tensor& x) { return query(x); }
+};
+
+// Layers that no member of a Child's type calls are cut, too, and what is computed of their weights is no call of them.
+void layers_by_their_operations() {
+  begin();
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+  const auto x = torch::randn({3, 4});
+  const auto plain = net->forward(x).detach();
+  set_tensor_parallelism(*net, {{"0", "colwise"}, {"1", "rowwise"}});
+  DistributedModel model(net);
+  const auto weight = net[0]->as<torch::nn::Linear>()->weight, bias = net[0]->as<torch::nn::Linear>()->bias;
+  expect(weight.size(0) == 2 && model(x).allclose(plain), "layers of torch's Sequential");
+  const auto refused = [&](const std::function<void()>& use) {
+    expect_error<UsageError>(use, {"0.weight is sliced, and this rank has", "[tp-away]"});
+  };
+  refused([&] { torch::matmul(x, (weight * 2).t()); });
+  refused([&] { torch::matmul(torch::ones({1, 2}), weight); });
+  expect_error<UsageError>([&] { bias.sum(); }, {"0.bias is sliced", "[tp-away]"});
+  shutdown();
+}
+
 void refusals() {
   const auto asks = [](Settings keys, const std::vector<std::string>& words) {
     expect_error<ConfigError>([&] { init(keys); }, words);
@@ -237,11 +270,11 @@ void refusals() {
   tied->register_parameter("same", cut->weight);
   expect_error<UsageError>([&] { frontend::slice_model(*tied, *frontend::current().session); },
                            {"same and cut.weight are one parameter", "[tp-layer]"});
-  torch::nn::Sequential unseen(torch::nn::Linear(4, 4));
-  set_tensor_parallelism(*unseen, {{"0", "colwise_gather_output"}});
-  expect_error<UsageError>([&] { DistributedModel model(unseen); },
-                           {"0 is to be sliced, and is no lamina::Child", "[cpp-no-child]"});
-  expect(unseen[0]->as<torch::nn::Linear>()->weight.size(0) == 4, "nothing is cut where a plan is refused");
+  torch::nn::ModuleHolder<SharedKeysImpl> shared;
+  set_tensor_parallelism(*shared, {{"query", "colwise"}, {"key", "colwise"}});
+  expect_error<UsageError>([&] { DistributedModel model(shared); },
+                           {"key gives heads of keys that several ranks have", "no lamina::Child", "[cpp-no-child]"});
+  expect(shared->query->weight.size(0) == 4, "nothing is cut where a plan is refused");
   DistributedModel model(Failing{});
   expect_error<UsageError>([&] { DistributedOptimizer made(torch::optim::LBFGS(model.parameters())); },
                            {"LBFGS", "sliced", "[tp-optimizer]"});
@@ -258,6 +291,7 @@ int main() {
   failures_of_one();
   other_batches();
   weights();
+  layers_by_their_operations();
   refusals();
   return exit_code();
 }

@@ -53,6 +53,45 @@ inline auto planned_mixer() {
   return mixer;
 }
 
+// Blocks whose layers are plain members.
+struct PlainBlockImpl : torch::nn::Module {
+  torch::nn::Linear up{nullptr}, down{nullptr};
+  double p;
+  explicit PlainBlockImpl(double dropout) : p(dropout) {
+    up = register_module("up", torch::nn::Linear(kFeatures, 7));
+    down = register_module("down", torch::nn::Linear(7, kFeatures));
+  }
+  Tensor forward(const Tensor& x) { return x + down(torch::dropout(torch::tanh(up(x)), p, is_training())); }
+};
+TORCH_MODULE(PlainBlock);
+
+struct BlocksImpl : torch::nn::Module {
+  torch::nn::Embedding words{nullptr};
+  ChildList<PlainBlock> blocks;
+  torch::nn::Linear head{nullptr};
+  explicit BlocksImpl(double dropout = 0)
+      : blocks(PlainBlock(dropout), PlainBlock(dropout), PlainBlock(dropout), PlainBlock(dropout)) {
+    words = register_module("words", torch::nn::Embedding(kWords, kFeatures));
+    register_module("blocks", blocks);
+    head = register_module("head", torch::nn::Linear(kFeatures, kWords));
+  }
+  Tensor forward(const Tensor& given) {
+    auto x = words(given);
+    for (auto& block : *blocks) x = block(x);
+    return torch::nn::functional::cross_entropy(head(x).flatten(0, 1), given.flatten());
+  }
+};
+TORCH_MODULE(Blocks);
+
+inline Blocks planned_blocks(double dropout) {
+  Blocks net(dropout);
+  set_tensor_parallelism(*net, {{"words", "embedding_rowwise"},
+                                {"blocks.*.up", "colwise"},
+                                {"blocks.*.down", "rowwise"},
+                                {"head", "colwise_gather_output"}});
+  return net;
+}
+
 struct LanguageModelImpl : torch::nn::Module {
   Child<nn::DistributedTransformerLMHead> model;
   explicit LanguageModelImpl(const nn::TransformerOptions& options) {

@@ -19,7 +19,8 @@ using at::Tensor;
 constexpr std::int64_t kWidth = 8, kWords = 9, kHead = 2;
 
 struct AttentionImpl : torch::nn::Module, WithHeads {
-  Child<torch::nn::Linear> query, out, key, value;
+  torch::nn::Linear query{nullptr}, out{nullptr};
+  Child<torch::nn::Linear> key, value;  // of which ranks may have the same heads
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Dropout dropout{nullptr};
   std::int64_t heads, keys, head_dim = kHead;
@@ -49,7 +50,8 @@ struct AttentionImpl : torch::nn::Module, WithHeads {
 TORCH_MODULE(Attention);
 
 struct BlockImpl : torch::nn::Module {
-  Child<torch::nn::Linear> up, down;
+  torch::nn::Linear up{nullptr};
+  Child<torch::nn::Linear> down;
   bool gated;
   double p;
   explicit BlockImpl(std::int64_t inner = 7, bool is_gated = false, double dropout = 0) : gated(is_gated), p(dropout) {
@@ -65,10 +67,10 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 struct NetImpl : torch::nn::Module {
-  Child<torch::nn::Embedding> words;
+  torch::nn::Embedding words{nullptr};
   Child<Attention> attention;
   ChildList<Block> layers;
-  Child<torch::nn::Linear> head;
+  torch::nn::Linear head{nullptr};
   explicit NetImpl(Attention first = Attention(), Block block = Block(),
                    const torch::nn::EmbeddingOptions& options = {kWords, kWidth})
       : layers(block, Block()) {
@@ -87,7 +89,7 @@ struct NetImpl : torch::nn::Module {
     auto x = words(given);
     x = x + attention(x);
     for (auto& layer : *layers) x = x + layer(x);
-    return torch::nn::functional::cross_entropy(head(x).flatten(0, 1), given.flatten());
+    return torch::nn::functional::cross_entropy(head(x.flatten(0, 1)), given.flatten());
   }
 };
 TORCH_MODULE(Net);

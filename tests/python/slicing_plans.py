@@ -66,7 +66,7 @@ class Net(nn.Module):
         x = x + self.attention(x)
         for layer in self.layers:
             x = x + layer(x)
-        return functional.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
+        return functional.cross_entropy(self.head(x.flatten(0, 1)), words.flatten())
 
 
 def trained(model, optimizer):

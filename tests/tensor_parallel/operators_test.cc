@@ -12,6 +12,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/tensor_parallel/dropout.h"
 #include "lamina/tensor_parallel/slices.h"
 #include "tests/collective/job_ranks.h"
 #include "tests/message_of.h"
@@ -51,6 +52,18 @@ at::Tensor own(const at::Tensor& whole, std::int64_t dim, const std::vector<std:
   std::int64_t begin = 0;
   for (int before = 0; before < member; ++before) begin += sizes[before];
   return whole.narrow(dim, begin, sizes[member]);
+}
+
+TEST(Operators, LayersThatAreGivenTheSameShareACopyUntilOneTakesTheirParts) {
+  auto given = numbers({2, 2}).requires_grad_() * 2;
+  auto shared = copied(given, kTeam);
+  EXPECT_TRUE(copied(given, kTeam).is_same(shared));
+  given.add_(1);
+  EXPECT_FALSE(copied(given, kTeam).is_same(shared));
+  shared = copied(given, kTeam);
+  note_taken();
+  EXPECT_FALSE(copied(given, kTeam).is_same(shared));
+  note_taken();
 }
 
 TEST(Operators, GiveWhatOneRankWouldHave) {
