@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "lamina/value/guarded.h"
+
 namespace lamina::checkpoint {
 
 std::span<std::byte> bytes_of(const at::Tensor& tensor) {
@@ -12,6 +14,7 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor) {
 void for_each_chunk(const at::Tensor& tensor, std::int64_t elements,
                     const std::function<void(std::span<const std::byte>)>& take) {
   constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
+  const value::Unguarded own_work;
   const auto flat = tensor.view({-1});
   const auto step = kChunkBytes / static_cast<std::int64_t>(flat.element_size());
   for (std::int64_t at = 0; at < elements; at += step) {

@@ -3,6 +3,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "lamina/value/guarded.h"
 #include "lamina/value/large_blocks.h"
 
 namespace lamina::checkpoint {
@@ -16,6 +17,7 @@ std::int64_t room_for(const Part& part) { return (size_bytes(part) + kAlignment 
 
 void Snapshot::take(std::span<Part> parts) {
   const at::NoGradGuard no_grad;
+  const value::Unguarded own_work;
   std::int64_t bytes = 0;
   for (const auto& part : parts) bytes += room_for(part);
   if (!memory_.defined() || memory_.numel() < bytes) {

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "lamina/value/guarded.h"
+
 namespace lamina::distributed_optimizer {
 namespace {
 
@@ -43,6 +45,7 @@ at::Tensor ShardRanks::scratch(std::size_t number, std::int64_t length, const at
 
 void ShardRanks::gather_portion(std::span<const at::Tensor> parameters) {
   const at::NoGradGuard no_grad;
+  const value::Unguarded own_work;
   std::int64_t length = 0;
   for (const auto& parameter : parameters) length += share(parameter, rank()).size;
   const auto options = parameters[0].options().requires_grad(false);
@@ -71,6 +74,7 @@ void ShardRanks::gather_portion(std::span<const at::Tensor> parameters) {
 
 at::Tensor ShardRanks::part_of(const LocalShard& part, const at::Tensor& whole) const {
   const at::NoGradGuard no_grad;
+  const value::Unguarded own_work;
   const auto count = part.share.count();
   auto own = at::zeros({part.own.numel()}, whole.options().requires_grad(false));
   own.narrow(0, 0, count).copy_(whole.detach().reshape({-1}).narrow(0, part.share.begin, count));

@@ -14,12 +14,14 @@
 #include "lamina/optim/step.h"
 #include "lamina/optim/update_tensors.h"
 #include "lamina/value/dtype.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina::distributed_optimizer {
 namespace {
 
 // Elements of a tensor, flattened: a view where they lie in that order, else a copy.
 at::Tensor flat_part(const at::Tensor& whole, const std::optional<layout::Share>& share) {
+  const value::Unguarded own_work;
   if (!share || share->count() == whole.numel()) return whole.detach();
   return whole.detach().reshape({-1}).narrow(0, share->begin, share->count());
 }
@@ -29,6 +31,7 @@ bool overlaps_itself(const at::Tensor& tensor) { return at::has_internal_overlap
 // Leaves one alone that no update can have changed.
 void write_part(const at::Tensor& whole, const std::optional<layout::Share>& share, const at::Tensor& value) {
   if (overlaps_itself(whole)) return;
+  const value::Unguarded own_work;
   const auto part = flat_part(whole, share);
   part.copy_(value);
   if (part.is_alias_of(whole) || part.numel() == 0) return;

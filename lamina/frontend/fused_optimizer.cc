@@ -11,6 +11,7 @@
 #include "lamina/base/str.h"
 #include "lamina/distributed_optimizer/local_parameters.h"
 #include "lamina/optim/step.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina {
 namespace {
@@ -201,6 +202,7 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
 
 void FusedOptimizer::step_in(const Around& around) {
   const at::NoGradGuard no_grad;
+  const value::Updating updating;
   std::vector<optim::GroupStep> steps;
   for (const auto& group : param_groups()) {
     auto& [given, updates] = steps.emplace_back();

@@ -15,6 +15,7 @@
 #include "lamina/job_checkpoint/parts.h"
 #include "lamina/job_checkpoint/save_list.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina::job_checkpoint {
 
@@ -27,6 +28,7 @@ namespace {
 // Takes those of the elements that count, and their place in the whole: of a slice the whole.
 Held held(std::string name, const at::Tensor& elements, const Parts::Piece& piece, const Parts& parts) {
   if (piece.slicing) return {std::move(name), parts.whole_of(piece, elements), {piece.shape, 0}};
+  const value::Unguarded own_work;
   const auto count = piece.region.end - piece.region.begin;
   auto counting = elements.numel() == count ? elements.detach() : elements.detach().flatten().narrow(0, 0, count);
   return {std::move(name), std::move(counting), {piece.shape, piece.region.begin}};

@@ -16,6 +16,7 @@
 #include "lamina/sharding/sums.h"
 #include "lamina/sharding/transfer.h"
 #include "lamina/value/away.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina::sharding {
 namespace {
@@ -242,6 +243,7 @@ class CollectiveTransfer : public Transfer {
   void send_bucket(const base::Patience& patience) {
     if (bucket_.empty()) return;
     const at::NoGradGuard no_grad;
+    const value::Unguarded own_work;
     begin_lacking();
     while (sent_.size() >= kBucketsAtOnce) take_bucket(patience);
     std::vector<std::size_t> parameters;

@@ -20,6 +20,7 @@
 #include "lamina/base/str.h"
 #include "lamina/collective/travel.h"
 #include "lamina/layout/place.h"
+#include "lamina/value/guarded.h"
 
 namespace lamina::sharding {
 namespace {
@@ -150,6 +151,7 @@ const layout::Share& Sharding::share(std::size_t parameter) const {
 
 at::Tensor Sharding::part_of(std::size_t parameter, const at::Tensor& whole) {
   const at::NoGradGuard no_grad;
+  const value::Unguarded own_work;
   const auto& own = share(parameter);
   auto part = at::zeros({own.size}, whole.options());
   part.narrow(0, 0, own.count()).copy_(whole.detach().reshape({-1}).narrow(0, own.begin, own.count()));
@@ -279,6 +281,7 @@ std::vector<double> Sharding::sum_before_update(std::vector<double> numbers) {
 }
 
 std::vector<model::Measured> Sharding::measured(std::vector<model::Measured> pairs, double norm_type) {
+  const value::Unguarded own_work;
   std::unordered_map<const at::TensorImpl*, std::size_t> by_gradient;
   for (std::size_t i = 0; i < size(); ++i) {
     if (const auto& gradient = shard(i).grad(); gradient.defined()) by_gradient[gradient.unsafeGetTensorImpl()] = i;

@@ -3,58 +3,31 @@
 
 #include <ATen/ops/alias.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "lamina/base/str.h"
+#include "lamina/value/guarded_slice.h"
 #include "lamina/value/slice_layer.h"
 #include "lamina/value/wrapper_key.h"
 
 namespace lamina::value {
 namespace {
 
-// The parameter that a slice is of, and where the slice is cut. Copies of a TensorImpl have it, too.
-struct GuardedSlice : c10::BackendMeta {
-  GuardedSlice(std::string of, at::IntArrayRef slice, at::IntArrayRef all)
-      : name(std::move(of)), here(slice.vec()), whole(all.vec()) {
-    const auto [own, others] = std::ranges::mismatch(here, whole);
-    if (own != here.end()) cut = {static_cast<int>(own - here.begin()), *others};
-  }
-  std::string name;
-  std::vector<std::int64_t> here, whole;
-  WhereCut cut{WhereCut::kTorn, 0};
-  bool is_gradient = false;
-  std::shared_ptr<SliceLayer> layer = std::make_shared<SliceLayer>();  // of the parameter, and of what comes of it
-};
-
 thread_local int open_here = 0;
 thread_local bool judged_here = false;
 thread_local bool updating_here = false;
 
-c10::intrusive_ptr<GuardedSlice> slice_of(const at::Tensor& tensor) {
-  return c10::dynamic_intrusive_pointer_cast<GuardedSlice>(
-      tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
-}
-
-void guard(const at::Tensor& tensor, c10::intrusive_ptr<GuardedSlice> slice) {
-  tensor.unsafeGetTensorImpl()->set_backend_meta(std::move(slice));
-  set_keys(tensor, tensor.key_set().add(kWrapperKey));
-}
-
 void guard_cut_at(const at::Tensor& made, const at::Tensor& slice, int dim) {
-  auto same = slice_of(slice);
-  if (same->cut.dim != dim) {
-    same = c10::make_intrusive<GuardedSlice>(*same);
-    same->cut.dim = dim;
-  }
-  guard(made, std::move(same));
+  guard(made, with_cut(slice_of(slice), dim));
 }
 
 // The dimension of a view in which the cut one lies: that of as many elements, as far from one another.
 int cut_of_view(const at::Tensor& view, const at::Tensor& slice, int cut) {
-  if (cut < 0 || (view.sizes() == slice.sizes() && view.strides() == slice.strides())) return cut;
+  if (view.sizes() == slice.sizes() && view.strides() == slice.strides()) return cut;
+  if (cut < 0) return WhereCut::kTorn;
   int found = WhereCut::kTorn;
   for (int dim = 0; dim < view.dim(); ++dim) {
     if (view.size(dim) != slice.size(cut) || view.stride(dim) != slice.stride(cut)) continue;
@@ -90,16 +63,19 @@ void guard_view(const at::Tensor& made, const at::Tensor& slice) {
 // Dimensions of what is computed of elements are counted from the last one.
 void guard_like(const at::Tensor& made, const at::Tensor& slice) {
   const auto cut = where_cut(slice).dim;
+  if (cut == WhereCut::kJoined && made.sizes() == slice.sizes()) return guard_cut_at(made, slice, cut);
   const auto dim = static_cast<int>(cut + made.dim() - slice.dim());
   const bool is_there = cut >= 0 && dim >= 0 && made.size(dim) == slice.size(cut);
-  guard_cut_at(made, slice, cut < 0 ? cut : is_there ? dim : WhereCut::kTorn);
+  guard_cut_at(made, slice, is_there ? dim : WhereCut::kTorn);
 }
-
-void guard_joined(const at::Tensor& made, const at::Tensor& slice) { guard_cut_at(made, slice, WhereCut::kJoined); }
 
 SliceLayer& layer_of(const at::Tensor& slice) { return *slice_of(slice)->layer; }
 
-WhereCut where_cut(const at::Tensor& slice) { return slice_of(slice)->cut; }
+WhereCut where_cut(const at::Tensor& slice) {
+  const auto found = slice_of(slice);
+  return found->cut.dim == WhereCut::kTorn ? WhereCut{WhereCut::kTorn, c10::multiply_integers(found->whole)}
+                                           : found->cut;
+}
 
 bool is_gradient_of_slice(const at::Tensor& tensor) { return is_slice(tensor) && slice_of(tensor)->is_gradient; }
 

@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/value/guarded.h"
+#include "lamina/value/guarded_joined.h"
+#include "lamina/value/guarded_places.h"
 #include "lamina/value/layer_operations.h"
 #include "lamina/value/reference_tensor.h"
 #include "lamina/value/wrapper_key.h"
@@ -49,14 +50,15 @@ bool takes_each_alone(std::string_view name) {
       "aten::detach_",      "aten::zero_",      "aten::fill_",          "aten::set_",
       "aten::is_same_size", "aten::is_set_to",  "aten::is_pinned",      "aten::record_stream",
       "aten::_pin_memory",  "aten::lift_fresh", "aten::_reshape_alias", kNewEmpty};
-  constexpr std::array<std::string_view, 6> kUpdates{
-      "aten::_fused_adam_",    "aten::_fused_adamw_", "aten::_fused_sgd_",
-      "aten::_fused_adagrad_", "aten::_copy_from",    "aten::_amp_foreach_non_finite_check_and_unscale_"};
+  constexpr std::array<std::string_view, 7> kOthers{
+      "aten::_fused_adam_",           "aten::_fused_adamw_", "aten::_fused_sgd_",
+      "aten::_fused_adagrad_",        "aten::_copy_from",    "aten::_amp_foreach_non_finite_check_and_unscale_",
+      "aten::_has_same_storage_numel"};
   constexpr std::array<std::string_view, 3> kOfLists{"aten::_foreach_norm", "aten::_foreach_max",
                                                      "aten::_foreach_powsum"};
   if (begins_with(name, "aten::_foreach_")) return !is_among(kOfLists, name);
   const bool is_collective = begins_with(name, "c10d::") || begins_with(name, "_c10d_functional::");
-  return is_among(kAll, name) || is_among(kUpdates, name) || (!begins_with(name, "aten::") && !is_collective);
+  return is_among(kAll, name) || is_among(kOthers, name) || (!begins_with(name, "aten::") && !is_collective);
 }
 
 bool joins(std::string_view name) { return name == "aten::cat" || name == "aten::stack"; }
@@ -100,34 +102,6 @@ std::string_view remedy(OperationKind kind, bool is_gradient) {
       base::Code{"tp-away"});
 }
 
-// The argument of a call, by name; nothing where the operation has none.
-std::optional<c10::IValue> argument(const c10::FunctionSchema& schema, const Stack& stack, const std::string& name) {
-  const auto index = schema.argumentIndexWithName(name);
-  if (!index) return std::nullopt;
-  return torch::jit::peek(stack, static_cast<std::size_t>(*index), schema.arguments().size());
-}
-
-std::int64_t number(const std::optional<c10::IValue>& value, std::int64_t otherwise) {
-  return !value || value->isNone() ? otherwise : value->toSymInt().guard_int(__FILE__, __LINE__);
-}
-
-// True where a view has the places that it would have of the whole, or is of an update, whose places are of elements.
-bool has_places_of_whole(const c10::OperatorHandle& op, const Stack& stack, const at::Tensor& slice) {
-  constexpr std::array<std::string_view, 5> kAlongOne{"aten::select", "aten::slice", "aten::split",
-                                                      "aten::split_with_sizes", "aten::unbind"};
-  constexpr std::array<std::string_view, 3> kOthers{"aten::diagonal", "aten::unfold", "aten::as_strided"};
-  const auto& schema = op.schema();
-  const auto [cut, extent] = where_cut(slice);
-  if (cut == WhereCut::kJoined || is_updating()) return true;
-  if (!is_among(kAlongOne, schema.name())) return !is_among(kOthers, schema.name());
-  const auto dim = number(argument(schema, stack, "dim"), 0);
-  if (cut >= 0 && (dim < 0 ? dim + slice.dim() : dim) != cut) return true;
-  if (schema.name() != "aten::slice") return false;
-  if (slice.dim() == 1) return true;  // a range of elements, as shards are
-  return cut >= 0 && number(argument(schema, stack, "start"), 0) == 0 &&
-         number(argument(schema, stack, "step"), 1) == 1 && number(argument(schema, stack, "end"), extent) >= extent;
-}
-
 template <class Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
@@ -162,23 +136,48 @@ std::vector<at::Tensor> slices_in_lists(const c10::OperatorHandle& op, const Sta
   return slices;
 }
 
-// Guards what an operation gave: all, or views, which have the key of what they are of.
-void guard_results(const c10::OperatorHandle& op, const Stack& stack, const at::Tensor& slice, bool all,
-                   const std::vector<at::Tensor>& in_lists = {}) {
+// Arguments of an operation by which its results are guarded.
+struct Taken {
+  at::Tensor slice;                  // one of them
+  std::vector<PlacesAlong> places;   // of the slice, by result of a view
+  std::vector<at::Tensor> in_lists;  // by result of one over lists
+  std::vector<at::Tensor> joined;    // the parts of a result
+  std::int64_t along = 0;            // and their dimension
+};
+
+Taken taken_by(const c10::OperatorHandle& op, OperationKind kind, const Stack& stack, const at::Tensor& slice) {
+  Taken taken{slice};
+  if (kind == OperationKind::kView) taken.places = places_of(op, stack, slice);
+  if (kind == OperationKind::kEach) taken.in_lists = slices_in_lists(op, stack);
+  if (kind == OperationKind::kJoins) {
+    taken.joined = argument(op.schema(), stack, "tensors")->toTensorVector();
+    taken.along = number(argument(op.schema(), stack, "dim"), 0);
+  }
+  return taken;
+}
+
+// Guards one result, which is at that place of a list.
+void guard_result(const c10::OperatorHandle& op, const Taken& taken, const at::Tensor& made, std::size_t place,
+                  bool all) {
   const auto& schema = op.schema();
-  const bool is_memory = schema.name() == kNewEmpty, is_view = gives_views(schema);
-  for (const auto& result : torch::jit::last(stack, schema.returns().size())) {
-    for_each_tensor(result, [&](const at::Tensor& made, std::size_t place) {
-      const bool is_plain = made.has_storage() && !made.key_set().has(c10::DispatchKey::Python);
-      const auto& of = in_lists.empty() ? slice : in_lists.at(place);
-      if (!is_plain || !of.defined() || (is_memory && made.numel() != slice.numel())) return;
-      if (!all && !made.key_set().has(kWrapperKey)) return;
-      if (is_view) {
-        guard_view(made, slice);
-      } else if (!is_slice(made)) {
-        joins(schema.name()) ? guard_joined(made, of) : guard_like(made, of);
-      }
-    });
+  const bool is_plain = made.has_storage() && !made.key_set().has(c10::DispatchKey::Python);
+  const auto& of = taken.in_lists.empty() ? taken.slice : taken.in_lists.at(place);
+  if (!is_plain || !of.defined() || (schema.name() == kNewEmpty && made.numel() != of.numel())) return;
+  if (!all && !made.key_set().has(kWrapperKey)) return;
+  if (gives_views(schema)) {
+    const bool is_joined = where_cut(of).dim == WhereCut::kJoined && place < taken.places.size();
+    return is_joined ? guard_parts(made, of, taken.places[place]) : guard_view(made, of);
+  }
+  if (is_slice(made)) return;
+  if (taken.joined.empty()) return guard_like(made, of);
+  guard_joined(made, taken.joined, taken.along, /*stacks=*/schema.name() == "aten::stack");
+}
+
+// Guards what an operation gave: all, or views, which have the key of what they are of.
+void guard_results(const c10::OperatorHandle& op, const Stack& stack, const Taken& taken, bool all) {
+  for (const auto& result : torch::jit::last(stack, op.schema().returns().size())) {
+    for_each_tensor(result,
+                    [&](const at::Tensor& made, std::size_t place) { guard_result(op, taken, made, place, all); });
   }
 }
 
@@ -187,10 +186,9 @@ void call_as_it_is(const c10::OperatorHandle& op, Stack* stack) {
   op.callBoxed(stack);
 }
 
-bool is_right_for_slices(const c10::OperatorHandle& op, OperationKind kind, const Stack& stack,
-                         const at::Tensor& slice) {
-  if (kind == OperationKind::kView) return has_places_of_whole(op, stack, slice);
-  return kind == OperationKind::kJoins || (kind == OperationKind::kEach && are_cut_alike(op, stack, slice));
+bool is_right_for_slices(const c10::OperatorHandle& op, OperationKind kind, const Stack& stack, const Taken& taken) {
+  if (kind == OperationKind::kView) return is_updating() || has_places_of_whole(op, taken.places, taken.slice);
+  return kind == OperationKind::kJoins || (kind == OperationKind::kEach && are_cut_alike(op, stack, taken.slice));
 }
 
 // A backward has what layers have saved.
@@ -199,26 +197,33 @@ bool is_judged() {
   return Judged::here() || torch::autograd::get_current_graph_task_id() < 0;
 }
 
+// Transforms of torch.func take an operation first, and do it for what is in their wrappers, where it is judged.
+bool is_transformed(c10::DispatchKeySet keys) {
+  return keys.has_any(c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
+}
+
 }  // namespace
 
 void call_guarded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const at::Tensor& given) {
   const at::Tensor slice = given;  // which the stack may let go
   if (!is_judged()) {
+    const bool is_joined = where_cut(slice).dim == WhereCut::kJoined && gives_views(op.schema());
+    const auto taken = is_joined ? taken_by(op, OperationKind::kView, *stack, slice) : Taken{slice};
     call_as_it_is(op, stack);
-    return guard_results(op, *stack, slice, /*all=*/false);
+    return guard_results(op, *stack, taken, /*all=*/false);
   }
   if (!is_updating() && call_layer(op, stack)) return;
   const auto kind = kind_of(op);
-  if (kind == OperationKind::kParts) {
+  if (kind == OperationKind::kParts || is_transformed(keys)) {
     return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kWrapperKey), stack);
   }
   std::string torchs;
-  if (is_right_for_slices(op, kind, *stack, slice)) {
-    const bool all = !is_updating();
-    const auto in_lists = all ? slices_in_lists(op, *stack) : std::vector<at::Tensor>();
+  const auto taken = taken_by(op, kind, *stack, slice);
+  if (is_right_for_slices(op, kind, *stack, taken)) {
     try {
       call_as_it_is(op, stack);
-      return guard_results(op, *stack, slice, all, in_lists);
+      return guard_results(op, *stack, taken, /*all=*/!is_updating());
     } catch (const c10::Error& error) {
       torchs = error.what_without_backtrace();
     }

@@ -131,14 +131,15 @@ std::shared_ptr<Sum> summed(const at::Tensor& a, const at::Tensor& b) {
   return std::make_shared<Sum>(std::move(parts));
 }
 
-at::Tensor add_slices(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+at::Tensor add_slices(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other,
+                      const at::Scalar& alpha) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
   torch::jit::Stack stack{self, other, alpha};
-  call_guarded(op, {}, &stack, is_guarded(self) ? self : other);
+  call_guarded(op, keys, &stack, is_guarded(self) ? self : other);
   return stack.front().toTensor();
 }
 
-at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+at::Tensor add(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   for_user([&] {
     require_value(self, "aten::add");
     require_value(other, "aten::add");
@@ -152,7 +153,7 @@ at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar
     materialise(self);
     materialise(other);
   });
-  if (is_guarded(self) || is_guarded(other)) return add_slices(self, other, alpha);
+  if (is_guarded(self) || is_guarded(other)) return add_slices(keys, self, other, alpha);
   return at::add(self, other, alpha);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "lamina/base/error.h"
 #include "lamina/base/module_names.h"
@@ -48,15 +49,16 @@ std::vector<std::weak_ptr<distributed_optimizer::Optimizer>> optimizers;  // who
 // leave norms and clipping to torch's functions.
 constexpr std::array kKnow = {
     "torch", "lamina", "accelerate", "transformers", "lightning_fabric", "pytorch_lightning", "lightning"};
+constexpr auto kTakeEach = std::span(kKnow).first(2);  // those that take elements of slices one by one
 
 // True where the Python code that runs is one of theirs.
-bool reader_knows() {
+bool reader_knows(std::span<const char* const> packages = kKnow) {
   PyObject* globals = PyEval_GetGlobals();
   if (globals == nullptr) return true;
   PyObject* name = PyDict_GetItemString(globals, "__name__");
   if (name == nullptr || !PyUnicode_Check(name)) return false;
   const auto module = py::handle(name).cast<std::string>();
-  return std::ranges::any_of(kKnow, [&](const char* package) { return base::is_in_module(module, package); });
+  return std::ranges::any_of(packages, [&](const char* package) { return base::is_in_module(module, package); });
 }
 
 // Says `text` once, in the place of torch's result `found` where warnings are errors.
@@ -150,7 +152,7 @@ int set_gradient_of_stand_in(LocalParameters& parameters, PyObject* self, PyObje
 PyObject* get_gradient(PyObject* self, void* closure) {
   PyObject* found = gradient.get(self, closure);
   const auto& parameter = THPVariable_Unpack(self);
-  if (found != nullptr && found != Py_None && value::is_slice(parameter) && !reader_knows()) {
+  if (found != nullptr && found != Py_None && value::is_slice(parameter) && !reader_knows(kTakeEach)) {
     value::guard_gradient(THPVariable_Unpack(found), parameter);
   }
   if (found != Py_None) return found;

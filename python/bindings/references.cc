@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+#include <utility>
+
 #include "lamina/remote/issued.h"
 #include "lamina/value/away.h"
 #include "lamina/value/guarded.h"
@@ -55,6 +58,16 @@ void bind_references(py::module_& module) {
              "\"\" for any other tensor. See lamina/value/guarded.h.");
   module.def("name_guarded", &value::name_guarded, py::arg("tensor"),
              "The name of the parameter of which that is a guarded slice, or comes of one; \"\" for any other tensor.");
+  module.def(
+      "where_cut",
+      [](const at::Tensor& tensor) -> std::optional<std::pair<int, std::int64_t>> {
+        if (!value::is_guarded(tensor)) return std::nullopt;
+        const auto cut = value::where_cut(tensor);
+        return std::pair(cut.dim, cut.extent);
+      },
+      py::arg("tensor"),
+      "Gives the dimension in which a guarded slice is cut, and how many places that has in the whole: -1, and all "
+      "elements, where the slice has other dimensions; -2 for what slices were joined into. None for other tensors.");
   module.def("require_whole", &value::require_whole, py::arg("tensor"), py::arg("operation"),
              "UsageError for a guarded slice that `operation` is about to take for the whole, but in an update.");
   module.def("guard_again", &value::guard_again, py::arg("slice"),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of slices, collectives of the script's own and torch.func: over two ranks."""
 
+import contextlib
+
 import pytest
 import torch
 from multiprocess.cases_sliced_weights import _OUTSIDE, _batch, _guarded, _sliced, _wholes
@@ -52,6 +54,21 @@ def case_what_takes_the_gradient_of_a_slice_for_the_whole_is_refused():
     for name, value in _gradients(model).items():
         torch.testing.assert_close(value, plain.get_parameter(name).grad)
     assert torch.equal(lamina.get_full_gradient(up), lamina.get_full_parameter(up.grad))
+
+
+def case_gradients_that_libraries_measure_are_refused():
+    plain, model = _sliced()
+    _backward(plain, model)
+    norms = "[each.grad.norm() for each in parameters]"
+    elements = "[each.grad.mul_(0.5) for each in parameters if each.grad is not None]"
+    for library in ("accelerate.utils.other", "transformers.trainer", "pytorch_lightning.utilities.grads", "lightning"):
+        for net, tells in ((plain, False), (model.module, True)):
+            known = {"__name__": library, "parameters": list(net.parameters())}
+            exec(f"found = {elements}", known)
+            with pytest.raises(UsageError, match=_GRADIENT) if tells else contextlib.nullcontext():
+                exec(f"found = {norms}", known)
+    for name, value in _gradients(model).items():
+        torch.testing.assert_close(value, plain.get_parameter(name).grad)
 
 
 def case_what_takes_elements_of_gradients_is_right():
@@ -200,8 +217,27 @@ def case_transforms_of_slices_are_refused():
         lambda: torch.func.vmap(net)(torch.ones(3, 4, _OUTSIDE).double()),
         lambda: torch.func.jacrev(net)(_batch()),
     ):
-        with pytest.raises(UsageError, match=r"a sliced Linear was called inside a transform of torch.func"):
+        with pytest.raises(
+            UsageError, match=r"a sliced Linear was called inside a transform of torch.func|is sliced, and this rank"
+        ):
             use()
+    one, up = torch.ones((), dtype=torch.double), net.up.weight
+    for use in (
+        lambda: torch.func.grad(lambda a: (a * up).sum())(one),
+        lambda: torch.func.grad(lambda a: (up + a).pow(2).sum())(one),
+        lambda: torch.func.grad(lambda a: (a * up.detach()).sum())(one),
+        lambda: torch.func.grad(lambda weight: weight.pow(2).sum())(up),
+        lambda: torch.func.grad(torch.func.grad(lambda a: (a.pow(3) * up).sum()))(one),
+        lambda: torch.func.hessian(lambda a: (a * a * up).sum())(one),
+        lambda: torch.func.jvp(lambda weight: weight.sum(), (up,), (torch.ones_like(up),)),
+        lambda: torch.vmap(lambda a: (a * up).sum())(torch.arange(3.0).double()),
+        lambda: torch.vmap(lambda column: column.sum(), in_dims=1)(up),
+        lambda: torch.vmap(lambda a: (a * up)[0])(torch.arange(3.0).double()),
+    ):
+        with torch.enable_grad(), pytest.raises(UsageError, match=r"up.weight is sliced, and this rank has"):
+            use()
+    doubled = torch.vmap(lambda row: row * 2, in_dims=1, out_dims=1)(up)
+    torch.testing.assert_close(lamina.get_full_parameter(doubled), plain.up.weight.detach() * 2)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(_batch(), _batch())
         with pytest.raises((UsageError, NotImplementedError, RuntimeError)):

@@ -2,8 +2,12 @@
 """Slices outside of their layers: never taken for whole weights, over two ranks."""
 
 import copy
+import io
+import pickle
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from torch.nn import functional
@@ -100,6 +104,13 @@ def case_places_along_the_cut_are_refused():
         lambda: up.gather(0, first.expand(1, _OUTSIDE)),
         lambda: up.view(2, 4, _OUTSIDE)[0],
         lambda: up.view(-1)[3],
+        lambda: up.view(-1)[:3],
+        lambda: up.T.flatten()[::16],
+        lambda: up[: _INSIDE // 2, 0],  # all that is here, which torch takes no range of
+        lambda: up[None, ..., : _INSIDE - 1, :2],
+        lambda: up.view(2, 4, _OUTSIDE)[:2, :, 0],
+        lambda: up.__setitem__((slice(0, _INSIDE // 2), 0), 1.0),
+        lambda: up.__setitem__(slice(0, _INSIDE // 2), 1.0),
         lambda: up.T[:, 0],
         lambda: (up * 2)[0],
         lambda: up + up.T,
@@ -109,6 +120,10 @@ def case_places_along_the_cut_are_refused():
     for use in uses:
         with torch.no_grad(), pytest.raises(UsageError, match=_SLICED):
             use()
+    biases = (lambda bias: bias[:3], lambda bias: bias[-2:], lambda bias: bias[: _INSIDE // 2].zero_())
+    for use in biases:
+        with torch.no_grad(), pytest.raises(UsageError, match=r"up\.bias is sliced, and this rank has"):
+            use(model.module.up.bias)
     for use in (lambda: down[:, 0].zero_(), lambda: down.chunk(2, 1), lambda: down.T[0], lambda: up + down):
         with torch.no_grad(), pytest.raises(UsageError, match="is sliced, and this rank has"):
             use()
@@ -129,6 +144,9 @@ def case_places_along_other_dimensions_are_right():
             up.chunk(2, 1)[1].add_(1)
             up.select(1, 3).copy_(up.unbind(1)[2])
             up[:].clamp_(max=5)
+            up[:_INSIDE, 7] = up[0:, 6]
+            up[:, :_OUTSIDE, None].mul_(2)
+            net.up.bias[:] += 1
             down[0].fill_(0)
             down[1, :] = 4
             for row in down:
@@ -138,6 +156,74 @@ def case_places_along_other_dimensions_are_right():
         assert torch.equal(value, plain.get_parameter(name)), name
     assert "is sliced" in str(model.module.up.weight[:, 0]) and len(model.module.up.weight) == _INSIDE // 2
     assert "is sliced" in repr(copy.deepcopy(model.module.up).weight == 0)
+
+
+def case_places_of_joined_weights_are_those_of_parts():
+    plain, model = _sliced()
+    for net in (plain, model.module):
+        parameters = list(net.parameters())
+        vector = nn.utils.parameters_to_vector(parameters) * 2
+        parts = vector.split([each.numel() for each in parameters])
+        with torch.no_grad():
+            for each, part in zip(parameters, parts, strict=True):
+                each.copy_(part.view_as(each))
+            flat = torch._utils._flatten_dense_tensors(parameters)
+            for each, part in zip(parameters, torch._utils._unflatten_dense_tensors(flat, parameters), strict=True):
+                each.add_(part)
+            twice = torch.stack([net.up.weight, net.up.weight + 1])
+            net.up.weight.copy_(twice[1])
+            net.up.weight[:, 0] = torch.cat([net.up.weight, twice[0]], 1)[:, 9]
+    for name, value in _wholes(model).items():
+        torch.testing.assert_close(value, plain.get_parameter(name))
+    torch.testing.assert_close(parts[3], 2 * parameters[3].detach() / 4)  # the last bias is whole, and no slice
+    up, down = model.module.up.weight, model.module.down.weight
+    for use in (
+        lambda: vector[3],
+        lambda: vector[:3],
+        lambda: vector[-3:],
+        lambda: vector.chunk(3),
+        lambda: torch.cat([up, down.T])[0],
+        lambda: torch.cat([up, up])[:2],
+        lambda: torch.stack([up, up])[:, 0],
+        lambda: torch.stack([model.module.up.bias] * 2)[0, 1],
+    ):
+        with pytest.raises(UsageError, match=r"is sliced, and this rank has"):
+            use()
+
+
+def case_values_that_are_read_without_an_operation_are_refused():
+    _, model = _sliced()
+    up = model.module.up
+    model(_batch()).sum().backward()
+    for use in (
+        lambda: up.weight.detach().numpy(),
+        lambda: np.asarray(up.weight.detach()),
+        lambda: np.array(up.weight.grad),
+        lambda: up.weight.tolist(),
+        lambda: up.bias.data.tolist(),
+        lambda: up.weight.grad.tolist(),
+        lambda: pickle.dumps(up.weight),
+        lambda: pickle.dumps(up.weight.data),
+        lambda: torch.save({"up": up.weight.detach()}, io.BytesIO()),
+        lambda: torch.save(up.state_dict(), io.BytesIO()),
+        lambda: safetensors.torch.save(up.state_dict()),
+        lambda: torch.from_dlpack(up.weight.detach()),
+        lambda: up.bias[:].tolist(),
+    ):
+        with pytest.raises(UsageError, match=r"up.(weight|bias) is sliced, and this rank has"):
+            use()
+    for state in (model.state_dict(), model.local_state_dict()):
+        saved = io.BytesIO()
+        torch.save(state, saved)
+        saved.seek(0)
+        loaded = torch.load(saved)
+        assert safetensors.torch.save({"up": state["up.weight"]})
+        assert all(torch.equal(loaded[name], value) for name, value in state.items() if name != "_smp_is_partial")
+        assert state["up.weight"].numpy().shape == (len(state["up.bias"]), _OUTSIDE)
+    assert up.weight.new_tensor([1.0, 2.0]).sum() == up.weight.new([3.0]).item()
+    assert up.weight.detach().new_tensor([1]).dtype == torch.double
+    lamina.shutdown()
+    assert "numpy" not in vars(torch.Tensor) and "__getitem__" not in vars(torch.Tensor)
 
 
 def case_initial_values_are_those_of_whole_layers_or_refused():

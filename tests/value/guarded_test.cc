@@ -94,6 +94,9 @@ TEST(Guarded, PlacesAlongTheCutAreRefused) {
            [&] { (weight * 2).select(0, 0); },
            [&] { (weight * at::ones({2, 1, 1})).select(1, 0); },
            [&] { weight.view({-1}).select(0, 0); },
+           [&] { weight.view({-1}).slice(0, 0, 3); },
+           [&] { weight.view({-1}).slice(0, 0, 12); },  // all that is here
+           [&] { weight.t()[0].slice(0, 1); },
            [&] { weight.view({3, 2, 2}).select(0, 0); },
            [&] { weight.view({6, 2}).select(1, 0); },
            [&] { weight.index_select(0, at::zeros({1}, at::kLong)); },
@@ -115,8 +118,55 @@ TEST(Guarded, PlacesAlongOtherDimensionsAreThoseOfTheWhole) {
   (weight * at::ones({2, 1, 1})).select(0, 0);
   weight.view({3, 2, 2}).select(1, 0);
   EXPECT_TRUE(at::equal(unguarded(weight), at::tensor({8.0, 1.0, 1.0, 2.0}, at::kFloat).expand({3, 4})));
-  const auto joined = at::cat({weight.view({-1}), at::ones(2)});
-  EXPECT_TRUE(is_guarded(joined.slice(0, 0, 12).view_as(weight)));
+  EXPECT_TRUE(is_guarded(weight.view({-1}).slice(0).slice(0, 0, 24)) && is_guarded(weight.split(6)[0]));
+}
+
+TEST(Guarded, PlacesOfWhatWasJoinedAreThoseOfItsParts) {
+  const at::NoGradGuard no_grad;
+  const auto weight = slice();
+  const auto joined = at::cat({at::zeros(3), weight.view({-1}), at::ones(2)}) * 2;
+  EXPECT_TRUE(is_guarded(joined.slice(0, 3, 15).view_as(weight)));
+  EXPECT_TRUE(at::equal(joined.slice(0, 15), at::full({2}, 2.0)));
+  EXPECT_TRUE(at::equal(joined.split_with_sizes({3, 12, 2})[2], at::full({2}, 2.0)));
+  EXPECT_EQ(joined[1].item<double>() + joined.slice(0, 0, 2).sum().item<double>(), 0);  // before the slice
+  EXPECT_TRUE(is_guarded(joined.slice(0, 0, 15)) && is_guarded(joined.slice(0, 0, 15).slice(0, 3)));
+  for (const auto& use : std::vector<std::function<void()>>{
+           [&] { joined.sum(); },
+           [&] { joined[3]; },
+           [&] { joined[16]; },  // of a whole, which has another place in a vector of wholes
+           [&] { joined.slice(0, 0, 4); },
+           [&] { joined.slice(0, -1); },
+           [&] { joined.slice(0, 0, 17, 2); },
+           [&] { joined.chunk(2); },
+           [&] { joined.unbind(); },
+           [&] { joined.as_strided({2}, {1}); },
+           [&] { joined.view({1, -1}).select(1, 0); },
+       }) {
+    EXPECT_TRUE(refuses(use)) << refusal(use);
+  }
+}
+
+TEST(Guarded, AListOfSlicesHasTheirPlaces) {
+  const at::NoGradGuard no_grad;
+  const auto weight = slice();
+  const auto stacked = at::stack({weight, weight + 1}, 1), beside = at::cat({weight, weight}, 1);
+  EXPECT_TRUE(is_guarded(stacked.select(1, 1).select(1, 0)) && is_guarded(stacked.unbind(1)[0]));
+  EXPECT_TRUE(at::equal(unguarded(beside.slice(1, 4)), unguarded(weight)));
+  auto other = at::ones({3, 4});
+  guard(other, "down.weight", {3, 8});
+  const auto apart = at::stack({weight, other, at::ones({3, 4})});
+  EXPECT_EQ(name_guarded(apart[1]) + name_guarded(apart[2]), "down.weight");
+  EXPECT_TRUE(is_guarded(apart[0].select(1, 0)) && is_guarded(apart[1].select(0, 0)));
+  for (const auto& use : std::vector<std::function<void()>>{
+           [&] { stacked[0]; },
+           [&] { beside[0]; },
+           [&] { at::cat({weight, weight})[0]; },
+           [&] { apart.select(1, 0); },
+           [&] { apart.select(2, 0); },
+           [&] { apart[0].select(0, 0); },
+       }) {
+    EXPECT_TRUE(refuses(use)) << refusal(use);
+  }
 }
 
 TEST(Guarded, SlicesOfDifferentDimensionsAreNotComputedWithOneAnother) {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saving of checkpoints in the form of smdistributed.modelparallel: see [Note: smp form] in smp_files.py."""
 
+import functools
 import io
 import itertools
 import os
@@ -144,7 +145,13 @@ def _pickled(content: Any) -> bytes:
 def _writer(value: Any) -> Callable[[_lamina.OutputFile], None]:
     if isinstance(value, bytes):
         return lambda file: file.write(value) and None
-    return lambda file: torch.save(value, file)
+    return functools.partial(_save_slices, value)
+
+
+def _save_slices(value: Any, file: _lamina.OutputFile) -> None:
+    """Writes what a rank has, of sliced parameters its slices."""
+    with _lamina.Unguarded():
+        torch.save(value, file)
 
 
 def _size(value: Any) -> int:

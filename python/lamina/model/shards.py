@@ -27,10 +27,11 @@ def _part_of_whole(parameter: nn.Parameter, session: _lamina.Session) -> torch.T
     """Returns this rank's share of a parameter's memory, which grows where it does not divide by them: it stays the
     same one, for other tensors may lie in it. What has no room to grow has a shorter last part."""
     (_, _, size), (rank, count) = session.share_of(parameter.numel()), place(session)
-    flat, storage = parameter.detach().reshape(-1), parameter.untyped_storage()
-    if flat.data_ptr() == parameter.data_ptr() and _grow(storage, flat, size * count):
-        flat = flat.as_strided((size * count,), (1,))
-    return flat[rank * size : (rank + 1) * size]
+    with _lamina.Unguarded():  # of slices it is a slice, too
+        flat, storage = parameter.detach().reshape(-1), parameter.untyped_storage()
+        if flat.data_ptr() == parameter.data_ptr() and _grow(storage, flat, size * count):
+            flat = flat.as_strided((size * count,), (1,))
+        return flat[rank * size : (rank + 1) * size]
 
 
 def _grow(storage: torch.UntypedStorage, flat: torch.Tensor, numel: int) -> bool:

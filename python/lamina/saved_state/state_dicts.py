@@ -143,8 +143,10 @@ class ModelState:
         with own_and_shapes(self._partitioned), gathered, self._wholes(as_slices):
             state = self._module.state_dict()
             for name, value in state.items():
-                if isinstance(value, torch.Tensor) and shards.number_of(self._partitioned.sharding, value) is not None:
-                    state[name] = value.clone()
+                if isinstance(value, torch.Tensor):
+                    own = torch.ops.lamina.tp_own(value) if _lamina.where_cut(value) is not None else value
+                    is_sharded = shards.number_of(self._partitioned.sharding, value) is not None
+                    state[name] = own.clone() if is_sharded else own
         for name in [name for name in state if not self._partitioned.owns(name)]:
             del state[name]
         return state

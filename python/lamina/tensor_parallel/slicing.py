@@ -19,7 +19,7 @@ from lamina.tensor_parallel.regions import make_regions
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.tensor_parallel.turns import Turns
 from lamina.tensor_parallel.unslicing import remember
-from lamina.torch_patches import checkpoints, compiled_slices, foreign, slice_gradients
+from lamina.torch_patches import checkpoints, compiled_slices, foreign, slice_gradients, slice_values
 from lamina.util.told import tell
 
 
@@ -54,6 +54,7 @@ def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[
     compiled_slices.install(job.on_end)
     foreign.watch_slices(job.on_end)
     slice_gradients.install(job.on_end)
+    slice_values.install(job.on_end)
 
 
 def cut_layers(root: nn.Module, ranks: Ranks, make: Callable[[list[torch.Tensor]], None]) -> dict[str, LayerCut]:

@@ -64,6 +64,15 @@ While layers of a model are slices, until `shutdown`:
 | torch.nn.Parameter.register_hook | slice_gradients | the gradient that a hook gets is guarded |
 | torch.nn.Parameter.register_post_accumulate_grad_hook | slice_gradients | what such a hook does is judged |
 | torch.autograd._engine_run_backward | slice_gradients | gradients of slices that are asked for are guarded |
+| torch.Tensor.numpy | slice_values | who reads a slice as an array is told |
+| torch.Tensor.tolist | slice_values | likewise, as a list |
+| torch.Tensor.__reduce_ex__ | slice_values | likewise, as a pickle |
+| torch.Tensor.__dlpack__ | slice_values | likewise, in another library |
+| torch.Tensor.data_ptr | slice_values | likewise, in a file of safetensors |
+| torch.Tensor.new | slice_values | a guarded slice makes a plain tensor |
+| torch.Tensor.new_tensor | slice_values | likewise |
+| torch.Tensor.__getitem__ | slice_values | a range that ends where the slice does is seen |
+| torch.Tensor.__setitem__ | slice_values | likewise |
 | torch.compile | compiled_slices | the next one is there when the compiler is |
 | torch._dynamo.output_graph.OutputGraph.call_user_compiler | compiled_slices | compiled code has slices of its layers |
 
