@@ -35,7 +35,7 @@ MOST = {
     "saved_state": (600, "state dicts and files as torch writes them"),
     "script_state": (2150, "a script's objects, functions and code: walked, read, compared, put back"),
     "shared_state": (1450, "attributes, names and context variables of Python that ranks would see in another way"),
-    "tensor_parallel": (2900, "nn.Modules read into rows of the engine's plans, and what stands in their place"),
+    "tensor_parallel": (2950, "nn.Modules read into rows of the engine's plans, and what stands in their place"),
     "torch_patches": (1450, "what is replaced in torch"),
     "tracing": (1600, "a first call of Python modules with what it costs, changes and draws"),
     "trainer": (3000, "the loop over a user's loader, model and callbacks"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from equivalence.random_sides import place_by_hand, world_of_one
 from multiprocess.cases_sliced import HEADS, PLAN, RANK, WIDTH, WORDS, Block, require_equal_states
+from multiprocess.cases_sliced_batches import Noting
 from torch import nn
 from torch.nn import functional
 
@@ -357,6 +358,42 @@ def case_each_rank_of_a_team_has_a_batch_of_its_own_of_any_length():
     require_equal_copies(model)
     require_equal_states(model.state_dict(), plain.state_dict())
     lamina.shutdown()
+
+
+def case_what_modules_keep_of_a_batch_of_each_ranks_own_is_as_with_whole_layers():
+    for microbatches in (1, 2):
+        start(microbatches=microbatches, prescaled_batch=False)
+        torch.manual_seed(0)
+        plain = nn.Sequential(Noting(), Noting(), nn.Tanh()).double()
+        model = copy.deepcopy(plain)
+        for number in range(2):
+            lamina.set_partition(model[number], number)
+        lamina.set_tensor_parallelism(model, plan={"*.up": "colwise", "*.down": "rowwise"})
+        model = lamina.DistributedModel(model, broadcast_buffers=False)
+        ours, its = model.module[lamina.pp_rank()], plain[lamina.pp_rank()]
+        collected, plains = [], []
+        ours.up.register_forward_hook(lambda _, args, output, seen=collected: seen.append(args[0].sum().item()))
+        its.up.register_forward_hook(lambda _, args, output, seen=plains: seen.append(args[0].sum().item()))
+
+        @lamina.step
+        def update(x, model=model):
+            loss = model(x).square().mean()
+            if model.training:
+                model.backward(loss)
+            return loss
+
+        for step in range(5):
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * step + lamina.dp_rank())).double()
+            for each in (model, plain):
+                each.train(step not in (2, 4))
+            with torch.set_grad_enabled(model.training):
+                loss = update(x).reduce_mean()
+                expected = torch.stack([plain(part).square().mean() for part in x.chunk(microbatches)]).mean()
+            torch.testing.assert_close(loss, expected.detach())
+            torch.testing.assert_close(ours.noted(), its.noted())
+            torch.testing.assert_close(collected, plains)
+            model.zero_grad()
+        lamina.shutdown()
 
 
 class Core(nn.Module):

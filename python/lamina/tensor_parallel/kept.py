@@ -6,6 +6,9 @@ be that of the rank's own, once: as with whole layers. So the turn of another ra
 here, and its end puts back what was this rank's. What code outside of turns has set since counts for all: ranks run
 one script.
 
+Running statistics are given with each batch, for with partitions a microbatch has its own until a step ends
+([Note: running statistics] in lamina/runtime/running_statistics.h).
+
 Which attributes and containers of the modules there are is looked at in each call. What else a call can reach (closures
 of hooks, objects, names of a file) takes a walk: the first calls in a mode find what of it changes.
 """
@@ -19,12 +22,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from lamina.errors import UsageError
 from lamina.script_state.holders import Attributes, Cache, Elements, Holder, Items
 from lamina.script_state.walk import Reach
 
 _CONTAINERS = (list, dict, set, deque)
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _WALKS = 2  # calls in a mode; in the first one some things are only made
 
 Contents = dict[Any, tuple[Any, Any]]  # by holder, or tensor: it, and what it holds
@@ -36,6 +41,7 @@ class Kept:
     def __init__(self, size: int, index: int):
         self._size, self._index = size, index
         self._modules: list[nn.Module] = []  # the region first
+        self._statistics: list[torch.Tensor] = []  # that norms of the region keep
         self._walk: Reach | None = None
         self._walked: dict[Any, int] = {}  # how often, by mode
         self._reached: dict[Any, Holder] = {}  # holders that calls change, beside those of the modules
@@ -51,7 +57,6 @@ class Kept:
 
     def begin(self, region: nn.Module) -> None:
         """A call begins."""
-        self._modules = self._modules or list(region.modules())
         mode = torch.is_grad_enabled(), *map(_mode, self._modules)
         self._walked[mode] = walked = self._walked.get(mode, 0) + 1
         self._walk = Reach([("", region)]) if walked <= _WALKS else None
@@ -64,9 +69,31 @@ class Kept:
                     theirs[key] = (held, _changed(theirs[key][1], left[key][1], content))
         self._own = own
 
+    def statistics(self, region: nn.Module) -> list[torch.Tensor]:
+        """Running statistics of norms in the region, which go with a rank's batch into its turn."""
+        self._modules = self._modules or list(region.modules())
+        norms = [module for module in self._modules if isinstance(module, _NormBase)]
+        found = [module._buffers.get(name) for module in norms for name in _STATISTICS]
+        self._statistics = [each for each in found if each is not None]
+        return self._statistics
+
     @contextmanager
-    def turn(self, index: int) -> Iterator[None]:
-        """In it the region is called with the batch of this rank."""
+    def turn(self, index: int, statistics: list[torch.Tensor]) -> Iterator[None]:
+        """In it the region is called with the batch of this rank, which has these running statistics."""
+        if index == self._index:
+            with self._turn(index):
+                yield
+            return
+        own = [each.clone() for each in self._statistics]
+        try:
+            _write(self._statistics, statistics)
+            with self._turn(index):
+                yield
+        finally:
+            _write(self._statistics, own)
+
+    @contextmanager
+    def _turn(self, index: int) -> Iterator[None]:
         versions = {id(tensor): (tensor, tensor._version) for tensor in self._tensors()}
         theirs = {} if index == self._index else self._theirs[index]
         begun = self._own | {key: each for key, each in theirs.items() if key in self._own}
@@ -111,8 +138,9 @@ class Kept:
         """Tensors that calls may write into."""
         reached = [] if self._walk is None else self._walk.tensors
         kept = (each for module in self._modules for held in _held(module) for each in held.values())
+        given = set(map(id, self._statistics))
         for each in itertools.chain(kept, reached):
-            is_plain = isinstance(each, torch.Tensor) and not isinstance(each, nn.Parameter)
+            is_plain = isinstance(each, torch.Tensor) and not isinstance(each, nn.Parameter) and id(each) not in given
             if is_plain and each.is_leaf and not each.is_inference():
                 yield each
 
@@ -149,6 +177,11 @@ def _put(held: Any, content: Any) -> None:
             held.data.copy_(content)  # no write that a graph is to know of
     elif not _same(held.content(), content):
         held.put(content)
+
+
+def _write(tensors: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    for each, value in zip(tensors, values, strict=True):
+        _put(each, value)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -134,6 +134,8 @@ def take(
         with _turn():
             return forward(*args, **kwargs)
     packed, own, staying = codec.pack_without((args, kwargs), _stays)
+    statistics = kept.statistics(region)
+    own = [*own, *statistics]
     is_on = torch.is_grad_enabled()
     device = next((each.device for each in itertools.chain(region.parameters(), own)), torch.device("cpu"))
     generators = _Generators(device)
@@ -152,8 +154,9 @@ def take(
     kept.begin(region)
     for index, (rank, tensors) in enumerate(zip(given, received, strict=True)):
         generators.set(rank.generators)
-        its_args, its_kwargs = codec.unpack(rank.packed, tensors, [each[index] for each in objects])
-        with _turn(), kept.turn(index):
+        last = len(tensors) - len(statistics)
+        its_args, its_kwargs = codec.unpack(rank.packed, tensors[:last], [each[index] for each in objects])
+        with _turn(), kept.turn(index, tensors[last:]):
             outputs.append(forward(*its_args, **its_kwargs))
         if index == turns.index:
             after = generators.states()
