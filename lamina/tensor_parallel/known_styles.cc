@@ -60,6 +60,7 @@ constexpr std::string_view kModels = "transformers.models.";
 constexpr LayerStyle kAliases[] = {{"colwise_rep", "colwise_gather_output"}, {"rowwise_rep", "rowwise_split_input"}};
 constexpr LayerStyle kByParent[] = {{"colwise_of_ready", "colwise"}, {"rowwise_to_positions", "rowwise"}};
 constexpr std::string_view kExperts[] = {"moe_tp_experts", "moe_identity_expert"};
+constexpr std::string_view kLatentKeys = "mla_kv_a_proj";  // some of what it gives is for all heads, and some for each
 
 constexpr std::string_view kLinear = "torch.nn.modules.linear.Linear";
 constexpr std::string_view kEmbedding = "torch.nn.modules.sparse.Embedding";
@@ -93,6 +94,8 @@ std::string style_of_alias(const std::string& style) {
 std::string_view style_by_parent(const std::string& style) { return style_of(kByParent, style); }
 
 bool is_of_experts(const std::string& style) { return std::ranges::find(kExperts, style) != std::end(kExperts); }
+
+bool is_of_latent_keys(const std::string& style) { return style == kLatentKeys; }
 
 Styles known_styles(std::span<const std::string> classes) {
   Styles styles;

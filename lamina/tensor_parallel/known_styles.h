@@ -34,6 +34,8 @@ std::string style_of_alias(const std::string& style);
 std::string_view style_by_parent(const std::string& style);
 // True for a style of transformers' that leaves a module whole, with what is under it.
 bool is_of_experts(const std::string& style);
+// True for one that leaves the module around a layer whole, with all of its layers.
+bool is_of_latent_keys(const std::string& style);
 
 // The styles of layers in a module of a class.
 Styles known_styles(std::span<const std::string> classes);

@@ -178,22 +178,24 @@ class Planner {
     const auto names = names_below(row);
     const auto parameters = parameters_below(row);
     const auto whose = "transformers' plan of " + module(row).type;
-    std::vector<std::string> experts;
+    std::vector<std::string> whole;
     for (const auto& [pattern, style] : plan) {
       for (const auto each : names) {
-        if (is_of_experts(style) && matches(pattern, each)) experts.emplace_back(each);
+        if (!matches(pattern, each)) continue;
+        if (is_of_experts(style)) whole.emplace_back(each);
+        if (is_of_latent_keys(style)) whole.emplace_back(base::outer(each));
       }
     }
     StyleOf styles;
     for (const auto& [pattern, given] : plan) {
       const auto style = style_of_alias(given);
       for (const auto each : names) {
-        if (!matches(pattern, each) || is_in_one_of(each, experts)) continue;
+        if (!matches(pattern, each) || is_in_one_of(each, whole)) continue;
         require_known(style, pattern, whose);
         styles[joined(name(row), each)] = style;
       }
       for (const auto& each : parameters) {
-        if (!matches(pattern, each) || is_in_one_of(each, experts)) continue;
+        if (!matches(pattern, each) || is_in_one_of(each, whole)) continue;
         throw plan_error(whose, " slices the parameter ", each,
                          ", which is not available: give a plan of your own with lamina.set_tensor_parallelism(model, "
                          "plan={...}), without it");

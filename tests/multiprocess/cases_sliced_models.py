@@ -110,6 +110,16 @@ def case_phi3_with_matrices_side_by_side():
     assert module.model.layers[0].mlp.gate_up_proj.weight.shape == (40, 24)
 
 
+def case_latent_attention_of_deepseek_stays_whole():
+    heads = dict(num_key_value_heads=6, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4)
+    experts = dict(n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=2)  # which no layer has
+    for rank in (None, 8):
+        module = require_as_plain("DeepseekV2ForCausalLM", **DECODER | heads | experts | dict(q_lora_rank=rank))
+        layer = module.model.layers[0]
+        assert layer.self_attn.o_proj.weight.shape == (24, 24) and layer.mlp.up_proj.weight.shape == (20, 24)
+        lamina.shutdown()
+
+
 def case_bert():
     require_as_plain("BertForMaskedLM", **ENCODER | dict(num_attention_heads=3, intermediate_size=24))  # as heads have
 

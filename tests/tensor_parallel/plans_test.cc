@@ -127,6 +127,8 @@ TEST(Plans, ThatOfTransformersMayNameWhatIsNotThere) {
   model[0].classes = {"script.Model", "transformers.modeling_utils.PreTrainedModel", kModule};
   model[0].transformers_plan = {{"blocks.*.up", "colwise"}, {"experts.*", "colwise"}, {"blocks.0", "moe_tp_experts"}};
   EXPECT_THAT(model.styles(), ElementsAre(Pair("blocks.1.up", "colwise")));
+  model[0].transformers_plan = {{"blocks.*.up", "colwise"}, {"blocks.0.down", "mla_kv_a_proj"}};
+  EXPECT_THAT(model.styles(), ElementsAre(Pair("blocks.1.up", "colwise")));
   model[0].transformers_plan = {{"blocks.0.up.weight", "colwise"}};
   EXPECT_THAT(model.refused(), HasSubstr("slices the parameter blocks.0.up.weight, which is not available"));
   model[0].plan = Styles{};
