@@ -30,7 +30,7 @@ MOST = {
     "optim": (2600, "torch.optim's interface, and optimizers that users write in Python"),
     "pipeline": (3150, "what a script calls: the wrapped model, step functions, their outputs, gradients"),
     "planning": (250, "models in Python that `lamina plan` builds and traces"),
-    "proof": (1300, "calls of nn.Modules that are made again with whole values"),
+    "proof": (1350, "calls of nn.Modules that are made again with whole values"),
     "remote": (400, "nn.Modules that another rank owns"),
     "saved_state": (600, "state dicts and files as torch writes them"),
     "script_state": (2150, "a script's objects, functions and code: walked, read, compared, put back"),

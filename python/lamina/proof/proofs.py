@@ -14,6 +14,7 @@ result is a part of the whole's, a stand-in for the whole is returned (`parts`).
 operation where the runs part.
 """
 
+import itertools
 import sys
 import threading
 import time
@@ -45,6 +46,9 @@ _SMALL_BYTES = 1 << 28  # of a region's parameters in doubles, up to which these
 _TOLERANCES = {torch.float64: 1e-4, torch.float32: 2e-3}
 _OF_HALF = 5e-2
 _ZERO = 0.1
+
+Pair = tuple[torch.Tensor | None, torch.Tensor | None]  # of the run with whole layers, and with slices
+Verdict = tuple[str, int, list[int]]
 
 
 @dataclass
@@ -204,7 +208,7 @@ class _Proof:
         if why := _why_not(self._region):
             return self._unproven(why)
         error: Exception | None = None
-        has_hooks = len(set(self._of_all(hooks(self._region)))) == 1  # a rank may look at its own
+        has_hooks = len({number for (number,) in self._of_all(hooks(self._region))}) == 1  # a rank may look at its own
         for dtype in self._dtypes():
             runs = Runs(self._region, self._session, self._args, self._kwargs, dtype, has_hooks)
             try:
@@ -213,7 +217,7 @@ class _Proof:
                 raise
             except Exception as raised:
                 error = raised
-            failed = self._of_all(0 if error is None else 2 if _lacks_memory(error) else 1)
+            failed = [number for (number,) in self._of_all(0 if error is None else 2 if _lacks_memory(error) else 1)]
             if 2 in failed:
                 self._unproven("there is no memory for it")
                 return None
@@ -239,10 +243,10 @@ class _Proof:
         at = f" in {place}" if place else ""
         return self._refusal(f"with slices it ends{at} in {type(error).__name__}: {str(error)[:200]}")
 
-    def _of_all(self, number: int) -> list[int]:
-        """The numbers that the ranks give; collective."""
+    def _of_all(self, *numbers: int) -> list[list[int]]:
+        """The numbers that each rank gives; collective."""
         device = next((each.device for each in self._region.parameters()), torch.device("cpu"))
-        own, size = torch.tensor([number], device=device), self._session.group_size("tp")
+        own, size = torch.tensor([numbers], device=device), self._session.group_size("tp")
         return torch.ops.lamina.tp_gather(own, 0, [1] * size, self._session.team()).tolist()
 
     def _compared(self, runs: Runs, whole: Outcome, tolerance: float) -> Findings:
@@ -287,23 +291,33 @@ class _Proof:
             raise self._ended(error) from error
         if not torch.is_grad_enabled():
             gradients(own.outputs)
-        names = self._alike(sorted(whole.beside.keys() | own.beside.keys()))
-        beside = [(whole.beside.get(name), own.beside.get(name)) for name in names]
-        for name, (verdict, _, _) in zip(names, self._verdicts(beside, tolerance, 1e-6), strict=True):
-            if verdict != "alike":
-                wrong.append(f"its {name}, which it leaves to others,")
-        names = self._alike(sorted(whole.written.keys() | own.written.keys()))
-        written = [(whole.written.get(name), own.written.get(name)) for name in names]
-        for name, (verdict, _, _) in zip(names, self._verdicts(written, tolerance, 1e-6), strict=True):
-            if verdict not in ("alike", "part", "scattered"):
-                wrong.append(f"{name}, which it writes,")
+        left, written = self._alike(
+            sorted(whole.beside.keys() | own.beside.keys()), sorted(whole.written.keys() | own.written.keys())
+        )
+        of_left, of_written = self._verdicts_of(
+            [(whole.beside.get(name), own.beside.get(name)) for name in left],
+            [(whole.written.get(name), own.written.get(name)) for name in written],
+            tolerance=tolerance,
+            zero=1e-6,
+        )
+        wrong += [
+            f"its {name}, which it leaves to others,"
+            for name, (verdict, _, _) in zip(left, of_left, strict=True)
+            if verdict != "alike"
+        ]
+        wrong += [
+            f"{name}, which it writes,"
+            for name, (verdict, _, _) in zip(written, of_written, strict=True)
+            if verdict not in ("alike", "part", "scattered")
+        ]
         if torch.is_grad_enabled() and not wrong:
             wrong += self._of_gradients(runs, whole, own, tolerance, found)
         return found, wrong[0] if wrong else ""
 
-    def _alike(self, names: list[str]) -> list[str]:
+    def _alike(self, *names: list[str]) -> list[list[str]]:
         """These names; none where ranks have others, as where one of them keeps a log. Collective."""
-        return names if len(set(self._of_all(zlib.crc32("\n".join(names).encode())))) == 1 else []
+        found = zip(*self._of_all(*(zlib.crc32("\n".join(each).encode()) for each in names)), strict=True)
+        return [each if len(set(ranks)) == 1 else [] for each, ranks in zip(names, found, strict=True)]
 
     def _require_added(
         self, runs: Runs, whole: Outcome, tolerance: float, found: Findings, surroundings: NoDropout | None = None
@@ -332,30 +346,40 @@ class _Proof:
         self, runs: Runs, whole: Outcome, own: Outcome, tolerance: float, found: Findings, adds: bool = True
     ) -> list[str]:
         wrong = []
-        pairs = list(zip(whole.of_inputs, own.of_inputs, strict=True))
-        for number, (verdict, _, _) in enumerate(self._verdicts(pairs, tolerance, _ZERO)):
-            if verdict not in ("alike", "zero"):
-                wrong.append(f"the gradient of its input {number}")
-        pairs = [
+        parameters = [
             (left if left is None or each.slicing is None else self._session.slice_of(left, each.slicing), right)
             for each, left, right in zip(runs.trained, whole.of_parameters, own.of_parameters, strict=True)
         ]
-        for each, (verdict, _, _) in zip(runs.trained, self._verdicts(pairs, tolerance, _ZERO), strict=True):
+        others = [(left, own.of_others.get(key)) for key, left in whole.of_others.items()]
+        inputs = list(zip(whole.of_inputs, own.of_inputs, strict=True))
+        of_inputs, of_parameters, of_others = self._verdicts_of(
+            inputs, parameters, others, tolerance=tolerance, zero=_ZERO
+        )
+        for number, (verdict, _, _) in enumerate(of_inputs):
+            if verdict not in ("alike", "zero"):
+                wrong.append(f"the gradient of its input {number}")
+        for each, (verdict, _, _) in zip(runs.trained, of_parameters, strict=True):
             if each.slicing is None and verdict in ("terms", "zero") and adds:
                 found.partial.append((each.name.rpartition(".")[0], each.key))
             elif verdict not in ("alike", "zero"):
                 wrong.append(f"the gradient of {each.name}")
-        pairs = [(left, own.of_others.get(key)) for key, left in whole.of_others.items()]
-        for (left, _), (verdict, _, _) in zip(pairs, self._verdicts(pairs, tolerance, _ZERO), strict=True):
+        for (left, _), (verdict, _, _) in zip(others, of_others, strict=True):
             if verdict not in ("alike", "zero"):
                 wrong.append(f"the gradient of a parameter {list(left.shape)} of a module outside of it")
         return wrong
 
-    def _verdicts(self, pairs: Any, tolerance: float, zero: float) -> list[tuple[str, int, list[int]]]:
-        pairs = list(pairs)
-        sizes = [each.double().square().mean().sqrt().item() for each, _ in pairs if _is_finite(each)]
-        floor = zero * max(sizes, default=0.0)
-        return self._session.compare_slices([(whole, own, floor) for whole, own in pairs], tolerance)
+    def _verdicts(self, pairs: Any, tolerance: float, zero: float) -> list[Verdict]:
+        return self._verdicts_of(list(pairs), tolerance=tolerance, zero=zero)[0]
+
+    def _verdicts_of(self, *kinds: list[Pair], tolerance: float, zero: float) -> list[list[Verdict]]:
+        """Verdicts on values of several kinds, in one exchange. What is much smaller than the largest one of its kind
+        is taken for zero."""
+        values = []
+        for pairs in kinds:
+            sizes = [each.double().square().mean().sqrt().item() for each, _ in pairs if _is_finite(each)]
+            values += [(whole, own, zero * max(sizes, default=0.0)) for whole, own in pairs]
+        verdicts = iter(self._session.compare_slices(values, tolerance))
+        return [list(itertools.islice(verdicts, len(pairs))) for pairs in kinds]
 
     def _where(self, runs: Runs, tolerance: float) -> str:
         """Where the runs part, in words; "" where that is not found."""

@@ -3,6 +3,7 @@
 
 import contextvars
 import functools
+import math
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from lamina.util import pytree
 _NOISE = 0.1  # of a parameter's values
 _LEAST_NOISE = 0.02
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-_LARGE = 1 << 16  # elements of tensors that hooks may write
+_LARGE = 1 << 16  # elements of tensors that hooks may write, or that have an exchange of their own
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Runs:
         with gathered:
             self.trained = list(self._prepared(session))
         self._streams = Streams()
+        self._reach: Reach | None = None  # of the region, where several runs may have one
 
     def run(
         self,
@@ -151,25 +153,22 @@ class Runs:
         return found
 
     def _prepared(self, session: _lamina.Session | None) -> Iterator[Trained]:
-        slicings, seen = layers.slicings(self._region), set()
+        slicings, found = layers.slicings(self._region), {}
         for path, module in self._region.named_modules():
             for key, parameter in module._parameters.items():
-                if parameter is None or id(parameter) in seen:
-                    continue
-                seen.add(id(parameter))
-                slicing = slicings.get(id(parameter))
-                name = f"{path}.{key}" if path else key
-                values = self._values(parameter.detach(), slicing, session, len(seen))
-                yield Trained(name, module, key, parameter, slicing, values)
+                if parameter is not None:
+                    found.setdefault(id(parameter), (f"{path}.{key}" if path else key, module, key, parameter))
+        given = [(parameter.detach(), slicings.get(number)) for number, (*_, parameter) in found.items()]
+        wholes = _wholes(given, session)
+        for seed, (of, whole, (_, slicing)) in enumerate(zip(found.values(), wholes, given, strict=True), start=1):
+            yield Trained(*of, slicing, self._values(whole, slicing, session, seed))
 
     def _values(
-        self, value: torch.Tensor, slicing: Slicing | None, session: _lamina.Session | None, seed: int
+        self, whole: torch.Tensor, slicing: Slicing | None, session: _lamina.Session | None, seed: int
     ) -> dict[bool, torch.Tensor]:
         """A parameter's, with whole layers and with slices."""
         if session is None:
-            shape = value.shape if slicing is None else layers.unsliced(value.shape, slicing)
-            return {True: torch.full(shape, _LEAST_NOISE, dtype=value.dtype, device=value.device)}
-        whole = value if slicing is None else session.whole_of(value, slicing)
+            return {True: whole}
         whole = _with_noise(self._converted(whole.clone()), seed)
         return {True: whole, False: whole if slicing is None else session.slice_of(whole, slicing)}
 
@@ -187,7 +186,9 @@ class Runs:
                 stand_ins[id(tensor)] = self._converted(tensor.detach().clone())
             return stand_ins[id(tensor)]
 
-        with undisturbed(region, Call(self._args, self._kwargs)) as reach, module_call.replaced((), {}):
+        call = Call(self._args, self._kwargs)
+        with undisturbed(region, call, self._reach) as reach, module_call.replaced((), {}):
+            self._reach = reach if reach.is_repeatable else None
             left = SideEffects(reach)
             make_sliced = make_plain(region) if whole else lambda: None
             try:
@@ -245,6 +246,34 @@ class Runs:
             found.of_others = {id(each): got[id(each)] for each in others}
         found.of_inputs = [got.get(id(each)) for each in inputs]
         found.of_parameters = [got.get(id(stand_ins[id(each.parameter)])) for each in self.trained]
+
+
+def _wholes(values: list[tuple[torch.Tensor, Slicing | None]], session: _lamina.Session | None) -> list[torch.Tensor]:
+    """Whole values of these; any ones without a session. Small ones are put together in one exchange."""
+    shapes = [value.shape if slicing is None else layers.unsliced(value.shape, slicing) for value, slicing in values]
+    if session is None:
+        pairs = zip(values, shapes, strict=True)
+        return [torch.full(shape, _LEAST_NOISE, dtype=each.dtype, device=each.device) for (each, _), shape in pairs]
+    wholes, small = [value for value, _ in values], defaultdict(list)
+    for number, (value, slicing) in enumerate(values):
+        if slicing is not None and math.prod(shapes[number]) <= _LARGE:
+            small[value.dtype, value.device].append(number)
+        elif slicing is not None:
+            wholes[number] = session.whole_of(value, slicing)
+    for numbers in small.values():
+        own = torch.cat([_among_zeros(*values[number], shapes[number], session) for number in numbers])
+        together = torch.ops.lamina.tp_all_reduce(own, session.team())
+        for number, whole in zip(numbers, together.split([math.prod(shapes[each]) for each in numbers]), strict=True):
+            wholes[number] = whole.view(shapes[number])
+    return wholes
+
+
+def _among_zeros(value: torch.Tensor, slicing: Slicing, shape: list[int], session: _lamina.Session) -> torch.Tensor:
+    """The whole as one row, with zeros for what the other ranks have."""
+    whole = torch.zeros(math.prod(shape), dtype=value.dtype, device=value.device)
+    places = session.slice_of(torch.arange(len(whole), device=value.device).view(shape), slicing)
+    with _lamina.Unguarded():
+        return whole.index_copy_(0, places.flatten(), value.flatten())
 
 
 class NoDropout(TorchFunctionMode):

@@ -89,6 +89,11 @@ class Reach:
         self._seen.clear()
         self._unused.clear()
 
+    @property
+    def is_repeatable(self) -> bool:
+        """True where `restore()` may be called several times: nothing goes on by itself."""
+        return not self._copies and not self._running
+
     def restore(self) -> None:
         """Makes everything what it was."""
         for holder, before in self._holders:

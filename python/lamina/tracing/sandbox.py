@@ -54,11 +54,18 @@ def _autocast(device: str) -> tuple[str, bool, torch.dtype]:
 
 
 @contextmanager
-def undisturbed(root: nn.Module, call: Call) -> Iterator[Reach]:
+def undisturbed(root: nn.Module, call: Call, reach: Reach | None = None) -> Iterator[Reach]:
     """Afterwards what the model, its arguments and their functions can reach, and all streams of random numbers, are as
-    before. Of plain tensors that is for whoever writes them: see `Reach.tensors`."""
-    modules = ((path or "the model", module) for path, module in root.named_modules())
-    reach = Reach([*modules, ("its arguments", (call.args, call.kwargs))])
+    before. Of plain tensors that is for whoever writes them: see `Reach.tensors`.
+
+    Args:
+        root: the model.
+        call: with these arguments.
+        reach: a walk that was made of both before, and is repeatable; None for a new one.
+    """
+    if reach is None:
+        modules = ((path or "the model", module) for path, module in root.named_modules())
+        reach = Reach([*modules, ("its arguments", (call.args, call.kwargs))])
     streams = Streams()
     try:
         yield reach
