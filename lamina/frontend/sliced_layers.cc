@@ -3,13 +3,12 @@
 
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
-#include <c10/core/ScalarType.h>
 #include <torch/nn/init.h>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/layers/operators.h"
 #include "lamina/tensor_parallel/dropout.h"
 #include "lamina/tensor_parallel/forwards.h"
 #include "lamina/tensor_parallel/operators.h"
@@ -112,13 +111,12 @@ DistributedLayerNormImpl::DistributedLayerNormImpl(std::int64_t features, double
           torch::nn::LayerNormOptions({features}).eps(eps).elementwise_affine(elementwise_affine)) {}
 
 at::Tensor DistributedLayerNormImpl::forward(const at::Tensor& input, bool is_part) {
-  const auto& shape = options.normalized_shape();
-  if (!weight.defined()) return at::layer_norm(input, shape, {}, {}, options.eps());
-  const auto dtype = c10::promoteTypes(weight.scalar_type(), input.scalar_type());
-  const auto ready = [&](const at::Tensor& parameter) {
-    return (is_part ? tp::copy(parameter, member()->team) : parameter).to(dtype);
+  const auto ready = [&](const at::Tensor& parameter) -> std::optional<at::Tensor> {
+    if (!parameter.defined()) return std::nullopt;
+    return is_part ? tp::copy(parameter, member()->team) : parameter;
   };
-  return at::layer_norm(input.to(dtype), shape, ready(weight), ready(bias), options.eps()).to(input.scalar_type());
+  const auto& shape = options.normalized_shape();
+  return layers::mixed_layer_norm(input, c10::fromIntArrayRefSlow(shape), ready(weight), ready(bias), options.eps());
 }
 
 at::Tensor DistributedDropoutImpl::forward(const at::Tensor& input, std::int64_t positions) {

@@ -2,52 +2,25 @@
 #include "lamina/frontend/transformer.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <c10/core/ScalarType.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 #include <torch/nn/init.h>
 
-#include <limits>
-
 #include "lamina/faces/sayings.h"
+#include "lamina/layers/operators.h"
 #include "lamina/tensor_parallel/operators.h"
 
 namespace lamina::nn {
 namespace {
 
-double lowest(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kHalf:
-      return static_cast<double>(std::numeric_limits<at::Half>::lowest());
-    case at::kBFloat16:
-      return static_cast<double>(std::numeric_limits<at::BFloat16>::lowest());
-    case at::kFloat:
-      return static_cast<double>(std::numeric_limits<float>::lowest());
-    default:
-      return std::numeric_limits<double>::lowest();
-  }
-}
-
 // A mask [N, S], 1 where a position is not seen, as what is added to scores: [N, 1, 1, S].
 at::Tensor added_mask(const at::Tensor& mask, const at::Tensor& states) {
-  if (!mask.defined()) return mask;
-  return mask.unsqueeze(1).unsqueeze(1).to(states.scalar_type()) * lowest(states.scalar_type());
+  return mask.defined() ? layers::padding_bias(mask, states.scalar_type()) : mask;
 }
 
 }  // namespace
 
 DistributedTransformerLayerImpl::DistributedTransformerLayerImpl(const TransformerOptions& options) {
-  if (!options.pre_layernorm && !options.post_layernorm) {
-    throw faces::refusal("no-layernorm");
-  }
-  if (options.parallel_attn_output && (options.post_layernorm || options.add_cross_attention)) {
-    throw faces::refusal("parallel-parts");
-  }
-  auto part = options;
-  part.pre_layernorm = options.pre_layernorm && !options.parallel_attn_output;
-  part.add_input = !options.parallel_attn_output;
-  part.cross_attention = false;
+  layers::check("DistributedTransformerLayer", options);
+  auto part = layers::options_of_part(options);
   attention = register_module("attention", DistributedAttentionLayer(part));
   if (options.add_cross_attention) {
     part.cross_attention = true;
@@ -73,7 +46,7 @@ at::Tensor DistributedTransformerLayerImpl::forward(const at::Tensor& states, co
 }
 
 TransformerLayersImpl::TransformerLayersImpl(const TransformerOptions& options) {
-  for (int i = 0; i < options.num_layers; ++i) push_back(DistributedTransformerLayer(options));
+  for (std::int64_t i = 0; i < options.num_layers; ++i) push_back(DistributedTransformerLayer(options));
 }
 
 at::Tensor TransformerLayersImpl::forward(at::Tensor states, const at::Tensor& mask, const at::Tensor& others,
@@ -96,7 +69,8 @@ at::Tensor DistributedTransformerImpl::forward(const at::Tensor& states, const a
 }
 
 DistributedTransformerLMHeadImpl::DistributedTransformerLMHeadImpl(const TransformerOptions& options)
-    : is_causal_(options.causal_mask_size.has_value()) {
+    : is_causal_(options.causal_mask_size.has_value()), loss_in_fp32_(options.loss_in_fp32) {
+  layers::check("DistributedTransformerLMHead", options);
   const auto hidden = options.hidden_size;
   word_embedding = register_module("word_embedding", SlicedEmbedding(options.vocab_size, hidden));
   std::vector<at::Tensor> weights{word_embedding->weight};
@@ -135,14 +109,8 @@ at::Tensor DistributedTransformerLMHeadImpl::forward(const at::Tensor& words, co
   return lm_head.is_empty() ? states : lm_head(states);
 }
 
-at::Tensor DistributedTransformerLMHeadImpl::loss(at::Tensor scores, at::Tensor labels) const {
-  if (is_causal_) {
-    scores = scores.slice(1, 0, -1);
-    labels = labels.slice(1, 1);
-  }
-  scores = scores.flatten(0, 1);
-  if (c10::elementSize(scores.scalar_type()) < sizeof(float)) scores = scores.to(at::kFloat);
-  return at::cross_entropy_loss(scores, labels.to(scores.device()).flatten());
+at::Tensor DistributedTransformerLMHeadImpl::loss(const at::Tensor& scores, const at::Tensor& labels) const {
+  return layers::token_loss(scores, labels, is_causal_, loss_in_fp32_);
 }
 
 }  // namespace lamina::nn

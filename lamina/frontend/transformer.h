@@ -61,8 +61,8 @@ class DistributedTransformerLMHeadImpl : public torch::nn::Module {
                      const at::Tensor& mask_of_others = {});
 
   // The mean cross entropy of scores, without labels of -100. With causal_mask_size scores of a position are for the
-  // label of the next one.
-  at::Tensor loss(at::Tensor scores, at::Tensor labels) const;
+  // label of the next one. It is float32 where the scores are half, or loss_in_fp32 asks for that.
+  at::Tensor loss(const at::Tensor& scores, const at::Tensor& labels) const;
 
   Child<SlicedEmbedding> word_embedding;
   Child<torch::nn::Embedding> position_embedding, token_type_embedding;  // empty for none
@@ -72,7 +72,7 @@ class DistributedTransformerLMHeadImpl : public torch::nn::Module {
   SlicedLinear lm_head{nullptr};  // lives with the model, and has the embedding's weight where it is tied
 
  private:
-  const bool is_causal_;
+  const bool is_causal_, loss_in_fp32_;
 };
 TORCH_MODULE(DistributedTransformerLMHead);
 

@@ -64,14 +64,29 @@ void replace_dropout(c10::DispatchKey key) {
   library->impl("dropout_", &dropout_in_place);
 }
 
+TORCH_LIBRARY_FRAGMENT(lamina, library) {
+  library.def(
+      "tp_dropout(Tensor part, float p, int dim, SymInt first, SymInt own, SymInt all) -> Tensor",
+      [](const at::Tensor& part, double p, std::int64_t dim, c10::SymInt first, c10::SymInt own, c10::SymInt all) {
+        return dropout_of_part(part, p, dim, std::move(first), std::move(own), std::move(all));
+      },
+      {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded});
+}
+
 }  // namespace
+
+at::Tensor dropout_of_part(const at::Tensor& part, double p, std::int64_t dim, c10::SymInt first, c10::SymInt own,
+                           c10::SymInt all) {
+  auto shape = part.sym_sizes().vec();
+  shape.at(static_cast<std::size_t>(dim < 0 ? dim + part.dim() : dim)) = std::move(all);
+  const auto ones = at::ones_symint(shape, part.options().requires_grad(false));
+  const auto kept = at::dropout(ones, p, /*train=*/true);
+  return part * kept.narrow_symint(dim, std::move(first), std::move(own)).clone();  // the rest is not kept
+}
 
 at::Tensor dropout_of_part(const at::Tensor& part, double p, std::int64_t dim, const layout::Share& here,
                            std::int64_t all) {
-  auto shape = part.sizes().vec();
-  shape.at(static_cast<std::size_t>(dim < 0 ? dim + part.dim() : dim)) = all;
-  const auto kept = at::dropout(at::ones(shape, part.options().requires_grad(false)), p, /*train=*/true);
-  return part * kept.narrow(dim, here.begin, here.count()).clone();  // the rest is not kept for backwards
+  return dropout_of_part(part, p, dim, c10::SymInt(here.begin), c10::SymInt(here.count()), c10::SymInt(all));
 }
 
 void note_given(const SlicePart& features, const std::optional<SlicePart>& heads) {

@@ -21,6 +21,7 @@ void bind_config(py::module_& module);
 void bind_batch_record(py::module_& module);
 void bind_data_parallel(py::module_& module);
 void bind_dist(py::module_& module);
+void bind_layers(py::module_& module);
 void bind_loss_scale(py::module_& module);
 void bind_offload(py::module_& module);
 void bind_optim(py::module_& module);

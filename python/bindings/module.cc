@@ -69,6 +69,7 @@ PYBIND11_MODULE(_lamina, module) {
   bind_config(module);
   bind_references(module);
   bind_random(module);
+  bind_layers(module);
   bind_loss_scale(module);
   bind_session(module);
   bind_batch_record(module);

@@ -588,3 +588,33 @@ def case_bert_whose_encoder_becomes_a_transformer():
 def case_roberta_as_a_decoder():
     sizes = ENCODER | dict(max_position_embeddings=10, pad_token_id=0, is_decoder=True, use_cache=False)
     require_replaced("RobertaForCausalLM", "roberta", lambda module: module.roberta.encoder, **sizes)
+
+
+class WithFlash(lamina.nn.DistributedModule):
+    slicing_plan: ClassVar = {"query": "colwise", "key": "colwise", "value": "colwise", "dense": "rowwise"}
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads = 3
+        self.query, self.key, self.value, self.dense = (nn.Linear(12, 12) for _ in range(4))
+        self.attend = lamina.nn.FlashAttentionLayer(attention_dropout_prob=0.2, use_alibi=True)
+
+    def forward(self, x):
+        heads = [layer(x).unflatten(-1, (-1, 4)) for layer in (self.query, self.key, self.value)]
+        return self.dense(self.attend(torch.stack(heads, 2), causal=True).transpose(1, 2).flatten(2))
+
+
+def case_attention_alone_has_the_slopes_and_the_dropout_of_its_heads():
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(3), dtype=torch.double)
+    found = {}
+    for degree in DEGREES:
+        start(degree)
+        torch.manual_seed(0)
+        model = lamina.distribute(WithFlash().double())
+        torch.manual_seed(1)
+        loss = model(x).square().mean()
+        model.backward(loss)
+        norm = model.clip_grad_norm_(1.0)
+        model.eval()
+        found[degree] = torch.stack([loss.detach(), torch.as_tensor(norm), model(x).square().mean().detach()])
+    torch.testing.assert_close(found[1], found[2])

@@ -6,21 +6,31 @@ Shapes: N samples, S positions, H features, h heads on this rank, D features of 
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from lamina.errors import UsageError, refusal
-from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, norms_in_parts
+from lamina.errors import UsageError
+from lamina.layers.basic import input_of, make_around, norms_in_parts, result_of
+from lamina.layers.options import options_of, takes_options
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
 
 _HEADS, _POSITIONS = 1, 2  # of queries and keys [N, h, S, D]
-_BIAS_MAX = 8  # by default
+_OPTIONS_OF_OPERATOR = (
+    "cross_attention",
+    "causal_mask_size",
+    "window_size",
+    "use_alibi",
+    "alibi_bias_max",
+    "rotary_dim",
+    "scale",
+    "attention_in_fp32",
+)
 
 
+@takes_options
 class DistributedAttentionLayer(DistributedModule):
     """Attention, and what is around it: norms, dropout, and the sum with what it is given.
 
@@ -52,46 +62,15 @@ class DistributedAttentionLayer(DistributedModule):
         "dense": "rowwise",
     }
 
-    def __init__(
-        self,
-        num_attention_heads: int = 32,
-        attention_head_size: int = 32,
-        hidden_size: int = 1024,
-        attention_dropout_prob: float = 0.1,
-        hidden_dropout_prob: float = 0.1,
-        layernorm_epsilon: float = 1e-5,
-        initializer_range: float = 0.02,
-        use_normal_initialization: bool = False,
-        cross_attention: bool = False,
-        causal_mask_size: int | None = None,
-        pre_layernorm: bool = False,
-        post_layernorm: bool = True,
-        use_alibi: bool = False,
-        alibi_bias_max: float = _BIAS_MAX,
-        attention_in_fp32: bool = False,
-        fp32_residual_addition: bool = False,
-        window_size: int | None = None,
-        scale: float | None = None,
-        qkv_bias: bool = True,
-        dense_bias: bool = True,
-        rotary_dim: int | None = None,
-        add_input: bool = True,
-    ):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__()
-        self.num_attention_heads, self.attention_head_size = num_attention_heads, attention_head_size
-        self.cross_attention, self.causal_mask_size, self.window_size = cross_attention, causal_mask_size, window_size
-        self.use_alibi, self.alibi_bias_max, self._all_heads = use_alibi, alibi_bias_max, num_attention_heads
-        self.attention_dropout_prob, self.scale = attention_dropout_prob, scale
-        self.rotary_dim, self.add_input = rotary_dim, add_input
-        self.attention_in_fp32, self.fp32_residual_addition = attention_in_fp32, fp32_residual_addition
-        inside = num_attention_heads * attention_head_size
-        self.query, self.key, self.value = (nn.Linear(hidden_size, inside, bias=qkv_bias) for _ in range(3))
-        self.dense = nn.Linear(inside, hidden_size, bias=dense_bias)
-        self.dropout = nn.Dropout(hidden_dropout_prob)
-        self.pre_layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if pre_layernorm else None
-        self.layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if post_layernorm else None
-        if use_normal_initialization:
-            begin_normal(self, initializer_range)
+        options = options_of(DistributedAttentionLayer, args, kwargs)
+        for name in ("num_attention_heads", "attention_head_size", "attention_dropout_prob", *_OPTIONS_OF_OPERATOR):
+            setattr(self, name, options[name])
+        hidden, inside = options["hidden_size"], self.num_attention_heads * self.attention_head_size
+        self.query, self.key, self.value = (nn.Linear(hidden, inside, bias=options["qkv_bias"]) for _ in range(3))
+        self.dense = nn.Linear(inside, hidden, bias=options["dense_bias"])
+        make_around(self, options)
 
     @property
     def positions_plan(self) -> Mapping[str, str]:
@@ -111,40 +90,15 @@ class DistributedAttentionLayer(DistributedModule):
             UsageError: a mask of booleans, or more positions than causal_mask_size.
         """
         states, *others, mask = inputs
-        normed = states if self.pre_layernorm is None else self.pre_layernorm(states)
-        normed = layers.ready(self, normed, positions)
+        normed = input_of(self, states, positions)
         seen = layers.ready(self, others[0]) if self.cross_attention else normed
         query, key, value = (
             layer(each).reshape(*each.shape[:2], -1, self.attention_head_size).transpose(1, 2)
             for layer, each in ((self.query, normed), (self.key, seen), (self.value, seen))
         )
-        if self.rotary_dim is not None and not self.cross_attention:
-            query, key = _turned(query, self.rotary_dim), _turned(key, self.rotary_dim)
-        found = self._attended(query, key, value, mask)
-        output = self.dropout(self.dense(found.transpose(1, 2).flatten(2)))
-        if self.add_input:
-            output = added(states, output, self.fp32_residual_addition)
-        return output if self.layernorm is None else self.layernorm(output)
-
-    def _attended(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        dtype = value.dtype
-        if self.attention_in_fp32 and dtype.itemsize < torch.float32.itemsize:
-            query, key, value = query.float(), key.float(), value.float()
-        is_causal = self.causal_mask_size is not None and not self.cross_attention
-        if is_causal and key.shape[_POSITIONS] > self.causal_mask_size:
-            raise refusal("too-many-positions", key.shape[_POSITIONS], self.causal_mask_size)
-        slopes = None
-        if self.use_alibi and not self.cross_attention:
-            here = layers.heads_here(self)
-            slopes = _slopes(self._all_heads, self.alibi_bias_max)
-            slopes = slopes if here is None else slopes[here.first : here.first + here.own]
-        mask = _bias(query, key, mask, is_causal, slopes, self.window_size)
-        dropout = self.attention_dropout_prob if self.training else 0.0
-        is_causal = is_causal and mask is None
-        attend = functional.scaled_dot_product_attention
-        return attend(query, key, value, mask, dropout, is_causal, scale=self.scale).to(dtype)
+        options = {name: getattr(self, name) for name in _OPTIONS_OF_OPERATOR}
+        found = _attention(self, query, key, value, mask, **options)
+        return result_of(self, states, self.dense(found.transpose(1, 2).flatten(2)))
 
 
 class FlashAttentionLayer(nn.Module):
@@ -159,6 +113,8 @@ class FlashAttentionLayer(nn.Module):
         triton_flash_attention: no effect.
         use_alibi: whether scores fall with the distance (ALiBi).
     """
+
+    _lamina_has_heads = True
 
     def __init__(
         self,
@@ -194,64 +150,23 @@ class FlashAttentionLayer(nn.Module):
         if scale is None:
             size = self.attention_head_size or qkv.shape[-1]
             scale = (1 / math.sqrt(size) if self.scale_attention_scores else 1.0) / self.divisor
-        slopes = _slopes(query.shape[_HEADS], _BIAS_MAX) if self.use_alibi else None
-        mask = _bias(query, key, attn_mask, causal, slopes)
-        dropout = self.attention_dropout_prob if self.training else 0.0
-        attend = functional.scaled_dot_product_attention
-        return attend(query, key, value, mask, dropout, causal and mask is None, scale=scale)
+        longest = key.shape[_POSITIONS] if causal else None
+        return _attention(
+            self, query, key, value, attn_mask, causal_mask_size=longest, use_alibi=self.use_alibi, scale=scale
+        )
 
 
-def _bias(
+def _attention(
+    module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
+    value: torch.Tensor,
     mask: torch.Tensor | None,
-    is_causal: bool,
-    slopes: torch.Tensor | None,
-    window: int | None = None,
-) -> torch.Tensor | None:
-    """Numbers that are added to scores, [N or 1, h or 1, S or 1, S]; None for none but those of `is_causal`.
-
-    Args:
-        mask: some of them, or None.
-        is_causal: whether a position sees those before it alone.
-        slopes: by how much scores of each head fall with the distance; None for not at all.
-        window: how many positions, of itself and before it, a causal one sees; None for all.
-
-    Errors:
-        UsageError: a mask of booleans.
-    """
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            raise refusal("mask-of-booleans")
-        mask = mask.to(query.dtype)
-    queries, keys = query.shape[_POSITIONS], key.shape[_POSITIONS]
-    has_window = is_causal and window is not None and window < keys
-    if slopes is None and not has_window and not (is_causal and mask is not None):
-        return mask
-    places = torch.arange(keys, device=query.device)
-    distance = places[keys - queries :, None] - places
-    bias = query.new_zeros(1, 1, queries, keys)
-    if slopes is not None:
-        bias = bias - slopes.to(query)[:, None, None] * distance.abs()
-    if is_causal:
-        unseen = (distance < 0) | (distance >= window) if has_window else distance < 0
-        bias = bias.masked_fill(unseen, -math.inf)
-    return bias if mask is None else bias + mask
-
-
-def _turned(heads: torch.Tensor, features: int) -> torch.Tensor:
-    """Queries or keys whose first features are turned by their position: each pair of neighbours by another angle."""
-    places = torch.arange(heads.shape[_POSITIONS], device=heads.device, dtype=torch.float32)
-    pairs = torch.arange(0, features, 2, device=heads.device, dtype=torch.float32)
-    angles = places[:, None] * (1.0 / 10000 ** (pairs / features))
-    sine, cosine = (each.repeat_interleave(2, -1).to(heads.dtype) for each in (angles.sin(), angles.cos()))
-    turning, rest = heads[..., :features], heads[..., features:]
-    across = torch.stack((-turning[..., 1::2], turning[..., ::2]), -1).flatten(-2)
-    return torch.cat((turning * cosine + across * sine, rest), -1)
-
-
-def _slopes(heads: int, most: float) -> torch.Tensor:
-    """ALiBi's slopes, of the first head the steepest: those of a power of two, of which others take every second."""
-    power = 2 ** math.ceil(math.log2(heads))
-    slopes = [2 ** (-most * (place + 1) / power) for place in range(power)]
-    return torch.tensor(slopes if power == heads else [*slopes[1::2], *slopes[::2]][:heads])
+    **options: Any,
+) -> torch.Tensor:
+    """The engine's, of the heads that a module has on this rank."""
+    here = layers.heads_here(module)
+    if here is not None and here.own == query.shape[_HEADS]:
+        options |= {"first_head": here.first, "all_heads": here.all}
+    dropout_p = module.attention_dropout_prob if module.training else 0.0
+    return torch.ops.lamina.attention(query, key, value, mask, dropout_p=dropout_p, **options)

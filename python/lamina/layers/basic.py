@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single layers under the names of the original."""
 
-import inspect
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.plans import STYLE_OF_ITSELF, WHOLE
 from lamina.tensor_parallel.registry import DistributedModule
-
-Kind = TypeVar("Kind", bound=type[nn.Module])
 
 
 class FusedLayerNorm(nn.LayerNorm):
@@ -28,14 +26,7 @@ class FusedLayerNorm(nn.LayerNorm):
         super().__init__(normalized_shape, eps=eps, elementwise_affine=elementwise_affine)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.weight, self.bias
-        if weight is None or bias is None or weight.dtype == input.dtype or not input.is_floating_point():
-            return nn.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
-        dtype = torch.promote_types(weight.dtype, input.dtype)
-        out = nn.functional.layer_norm(
-            input.to(dtype), self.normalized_shape, weight.to(dtype), bias.to(dtype), self.eps
-        )
-        return out.to(input.dtype)
+        return torch.ops.lamina.mixed_layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class DistributedLinear(DistributedModule, nn.Linear):
@@ -101,45 +92,35 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
         setattr(self, STYLE_OF_ITSELF, WHOLE)
 
 
-def added(input: torch.Tensor, output: torch.Tensor, in_fp32: bool) -> torch.Tensor:
-    """The sum of what a layer was given and what it has computed, in the type of these."""
-    if not in_fp32 or input.dtype.itemsize >= torch.float32.itemsize:
-        return input + output
-    return (input.float() + output.float()).to(output.dtype)
+def make_around(part: nn.Module, options: Mapping[str, Any]) -> None:
+    """Gives a part of a layer what is around its Linears: dropout of the result, norms, and the first values."""
+    part.add_input, part.fp32_residual_addition = options["add_input"], options["fp32_residual_addition"]
+    part.dropout = nn.Dropout(options["hidden_dropout_prob"])
+    for name, option in (("pre_layernorm", "pre_layernorm"), ("layernorm", "post_layernorm")):
+        norm = DistributedLayerNorm(options["hidden_size"], options["layernorm_epsilon"]) if options[option] else None
+        setattr(part, name, norm)
+    for layer in part.modules() if options["use_normal_initialization"] else ():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=options["initializer_range"])
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+def input_of(part: nn.Module, states: torch.Tensor, positions: int | None) -> torch.Tensor:
+    """The input of the first Linears in a part of a layer."""
+    normed = states if part.pre_layernorm is None else part.pre_layernorm(states)
+    return layers.ready(part, normed, positions)
+
+
+def result_of(part: nn.Module, states: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+    """The result of a part of a layer, of its input and what it has computed of that."""
+    output = part.dropout(computed)
+    if part.add_input:
+        output = torch.ops.lamina.residual_sum(states, output, part.fp32_residual_addition)
+    return output if part.layernorm is None else part.layernorm(output)
 
 
 def norms_in_parts(module: nn.Module) -> dict[str, str]:
     """The styles of a module's norms where these are given parts of positions."""
     names = ("pre_layernorm", "layernorm")
     return {name: "replicated_with_grad_allreduce" for name in names if module._modules.get(name) is not None}
-
-
-def begin_normal(module: nn.Module, deviation: float) -> None:
-    """Gives Linears normal values, and biases of zero."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            nn.init.normal_(part.weight, std=deviation)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
-
-
-def hands_on_to(other: type[nn.Module], but: Collection[str] = ()) -> Callable[[Kind], Kind]:
-    """A decorator of a class that hands arguments on, which it does not name, to another one: its signature says
-    them.
-
-    Args:
-        but: those that it gives itself.
-    """
-
-    def with_signature(kind: Kind) -> Kind:
-        own = inspect.signature(kind.__init__)
-        names = [each for each in own.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
-        takes_positions = any(each.kind is each.VAR_POSITIONAL for each in own.parameters.values())
-        named = {*own.parameters, *but}
-        rest = [each for name, each in inspect.signature(other).parameters.items() if name not in named]
-        if not takes_positions:
-            rest = [each.replace(kind=each.KEYWORD_ONLY) for each in rest]
-        kind.__init__.__signature__ = own.replace(parameters=[*names, *rest])
-        return kind
-
-    return with_signature

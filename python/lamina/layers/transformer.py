@@ -4,29 +4,24 @@
 Shapes: N samples, S positions, H features, V words. All sizes are those of the whole.
 """
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn import functional
 
+from lamina import _lamina
 from lamina.errors import refusal
 from lamina.layers.attention import DistributedAttentionLayer
-from lamina.layers.basic import DistributedLayerNorm, added, begin_normal, hands_on_to, norms_in_parts
+from lamina.layers.basic import DistributedLayerNorm, input_of, make_around, norms_in_parts, result_of
+from lamina.layers.options import arguments, options_of, takes_options
 from lamina.tensor_parallel import layers
 from lamina.tensor_parallel.registry import DistributedModule
 
 _SCORES_DIMENSIONS = 3
-_NO_LABEL = -100
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "relu": functional.relu,
-}
 
 
+@takes_options
 class DistributedTransformerOutputLayer(DistributedModule):
     """Two Linears with a function between them, and what is around them: norms, dropout, and the sum with the input.
 
@@ -39,30 +34,13 @@ class DistributedTransformerOutputLayer(DistributedModule):
 
     slicing_plan: ClassVar[Mapping[str, str]] = {"dense1": "colwise_of_ready", "dense2": "rowwise"}
 
-    def __init__(
-        self,
-        hidden_size: int = 1024,
-        intermediate_size: int = 4096,
-        hidden_dropout_prob: float = 0.1,
-        activation: str = "gelu",
-        layernorm_epsilon: float = 1e-5,
-        initializer_range: float = 0.02,
-        use_normal_initialization: bool = False,
-        pre_layernorm: bool = False,
-        post_layernorm: bool = True,
-        fp32_residual_addition: bool = False,
-        add_input: bool = True,
-    ):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise refusal("other-activation", ", ".join(ACTIVATIONS), activation)
-        self.activation, self.fp32_residual_addition, self.add_input = activation, fp32_residual_addition, add_input
-        self.dense1, self.dense2 = nn.Linear(hidden_size, intermediate_size), nn.Linear(intermediate_size, hidden_size)
-        self.dropout = nn.Dropout(hidden_dropout_prob)
-        self.pre_layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if pre_layernorm else None
-        self.layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if post_layernorm else None
-        if use_normal_initialization:
-            begin_normal(self, initializer_range)
+        options = options_of(DistributedTransformerOutputLayer, args, kwargs)
+        hidden, inside = options["hidden_size"], options["intermediate_size"]
+        self.activation = options["activation"]
+        self.dense1, self.dense2 = nn.Linear(hidden, inside), nn.Linear(inside, hidden)
+        make_around(self, options)
 
     @property
     def positions_plan(self) -> Mapping[str, str]:
@@ -74,15 +52,11 @@ class DistributedTransformerOutputLayer(DistributedModule):
         Args:
             positions: how many there are, where the states here are those of a part of them.
         """
-        normed = states if self.pre_layernorm is None else self.pre_layernorm(states)
-        normed = layers.ready(self, normed, positions)
-        output = self.dropout(self.dense2(ACTIVATIONS[self.activation](self.dense1(normed))))
-        if self.add_input:
-            output = added(states, output, self.fp32_residual_addition)
-        return output if self.layernorm is None else self.layernorm(output)
+        inside = torch.ops.lamina.activation(self.dense1(input_of(self, states, positions)), self.activation)
+        return result_of(self, states, self.dense2(inside))
 
 
-@hands_on_to(DistributedAttentionLayer, but=("cross_attention", "add_input"))
+@takes_options
 class DistributedTransformerLayer(DistributedModule):
     """Attention, with add_cross_attention that to other states, and an output layer.
 
@@ -94,59 +68,18 @@ class DistributedTransformerLayer(DistributedModule):
         kwargs: these and all others: see DistributedAttentionLayer.
     """
 
-    def __init__(
-        self,
-        num_attention_heads: int = 32,
-        attention_head_size: int = 32,
-        hidden_size: int = 1024,
-        intermediate_size: int = 4096,
-        attention_dropout_prob: float = 0.1,
-        hidden_dropout_prob: float = 0.1,
-        activation: str = "gelu",
-        layernorm_epsilon: float = 1e-5,
-        initializer_range: float = 0.02,
-        use_normal_initialization: bool = False,
-        causal_mask_size: int | None = None,
-        add_cross_attention: bool = False,
-        pre_layernorm: bool = False,
-        post_layernorm: bool = True,
-        use_alibi: bool = False,
-        alibi_bias_max: float = 8,
-        fp32_residual_addition: bool = False,
-        parallel_attn_output: bool = False,
-        **kwargs: Any,
-    ):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__()
-        if not pre_layernorm and not post_layernorm:
-            raise refusal("no-layernorm")
-        if parallel_attn_output and (post_layernorm or add_cross_attention):
-            raise refusal("parallel-parts")
-        common: dict[str, Any] = {
-            "hidden_size": hidden_size,
-            "hidden_dropout_prob": hidden_dropout_prob,
-            "layernorm_epsilon": layernorm_epsilon,
-            "initializer_range": initializer_range,
-            "use_normal_initialization": use_normal_initialization,
-            "pre_layernorm": pre_layernorm and not parallel_attn_output,
-            "post_layernorm": post_layernorm,
-            "add_input": not parallel_attn_output,
-            "fp32_residual_addition": fp32_residual_addition,
-        }
-        attention = {
-            "num_attention_heads": num_attention_heads,
-            "attention_head_size": attention_head_size,
-            "attention_dropout_prob": attention_dropout_prob,
-            "causal_mask_size": causal_mask_size,
-            "use_alibi": use_alibi,
-            "alibi_bias_max": alibi_bias_max,
-        }
-        make_attention = functools.partial(DistributedAttentionLayer, **common, **attention, **kwargs)
-        self.attention = make_attention()
-        self.cross_attention = make_attention(cross_attention=True) if add_cross_attention else None
-        self.output = DistributedTransformerOutputLayer(
-            intermediate_size=intermediate_size, activation=activation, **common
-        )
-        self.layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon) if parallel_attn_output else None
+        options = options_of(DistributedTransformerLayer, args, kwargs)
+        part = _lamina.options_of_part(options)
+        attention = arguments(DistributedAttentionLayer, part)
+        self.attention = DistributedAttentionLayer(**attention)
+        has_others, is_parallel = options["add_cross_attention"], options["parallel_attn_output"]
+        attention["cross_attention"] = True
+        self.cross_attention = DistributedAttentionLayer(**attention) if has_others else None
+        self.output = DistributedTransformerOutputLayer(**arguments(DistributedTransformerOutputLayer, part))
+        norm = DistributedLayerNorm(options["hidden_size"], options["layernorm_epsilon"]) if is_parallel else None
+        self.layernorm = norm
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
         """
@@ -182,7 +115,7 @@ class DistributedTransformerLayer(DistributedModule):
         return norms_in_parts(self)
 
 
-@hands_on_to(DistributedTransformerLayer)
+@takes_options
 class DistributedTransformer(DistributedModule):
     """Layers of a transformer, one after the other.
 
@@ -194,13 +127,13 @@ class DistributedTransformer(DistributedModule):
 
     is_stack = True
 
-    def __init__(self, num_layers: int = 12, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__()
-        window = kwargs.pop("window_size", None)
-        windows = window if isinstance(window, list) else [window] * num_layers
-        self.seq_layers = nn.Sequential(
-            *(DistributedTransformerLayer(*args, window_size=each, **kwargs) for each in windows[:num_layers])
-        )
+        options = _options_of_stack(DistributedTransformer, args, kwargs)
+        count, window = options["num_layers"], options["window_size"]
+        windows = window if isinstance(window, list) else [window] * count
+        every = (arguments(DistributedTransformerLayer, options | {"window_size": each}) for each in windows[:count])
+        self.seq_layers = nn.Sequential(*(DistributedTransformerLayer(**each) for each in every))
 
     def forward(self, inputs: Any) -> Any:
         """Takes what a layer takes, and returns what the last one does. Of states alone it returns states."""
@@ -216,7 +149,7 @@ class DistributedTransformer(DistributedModule):
         return torch.ops.lamina.tp_gather(states, *cut), *inputs[1:]
 
 
-@hands_on_to(DistributedTransformerLayer)
+@takes_options
 class DistributedTransformerLMHead(DistributedModule):
     """Embeddings of words and positions, a transformer, and with add_lm_head scores of words, by a Linear that has the
     embedding's weight. Both are cut over the words.
@@ -234,64 +167,26 @@ class DistributedTransformerLMHead(DistributedModule):
         kwargs: these and all others: see DistributedTransformerLayer.
     """
 
-    def __init__(
-        self,
-        num_layers: int = 12,
-        num_attention_heads: int = 32,
-        attention_head_size: int = 32,
-        hidden_size: int = 1024,
-        intermediate_size: int = 4096,
-        vocab_size: int = 30522,
-        num_positions: int = 1024,
-        attention_dropout_prob: float = 0.1,
-        hidden_dropout_prob: float = 0.1,
-        activation: str = "gelu",
-        layernorm_epsilon: float = 1e-5,
-        num_token_types: int = 0,
-        causal_mask_size: int | None = None,
-        add_cross_attention: bool = False,
-        add_lm_head: bool = True,
-        initializer_range: float = 0.02,
-        use_normal_initialization: bool = False,
-        pre_layernorm: bool = False,
-        post_layernorm: bool = True,
-        embedding_dropout_prob: float | None = None,
-        tie_lm_head: bool = True,
-        lm_head_bias: bool = False,
-        loss_in_fp32: bool = False,
-        **kwargs: Any,
-    ):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__()
+        options = _options_of_stack(DistributedTransformerLMHead, args, kwargs)
+        hidden, words = options["hidden_size"], options["vocab_size"]
+        places, types = options["num_positions"], options["num_token_types"]
         self.slicing_plan = {"word_embedding": "embedding_rowwise"}
-        self.is_causal, self.loss_in_fp32 = causal_mask_size is not None, loss_in_fp32
-        self.word_embedding = nn.Embedding(vocab_size, hidden_size)
-        self.position_embedding = nn.Embedding(num_positions, hidden_size) if num_positions > 0 else None
-        self.token_type_embedding = nn.Embedding(num_token_types, hidden_size) if num_token_types > 0 else None
+        self.is_causal, self.loss_in_fp32 = options["causal_mask_size"] is not None, options["loss_in_fp32"]
+        self.word_embedding = nn.Embedding(words, hidden)
+        self.position_embedding = nn.Embedding(places, hidden) if places > 0 else None
+        self.token_type_embedding = nn.Embedding(types, hidden) if types > 0 else None
         for part in self.children():
-            nn.init.normal_(part.weight, std=initializer_range)
-        self.dropout = nn.Dropout(hidden_dropout_prob if embedding_dropout_prob is None else embedding_dropout_prob)
-        self.transformer = DistributedTransformer(
-            num_layers,
-            num_attention_heads=num_attention_heads,
-            attention_head_size=attention_head_size,
-            hidden_size=hidden_size,
-            intermediate_size=intermediate_size,
-            attention_dropout_prob=attention_dropout_prob,
-            hidden_dropout_prob=hidden_dropout_prob,
-            activation=activation,
-            layernorm_epsilon=layernorm_epsilon,
-            causal_mask_size=causal_mask_size,
-            add_cross_attention=add_cross_attention,
-            initializer_range=initializer_range,
-            use_normal_initialization=use_normal_initialization,
-            pre_layernorm=pre_layernorm,
-            post_layernorm=post_layernorm,
-            **kwargs,
-        )
-        self.layernorm = None if post_layernorm else DistributedLayerNorm(hidden_size, layernorm_epsilon)
-        self.lm_head = nn.Linear(hidden_size, vocab_size, bias=lm_head_bias) if add_lm_head else None
+            nn.init.normal_(part.weight, std=options["initializer_range"])
+        dropout = options["embedding_dropout_prob"]
+        self.dropout = nn.Dropout(options["hidden_dropout_prob"] if dropout is None else dropout)
+        self.transformer = DistributedTransformer(**arguments(DistributedTransformer, options))
+        has_norm = not options["post_layernorm"]
+        self.layernorm = DistributedLayerNorm(hidden, options["layernorm_epsilon"]) if has_norm else None
+        self.lm_head = nn.Linear(hidden, words, bias=options["lm_head_bias"]) if options["add_lm_head"] else None
         if self.lm_head is not None:
-            if tie_lm_head:
+            if options["tie_lm_head"]:
                 self.lm_head.weight = self.word_embedding.weight
             self.slicing_plan |= {"lm_head": "colwise_gather_output"}
 
@@ -325,7 +220,9 @@ class DistributedTransformerLMHead(DistributedModule):
             return states
         scores = self.lm_head(states)
         given = self._ordered(scores)
-        return given if labels is None else (self._loss(scores, labels), given)
+        if labels is None:
+            return given
+        return torch.ops.lamina.token_loss(scores, labels, self.is_causal, self.loss_in_fp32), given
 
     def as_plain(self, output: torch.Tensor) -> torch.Tensor:
         return self._ordered(output) if output.dim() == _SCORES_DIMENSIONS else output
@@ -334,20 +231,18 @@ class DistributedTransformerLMHead(DistributedModule):
         is_sliced = self.lm_head is not None and layers.is_sliced(self.lm_head)
         return scores.transpose(0, 1) if is_sliced else scores.view_as(scores)  # no gradient of the loss in either
 
-    def _loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if self.is_causal:  # the last position has none; the sums are in transformers' order
-            labels = functional.pad(labels[:, 1:], (0, 1), value=_NO_LABEL)
-        is_wide = scores.dtype.itemsize > torch.float32.itemsize
-        given = scores.flatten(0, 1) if is_wide and not self.loss_in_fp32 else scores.flatten(0, 1).float()
-        loss = functional.cross_entropy(given, labels.to(scores.device).flatten(), ignore_index=_NO_LABEL)
-        return loss.to(scores.dtype) if is_wide else loss  # wide, so that a mean of several is not rounded
+
+def _options_of_stack(kind: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All options of a transformer, of which window_size may be a list."""
+    window = kwargs.get("window_size")
+    if not isinstance(window, list):
+        return options_of(kind, args, kwargs)
+    return options_of(kind, args, kwargs | {"window_size": None}) | {"window_size": window}
 
 
 def _added_mask(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor | None:
     """A mask [N, S], 1 where a position is not seen, as what is added to scores: [N, 1, 1, S]."""
-    if mask is None:
-        return None
-    return mask[:, None, None, :].to(states.dtype) * torch.finfo(states.dtype).min
+    return None if mask is None else torch.ops.lamina.padding_bias(mask, states.dtype)
 
 
 def _sized(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:

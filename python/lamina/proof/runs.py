@@ -281,9 +281,10 @@ class NoDropout(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if function is functional.dropout:
+        if function in (functional.dropout, torch.ops.lamina.tp_dropout):
             return args[0] if args else kwargs["input"]
-        if function is functional.scaled_dot_product_attention:
+        ours = (torch.ops.lamina.attention, torch.ops.lamina.tp_attention)
+        if function in (functional.scaled_dot_product_attention, *ours):
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])
             elif "dropout_p" in kwargs:

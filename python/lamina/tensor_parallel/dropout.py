@@ -9,7 +9,6 @@ The mode that does so is one of a call: of the module around the layers. It goes
 one on other ranks (`calls_elsewhere.py`), and with what a checkpoint computes again (`recomputing`).
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from lamina.tensor_parallel import partial
 from lamina.tensor_parallel.shares import Share
 
-_HEADS_AT = -3  # of queries, and of probabilities [..., heads, queries, keys]
+_HEADS_AT = -3  # of queries, and of probabilities [samples, heads, queries, keys]
+_DIMENSIONS = 4  # of these
 _POSITIONS_AT = 1  # of states [samples, positions, features]
 
 
@@ -84,16 +84,14 @@ class SlicedDropout(TorchFunctionMode):
         if found is None:
             return functional.dropout(input, p, training, inplace)
         dimension, share = found
-        shape = list(input.shape)
-        shape[dimension] = share.all
-        kept = functional.dropout(torch.ones(shape, dtype=input.dtype, device=input.device), p)
-        kept = kept.narrow(dimension, share.first, share.own).clone()  # the rest is not kept for backwards
-        return input.mul_(kept) if inplace else input * kept
+        given = torch.ones_like(input) if inplace else input
+        dropped = torch.ops.lamina.tp_dropout(given, p, dimension, share.first, share.own, share.all)
+        return input.mul_(dropped) if inplace else dropped
 
     def _cut_of(self, input: torch.Tensor) -> tuple[int, Share] | None:
         """The dimension of which only a part is here, and that part."""
         heads, (given, positions) = self.parts.heads, self.state
-        if heads is not None and input.dim() == 4 and input.shape[_HEADS_AT] == heads.own:
+        if heads is not None and input.dim() == _DIMENSIONS and input.shape[_HEADS_AT] == heads.own:
             return _HEADS_AT, heads
         for features in given:
             if input.shape[-1:] == (features.own,):
@@ -113,22 +111,14 @@ class SlicedDropout(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if dropout_p == 0:
+        heads = self.parts.heads
+        if dropout_p == 0 or query.dim() != _DIMENSIONS or query.shape[_HEADS_AT] != heads.own:
             return functional.scaled_dot_product_attention(
-                query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
-        if enable_gqa:
-            groups = query.shape[_HEADS_AT] // key.shape[_HEADS_AT]
-            key, value = (each.repeat_interleave(groups, _HEADS_AT) for each in (key, value))
-        # As torch computes it where no kernel of its own has dropout.
-        factor = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
-        scores = (query * factor) @ (key * factor).transpose(-2, -1)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        if attn_mask is not None:
-            is_kept = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, -math.inf) if is_kept else scores + attn_mask
-        return self._dropout(scores.softmax(-1), dropout_p) @ value
+        return torch.ops.lamina.tp_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, heads.first, heads.all
+        )
 
 
 def current() -> SlicedDropout | None:

@@ -38,6 +38,7 @@ REGION = "_lamina_region"  # of a sliced layer: the name of its region
 PROOF = "_lamina_proof"  # of a module whose calls are proven, see [Note: proofs] in proof/proofs.py
 PROVEN_AS = "_lamina_proven_as"  # of such a module: its name
 PROVEN_IN = "_lamina_proven_in"  # of a sliced layer in one: a ProvenRegions, its own name and that of the module
+HAS_HEADS = "_lamina_has_heads"  # of classes of attention that compute with the heads of a module around them
 _STYLE = "_lamina_sliced_by"  # of a sliced layer: its style
 GIVING_PART, TAKING_PARTS = "whole, cut by columns", "whole, cut by rows"  # styles of wrappers
 OF_WRAPPERS = (GIVING_PART, TAKING_PARTS)
@@ -400,8 +401,9 @@ def become_around(
     team: str,
 ) -> None:
     """Makes a module one that computes with parts: some heads, with these of so many heads of keys, or features between
-    these of its members."""
-    module.__dict__[_PARTS] = Parts(heads, team, *keys)
+    these of its members. Attention in it that is lamina's own knows these heads."""
+    for each in (module, *(part for part in module.modules() if getattr(type(part), HAS_HEADS, False))):
+        each.__dict__[_PARTS] = Parts(heads, team, *keys)
     module.__class__ = with_other_forward(_Around, type(module))
     for member, gives in members:
         if _GIVES not in member.__dict__:

@@ -2,10 +2,13 @@
 """Layers under the names of the original, on one rank: compared with torch's own."""
 
 import math
+import re
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 import lamina
 from lamina.errors import UsageError
@@ -77,6 +80,65 @@ def test_wrong_arguments_and_masks_are_refused():
         layer((torch.zeros(1, 3, 4), torch.zeros(1, 1, 1, 3).bool()))
     with pytest.raises(UsageError, match="4 positions, and causal_mask_size is 3"):
         layer((torch.zeros(1, 4, 4), None))
+
+
+@pytest.mark.parametrize(
+    "argument, text",
+    [
+        (dict(hidden_size="12"), "hidden_size of a layer is an integer, not '12'"),
+        (dict(causal_mask_size=2.5), "causal_mask_size of a layer is an integer or None, not 2.5"),
+        (dict(hidden_dropout_prob=None), "hidden_dropout_prob of a layer is a number, not None"),
+        (dict(num_attention_heads=0), "num_attention_heads of a layer is above 0, not 0"),
+        (dict(attention_dropout_prob=1.5), "attention_dropout_prob of a layer is from 0 to 1, not 1.5"),
+    ],
+)
+def test_a_value_that_an_argument_cannot_have_is_refused_by_name(argument, text):
+    with pytest.raises(UsageError, match=re.escape(text)):
+        lamina.nn.DistributedTransformerLayer(**argument)
+
+
+def test_an_argument_of_another_layer_is_refused_by_the_name_of_the_class():
+    for argument in ("vocab_size", "cross_attention", "add_input", "num_layers"):
+        with pytest.raises(TypeError, match=rf"DistributedTransformerLayer\(\): .*'{argument}'"):
+            lamina.nn.DistributedTransformerLayer(**{argument: 1})
+    with pytest.raises(TypeError, match="too many positional"):
+        lamina.nn.DistributedTransformerLayer(*[1] * 19)
+
+
+ODD = dict(use_alibi=True, causal_mask_size=16, window_size=3, rotary_dim=2, attention_in_fp32=True)
+
+
+def layer_and_states(positions, **options):
+    torch.manual_seed(0)
+    layer = lamina.nn.DistributedTransformerLayer(3, 4, 12, 10, 0.0, 0.0, **options)
+    return layer, torch.randn(2, positions, 12), torch.zeros(2, 1, 1, positions).index_fill(-1, torch.tensor([1]), -1e4)
+
+
+def test_a_compiled_layer_has_no_break_and_takes_other_lengths():
+    layer, _, _ = layer_and_states(5, **ODD)
+    found = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for positions in (5, 7, 9):
+        _, states, mask = layer_and_states(positions, **ODD)
+        torch.testing.assert_close(found((states, mask))[0], layer((states, mask))[0])
+
+
+def test_a_layer_gives_shapes_of_tensors_without_values():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        layer, states, mask = layer_and_states(5, **ODD)
+        assert layer((states, mask))[0].shape == (2, 5, 12)
+    layer, states, mask = layer_and_states(5, **ODD)
+    assert layer.to("meta")((states.to("meta"), mask.to("meta")))[0].shape == (2, 5, 12)
+
+
+def test_a_checkpointed_layer_has_the_same_gradients_with_dropout():
+    found = []
+    for call in (lambda layer, given: layer(given), lambda *given: checkpoint(*given, use_reentrant=False)):
+        layer, states, mask = layer_and_states(5, **ODD)
+        layer.attention.attention_dropout_prob = 0.3
+        torch.manual_seed(1)
+        call(layer, (states, mask))[0].square().sum().backward()
+        found.append([parameter.grad for parameter in layer.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_half_states_with_scores_and_sums_of_floats():

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.layers.transformer import ACTIVATIONS
 from lamina.tensor_parallel.correspondence import Correspondence, Row, is_like
 from lamina.tensor_parallel.registry import Arguments, DistributedModule, Registration, UnfitError, signature_of
 
@@ -112,7 +112,7 @@ def like(function: Callable[..., Any], method: Callable[..., Any]) -> Callable[.
 def activation(name: Any) -> str:
     """The name of a function that the layers have. Errors: UnfitError: another one."""
     name = {"gelu_pytorch_tanh": "gelu_new"}.get(name, name)
-    if name not in ACTIVATIONS:
+    if name not in _lamina.activations():
         raise UnfitError(f"its layers have the activation {name!r}")
     return name
 
