@@ -144,7 +144,7 @@ Run net(const Keys& keys, int steps, Fault kind = Fault::kNone, int at = 0, Back
   return train(DistributedModel(Net()), samples, squares, kind, at, backward);
 }
 
-// Of a model that takes words and gives a loss.
+// Trains a model that takes words and gives a loss.
 template <class Make>
 Run of_words(const Make& make, const Keys& keys, int steps, Fault kind = Fault::kNone, int at = 0) {
   init(json(keys, steps));
