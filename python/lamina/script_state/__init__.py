@@ -3,9 +3,10 @@
 
 `kinds` says what is plain, large, the script's own. `holders` read and fill objects, for all that looks into them.
 `walk` goes through all that can be reached, with `generators`, and `changes` are made on other ranks. `content` tells
-whether something has changed. `uses` reads in source what a function does with a name. `names` reads in code which
-names a function has, with all that it calls; `places` are what several have. Traces are put back by these, changes of a
-step's body are brought to all ranks, and state that modules share is watched (`lamina.shared_state`).
+whether something has changed, `aliases` which ways lead to it. `uses` reads in source what a function does with a name.
+`names` reads in code which names it has, with all that it calls; `places` are what several have. Traces are put back by
+these, changes of a step's body are brought to all ranks, and state that modules share is watched
+(`lamina.shared_state`).
 
 [Note: shared state] The user's rule is in docs/how-it-works.md. Beyond it:
 

@@ -14,15 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lamina.script_state.content import (
-    is_changeable,
-    is_plain_tensor,
-    memory_of,
-    modules_within,
-    tensors_within,
-    whole_of,
-    within,
-)
+from lamina.script_state.aliases import things_in
+from lamina.script_state.content import is_changeable, is_plain_tensor, modules_within, whole_of
 from lamina.script_state.kinds import (
     ASIDE,
     LARGE,
@@ -68,7 +61,7 @@ class Found(NamedTuple):
 
     def things(self) -> dict[Any, Any]:
         """Returns what the name leads to now, by key."""
-        return dict(reversed(list(_things(self.read()))))
+        return dict(reversed(list(things_in(self.read()))))
 
 
 class Names:
@@ -173,7 +166,7 @@ class Names:
                 key,
                 isinstance(value, (*PLAIN, tuple, torch.Tensor)) or _is_set(code, word),
             )
-        for thing, each in _things(value):
+        for thing, each in things_in(value):
             if each is not value or is_plain_tensor(value):
                 yield Found(thing, name, read, code, None, key)
         yield from self._modules_in(value, name, code, key)
@@ -181,7 +174,7 @@ class Names:
     def held(self, read: Callable[[], Any], name: str, code: CodeType, word: str, way: str) -> Iterator[Found]:
         """Gives what an attribute leads to, or what the object of a method is, as far as others may name it."""
         value = read()
-        for thing, each in _things(value):
+        for thing, each in things_in(value):
             is_all = each is value and not is_plain_tensor(each)
             yield Found(thing, name, read, code, word if is_all else None, way)
         yield from self._modules_in(value, name, code, way)
@@ -308,15 +301,6 @@ def _parts(holder: Any, name: str, used: frozenset[str], depth: int = 3) -> Iter
             yield (id(vars(holder)), each), f"{name}.{each}", read
             if isinstance(read(), (type, ModuleType)):
                 yield from _parts(read(), f"{name}.{each}", used, depth - 1)
-
-
-def _things(value: Any) -> Iterator[tuple[Any, Any]]:
-    """A value, and what is in it, as far as others may have that under another name."""
-    objects = within(value)
-    for each in objects:
-        yield ("object", id(whole_of(each))), whole_of(each)
-    for tensor in [value] if is_plain_tensor(value) else tensors_within(objects):
-        yield ("memory", memory_of(tensor)), tensor
 
 
 def _is_set(code: CodeType, word: str) -> bool:

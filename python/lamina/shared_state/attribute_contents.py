@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from lamina.script_state.content import Content, changed, is_changeable, is_plain_tensor, memory_of, whole_of, within
+from lamina.script_state.aliases import Aliases
+from lamina.script_state.content import Content, changed, is_changeable, is_plain_tensor
 from lamina.script_state.names import OF_TORCH, used_in, words_in
 from lamina.script_state.uses import uses
 from lamina.shared_state.held_objects import HeldObjects, content_of
@@ -31,7 +32,7 @@ class AttributeContents:
     ):
         self._modules, self._codes, self._touch = modules, codes, touch
         self._contents: dict[Key, Content] = {}
-        self._aliases: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}  # by `_alias`: who hold it
+        self._aliases: Aliases[tuple[nn.Module, str]] = Aliases(with_tensors=False)
         self._used: dict[Key, nn.Module] = {}  # those of `_contents` that were read since, in a step
         self._past: dict[Key, nn.Module] = {}  # those that the script may set past `__setattr__`
         self._objects = HeldObjects()
@@ -49,8 +50,7 @@ class AttributeContents:
         for module, name, value in self._held():
             guard(type(module), name)
             self._contents[id(module), name] = contents.of(value)
-            for each in within(value) or [value]:
-                self._aliases.setdefault(_alias(each), (each, []))[1].append((module, name))
+            self._aliases.add((module, name), value)
 
     def begin_step(self) -> None:
         """A script may have set them since the last step, which is no change."""
@@ -72,8 +72,7 @@ class AttributeContents:
             self._contents[key] = after
             if before == after:
                 continue
-            found = (self._aliases.get(_alias(each), (each, []))[1] for each in within(value) or [value])
-            others = [(other, name) for aliases in found for other, name in aliases if (id(other), name) != key]
+            others = [(other, name) for other, name in self._aliases.ways(value) if (id(other), name) != key]
             if not others or changed(before, after) or not self._is_cache({key[1], *(name for _, name in others)}):
                 for alias in [(module, key[1]), *others]:
                     self._touch(*alias)
@@ -115,10 +114,15 @@ class AttributeContents:
             for name, value in vars(module).items()
             if name not in OF_TORCH and (is_changeable(value) or is_plain_tensor(value))
         ]
-        holders: dict[int, set[int]] = {}
+        tensors: Aliases[nn.Module] = Aliases()
         for module, _, value in all_of:
-            holders.setdefault(_alias(value), set()).add(id(module))
-        return [each for each in all_of if is_changeable(each[2]) or len(holders[_alias(each[2])]) > 1]
+            if is_plain_tensor(value):
+                tensors.add(module, value)
+        return [
+            (module, name, value)
+            for module, name, value in all_of
+            if is_changeable(value) or len(set(map(id, tensors.ways_to_memory(value)))) > 1
+        ]
 
 
 class _Contents:
@@ -132,8 +136,3 @@ class _Contents:
         if id(value) not in self._found:
             self._found[id(value)] = value, content_of(value)
         return self._found[id(value)][1]
-
-
-def _alias(value: Any) -> int:
-    """Names what changes together: one object, arrays of one, or tensors in one memory."""
-    return memory_of(value) if is_plain_tensor(value) else id(whole_of(value))

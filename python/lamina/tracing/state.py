@@ -18,17 +18,8 @@ import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
-from lamina.script_state.content import (
-    Content,
-    content,
-    is_generator,
-    is_plain_tensor,
-    memory_of,
-    same,
-    tensors_within,
-    whole_of,
-    within,
-)
+from lamina.script_state.aliases import Aliases
+from lamina.script_state.content import Content, content, is_generator, same
 from lamina.script_state.kinds import codes, is_torchs
 from lamina.shared_state.closures import SharedNames
 from lamina.torch_patches import scoped
@@ -91,9 +82,8 @@ class StateWatch:
         self._paths = {id(module): path for path, module in tree.root.named_modules()}
         self._users: dict[Key, set[int]] = defaultdict(set)
         self._written: set[Key] = set()
-        self._held: dict[int, tuple[Any, list[Key]]] = {}  # objects, the attributes that hold them
-        self._before: dict[int, Content] = {}  # what each had when the trace began, but for what is held itself
-        self._memory: dict[int, list[Key]] = {}  # buffers and other tensors: who holds them, by their storage
+        self._aliases: Aliases[Key] = Aliases()  # the attributes that hold objects, buffers and other tensors
+        self._before: list[Content] = []  # what each object had when the trace began, but for what is held itself
         self._frames = [_Frame(0, 0)]
         self._entered: list[int] = []
         self._operations = 0
@@ -111,8 +101,8 @@ class StateWatch:
         for module in self._modules:
             for name, value in [*vars(module).items(), *module._buffers.items()]:
                 if name not in _TORCHS:
-                    self._hold((id(module), name), value)
-        self._before = {place: content(held, self._held) for place, (held, _) in self._held.items()}
+                    self._aliases.add((id(module), name), value)
+        self._before = self._contents()
         before = {id(module): dict(vars(module)) for module in self._modules}
         with scoped.attributes(self._set, self._get), scoped.functions(self._apply):
             yield
@@ -140,21 +130,23 @@ class StateWatch:
 
     def operation(self, inputs: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
         """The innermost node runs an operation, which writes some of its inputs."""
-        if any(memory_of(tensor) not in self._memory for tensor in inputs):
+        if not all(map(self._aliases.ways_to_memory, inputs)):
             self._operations += 1
         for tensor in written:
-            for key in self._memory.get(memory_of(tensor), []):
+            for key in self._aliases.ways_to_memory(tensor):
                 self._write(key, is_tensors=True)
 
     def ties(self) -> list[Tie]:
         """Returns what was found, once the model has been called."""
-        for place, (held, keys) in self._held.items():
+        for (held, keys), before, after in zip(
+            self._aliases.objects.values(), self._before, self._contents(), strict=True
+        ):
             users = set().union(*(self._users[key] for key in keys))
-            if content(held, self._held) != self._before[place] or (is_generator(held) and len(users) > 1):
+            if after != before or (is_generator(held) and len(users) > 1):
                 for key in keys:
                     self._written.add(key)
                     self._users[key] |= users
-        for keys in self._memory.values():
+        for _, keys in self._aliases.memories.values():
             if not self._written.isdisjoint(keys):
                 users = set().union(*(self._users[key] for key in keys))
                 self._written.update(keys)
@@ -164,13 +156,8 @@ class StateWatch:
         found = [(nodes, self._path(*key)) for key, nodes in tied.items()] + self._names.ties()
         return [Tie(frozenset(self._with_callers(nodes)), name) for nodes, name in found]
 
-    def _hold(self, key: Key, value: Any) -> None:
-        objects = within(value)
-        for each in map(whole_of, objects):
-            self._held.setdefault(id(each), (each, []))[1].append(key)
-        for part in [value] if is_plain_tensor(value) else tensors_within(objects):
-            if key not in (keys := self._memory.setdefault(memory_of(part), [])):
-                keys.append(key)
+    def _contents(self) -> list[Content]:
+        return [content(held, self._aliases.objects) for held, _ in self._aliases.objects.values()]
 
     def _with_callers(self, nodes: set[int]) -> set[int]:
         """These and all between them: so that no call from another rank is between what sets and what reads."""
