@@ -18,8 +18,8 @@ def reads_counts(root: nn.Module) -> bool:
     modules = list(root.modules())
     numbers = {name for module in modules for name, value in vars(module).items() if isinstance(value, (int, float))}
     found = [use for use in _uses(modules) if use.name in numbers]
-    counted = {use.name for use in found if use.reads and use.writes}
-    return any(use.name in counted and use.reads and not use.writes for use in found)
+    updates = {use for use in found if use.reads and use.writes and use.certain}  # a call changes no number it is given
+    return any(use.reads and use not in updates and use.name in {each.name for each in updates} for use in found)
 
 
 def _uses(modules: list[nn.Module]) -> list[Use]:
