@@ -251,7 +251,7 @@ class Trainer(Elsewhere):
             ConfigError: no loader, no duration, or one that has passed.
         """
         given = {name: value for name, value in locals().items() if name != "self"}
-        self._job.require("Trainer.fit")
+        self._job.require("Trainer.fit", amid_training=False)
         state, read = self.state, read_for_fit(given, _DEFAULTS_OF_FIT, self.state.precision)
         if train_subset_num_batches is not None:
             self._most = train_subset_num_batches
@@ -497,6 +497,8 @@ class Trainer(Elsewhere):
         if given.load_path is not None and self._saved is None:
             self._saved = load(given.load_path, self.state, weights_only, strict)
             self.state.fits = 0
+        if self._saved is not None and given.seed not in (None, self.state.seed) and get_global_rank() == 0:
+            tell(f"Trainer: seed={given.seed}: no effect, for the checkpoint goes on with {self.state.seed}")
         self._job.has_loaded = self._saved is not None or given.load_path is not None
 
     def _microbatches(self) -> int:

@@ -187,6 +187,10 @@ def load(
     of_ranks = content.get("of_ranks", {})
     for kind, objects in (("callbacks", state.callbacks), ("algorithms", state.algorithms)):
         own = own_of(path, content[kind], of_ranks.get(kind, {}))
+        if rank() == 0 and (left := sorted(own.keys() - _keys(objects))):
+            tell(
+                f"{path}: it has states of {kind} that are not here now: {', '.join(left)}, numbered within their class"
+            )
         for key, each in zip(_keys(objects), objects, strict=True):
             if saved := own.get(key):
                 each.load_state_dict(saved)

@@ -68,10 +68,13 @@ class TrainerJob:
         self._added = vars(optimizer).keys() - self._plain.keys()
         current.job().own(_Trainers).latest = self
 
-    def require(self, what: str) -> None:
-        """UsageError where it has ended."""
+    def require(self, what: str, amid_training: bool = True) -> None:
+        """UsageError where it has ended, in an event inside of a step, and perhaps in any of a training."""
         if not current.is_initialized() or current.job().model is not self.model:
             raise UsageError(f"{what}: this Trainer was closed, or another one was made after it")
+        current.outside_step(what)
+        if self._is_training and not amid_training:
+            raise UsageError(f"{what}: a callback of fit() calls it: state.max_duration says how far that one goes")
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:

@@ -235,7 +235,8 @@ class Reader:
         with ending_workers(loader, by_parent=by_sigterm):
             batches = iter(loader)
         past = 0 if goes_on or (self.is_dealt_anew and self._is_placed) else self._samples
-        if past and not self.is_dealt_anew and _has_indices(batches, loader):
+        is_read = self._is_iterable or getattr(loader, "num_workers", 0) or not hasattr(batches, "_sampler_iter")
+        if past and not (is_read or self.is_dealt_anew):  # by indices in this process
             past = sum(0 for _ in itertools.islice(batches._sampler_iter, self._read))
         batches = map(self._spec.device_transforms, batches)
         if past:
@@ -254,14 +255,6 @@ class Reader:
                 return False
             return bool(self._read) and is_own and not self.is_dealt_anew
         return not (self.is_dealt_anew and self._is_placed) if self._read else self._saved["is_through"]
-
-
-def _has_indices(batches: Iterator[Any], loader: Any) -> bool:
-    """Tells whether torch's loader reads by indices in this process: past them it goes without reading."""
-    is_iterable = isinstance(getattr(loader, "dataset", None), IterableDataset)
-    return (
-        isinstance(loader, DataLoader) and not (is_iterable or loader.num_workers) and hasattr(batches, "_sampler_iter")
-    )
 
 
 def _after(batches: Iterator[Any], samples: int, spec: DataSpec) -> Iterator[Any]:

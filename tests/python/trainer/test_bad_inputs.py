@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lamina
 from lamina.errors import ConfigError, UsageError
 from lamina.trainer import (
+    Callback,
     ComposerClassifier,
     DataSpec,
     Evaluator,
@@ -348,6 +349,48 @@ def test_an_address_is_no_path_where_a_job_writes(tmp_path, monkeypatch):
                 what(path)
     assert not os.listdir(tmp_path)
     model.close()
+
+
+class Calls(Callback):
+    """Calls a function once, at an event."""
+
+    def __init__(self, event, function):
+        setattr(self, event, lambda state, logger: self.done or self.done.append(function()))
+        self.done = []
+
+
+@pytest.mark.parametrize(
+    "event, method, expected",
+    [
+        ("batch_end", "fit", "Trainer.fit: a callback of fit"),
+        ("fit_end", "fit", "Trainer.fit: a callback of fit"),
+        ("after_forward", "fit", "Trainer.fit was called inside a step"),
+        ("after_forward", "eval", "Trainer.eval was called inside a step"),
+        ("after_forward", "save_checkpoint", "Trainer.save_checkpoint was called inside a step"),
+    ],
+)
+def test_what_a_callback_may_not_call_is_named(event, method, expected):
+    model = trainer(eval_dataloader=loader(), callbacks=Calls(event, lambda: getattr(model, method)()))
+    with pytest.raises(UsageError, match=expected):
+        model.fit()
+    model.close()
+
+
+class Counts(Callback):
+    def state_dict(self):
+        return {"counted": 1}
+
+
+def test_what_a_checkpoint_has_and_a_training_does_not_take_is_told(tmp_path, capfd):
+    saved = str(tmp_path / "saved")
+    given = {"save_folder": saved, "save_overwrite": True, "seed": 3, "progress_bar": False}
+    for max_duration, options in (1, {"callbacks": Counts()}), (2, {"load_path": saved, "seed": 4}):
+        model = trainer(max_duration=max_duration, **(given | options))
+        model.fit()
+        model.close()
+    said = capfd.readouterr().err
+    assert "seed=4: no effect, for the checkpoint goes on with 3" in said
+    assert "it has states of callbacks that are not here now: Counts.0" in said
 
 
 def test_a_model_of_transformers_names_what_a_batch_lacks():
