@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
+#include <span>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -140,37 +141,39 @@ std::string failure_of(const Run& run) {
   return "";
 }
 
-}  // namespace
-
-class TorchPlainModel::InPlace {
+// Has a model called plainly while it lives, in the modes and with the random numbers of its call.
+class InPlace {
  public:
-  explicit InPlace(TorchPlainModel& model)
-      : model_(model),
-        layers_(*model.tree_.root()),
-        tensors_(model.values_),
-        router_(model.tree_, *model.run_),
+  InPlace(const TorchModuleTree& tree, std::span<const std::pair<at::Tensor, at::Tensor>> values,
+          const verification::PlainRun& run, const at::ThreadLocalState& modes, runtime::ProcessState& state)
+      : layers_(*tree.root()),
+        tensors_(values),
+        router_(tree, run),
         outer_(frontend::router()),
-        modes_(model.modes_) {
-    model_.state_.swap();
+        modes_(modes),
+        state_(state) {
+    state_.swap();
     set_router(&router_);
   }
   ~InPlace() {
     set_router(outer_);
-    model_.state_.swap();
+    state_.swap();
   }
   InPlace(const InPlace&) = delete;
 
   PlainRouter& router() { return router_; }
 
  private:
-  TorchPlainModel& model_;
   const WholeLayers layers_;
   const StandIns tensors_;
   PlainRouter router_;
   Router* const outer_;
   const at::ThreadLocalStateGuard modes_;
   const runtime::AsInBody streams_;
+  runtime::ProcessState& state_;
 };
+
+}  // namespace
 
 TorchPlainModel::TorchPlainModel(const TorchModuleTree& tree, Example call)
     : tree_(tree), call_(std::move(call)), state_(runtime::ProcessState::current()) {}
@@ -181,7 +184,7 @@ std::string TorchPlainModel::run_forward(const std::shared_ptr<verification::Pla
   return failure_of([&] {
     take_values(values);
     run_->watch({});
-    InPlace in_place(*this);
+    InPlace in_place(tree_, values_, *run_, modes_, state_);
     auto arguments = copied(call_.arguments);
     const auto scope = in_place.router().enter(base::ModuleId(0));
     scope->given(arguments);
@@ -211,7 +214,7 @@ std::string TorchPlainModel::run_backward(const std::map<std::int64_t, at::Tenso
       outputs.push_back(output);
       given.push_back(gradient);
     }
-    const InPlace in_place(*this);
+    const InPlace in_place(tree_, values_, *run_, modes_, state_);
     const auto found =
         outputs.empty() ? remote::LeafGradients() : remote::collect_backward(outputs, given, /*keep_graph=*/false);
     std::map<const void*, at::Tensor> by_leaf;

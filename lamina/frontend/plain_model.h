@@ -29,8 +29,6 @@ class TorchPlainModel : public session::PlainModel {
   std::string run_backward(const std::map<std::int64_t, at::Tensor>& gradients) override;
 
  private:
-  class InPlace;
-
   void take_values(const std::optional<session::PlainValues>& values);
 
   const TorchModuleTree& tree_;
