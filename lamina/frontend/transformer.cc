@@ -38,7 +38,9 @@ at::Tensor DistributedTransformerLayerImpl::forward(const at::Tensor& states, co
   if (others.defined() && cross_attention.is_empty()) throw faces::refusal("unused-states");
   if (!layernorm.is_empty()) {
     const auto normed = layernorm(states, positions > 0);
-    return attention(normed, mask, at::Tensor(), positions) + output(normed, positions) + states;
+    // First, as in Python: the backward adds in the opposite order.
+    const auto attended = attention(normed, mask, at::Tensor(), positions);
+    return attended + output(normed, positions) + states;
   }
   auto found = attention(states, mask, at::Tensor(), positions);
   if (others.defined()) found = cross_attention(found, mask_of_others, others, positions);

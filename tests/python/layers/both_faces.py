@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import lamina
+from lamina import _lamina
 
 SIZES = {
     "num_layers": 2,
@@ -82,7 +83,8 @@ def result(options, given, ranks):
     torch.manual_seed(5)
     loss = model(words, *inputs)
     model.backward(loss)
-    return bits_of(loss, model.local_named_parameters())
+    with _lamina.Unguarded():  # slices are meant
+        return bits_of(loss, model.local_named_parameters())
 
 
 def main(cases):
