@@ -18,6 +18,7 @@
 #include "lamina/remote/thread_backwards.h"
 #include "lamina/runtime/modes.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/value/gradient_sums.h"
 #include "lamina/value/released.h"
 
 namespace lamina::remote {
@@ -29,6 +30,12 @@ std::int64_t& thread_backwards() {
 namespace {
 
 using transport::Message;
+
+// A turn of a team ends at each read, also where the value is there: see [Note: turns of a team].
+bool read_ends_turn() {
+  const auto* context = runtime::ExecutionContext::current();
+  return context != nullptr && context->step().slot().in_team();
+}
 
 // The key that calls which are alike have in common: see [Note: prediction].
 std::string kind_of(base::ModuleId id, const std::string& state, const value::Value& arguments) {
@@ -93,6 +100,7 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, messaging::Handlers& h
                 base::str("rank ", transport.rank(), " waited for the ")},
       hooks_(std::move(hooks)),
       predicts_(predicts) {
+  value::set_waits_alike(&read_ends_turn);
   for (const auto kind : {kResult, kError}) {
     handlers.on(kind, [this](Message&& message) {
       steps_.deliver(std::move(message),
@@ -352,11 +360,7 @@ at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call
   return told(*arrival, call.id);
 }
 
-// A turn of a team ends at each read, also where the value is there: see [Note: turns of a team].
-bool RemoteCalls::ends_turns() const {
-  const auto* context = runtime::ExecutionContext::current();
-  return context != nullptr && context->step().slot().in_team();
-}
+bool RemoteCalls::ends_turns() const { return read_ends_turn(); }
 
 void RemoteCalls::give_way(const IssuedCall& awaited, const Wait& wait) {
   runtime::ExecutionContext* const context = runtime::ExecutionContext::current();

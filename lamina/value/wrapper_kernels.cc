@@ -20,6 +20,7 @@
 #include <string_view>
 
 #include "lamina/value/away.h"
+#include "lamina/value/gradient_sums.h"
 #include "lamina/value/guarded.h"
 #include "lamina/value/guarded_calls.h"
 #include "lamina/value/reference_impl.h"
@@ -106,11 +107,18 @@ bool is_gradient(const at::Tensor& tensor) {
   return reference && reference->expected_strides() == Strides::kAsTheyArrive;
 }
 
+WaitsAlike waits_alike = nullptr;
+
+// True where a sum need not wait for a gradient yet: see [Note: gradient sums].
+bool may_wait_later(const at::Tensor& a, const at::Tensor& b) {
+  return is_gradient(a) || (is_gradient(b) && (waits_alike == nullptr || !waits_alike()));
+}
+
 // The engine adding the gradients of one tensor that is used twice. Anyone else who adds wants the number.
 bool adds_gradients(const at::Tensor& a, const at::Tensor& b, const at::Scalar& alpha) {
-  return (is_gradient(a) || is_gradient(b)) && torch::autograd::get_current_graph_task_id() >= 0 &&
-         !c10::GradMode::is_enabled() && alpha.equal(1) && a.sizes() == b.sizes() && a.dtype() == b.dtype() &&
-         a.device() == b.device() && is_plain(a) && is_plain(b);
+  return may_wait_later(a, b) && torch::autograd::get_current_graph_task_id() >= 0 && !c10::GradMode::is_enabled() &&
+         alpha.equal(1) && a.sizes() == b.sizes() && a.dtype() == b.dtype() && a.device() == b.device() &&
+         is_plain(a) && is_plain(b);
 }
 
 // The part of `tensor` that a sum keeps. Not the memory of a gradient that is here: the engine may give it to a leaf as
@@ -180,4 +188,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericWrapper, library) {
 TORCH_LIBRARY_IMPL(lamina, TESTING_ONLY_GenericWrapper, library) { library.impl("tp_own", &own); }
 
 }  // namespace
+
+void set_waits_alike(WaitsAlike waits) { waits_alike = waits; }
+
 }  // namespace lamina::value

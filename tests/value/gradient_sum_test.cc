@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "lamina/base/error.h"
+#include "lamina/value/gradient_sums.h"
 #include "lamina/value/torch_version.h"
 #include "tests/value/refusal.h"
 #include "tests/value/remote_scale.h"
@@ -76,6 +77,21 @@ TEST(GradientSum, KeepsALocalPartThatIsWrittenToAfterwards) {
   gradients[1].mul_(100);
   seed.mul_(100);
   EXPECT_TRUE(at::equal(gradients[0], at::full({3}, 13.F))) << gradients[0];
+}
+
+// Torch adds in place to a gradient that nobody else holds, and so waits; here `seed` is held.
+TEST(GradientSum, ThatBeginsWithALocalPartWaitsAtOnceWhereWaitsAreToBeAlike) {
+  for (const bool alike : {false, true}) {
+    set_waits_alike(alike ? +[] { return true; } : nullptr);
+    const auto a = remote({leaf()}, 1), b = remote({a}, 3);
+    const auto seed = at::full({3}, 10.F);
+    const auto gradient = grad({leaf() + a, b}, {a}, {seed, at::ones({3})}).at(0);
+    EXPECT_EQ(is_pending(gradient), !alike);
+    EXPECT_TRUE(at::equal(gradient, at::full({3}, 13.F))) << gradient;
+    const auto c = remote({b}, 5), d = remote({b}, 7);
+    EXPECT_TRUE(is_pending(grad({remote({c, d}, 1)}, {b}, {at::ones({3})}).at(0))) << "no local part";
+  }
+  set_waits_alike(nullptr);
 }
 
 TEST(GradientSum, OfAChangedPartIsAnErrorNotAWrongNumber) {
