@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways to the values of slices that are no operations, or none yet where they reach the dispatcher: judged like these
-(lamina/value/guarded.h)."""
+(lamina/value/guarded.h).
+
+torch.compile, where it meets one of these functions, as in a mode of torch functions, knows methods by their names
+alone. What it traces are no slices.
+"""
 
 import functools
 import sys
@@ -31,6 +35,8 @@ def install(undo: ExitStack) -> None:
 def _read(name: str, original: Callable) -> Callable:
     @functools.wraps(original)
     def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return getattr(tensor, name)(*args, **kwargs)
         _lamina.require_whole(tensor, _READS[name])
         return original(tensor, *args, **kwargs)
 
@@ -50,11 +56,13 @@ def _addressed(_: str, original: Callable) -> Callable:
     return address
 
 
-def _made(_: str, original: Callable) -> Callable:
+def _made(name: str, original: Callable) -> Callable:
     """torch makes these by the first of a tensor's keys, and the guard's is no device's."""
 
     @functools.wraps(original)
     def made(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return getattr(tensor, name)(*args, **kwargs)
         is_slice = _lamina.where_cut(tensor) is not None
         return original(torch.ops.lamina.tp_own(tensor) if is_slice else tensor, *args, **kwargs)
 
@@ -66,12 +74,17 @@ def _taken(name: str, original: Callable) -> Callable:
 
     @functools.wraps(original)
     def read(tensor: torch.Tensor, key: Any) -> torch.Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            return tensor.__getitem__(key)
         if type(key) is tuple and (cut := _lamina.where_cut(tensor)) is not None:
             _require_no_end(tensor, key, *cut)
         return original(tensor, key)
 
     @functools.wraps(original)
     def written(tensor: torch.Tensor, key: Any, value: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            tensor.__setitem__(key, value)
+            return
         if (cut := _lamina.where_cut(tensor)) is not None:
             _require_no_end(tensor, key if type(key) is tuple else (key,), *cut)
         original(tensor, key, value)
