@@ -19,7 +19,7 @@ struct PlannedModel {
 };
 
 // The "nodes" of a plan's file, and its "slices", as members in JSON: python/lamina/planning/cli.py finds them out.
-// What it says on stderr is passed on.
+// Passes on what it says on stderr.
 // Nothing when it fails, after it has said why. Throws base::ConfigError when it cannot be started.
 std::optional<std::string> model_members(const PlannedModel& model);
 

@@ -6,7 +6,7 @@
 // Tensors that slices were joined into, among others: see [Note: guarded slices].
 namespace lamina::value {
 
-// PlacesAlong along one dimension of a tensor, as an operation is given them: negative ones count from the end.
+// Places along one dimension of a tensor, as an operation is given them: negative ones count from the end.
 struct PlacesAlong {
   int dim;
   std::int64_t begin, end, step = 1;
