@@ -7,6 +7,7 @@ a job of its own. Functions of the same names make up the C++ side, tests/fronte
 
 import os
 
+import listed_cases
 import torch
 from torch import nn
 
@@ -357,18 +358,5 @@ CASES = (
 )
 
 
-def main():
-    """The Python side, on each rank."""
-    for case in CASES:
-        text = "nothing"
-        try:
-            case()
-        except lamina.errors.Error as error:
-            text = str(error)
-        if not lamina.is_initialized() or lamina.rank() == 0:
-            print(f"{case.__name__}\t{text}", flush=True)
-        lamina.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    listed_cases.run(CASES)

@@ -6,6 +6,7 @@ C++ side, tests/frontend/slicing_plans.cc.
     lamina run -n 2 slicing_plans.py
 """
 
+import listed_cases
 import torch
 from torch import nn
 from torch.nn import functional
@@ -252,17 +253,5 @@ CASES = (
 )
 
 
-def main():
-    """The Python side, on each rank."""
-    for case in CASES:
-        try:
-            text = case()
-        except lamina.errors.Error as error:
-            text = str(error)
-        if not lamina.is_initialized() or lamina.rank() == 0:
-            print(f"{case.__name__}\t{text}", flush=True)
-        lamina.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    listed_cases.run(CASES)
