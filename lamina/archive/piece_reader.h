@@ -29,22 +29,34 @@ struct Wanted {
   std::span<std::byte> into;
 };
 
+// Gives elements of saved tensors out of the pieces in which they lie, wherever that is.
+class PieceSource {
+ public:
+  using WentOn = std::function<void()>;  // called now and then; may throw
+
+  virtual ~PieceSource() = default;
+
+  virtual void read(std::span<const Wanted> wanted, const WentOn& went_on) = 0;
+  // As read(), into nothing, for what is to be read later.
+  virtual void check(std::span<const Wanted> wanted, const WentOn& went_on) = 0;
+  // True where all ranks read at the same time, each as often.
+  virtual bool is_collective() const { return false; }
+};
+
 // Reads tensors of a checkpoint out of the pieces in which they lie. Of its files it reads the blocks that hold
 // something wanted, each once. Not thread-safe.
 //
 // Its calls throw base::FormatError, which names file and tensor, where bytes are not those that were written or the
 // pieces of a tensor have not each element once.
-class PieceReader {
+class PieceReader : public PieceSource {
  public:
-  using WentOn = std::function<void()>;  // called now and then; may throw
-
   // `files` and `manifest` outlive it. Without `verify`, or where the manifest has no checksums, nothing is compared.
   PieceReader(FileSystem& files, Path folder, const Manifest& manifest, bool verify = true)
       : files_(files), folder_(std::move(folder)), manifest_(manifest), verify_(verify) {}
 
-  void read(std::span<const Wanted> wanted, const WentOn& went_on);
-  // As read(), into nothing, for what is to be read later; does nothing where nothing is compared.
-  void check(std::span<const Wanted> wanted, const WentOn& went_on);
+  void read(std::span<const Wanted> wanted, const WentOn& went_on) override;
+  // Does nothing where nothing is compared.
+  void check(std::span<const Wanted> wanted, const WentOn& went_on) override;
   // As check(), of a share of all files.
   void check(const Share& share, const WentOn& went_on);
 

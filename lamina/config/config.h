@@ -8,7 +8,7 @@
 
 namespace lamina::config {
 
-enum class Schedule { kSimple, kInterleaved, kForwardOnly };
+enum class Schedule { kSimple, kInterleaved, kZeroBubble, kForwardOnly };
 enum class Optimize { kMemory, kSpeed };
 enum class DistBackend { kAuto, kNccl };
 enum class BackwardPrefetch { kPre, kPost, kNone };
@@ -72,7 +72,8 @@ struct Config {
   bool fork = false;
 
   // The job.
-  double timeout_s = 1800.0;  // how long a live peer may take to answer
+  std::string device = "auto";  // "cpu", an accelerator's type, or type:index
+  double timeout_s = 1800.0;    // how long a live peer may take to answer
   std::optional<std::int64_t> seed;
   int verify_steps = 0;  // so many steps are compared with the plain model
 

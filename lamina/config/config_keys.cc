@@ -100,6 +100,12 @@ Key text(std::string name, std::optional<std::string> Config::* field) {
   return key_of<std::string>(std::move(name), "a string", field, same, [](const std::string& x) { return x; });
 }
 
+Key text(std::string name, std::string Config::* field) {
+  const auto given = [](const std::string& x) { return x.empty() ? std::nullopt : std::optional(x); };
+  return key_of<std::string>(std::move(name), "a string that is not empty", field, given,
+                             [](const std::string& x) { return x; });
+}
+
 Key names(std::string name, std::optional<std::vector<std::string>> Config::* field) {
   using List = std::vector<std::string>;
   const auto same = [](const List& x) { return std::optional(x); };
@@ -141,7 +147,7 @@ std::vector<Key> make_keys() {
   return {
       integer("partitions", &C::partitions, 1),
       integer("microbatches", &C::microbatches, 1),
-      choice("schedule", &C::schedule, {"simple", "interleaved", "_only_forward"}),
+      choice("schedule", &C::schedule, {"simple", "interleaved", "zero_bubble", "_only_forward"}),
       integer("active_microbatches", &C::active_microbatches, 1),
       flag("deterministic_server", &C::deterministic_server),
       placement("placement_strategy", &C::placement_strategy),
@@ -182,6 +188,7 @@ std::vector<Key> make_keys() {
              [](double x) { return x > 0; }),
       flag("xla", &C::xla),
       flag("fork", &C::fork),
+      text("device", &C::device),
       number("timeout_s", &C::timeout_s, "a number of seconds, above 0 and at most 1e8",
              [](double x) { return x > 0 && x <= kLongestTimeout; }),
       integer("seed", &C::seed, 0),

@@ -180,6 +180,11 @@ GivenConfig parse_sources(const Sources& given) {
         "shard_optimizer_state is redundant: with sharded_data_parallel_degree the states of optimizers are sharded "
         "with their parameters");
   }
+  if (parsed.config.schedule == Schedule::kZeroBubble && read.config.partitions == 1) {
+    parsed.warnings.push_back(
+        "schedule: \"zero_bubble\" changes nothing with one partition: it fills the time in which ranks of a pipeline "
+        "wait for each other");
+  }
   if (!read.enabled) {
     parsed = {{Config{}, {"\"enabled\" is false: the parameters beside it were checked but are not used"}}, {}};
   }

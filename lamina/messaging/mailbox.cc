@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "lamina/base/rank_list.h"
+#include "lamina/device/copies.h"
 #include "lamina/messaging/outcome.h"
 
 namespace lamina::messaging {
@@ -196,6 +197,7 @@ value::Value Mailbox::take(Boxes::iterator box) {
   taken_[box->first] = number;
   box->second.pop_front();
   if (box->second.empty()) boxes_.erase(box);
+  value::for_each_tensor(value, &devices::join_arrival);
   return std::move(value);
 }
 

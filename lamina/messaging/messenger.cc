@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/messaging/messenger.h"
 
+#include <array>
+#include <chrono>
 #include <utility>
 
 #include "lamina/base/str.h"
 #include "lamina/faces/sayings.h"
+#include "lamina/messaging/failed_rank.h"
 #include "lamina/messaging/recording_transport.h"
 
 namespace lamina::messaging {
@@ -12,7 +15,9 @@ namespace lamina::messaging {
 Messenger::Messenger(std::unique_ptr<transport::Transport> transport, observe::Recorder& recorder)
     : transport_(std::make_unique<RecordingTransport>(std::move(transport), recorder)),
       mailbox_(*transport_, handlers_),
-      presence_(mailbox_) {}
+      presence_(mailbox_) {
+  handlers_.on(kFailedRank, [this](transport::Message&& told) { lose(told.call.origin, told.fields); });
+}
 
 void Messenger::start() {
   transport_->start({[this](transport::Message message) { handlers_.receive(std::move(message)); },
@@ -20,6 +25,7 @@ void Messenger::start() {
 }
 
 void Messenger::lose(base::Rank lost, const std::string& why) {
+  if (mailbox_.loss(std::array{lost}, std::chrono::milliseconds(0))) return;  // it had said so, and now has ended
   std::string known;
   for (const auto& watcher : watchers_) known += watcher.known(lost);
   // Which may be the cause of this loss.
@@ -32,6 +38,19 @@ void Messenger::lose(base::Rank lost, const std::string& why) {
   const base::Loss loss{lost, left.empty() ? why : base::str("it ", left), known};
   mailbox_.lose(loss);
   for (const auto& watcher : watchers_) watcher.lost(loss);
+}
+
+void tell_failed(transport::Transport& transport, const std::string& why) {
+  transport::Message message;
+  message.kind = kFailedRank;
+  message.call.origin = transport.rank();
+  message.fields = why;
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    try {
+      transport.tell(base::Rank(rank), message);
+    } catch (const base::Error&) {  // of a rank that is lost itself, or takes nothing any more
+    }
+  }
 }
 
 }  // namespace lamina::messaging

@@ -97,7 +97,7 @@ class TraceWriter {
       pid_ = rank;
       lanes_ = lanes_of(events);
       for (const Event* event : events) {
-        slice(*event, kPlanned, "planned", event->what == What::kForward ? "forward" : "backward");
+        slice(*event, kPlanned, "planned", kCategories[static_cast<int>(event->what)]);
       }
     }
   }
@@ -107,6 +107,7 @@ class TraceWriter {
     switch (event.what) {
       case What::kForward:
       case What::kBackward:
+      case What::kWeights:
         return slice(event, kCompute, category, event.name.empty() ? kBody : event.name);
       case What::kStep:
         return slice(event, kSteps, category, base::str("step ", event.step));

@@ -9,10 +9,14 @@
 // Names that the writer and the reader of a file agree on.
 namespace lamina::observe {
 
-// The categories of the events, by What.
-constexpr auto kCategories =
-    std::to_array<std::string_view>({"forward", "backward", "wait", "send", "receive", "memory", "step", "collective"});
-static_assert(kCategories.size() == static_cast<std::size_t>(kLastWhat) + 1);
+// The categories of the events, by What: those of turns have the names of their kinds.
+constexpr auto kCategories = [] {
+  std::array<std::string_view, static_cast<std::size_t>(kLastWhat) + 1> names{
+      "", "", "", "wait", "send", "receive", "memory", "step", "collective"};
+  for (std::size_t i = 0; i < schedule::kKindsOfTurns.size(); ++i) names[i] = schedule::kKindsOfTurns[i].name;
+  return names;
+}();
+static_assert(!kCategories.back().empty() && is_turn(What::kWeights) && !is_turn(What::kWait));
 
 // The rows of a rank are as its threads: row r has the lanes r * kLanes and following, so that slices of one never
 // overlap. None is 0, which Perfetto takes for the idle thread of the system.

@@ -37,7 +37,7 @@ std::optional<Event> slice(const Json& row) {
   event.end_ns = event.begin_ns + nanoseconds(row.at("dur"));
   event.microbatch = args.value("microbatch", std::int64_t(-1));
   const std::string name = row.at("name");
-  if (*what == What::kForward || *what == What::kBackward) event.name = name == kBody ? "" : name;
+  if (is_turn(*what)) event.name = name == kBody ? "" : name;
   if (*what == What::kCollective) {
     event.name = name;
     event.bytes = args.at("bytes");

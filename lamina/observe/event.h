@@ -5,12 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "lamina/schedule/turn_kinds.h"
+
 // Events: what the ranks of a job did, and when.
 namespace lamina::observe {
 
 enum class What : std::uint8_t {
   kForward,     // module `name`, or a step body when it is empty, computed
-  kBackward,    // the same in its backward
+  kBackward,    // the same in its backward, or the input part of one that is split
+  kWeights,     // the same in the weight part
   kWait,        // a thread waited for `name`, a clause
   kSend,        // a message of `bytes` was given to rank `peer`
   kReceive,     // a message of rank `peer` arrived
@@ -19,6 +22,10 @@ enum class What : std::uint8_t {
   kCollective,  // `name`, on `bytes` of tensors, was under way: from its start until it was done, or given up
 };
 constexpr What kLastWhat = What::kCollective;
+
+// Turns come first, in the order of their kinds.
+constexpr What what_of(schedule::TurnKind kind) { return static_cast<What>(kind); }
+constexpr bool is_turn(What what) { return static_cast<std::size_t>(what) < schedule::kKindsOfTurns.size(); }
 
 struct Event {
   What what = What::kForward;

@@ -7,7 +7,7 @@
 
 namespace lamina::observe {
 
-// The kForward and kBackward events of a rank under the job's schedule, in the clock of rank 0, if messages took no
+// The turns of a rank under the job's schedule, in the clock of rank 0, if messages took no
 // time. Everything else takes the time that it took on average in that step. Steps whose course is unknown, because no
 // module of another rank was called, have none.
 struct PlannedEvent {

@@ -38,6 +38,7 @@ void add(Totals& totals, const Event& event) {
   switch (event.what) {
     case What::kForward:
     case What::kBackward:
+    case What::kWeights:
       totals.compute_ns += event.end_ns - event.begin_ns;
       break;
     case What::kStep:

@@ -10,7 +10,7 @@
 namespace lamina::observe {
 namespace {
 
-bool computes(const Event& event) { return event.what == What::kForward || event.what == What::kBackward; }
+bool computes(const Event& event) { return is_turn(event.what); }
 
 std::int64_t duration(const Event& event) { return event.end_ns - event.begin_ns; }
 

@@ -2,6 +2,8 @@
 #include "lamina/value/encoding.h"
 
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/device/role.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/value/bytes.h"
 #include "lamina/value/tensor_table.h"
@@ -37,8 +39,7 @@ class Encoder {
   }
   void write_held(at::ScalarType dtype) { out_.put(static_cast<std::int8_t>(dtype)); }
   void write_held(at::Device device) {
-    out_.put(static_cast<std::int8_t>(device.type()));
-    out_.put<std::int8_t>(device.index());
+    out_.put(static_cast<std::uint8_t>(devices::role_of(device, "the device ", device)));
   }
   void write_held(const Slice& slice) { write_all(slice.bounds); }
   void write_held(const List& list) { write_all(list.items); }
@@ -107,13 +108,7 @@ class Decoder {
     return static_cast<at::ScalarType>(dtype);
   }
   Value read_held(std::in_place_type_t<at::Device>) {
-    const auto type = in_.get<std::int8_t>();
-    const auto index = in_.get<std::int8_t>();
-    const bool cpu = type == static_cast<std::int8_t>(at::kCPU);
-    if (type < 0 || type >= at::COMPILE_TIME_MAX_DEVICE_TYPES || index < -1 || (cpu && index > 0)) {
-      throw base::FormatError("an unknown device");
-    }
-    return at::Device(static_cast<at::DeviceType>(type), index);
+    return devices::device_of(devices::read_role(in_.get<std::uint8_t>()));
   }
   Value read_held(std::in_place_type_t<Slice>) {
     Slice slice{read_all()};

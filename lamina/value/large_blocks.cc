@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/value/large_blocks.h"
+#include "lamina/device/capabilities.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
@@ -51,7 +52,7 @@ class LargeBlocks final : public c10::Allocator {
     void* memory = take(size);
     if (memory == nullptr) return small_.allocate(bytes);  // whose error says so
     c10::profiledCPUMemoryReporter().New(memory, size);
-    return {memory, memory, &give_back, at::kCPU};
+    return {memory, memory, &give_back, devices::kHost};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }

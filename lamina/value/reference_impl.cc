@@ -3,6 +3,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/copies.h"
 #include "lamina/value/wrapper_key.h"
 
 namespace lamina::value {
@@ -59,6 +60,7 @@ void ReferenceImpl::become() const {
   const auto value = [&] {
     const CleanDispatch clean;
     at::Tensor taken = source->take();
+    devices::join_arrival(taken);
     materialise(taken);
     return taken;
   }();

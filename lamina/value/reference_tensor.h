@@ -10,6 +10,8 @@
 #include <mutex>
 #include <vector>
 
+#include "lamina/device/capabilities.h"
+
 // [Note: reference tensors] A reference stands for a tensor whose value is, or is still being made, somewhere else. It
 // is an ordinary at::Tensor to both faces: its shape, strides, dtype, device and requires_grad are read without
 // waiting. An operation that needs the value, its storage, printing or pickling makes the reference become its value in
@@ -22,7 +24,7 @@ struct TensorSpec {
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;
+  at::Device device = devices::kHost;
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 

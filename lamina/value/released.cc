@@ -3,6 +3,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/rank_device.h"
 #include "lamina/value/guarded.h"
 #include "lamina/value/reference_tensor.h"
 #include "lamina/value/wrapper_key.h"
@@ -10,12 +11,15 @@
 namespace lamina::value {
 namespace {
 
+// A tensor of a rank is on its device, if anywhere.
+at::Device device_of(const at::Tensor& tensor) { return tensor.is_meta() ? tensor.device() : devices::rank_device(); }
+
 // The storage-less stand-in for a value that is not here.
 class ReleasedImpl : public c10::TensorImpl {
  public:
   ReleasedImpl(const at::Tensor& like, const std::string& why)
-      : TensorImpl(c10::DispatchKeySet(like.options().computeDispatchKey()).add(kWrapperKey), like.dtype(),
-                   like.device()) {
+      : TensorImpl(c10::DispatchKeySet(like.options().device(device_of(like)).computeDispatchKey()).add(kWrapperKey),
+                   like.dtype(), device_of(like)) {
     set_sizes_and_strides(like.sizes(), like.strides());
     release_storage_and_set_meta_custom_data_ptr_error_msg_(why);
   }

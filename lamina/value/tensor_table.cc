@@ -6,8 +6,10 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lamina/base/str.h"
+#include "lamina/value/reference_tensor.h"
 
 namespace lamina::value {
 namespace {
@@ -109,6 +111,10 @@ at::Tensor read_tensor(Reader& in, const std::vector<at::Tensor>& buffers) {
   }
   const at::Tensor& buffer = buffers[row.buffer];
   require_fits(row, sizes, strides, static_cast<std::int64_t>(c10::elementSize(dtype)), buffer);
+  if (auto source = source_of(buffer)) {  // see [Note: no room]
+    const TensorSpec spec{std::move(sizes), std::move(strides), dtype, buffer.device()};
+    return make_reference(spec, std::move(source), Strides::kAsSpecified).set_requires_grad(row.requires_grad);
+  }
   at::Tensor tensor = at::empty({0}, buffer.options().dtype(dtype));
   tensor.set_(buffer.storage(), row.offset, sizes, strides);
   return tensor.set_requires_grad(row.requires_grad);

@@ -2,6 +2,7 @@
 #include "lamina/config/config.h"
 
 #include "lamina/base/str.h"
+#include "lamina/config/graph_config.h"
 #include "lamina/config/sources.h"
 #include "tests/config/config_fixture.h"
 
@@ -169,6 +170,18 @@ TEST(Config, ShardingOfOptimizerStatesBesideThatOfParametersIsRedundantAndSaysSo
   EXPECT_NO_THROW(require_available(read.config, 2));
 }
 
+TEST(Config, AScheduleForSeveralPartitionsSaysThatItChangesNothingWithOne) {
+  const auto warnings = [](const std::string& json, bool several) {
+    return parse_config({json, {}, several}).warnings;
+  };
+  const auto alone = warnings(R"({"schedule": "zero_bubble"})", true);
+  ASSERT_EQ(alone.size(), 1u);
+  EXPECT_EQ(alone[0].find("schedule: \"zero_bubble\" changes nothing with one partition"), 0u);
+  EXPECT_TRUE(warnings(R"({"schedule": "zero_bubble", "partitions": 2})", true).empty());
+  EXPECT_TRUE(warnings(R"({"schedule": "interleaved"})", true).empty());
+  EXPECT_EQ(warnings(R"({"schedule": "zero_bubble", "partitions": 2})", false).size(), 1u);  // that it is one
+}
+
 TEST(Config, AStructFilledByHandIsCheckedLikeText) {
   Config config;
   config.microbatches = 0;
@@ -245,6 +258,20 @@ TEST(Available, EverythingMissingIsNamedAtOnce) {
             "configuration, valid but not available yet: 2 errors\n"
             "  xla: true is not available yet; leave it at false\n"
             "  fork: true is not available yet; leave it at false");
+}
+
+TEST(OfGraphs, KeysOfTensorFlowAskForNothing) {
+  const auto json = R"({"partitions": 2, "contiguous": false, "horovod": true, "xla": true, "fork": true})";
+  EXPECT_EQ(of_graphs(parsed(json)), parsed(R"({"partitions": 2})"));
+  EXPECT_NO_THROW(require_available(of_graphs(parsed(json)), 1));
+}
+
+TEST(OfGraphs, KeysOfTorchAreNamedAtOnce) {
+  EXPECT_EQ(config_error([] { of_graphs(parsed(R"({"ddp": true, "tensor_parallel_degree": 2, "bf16": true})")); }),
+            "configuration of a model of TensorFlow: 3 errors\n"
+            "  ddp: true is of models of torch; leave it at false\n"
+            "  bf16: true is of models of torch; leave it at false\n"
+            "  tensor_parallel_degree: 2 is of models of torch; leave it at 1");
 }
 
 }  // namespace

@@ -65,6 +65,25 @@ TEST(Planned, EachVisitOfARankTakesWhatItTook) {
                                       {0, What::kBackward, 34, 54}}));
 }
 
+// The weight parts come when all else is done: that of the first rank is its whole backward.
+TEST(Planned, OfAStepWithSplitBackwardsHasTheirWeightParts) {
+  Timeline timeline{"zero_bubble", 5, {{.rank = 0}, {.rank = 1}}};
+  timeline.ranks[0].events = {span(What::kStep, 0, 80, 0, -1, ""), span(What::kForward, 0, 10, 0, 0, ""),
+                              span(What::kWeights, 50, 70, 0, 0, "")};
+  timeline.ranks[1].events = {span(What::kStep, 0, 80, 0, -1, ""), span(What::kForward, 12, 20, 0, 0, "tail"),
+                              span(What::kBackward, 20, 30, 0, 0, "tail"), span(What::kWeights, 40, 46, 0, 0, "tail")};
+  std::vector<Turn> turns;
+  for (const auto& [rank, event] : planned_events(timeline)) {
+    turns.emplace_back(rank, event.what, event.begin_ns / kMs, event.end_ns / kMs);
+  }
+  std::ranges::sort(turns);
+  EXPECT_EQ(turns, (std::vector<Turn>{{0, What::kForward, 0, 10},
+                                      {0, What::kWeights, 28, 48},
+                                      {1, What::kForward, 10, 18},
+                                      {1, What::kBackward, 18, 28},
+                                      {1, What::kWeights, 28, 34}}));
+}
+
 TEST(Planned, NothingIsPlannedForAStepOfOneRank) {
   Timeline timeline = two_ranks();
   timeline.ranks.pop_back();
