@@ -2,7 +2,6 @@
 #include "lamina/rendezvous/bootstrap.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -18,11 +17,6 @@ constexpr const char* kHasNone = "it has none: start all alike, by `lamina run`"
 constexpr const char* kHasAnother =
     "it has another one (is --secret-file the same on all machines?), or somebody changed it at "
     "MASTER_ADDR:MASTER_PORT";
-
-std::string next_generation() {
-  static std::atomic<int> joins = 0;
-  return base::str(start_of_job(), ++joins, "/");
-}
 
 // One join, from this rank's side.
 class Joining {
@@ -40,7 +34,7 @@ class Joining {
     {
       JobStore store({options_.master_addr, options_.master_port, hosts_store(options_.rank), deadline_,
                       options_.check_interrupt});
-      RollCall ranks(store, {next_generation(), options_.rank, options_.size, options_.timeout, deadline_});
+      RollCall ranks(store, {next_meeting("join"), options_.rank, options_.size, options_.timeout, deadline_});
       generation = ranks.meet();
       if (inherited_secret()) own.sign(*inherited_secret(), generation, options_.rank);
       const std::vector<std::string> said = ranks.call(own.encode());
@@ -105,7 +99,8 @@ class Joining {
       places.push_back(hello.place);
     }
     self.told = options_.wire_addresses(places);
-    return connect_mesh(self, std::move(listener), addresses, deadline_, options_.check_interrupt);
+    return connect_peers(std::make_unique<Switchboard>(std::move(self), std::move(listener), std::move(addresses)),
+                         options_.neighbours, deadline_, options_.check_interrupt);
   }
 
   const JoinOptions& options_;

@@ -69,6 +69,7 @@ bool Handshake::flush() {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
       closed_ = errno != EAGAIN && errno != ENOTCONN;
+      refused_ = errno == ECONNREFUSED;
       return false;
     }
     out_.erase(0, static_cast<std::size_t>(sent));
@@ -146,7 +147,8 @@ Handshake::State Handshake::greeted() {
   if (in_.compare(0, kGreeting.size(), kGreeting) != 0) return fail("not a rank of this job");
   peer_ = rank_at(in_, kGreeting.size());
   const base::Rank to = rank_at(in_, kGreeting.size() + 4);
-  if (to != self_.rank || *peer_ <= self_.rank || peer_->value >= self_.size) return fail("not a rank of this job");
+  if (to != self_.rank || *peer_ == self_.rank || peer_->value >= self_.size) return fail("not a rank of this job");
+  if (*peer_ < self_.rank) return State::kKnocked;
   nonce_a_ = in_.substr(kGreeting.size() + 8);
   nonce_b_ = nonce();
   out_ = nonce_b_ + prove("accept");
@@ -194,6 +196,8 @@ std::string Handshake::seal() const {
                    text(authenticate(key(self_.rank), "told", {told})), told);
 }
 
-Connection Handshake::take() { return {std::move(socket_), key(self_.rank), key(peer()), std::move(told_)}; }
+Connection Handshake::take() {
+  return {std::move(socket_), key(self_.rank), key(peer()), std::move(told_), !connecting_};
+}
 
 }  // namespace lamina::rendezvous

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +26,7 @@ struct Connection {
   Fd socket;
   Secret outgoing{}, incoming{};
   std::string told;
+  bool accepted = false;  // we can be before the peer in knowing of it
 };
 
 // [Note: handshake] One connection from a higher rank to a lower one, over which both prove that they hold the job's
@@ -40,9 +40,10 @@ struct Connection {
 // Never blocks: advance() does what the socket allows now. Any bytes from a stranger are safe.
 class Handshake {
  public:
-  enum class State { kRunning, kDone, kFailed };
+  enum class State { kRunning, kDone, kFailed, kKnocked };
 
-  // `peer`: the rank to connect to; none accepts whoever proves to be a rank above ours.
+  // `peer`: the rank to connect to; none accepts whoever proves to be a rank above ours. One below ours can only knock
+  // ([Note: knocks]), whoever that is.
   Handshake(const Identity& self, Fd socket, std::optional<base::Rank> peer, base::Deadline deadline);
 
   State advance();
@@ -51,8 +52,10 @@ class Handshake {
   const std::string& failure() const { return failure_; }
 
   bool connecting() const { return connecting_; }
+  bool has_closed() const { return closed_; }    // it has failed, since the connection closed
+  bool was_refused() const { return refused_; }  // or since nothing listens there
 
-  // For a handshake that is done, or that connects.
+  // For a handshake that is done, that connects, or that is a knock.
   base::Rank peer() const { return *peer_; }
   Connection take();
 
@@ -83,15 +86,8 @@ class Handshake {
   enum class Awaited { kGreeting, kAnswer, kProof, kSealSize, kSealed, kNothing } awaited_;
   std::uint32_t sealed_size_ = 0;
   std::string seal_, told_;
-  bool closed_ = false;
+  bool closed_ = false, refused_ = false;
   std::string failure_;
 };
-
-// Connects this rank to every other over `listener` and `addresses` (of all ranks, as Address::text gives them), rank i
-// to each j < i. Returns a connection per rank, an empty one for our own. Strangers are closed and disturb nobody.
-// `check_interrupt` is called every 200 ms and may throw. Throws base::TimeoutError that names the ranks missing at the
-// deadline.
-std::vector<Connection> connect_mesh(const Identity& self, Fd listener, const std::vector<std::string>& addresses,
-                                     base::Deadline deadline, const std::function<void()>& check_interrupt);
 
 }  // namespace lamina::rendezvous

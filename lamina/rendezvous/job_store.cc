@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/fork_guard.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
@@ -62,6 +63,7 @@ Fd listener_for(const std::vector<Address>& addresses, int port) {
   for (const Address& address : own) {
     try {
       Fd socket = address.listen();
+      base::close_in_forked_children(socket.get());  // a worker would keep the port from the next store in its place
       ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) & ~O_NONBLOCK);
       return socket;
     } catch (const base::Error&) {
@@ -114,9 +116,14 @@ bool hosts_store(base::Rank rank) {
   return rank == base::Rank(0) && variable("TORCHELASTIC_USE_AGENT_STORE", "") != "True";
 }
 
-std::string start_of_job() {
-  return base::str("lamina/", variable("TORCHELASTIC_RUN_ID", "job"), "/", variable("TORCHELASTIC_RESTART_COUNT", "0"),
-                   "/");
+std::string next_meeting(const std::string& kind) {
+  static std::mutex mutex;
+  static std::map<std::string, int> meetings;  // under it
+  const auto start =
+      base::str("lamina/", variable("TORCHELASTIC_RUN_ID", "job"), "/", variable("TORCHELASTIC_RESTART_COUNT", "0"),
+                "/", variable("LAMINA_EPOCH", "0"), "/", kind);
+  const std::lock_guard guard(mutex);
+  return base::str(start, "/", ++meetings[start], "/");
 }
 
 struct JobStore::Connection {

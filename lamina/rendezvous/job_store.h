@@ -21,8 +21,10 @@ namespace lamina::rendezvous {
 // True where that rank hosts the job's store: the first one does, unless torchrun's agent does.
 bool hosts_store(base::Rank rank);
 
-// The beginning of the names of this start of the job in a store that may outlive it, as torchrun's does.
-std::string start_of_job();
+// The beginning of the names in the store of the next time that processes meet to do what `kind` names. The store may
+// outlive the job, as torchrun's does. Times are counted from the start of the job on, or from LAMINA_EPOCH: processes
+// that come later have that in common with those who stay.
+std::string next_meeting(const std::string& kind);
 
 // The job's key-value store, c10d's TCPStore at MASTER_ADDR:MASTER_PORT. Under torchrun the agent hosts it. Elsewhere
 // rank 0 does while this object lives, shared with any other user of the same port in its process. So a script's own

@@ -2,7 +2,6 @@
 #include "lamina/rendezvous/places.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 #include "lamina/base/str.h"
@@ -35,11 +34,9 @@ environment::World placed_by(environment::World world, const std::vector<std::st
 environment::World placed(environment::World world, const std::function<void()>& check_interrupt,
                           std::chrono::milliseconds timeout) {
   if (world.local_size > 0) return world;
-  static std::atomic<int> meetings = 0;
   const auto deadline = base::Deadline::after(timeout);
   JobStore store({world.master_addr, world.master_port, hosts_store(world.rank), deadline, check_interrupt});
-  RollCall ranks(store,
-                 {base::str(start_of_job(), "places/", ++meetings, "/"), world.rank, world.size, timeout, deadline});
+  RollCall ranks(store, {next_meeting("places"), world.rank, world.size, timeout, deadline});
   ranks.meet();
   const auto places = ranks.call(own_place());
   ranks.leave();

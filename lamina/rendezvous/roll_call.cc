@@ -97,10 +97,10 @@ std::string RollCall::judge() {
     }
   }
   absent_ = missing_by(options_.deadline);
-  const std::string verdict = absent_.empty()
-                                  ? base::str(kAllCame, options_.size)
-                                  : base::str(base::name_ranks(absent_), " did not join within ", seconds(),
-                                              ": was it started, and with the same MASTER_ADDR and MASTER_PORT?");
+  const std::string verdict =
+      absent_.empty() ? base::str(kAllCame, options_.size)
+                      : base::str(base::name_ranks(absent_), " did not join within ", seconds(),
+                                  ": was it started, and with the same MASTER_ADDR, MASTER_PORT and LAMINA_EPOCH?");
   store_.set(call_ + kVerdict, verdict);
   return verdict;
 }

@@ -44,41 +44,58 @@ void watch_the_machine(int fd) {
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, 10000);
 }
 
-std::string why_closed(ssize_t received) {
-  if (received == 0 || errno == ECONNRESET || errno == EPIPE) return "its process ended";
-  return base::str("its connection broke (", base::system_error(), ")");
+Liveness::Note end_of(base::Rank peer, ssize_t received) {
+  const auto gone = Liveness::Kind::kGone;
+  if (received == 0 || errno == ECONNRESET || errno == EPIPE) {
+    return {peer, gone, 0, why(News::Fate::kEnded), News::Fate::kEnded};
+  }
+  return {peer, gone, 0, base::str("its connection broke (", base::system_error(), ")"), News::Fate::kBroken};
 }
 
 }  // namespace
 
-Liveness::Liveness(std::vector<rendezvous::Connection>& connections)
-    : peers_(connections.size()), events_(::epoll_create1(EPOLL_CLOEXEC)) {
+Liveness::Liveness(int size) : peers_(static_cast<std::size_t>(size)), events_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!events_) throw base::Error(base::str("cannot make an epoll descriptor: ", base::system_error()));
-  for (std::size_t rank = 0; rank < connections.size(); ++rank) {
-    if (!connections[rank].socket) continue;
-    peers_[rank].socket = std::move(connections[rank].socket);
-    peers_[rank].outgoing.emplace(connections[rank].outgoing);
-    peers_[rank].incoming.emplace(connections[rank].incoming);
-    const int fd = peers_[rank].socket.get();
-    watch_the_machine(fd);
-    base::close_in_forked_children(fd);
-    epoll_event event{EPOLLIN | EPOLLRDHUP, {.u64 = rank}};
-    if (::epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-      throw base::Error(base::str("cannot watch rank ", rank, ": ", base::system_error()));
-    }
-  }
 }
 
 Liveness::~Liveness() {
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) forget(base::Rank(static_cast<std::int64_t>(rank)));
 }
 
+void Liveness::add(base::Rank peer, rendezvous::Connection& connection) {
+  forget(peer);
+  std::lock_guard guard(sending_);
+  peers_[peer.value] = {std::move(connection.socket), rendezvous::Signer(connection.outgoing),
+                        rendezvous::Signer(connection.incoming)};
+  const int fd = peers_[peer.value].socket.get();
+  watch_the_machine(fd);
+  base::close_in_forked_children(fd);
+  epoll_event event{EPOLLIN | EPOLLRDHUP, {.u64 = static_cast<std::uint64_t>(peer.value)}};
+  if (::epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw base::Error(base::str("cannot watch rank ", peer, ": ", base::system_error()));
+  }
+}
+
 void Liveness::forget(base::Rank peer) {
+  std::lock_guard guard(sending_);
   base::Fd& socket = peers_[peer.value].socket;
   if (!socket) return;
   base::keep_in_forked_children(socket.get());
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
   ::shutdown(socket.get(), SHUT_RDWR);  // a child forked before this object was made may hold a copy
+  socket.reset();
+}
+
+std::uint64_t Liveness::pack(const News::Word& word) {
+  return static_cast<std::uint64_t>(word.about.value) << 8 | static_cast<std::uint64_t>(word.fate);
+}
+
+std::optional<News::Word> Liveness::unpack(std::uint64_t value, int size) {
+  const News::Word word{base::Rank(static_cast<std::int64_t>(value >> 8)), static_cast<News::Fate>(value & 255)};
+  if (word.about.value >= size || word.fate == News::Fate::kPresent || word.fate > News::Fate::kVanished) {
+    return std::nullopt;
+  }
+  return word;
 }
 
 std::vector<Liveness::Note> Liveness::poll() {
@@ -87,7 +104,8 @@ std::vector<Liveness::Note> Liveness::poll() {
   const int count = ::epoll_wait(events_.get(), ready, 16, 0);
   for (int i = 0; i < count; ++i) {
     const base::Rank peer(static_cast<std::int64_t>(ready[i].data.u64));
-    if (!read(peer, notes)) ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, peers_[peer.value].socket.get(), nullptr);
+    if ((ready[i].events & EPOLLOUT) != 0) flush(peer);
+    if (!read(peer, notes)) forget(peer);
   }
   return notes;
 }
@@ -100,7 +118,7 @@ bool Liveness::read(base::Rank peer, std::vector<Note>& notes) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return true;
     if (got <= 0) {
-      notes.push_back({peer, Kind::kGone, 0, why_closed(got)});
+      notes.push_back(end_of(peer, got));
       return false;
     }
     from.unread.append(chunk, static_cast<std::size_t>(got));
@@ -108,7 +126,7 @@ bool Liveness::read(base::Rank peer, std::vector<Note>& notes) {
     for (Written note; from.unread.size() - at >= sizeof note; at += sizeof note) {
       std::memcpy(&note, from.unread.data() + at, sizeof note);
       if (note.number != from.heard++ || !rendezvous::same(note.proof, note.sign(*from.incoming))) {
-        notes.push_back({peer, Kind::kGone, 0, "somebody interfered with its connection"});
+        notes.push_back({peer, Kind::kGone, 0, why(News::Fate::kForeign), News::Fate::kForeign});
         return false;
       }
       notes.push_back({peer, static_cast<Kind>(note.kind), note.value, {}});
@@ -123,8 +141,23 @@ void Liveness::note(base::Rank peer, Kind kind, std::uint64_t value) {
   if (!to.socket) return;
   Written note{to.sent++, value, static_cast<std::uint64_t>(kind), {}};
   note.proof = note.sign(*to.outgoing);
-  // A handful of notes a life never fills the socket's buffer, so this neither blocks nor splits.
-  [[maybe_unused]] auto sent = ::send(to.socket.get(), &note, sizeof note, MSG_NOSIGNAL);
+  to.unsent.append(reinterpret_cast<const char*>(&note), sizeof note);
+  if (to.unsent.size() == sizeof note) send_unsent(peer);  // else it waits for room already
+}
+
+void Liveness::flush(base::Rank peer) {
+  std::lock_guard guard(sending_);
+  if (peers_[peer.value].socket) send_unsent(peer);
+}
+
+void Liveness::send_unsent(base::Rank peer) {
+  Peer& to = peers_[peer.value];
+  const ssize_t sent = ::send(to.socket.get(), to.unsent.data(), to.unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && errno != EAGAIN && errno != EINTR) to.unsent.clear();
+  if (sent > 0) to.unsent.erase(0, static_cast<std::size_t>(sent));
+  const std::uint32_t room = to.unsent.empty() ? 0 : std::uint32_t{EPOLLOUT};
+  epoll_event event{EPOLLIN | EPOLLRDHUP | room, {.u64 = static_cast<std::uint64_t>(peer.value)}};
+  ::epoll_ctl(events_.get(), EPOLL_CTL_MOD, to.socket.get(), &event);
 }
 
 }  // namespace lamina::transport

@@ -4,15 +4,20 @@
 #include <ATen/ops/empty.h>
 
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/copies.h"
+#include "lamina/device/role.h"
 #include "lamina/value/bytes.h"
 #include "lamina/value/encoding.h"
+#include "lamina/value/no_room.h"
 
 namespace lamina::transport {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4c414d31;  // "LAM1"
 
-constexpr std::size_t kBufferRow = 10;  // device and size
+constexpr std::size_t kBufferRow = 9;  // role of the device, and size
 
 struct Prefix {
   std::uint32_t magic = kMagic;
@@ -29,17 +34,20 @@ std::vector<BufferSpec> get_specs(value::Reader& in) {
   std::vector<BufferSpec> specs;
   for (auto left = in.get_count(); left > 0; --left) {
     BufferSpec& spec = specs.emplace_back();
-    const auto type = in.get<std::int8_t>();
-    const auto index = in.get<std::int8_t>();
+    spec.device = devices::device_of(devices::read_role(in.get<std::uint8_t>()));
     spec.size_bytes = in.get<std::int64_t>();
-    const bool cpu = type == static_cast<std::int8_t>(at::kCPU);
-    const bool device = type >= 0 && type < at::COMPILE_TIME_MAX_DEVICE_TYPES && index >= -1 && !(cpu && index > 0);
-    if (!device || spec.size_bytes < 0) {
-      throw base::FormatError("a buffer's row is malformed");
-    }
-    spec.device = at::Device(static_cast<at::DeviceType>(type), index);
+    if (spec.size_bytes < 0) throw base::FormatError("a buffer's row is malformed");
   }
   return specs;
+}
+
+// The bytes on the device that they are for.
+at::Tensor arrived(const at::Tensor& host, const BufferSpec& spec) {
+  try {
+    return devices::copy_in(host);
+  } catch (const c10::OutOfMemoryError& error) {
+    return value::no_room(spec.size_bytes, spec.device, error);
+  }
 }
 
 // A head's prefix, which is taken from it.
@@ -72,8 +80,7 @@ Frame pack(const Message& message) {
   out.put(Prefix{.kind = message.kind});
   out.put<std::uint64_t>(body.buffers.size());
   for (const auto& buffer : body.buffers) {
-    out.put(static_cast<std::int8_t>(buffer.device().type()));
-    out.put<std::int8_t>(buffer.device().index());
+    out.put(static_cast<std::uint8_t>(devices::role_of(buffer.device(), "a tensor on ", buffer.device())));
     out.put<std::int64_t>(buffer.numel());
   }
   out.put(message.call);
@@ -101,6 +108,11 @@ Message unpack(std::string_view head, std::vector<at::Tensor> buffers) {
   bool fits = specs.size() == buffers.size();
   for (std::size_t i = 0; fits && i < specs.size(); ++i) fits = specs[i].size_bytes == buffers[i].numel();
   if (!fits) throw base::FormatError("a frame's buffers are not those of its head");
+
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const bool arrives = !devices::is_host(specs[i].device) && devices::is_host(buffers[i]);
+    if (arrives) buffers[i] = arrived(buffers[i], specs[i]);
+  }
 
   Message message;
   message.kind = prefix.kind;

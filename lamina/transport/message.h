@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lamina/base/ids.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/value/value.h"
 
 namespace lamina::transport {
@@ -63,14 +64,14 @@ struct Message {
 bool carries_tensors(const Message& message);
 
 // [Note: frame] A message travels as a head and buffers. The head is magic u32 | version u16 | zero u16 | kind, 12
-// letters | length of the rest u32 | the rest (little endian). The rest holds the list of the buffers (device and size
-// in bytes of each), so that a receiver makes room for them before it takes them. Then come the call, and the fields
-// and the tree's encoding, each with its length. It says nothing of whom it comes from: that is the transport's to
-// prove before it reads a head.
-constexpr std::uint16_t kFrameVersion = 7;  // the same on all ranks of a job
+// letters | length of the rest u32 | the rest (little endian). The rest holds the list of the buffers (the device's
+// role and the size in bytes of each), so that a receiver makes room for them before it takes them. Then come the call,
+// and the fields and the tree's encoding, each with its length. It says nothing of whom it comes from: that is the
+// transport's to prove before it reads a head.
+constexpr std::uint16_t kFrameVersion = 9;  // the same on all ranks of a job
 
 struct BufferSpec {
-  at::Device device = at::kCPU;
+  at::Device device = devices::kHost;
   std::int64_t size_bytes = 0;
 };
 

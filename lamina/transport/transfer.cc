@@ -2,13 +2,15 @@
 #include "lamina/transport/transfer.h"
 
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 
 namespace lamina::transport {
 
 void require_dense(const Parcel& parcel) {
   const auto& memory = parcel.memory;
-  base::internal_check(memory.defined() && memory.is_cpu() && memory.layout() == at::kStrided && memory.is_contiguous(),
-                       "a put of memory that is no dense contiguous tensor of the CPU");
+  base::internal_check(
+      memory.defined() && devices::is_host(memory) && memory.layout() == at::kStrided && memory.is_contiguous(),
+      "a put of memory that is no dense contiguous tensor of the CPU");
 }
 
 ParcelEnd end_of(base::Rank rank, const Parcel& parcel) {

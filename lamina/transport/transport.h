@@ -40,6 +40,9 @@ class Transport {
   // base::TimeoutError when a live peer does not take the message in time.
   virtual void send(base::Rank to, const Message& message) = 0;
 
+  // As send(), of a message about a step that is packed already, with its buffers on the host.
+  virtual void send_packed(base::Rank to, Frame frame, base::Step about) = 0;
+
   // Sends what carries no tensors, and waits for nobody: a peer that takes nothing any more takes this no more, either.
   // For words beside a wait that has its own deadline. Throws base::PeerError when `to` is lost.
   virtual void tell(base::Rank to, const Message& message) { send(to, message); }

@@ -16,6 +16,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/rendezvous/handshake.h"
+#include "lamina/rendezvous/switchboard.h"
 
 namespace lamina::transport {
 namespace {
@@ -50,9 +51,11 @@ class Meshes {
   void connect(int rank, std::uint8_t secret = 7, seconds timeout = seconds(30)) {
     threads_.emplace_back([=, this] {
       try {
-        connections_[rank] =
-            rendezvous::connect_mesh(identity(rank, static_cast<int>(addresses_.size()), secret),
-                                     std::move(listeners_[rank]), addresses_, Deadline::after(timeout), {});
+        connections_[rank] = rendezvous::connect_peers(std::make_unique<rendezvous::Switchboard>(
+                                                           identity(rank, static_cast<int>(addresses_.size()), secret),
+                                                           std::move(listeners_[rank]), addresses_),
+                                                       others(rank), Deadline::after(timeout), {})
+                                 .connections;
       } catch (const base::TimeoutError& error) {
         errors_[rank] = error.what();
       }
@@ -65,10 +68,22 @@ class Meshes {
   }
 
   const rendezvous::Connection& connection(int rank, int peer) const { return connections_[rank][peer]; }
-  std::unique_ptr<Liveness> liveness(int rank) { return std::make_unique<Liveness>(connections_[rank]); }
+  std::unique_ptr<Liveness> liveness(int rank) {
+    auto made = std::make_unique<Liveness>(static_cast<int>(addresses_.size()));
+    for (const Rank peer : others(rank)) made->add(peer, connections_[rank][peer.value]);
+    return made;
+  }
   std::string error(int rank) { return errors_[rank]; }
 
  private:
+  std::vector<Rank> others(int rank) const {
+    std::vector<Rank> ranks;
+    for (int other = 0; other < std::ssize(addresses_); ++other) {
+      if (other != rank) ranks.emplace_back(other);
+    }
+    return ranks;
+  }
+
   std::vector<base::Fd> listeners_;
   std::vector<std::string> addresses_;
   std::vector<std::vector<rendezvous::Connection>> connections_;
@@ -126,11 +141,12 @@ void send_all(const base::Fd& socket, const std::string& bytes) {
 
 TEST(Liveness, WhoChangesRepeatsOrAddsANoteEndsTheConnection) {
   const auto peer_of_two = [](base::Fd socket, std::uint8_t out, std::uint8_t in) {
-    std::vector<rendezvous::Connection> connections(2);
-    connections[1].socket = std::move(socket);
-    connections[1].outgoing.fill(out);
-    connections[1].incoming.fill(in);
-    return std::make_unique<Liveness>(connections);
+    rendezvous::Connection connection{std::move(socket)};
+    connection.outgoing.fill(out);
+    connection.incoming.fill(in);
+    auto liveness = std::make_unique<Liveness>(2);
+    liveness->add(Rank(1), connection);
+    return liveness;
   };
   for (int attack = 0; attack < 3; ++attack) {
     Wire sent, heard;

@@ -90,6 +90,7 @@ Transport::Events Inbox::events() {
           [this](base::Rank rank, const std::string& why) {
             std::lock_guard guard(mutex_);
             lost_[rank] = why;
+            ++losses_;
             changed_.notify_all();
           }};
 }
@@ -110,6 +111,11 @@ std::string Inbox::lost(base::Rank rank) {
   std::unique_lock lock(mutex_);
   wait(lock, [&] { return lost_.contains(rank); }, "loss");
   return lost_.at(rank);
+}
+
+int Inbox::losses() {
+  std::lock_guard guard(mutex_);
+  return losses_;
 }
 
 std::size_t Inbox::waiting() {

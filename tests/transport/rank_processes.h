@@ -24,6 +24,7 @@ class Inbox {
   Message next();
   std::string lost(base::Rank rank);  // why
   std::size_t waiting();
+  int losses();  // how many were told
 
  private:
   void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready, const char* what);
@@ -32,6 +33,7 @@ class Inbox {
   std::condition_variable changed_;
   std::deque<Message> messages_;
   std::map<base::Rank, std::string> lost_;
+  int losses_ = 0;
 };
 
 // A message with a tree as its body.

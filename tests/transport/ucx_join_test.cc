@@ -19,6 +19,7 @@
 #include "lamina/rendezvous/roll_call.h"
 #include "lamina/rendezvous/socket.h"
 #include "lamina/transport/message.h"
+#include "lamina/transport/ucx/wire.h"
 #include "tests/transport/rank_processes.h"
 
 namespace lamina::transport {
@@ -139,7 +140,8 @@ void expect_refused_on_all_ranks(const rendezvous::Hello& other, const std::stri
   job.start(2, [&] {
     const auto deadline = base::Deadline::after(std::chrono::minutes(1));
     rendezvous::JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
-    rendezvous::RollCall ranks(store, {"lamina/job/0/1/", Rank(2), 3, std::chrono::minutes(1), deadline});
+    rendezvous::RollCall ranks(store,
+                               {rendezvous::next_meeting("join"), Rank(2), 3, std::chrono::minutes(1), deadline});
     ranks.meet();
     ranks.call(other.encode());
     ranks.leave();
@@ -156,7 +158,8 @@ TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
 TEST(UcxJoin, AnotherFormatOfMessagesIsRefusedOnAllRanks) {
   rendezvous::Hello other = rendezvous::Hello::of_this_version();
   other.wire = "0.0.1";
-  expect_refused_on_all_ranks(other, "version of the format of messages", std::to_string(kFrameVersion));
+  expect_refused_on_all_ranks(other, "version of the format of messages",
+                              base::str(kFrameVersion, ".", ucx::kPieceVersion));
 }
 
 TEST(UcxJoin, TwoProcessesOfOneRankAreRefused) {
@@ -219,9 +222,9 @@ void expect_a_stranger_to_be_noticed(const std::function<void(rendezvous::Hello&
   job.start(2, [&] {
     const auto deadline = base::Deadline::after(std::chrono::minutes(1));
     rendezvous::JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
-    const std::string call = "lamina/job/0/1/call";
+    const std::string meeting = rendezvous::next_meeting("join"), call = meeting + "call";
     ASSERT_TRUE(store.wait({call}, deadline).empty());
-    const std::string said = "lamina/job/0/1/" + store.get(call) + "/hello/0";
+    const std::string said = meeting + store.get(call) + "/hello/0";
     ASSERT_TRUE(store.wait({said}, deadline).empty());
     const std::string text = store.get(said), size = "2 ";
     rendezvous::Hello hello = rendezvous::Hello::decode(text.substr(size.size()));

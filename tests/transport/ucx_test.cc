@@ -100,6 +100,54 @@ TEST(Ucx, ConcurrentThreadsKeepOrderAndValues) {
   job.expect_success();
 }
 
+TEST(Ucx, EndpointsAreThoseToNeighboursAndToRanksThatThisOneHasSentTo) {
+  RankProcesses job(6);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    const int across = (transport.rank().value + 3) % 6;
+    auto& probe = dynamic_cast<ucx::Probe&>(transport);
+    EXPECT_EQ(probe.endpoints(), 2);
+    for (int i = 0; i < 3; ++i) transport.send(Rank(across), object("c", pattern(100'000, i)));  // has a receipt
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(inbox.next().body.as<at::Tensor>(), pattern(100'000, i)));
+    job.reach(0);
+    job.await(0, 6);
+    EXPECT_EQ(probe.endpoints(), 3);
+    transport.tell(Rank((across + 1) % 6), object("told", 1l));
+    EXPECT_EQ(inbox.next().fields, "told");
+    EXPECT_EQ(probe.endpoints(), 4);
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, ARankThatCannotBeReachedIsNamedAtItsFirstUse) {
+  RankProcesses job(4);
+  const std::array transports{"posix", "posix,tcp", "tcp", "posix,tcp"};
+  for (const int rank : {0, 1, 2, 3}) {
+    job.start(rank, [&, rank] {
+      ::setenv("UCX_TLS", transports[static_cast<std::size_t>(rank)], 1);
+      const auto transport = open_ucx(job.options(rank));
+      Inbox inbox;
+      transport->start(inbox.events());
+      const Rank other((rank + 2) % 4);
+      const auto reach = [&](const auto& call) {
+        try {
+          call();
+          ADD_FAILURE() << "it was reached";
+        } catch (const base::Error& error) {
+          EXPECT_NE(std::string(error.what()).find(base::str("rank ", other)), std::string::npos) << error.what();
+        }
+      };
+      if (rank % 2 == 0) {
+        reach([&] { transport->tell(other, object("c", 1l)); });
+        reach([&] { transport->send(other, object("c", pattern(100, 1))); });
+      }
+      job.reach(0);
+      job.await(0, 4);
+      transport->close(true);
+    });
+  }
+  job.expect_success();
+}
+
 TEST(Ucx, ABufferMayBeWrittenOnceSendReturns) {
   RankProcesses job(2);
   job.run([&](Transport& transport, Inbox& inbox) {
@@ -358,6 +406,26 @@ TEST(Ucx, WhatIsNotSignedByItsSenderIsDroppedAndTheTrueMessageArrives) {
     packet.header.answer = ucx::PutOutcome::kTaken;  // a receipt is no piece
     probe.send_raw(Rank(1), packet.signed_with(key), packet.data);
     transport.send(Rank(1), object("true", 1l));
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, ABufferOfADeviceForARankThatLendsNothingIsSkippedAndTheNextMessageArrives) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    auto& probe = dynamic_cast<ucx::Probe&>(transport);
+    if (transport.rank() == Rank(1)) {
+      EXPECT_EQ(inbox.next().fields, "next");
+      EXPECT_EQ(probe.dropped(), 2);
+      return;
+    }
+    Packet lends(object("lent", pattern(1 << 20, 0)), 0);
+    lends.data += std::string(sizeof(std::uint32_t), '\0');
+    lends.header.lent = 1;
+    lends.header.digest = rendezvous::digest(lends.data);
+    probe.send_raw(Rank(1), lends.signed_with(probe.key(Rank(1))), lends.data);
+    transport.send(Rank(1), object("of the same number", 1l));
+    transport.send(Rank(1), object("next", 1l));
   });
   job.expect_success();
 }

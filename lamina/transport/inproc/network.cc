@@ -31,8 +31,8 @@ class Endpoint : public Transport {
   base::Rank rank() const override { return rank_; }
   int size() const override { return network_.size_; }
   void start(Events events) override { network_.attach(rank_, std::move(events)); }
-  void send(base::Rank to, const Message& message) override {
-    Frame frame = pack(message);
+  void send(base::Rank to, const Message& message) override { send_packed(to, pack(message), message.call.step); }
+  void send_packed(base::Rank to, Frame frame, base::Step /*about*/) override {
     for (auto& buffer : frame.buffers) buffer = buffer.clone();
     network_.post(rank_, to, std::move(frame));
   }

@@ -13,6 +13,7 @@ class Loopback : public Transport {
   int size() const override { return 1; }
   void start(Events events) override { events_ = std::move(events); }
   void send(base::Rank to, const Message& message) override;
+  void send_packed(base::Rank to, Frame frame, base::Step about) override;
   std::unique_ptr<Transfer> post(base::Rank from, Parcel parcel) override {
     return puts_.post(rank(), from, std::move(parcel));
   }

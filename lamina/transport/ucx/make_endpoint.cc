@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/ucx/plugin.h"
 
+#include "lamina/base/peer_memory.h"
 #include "lamina/transport/ucx/ucx_transport.h"
 
 namespace lamina::transport::ucx {
@@ -8,14 +9,18 @@ namespace {
 
 class WorkerEndpoint : public LocalEndpoint {
  public:
-  explicit WorkerEndpoint(const Reach& reach) : worker_(std::make_unique<Worker>(reach)) {}
-  std::string address(bool near) const override { return PeerMemory::descriptor() + worker_->address(near); }
+  explicit WorkerEndpoint(const Reach& reach)
+      : worker_(std::make_unique<Worker>(reach)), lent_(reach.lends, *worker_) {}
+  std::string address(bool near) const override {
+    return base::PeerMemory::descriptor() + lent_.word() + worker_->address(near);
+  }
   std::unique_ptr<Transport> connect(PeerConnections peers) override {
-    return std::make_unique<UcxTransport>(std::move(worker_), std::move(peers));
+    return std::make_unique<UcxTransport>(std::move(worker_), std::move(lent_), std::move(peers));
   }
 
  private:
   std::unique_ptr<Worker> worker_;
+  LentMemory lent_;
 };
 
 }  // namespace

@@ -3,10 +3,12 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "lamina/rendezvous/handshake.h"
+#include "lamina/device/lending.h"
+#include "lamina/rendezvous/switchboard.h"
 #include "lamina/transport/transport.h"
 
 // The engine does not link UCX. A shared library of its own uses it (liblamina_ucx.so), and is opened when it is
@@ -17,15 +19,16 @@ namespace lamina::transport::ucx {
 // Knowledge of a rank about the others when all have met.
 struct PeerConnections {
   base::Rank rank;
-  std::vector<rendezvous::Connection> connections;  // by rank; each peer told its address
+  rendezvous::Joined joined;  // in each connection the peer tells its address
   std::chrono::seconds send_timeout{};
 };
 
-// The extent of a job, as far as networks matter.
+// The extent of a job, as far as networks and devices matter.
 struct Reach {
   int size = 1;
-  bool shared = true;     // all share memory: nothing is opened on a network
-  bool loopback = false;  // all meet at a loopback address: nothing is opened on any other network
+  bool shared = true;                     // all share memory: nothing is opened on a network
+  bool loopback = false;                  // all meet at a loopback address: nothing is opened on any other network
+  std::optional<devices::Lending> lends;  // of this rank's device, where UCX is to take values from it
 };
 
 // This rank's end, before it is connected.

@@ -21,6 +21,10 @@ class Probe {
   virtual std::int64_t dropped() = 0;
   // How many times something had come, and was only found since we looked after a while: nothing had woken us.
   virtual std::int64_t rescued() = 0;
+  // Endpoints to other ranks: of those that this one has sent to.
+  virtual int endpoints() = 0;
+  // Connections with other ranks.
+  virtual int sockets() = 0;
   // By which the pieces that go to a rank are signed.
   virtual rendezvous::Secret key(base::Rank to) = 0;
 };

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/ucx/receiver.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/copies.h"
 #include "lamina/rendezvous/secret.h"
 #include "lamina/value/large_blocks.h"
 
@@ -17,7 +20,8 @@ constexpr const char* kAgain = "it came before, or belongs to a message that was
 
 // How much of a packet its digest covers.
 std::uint64_t signed_size(const PieceHeader& header) {
-  return header.head_size + std::uint64_t(header.offers) * sizeof(std::uint64_t);
+  return header.head_size + std::uint64_t(header.offers) * sizeof(std::uint64_t) +
+         std::uint64_t(header.lent) * sizeof(std::uint32_t);
 }
 
 bool fits(const PieceHeader& header, std::size_t packet) {
@@ -33,11 +37,8 @@ struct Receiver::Receiving {
   PieceHeader header;
 };
 
-Receiver::Receiver(Worker& worker, const std::vector<rendezvous::Connection>& connections)
-    : worker_(worker), peers_(connections.size()) {
-  for (std::size_t rank = 0; rank < connections.size(); ++rank) {
-    if (!connections[rank].told.empty()) peers_[rank].key.emplace(connections[rank].incoming);
-  }
+Receiver::Receiver(Worker& worker, const LentMemory& lent, int size)
+    : worker_(worker), lent_(lent), peers_(static_cast<std::size_t>(size)) {
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
                        UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
@@ -73,6 +74,7 @@ ucs_status_t Receiver::arrived(void* self, const void* header, size_t header_siz
 
 void Receiver::take_arrivals() {
   // Receiving never makes progress, so nothing arrives meanwhile.
+  for (const Arrival& arrival : std::exchange(deferred_, {})) take(arrival);
   for (const Arrival& arrival : arrivals_) take(arrival);
   arrivals_.clear();
 }
@@ -108,11 +110,22 @@ void Receiver::take_buffer(const Arrival& arrival, Assembly& assembly) {
   if (!known || static_cast<std::size_t>(assembly.buffers[index].numel()) != arrival.size) {
     return refuse(arrival, "a buffer of it is not what its head says");
   }
+  const auto room = assembly.rooms.find(index);
+  const bool is_lent = room != assembly.rooms.end();
+  if (is_lent && arrival.here) return refuse(arrival, "a buffer of a device came with its announcement");
+  try {
+    if (is_lent && !room->second.are_ready()) return deferred_.push_back(arrival);
+  } catch (const std::exception& error) {
+    refuse(arrival, "there is no device any more");
+    return skip(arrival.header, assembly, error.what());
+  }
   assembly.expected[index] = false;
-  receive(arrival, assembly, assembly.buffers[index].mutable_data_ptr());
+  const auto& buffer = assembly.buffers[index];
+  if (is_lent) return receive(arrival, assembly, lent_.address(buffer), lent_.type());
+  receive(arrival, assembly, buffer.mutable_data_ptr());
 }
 
-void Receiver::receive(const Arrival& arrival, Assembly& assembly, void* to) {
+void Receiver::receive(const Arrival& arrival, Assembly& assembly, void* to, ucs_memory_type_t type) {
   ++assembly.receiving;
   if (arrival.here) {
     std::memcpy(to, arrival.data, arrival.size);
@@ -126,7 +139,7 @@ void Receiver::receive(const Arrival& arrival, Assembly& assembly, void* to) {
   param.cb.recv_am = &Receiver::finished;
   param.user_data = receiving;
   param.datatype = ucp_dt_make_contig(1);
-  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.memory_type = type;
   const ucs_status_ptr_t request = ucp_am_recv_data_nbx(worker_.get(), arrival.data, to, arrival.size, &param);
   if (request == nullptr || UCS_PTR_IS_ERR(request)) {
     delete receiving;
@@ -174,6 +187,7 @@ void Receiver::open_packet(const PieceHeader& header, Assembly& assembly) {
 // Allocates the buffers, fills those that came with the packet, and counts those that come on their own or are offered.
 void Receiver::make_room(const PieceHeader& header, Assembly& assembly, const std::vector<BufferSpec>& specs) {
   PacketPlan plan;
+  const auto lent = lent_buffers(header, assembly.head, specs.size());
   std::size_t at = signed_size(header);
   const auto take_bytes = [&](void* to, std::size_t size) {
     if (assembly.head.size() - at < size) throw base::FormatError("the packet ends within its buffers");
@@ -182,19 +196,18 @@ void Receiver::make_room(const PieceHeader& header, Assembly& assembly, const st
   };
   std::vector<std::size_t> large;
   for (const BufferSpec& spec : specs) {
-    if (!spec.device.is_cpu()) throw base::FormatError(base::str("buffers on ", spec.device, " are not supported yet"));
     if (spec.size_bytes < 0) throw base::FormatError("a buffer of negative size");
-    at::Tensor& buffer = assembly.buffers.emplace_back(value::large_block(spec.size_bytes));
-    const bool inside = plan.takes(spec.device, spec.size_bytes);
+    const bool inside = plan.takes(spec.size_bytes);
+    const bool is_lent = lent.contains(static_cast<std::uint32_t>(assembly.buffers.size()));
+    if (is_lent && (inside || devices::is_host(spec.device))) throw base::FormatError("a buffer that cannot be lent");
+    at::Tensor& buffer = assembly.buffers.emplace_back(room_for(spec, is_lent, assembly));
     if (inside) take_bytes(buffer.mutable_data_ptr(), static_cast<std::size_t>(spec.size_bytes));
-    if (!inside) large.push_back(assembly.buffers.size() - 1);
-    assembly.expected.push_back(!inside && header.offers == 0);
+    if (!inside && !is_lent) large.push_back(assembly.buffers.size() - 1);
+    assembly.expected.push_back(is_lent || (!inside && header.offers == 0));
   }
   if (at != assembly.head.size()) throw base::FormatError("the packet goes on after its buffers");
-  if (header.offers == 0) {
-    assembly.missing += static_cast<int>(large.size());
-    return;
-  }
+  assembly.missing += static_cast<int>(std::ranges::count(assembly.expected, true));
+  if (header.offers == 0) return;
   if (header.offers != large.size()) throw base::FormatError("the packet has other addresses than its head says");
   Offer offer{base::Rank(header.from), header.sequence, {}};
   for (at = header.head_size; const std::size_t index : large) {
@@ -205,6 +218,36 @@ void Receiver::make_room(const PieceHeader& header, Assembly& assembly, const st
   ++assembly.missing;
   ++assembly.receiving;
   offers_.push_back(std::move(offer));
+}
+
+// The numbers of the buffers that come from device to device.
+std::set<std::uint32_t> Receiver::lent_buffers(const PieceHeader& header, std::string_view packet,
+                                               std::size_t buffers) const {
+  if (header.lent > 0 && lent_.kind().empty()) throw base::FormatError("it is for a device that lends nothing");
+  std::set<std::uint32_t> numbers;
+  auto at = signed_size(header) - header.lent * sizeof(std::uint32_t);
+  for (std::uint32_t i = 0; i < header.lent; ++i, at += sizeof(std::uint32_t)) {
+    std::uint32_t number = 0;
+    std::memcpy(&number, packet.data() + at, sizeof number);
+    if (number >= buffers || !numbers.insert(number).second)
+      throw base::FormatError("it lends a buffer that it has not");
+  }
+  return numbers;
+}
+
+// Without room on the device, or memory that it lends, such a buffer comes to the host, from where it goes the way of
+// all others that find none.
+at::Tensor Receiver::room_for(const BufferSpec& spec, bool is_lent, Assembly& assembly) {
+  if (devices::is_host(spec.device)) return value::large_block(spec.size_bytes);
+  if (is_lent) {
+    try {
+      auto room = devices::LentBytes::room(spec.size_bytes);
+      if (lent_.address(room.bytes()) == nullptr) return devices::pinned_bytes(spec.size_bytes);
+      return assembly.rooms.emplace(assembly.buffers.size(), std::move(room)).first->second.bytes();
+    } catch (const c10::OutOfMemoryError&) {  // NOLINT(bugprone-empty-catch): see above
+    }
+  }
+  return devices::pinned_bytes(spec.size_bytes);
 }
 
 void Receiver::copied(const Offer& offer, bool all) {

@@ -5,9 +5,12 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "lamina/device/copies.h"
+#include "lamina/transport/ucx/lent_memory.h"
 #include "lamina/transport/ucx/wire.h"
 #include "lamina/transport/ucx/worker.h"
 
@@ -37,11 +40,16 @@ class Receiver {
     std::vector<Part> parts;
   };
 
-  // The sender and its keys; nothing for our own rank, which sends itself nothing over UCX.
-  Receiver(Worker& worker, const std::vector<rendezvous::Connection>& connections);
+  Receiver(Worker& worker, const LentMemory& lent, int size);
+
+  // Pieces of `from` are signed by that key. Our own rank, which sends itself nothing over UCX, has none.
+  int size() const { return static_cast<int>(peers_.size()); }
+  void admit(base::Rank from, const rendezvous::Secret& key) { peers_[from.value].key.emplace(key); }
 
   // Moves on with what the worker's last progress() brought.
   void take_arrivals();
+  // True while a piece waits until memory of the device may be written.
+  bool awaits_device() const { return !deferred_.empty(); }
 
   // Complete messages, in order for each sender. The caller takes them out.
   std::deque<Received>& ready() { return ready_; }
@@ -71,10 +79,11 @@ class Receiver {
     bool head_here = false;
     bool skipped = false;
     std::vector<at::Tensor> buffers;
-    std::vector<bool> expected;    // per buffer: it has yet to be announced
-    int missing = 1;               // pieces that have yet to be received, the packet included
-    int receiving = 0;             // of these, the ones being written now
-    std::vector<Arrival> waiting;  // buffers announced before the packet was here
+    std::vector<bool> expected;                       // per buffer: it has yet to be announced
+    std::map<std::size_t, devices::LentBytes> rooms;  // by buffer: those on the device
+    int missing = 1;                                  // pieces that have yet to be received, the packet included
+    int receiving = 0;                                // of these, the ones being written now
+    std::vector<Arrival> waiting;                     // buffers announced before the packet was here
   };
   struct Peer {
     std::optional<rendezvous::Signer> key;
@@ -88,18 +97,21 @@ class Receiver {
   static void finished(void* request, ucs_status_t status, size_t size, void* receiving);
 
   void take(const Arrival& arrival);
-  void receive(const Arrival& arrival, Assembly& assembly, void* to);
+  void receive(const Arrival& arrival, Assembly& assembly, void* to, ucs_memory_type_t type = UCS_MEMORY_TYPE_HOST);
   void received_piece(const PieceHeader& header, ucs_status_t status);
   void open_packet(const PieceHeader& header, Assembly& assembly);
   void make_room(const PieceHeader& header, Assembly& assembly, const std::vector<BufferSpec>& specs);
+  std::set<std::uint32_t> lent_buffers(const PieceHeader& header, std::string_view packet, std::size_t buffers) const;
+  at::Tensor room_for(const BufferSpec& spec, bool is_lent, Assembly& assembly);
   void take_buffer(const Arrival& arrival, Assembly& assembly);
   void refuse(const Arrival& arrival, const char* why);
   void skip(const PieceHeader& header, Assembly& assembly, const std::string& why);
   void release_in_order(base::Rank from);
 
   Worker& worker_;
+  const LentMemory& lent_;
   std::vector<Peer> peers_;
-  std::vector<Arrival> arrivals_;
+  std::vector<Arrival> arrivals_, deferred_;
   std::deque<Received> ready_;
   std::deque<Offer> offers_;
   std::int64_t dropped_ = 0;

@@ -3,6 +3,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 
 namespace lamina::transport::ucx {
 
@@ -10,22 +11,26 @@ Sending::Sending(Frame from, bool offers, std::condition_variable& to_tell, base
     : frame(std::move(from)), step(about.value), changed(to_tell) {
   header.head_size = frame.head.size();
   PacketPlan plan;
-  std::string inside;
+  std::string inside, lent;
   for (std::uint32_t i = 0; i < frame.buffers.size(); ++i) {
     const at::Tensor& buffer = frame.buffers[i];
-    if (!buffer.device().is_cpu()) {
-      throw base::UsageError(base::str("tensors on ", buffer.device(), " cannot be sent to another rank yet"),
-                             base::Code{"step-cannot-travel"});
-    }
-    if (plan.takes(buffer.device(), buffer.numel())) {
+    const bool is_lent = !devices::is_host(buffer);
+    if (plan.takes(buffer.numel())) {
+      base::internal_check(!is_lent, "a small buffer of a message that is not on the host");
       inside.append(static_cast<const char*>(buffer.const_data_ptr()), static_cast<std::size_t>(buffer.numel()));
-      continue;
+    } else if (is_lent) {
+      alone.push_back(i);
+      lent.append(reinterpret_cast<const char*>(&i), sizeof i);
+      ++header.lent;
+    } else if (offers) {
+      const auto address = reinterpret_cast<std::uint64_t>(buffer.const_data_ptr());
+      frame.head.append(reinterpret_cast<const char*>(&address), sizeof address);
+      ++header.offers;
+    } else {
+      alone.push_back(i);
     }
-    alone.push_back(i);
-    const auto address = reinterpret_cast<std::uint64_t>(buffer.const_data_ptr());
-    if (offers) frame.head.append(reinterpret_cast<const char*>(&address), sizeof address);
   }
-  if (offers) header.offers = static_cast<std::uint32_t>(alone.size());
+  frame.head += lent;
   header.digest = rendezvous::digest(frame.head);
   frame.head += inside;
   headers.resize(alone.size() + 1);

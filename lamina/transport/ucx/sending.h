@@ -22,7 +22,7 @@ struct Sending {
   ucs_status_t status = UCS_OK;
   std::condition_variable& changed;  // told when it has ended
 
-  // `offers`: the receiver can read our memory.
+  // `offers`: the receiver can read our memory. Buffers that are on the device are lent.
   Sending(Frame from, bool offers, std::condition_variable& to_tell, base::Step about = kNoStep);
   void piece_done(ucs_status_t with);
 };

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <string>
 
+#include "lamina/base/str.h"
 #include "lamina/rendezvous/bootstrap.h"
 #include "lamina/rendezvous/place.h"
 #include "lamina/transport/message.h"
+#include "lamina/transport/news.h"
 #include "lamina/transport/ucx/plugin.h"
+#include "lamina/transport/ucx/wire.h"
 
 namespace lamina::transport {
 namespace {
@@ -17,6 +20,7 @@ class Ends {
  public:
   explicit Ends(const UcxOptions& options) : options_(options), make_(ucx::load_plugin()) {
     reach_.size = options.size;
+    reach_.lends = options.lends;
     reach_.loopback =
         options.size > 1 && rendezvous::Address::local_towards(options.master_addr, options.master_port).loopback();
   }
@@ -50,12 +54,15 @@ std::unique_ptr<Transport> open_ucx(const UcxOptions& options) {
   Ends ends(options);
   const auto addresses = [&](const auto& places) { return ends.open(places); };
   if (options.size > 1) {
-    return ends.connect(
-        rendezvous::join({options.rank, options.size, options.master_addr, options.master_port, options.configuration,
-                          std::to_string(kFrameVersion), addresses, options.join_timeout, options.check_interrupt}));
+    std::vector<base::Rank> all;
+    for (int rank = 0; rank < options.size; ++rank) all.emplace_back(rank);
+    return ends.connect(rendezvous::join({options.rank, options.size, options.master_addr, options.master_port,
+                                          options.configuration, base::str(kFrameVersion, ".", ucx::kPieceVersion),
+                                          addresses, neighbours(all, static_cast<std::size_t>(options.rank.value)),
+                                          options.join_timeout, options.check_interrupt}));
   }
   ends.open({rendezvous::own_place()});
-  return ends.connect(rendezvous::Joined(1));
+  return ends.connect({std::vector<rendezvous::Connection>(1), nullptr});
 }
 
 }  // namespace lamina::transport

@@ -4,8 +4,10 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "lamina/device/lending.h"
 #include "lamina/transport/transport.h"
 
 namespace lamina::transport {
@@ -19,6 +21,7 @@ struct UcxOptions {
   std::chrono::seconds join_timeout{300};   // for the slowest rank to start: c10d's figure
   std::chrono::seconds send_timeout{1800};  // for a live peer to take a message
   std::function<void()> check_interrupt;    // called at least every 200 ms while joining; may throw
+  std::optional<devices::Lending> lends;    // the rank's device lends its memory; what open_ucx returns is a Lender
 };
 
 // Joins the other ranks and connects to all of them with UCX: shared memory within a machine, its network elsewhere.

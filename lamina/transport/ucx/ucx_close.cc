@@ -14,6 +14,7 @@
 namespace lamina::transport::ucx {
 namespace {
 
+constexpr auto kKept = std::chrono::seconds(1);      // for connections that words wait for
 constexpr auto kAnswer = std::chrono::seconds(2);    // from the beginning, for a peer to answer at all
 constexpr auto kArrival = std::chrono::seconds(5);   // for our last messages to arrive
 constexpr auto kTogether = std::chrono::seconds(1);  // for the other ranks to leave as well, and for each step of it
@@ -24,7 +25,7 @@ template <class Condition>
 bool UcxTransport::all_peers(Lock& lock, Clock::duration patience, const Condition& condition) {
   return changed_.wait_for(lock, patience, [&] {
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank_.value && !condition(peers_[peer])) return false;
+      if (peers_[peer].met && !condition(peers_[peer])) return false;
     }
     return true;
   });
@@ -34,7 +35,7 @@ void UcxTransport::tell_interrupted() {
   std::lock_guard closing(close_mutex_);
   if (closed_ || ::getpid() != process_) return;
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank_.value) liveness_->note(base::Rank(peer), Liveness::Kind::kInterrupted);
+    liveness_->note(base::Rank(peer), Liveness::Kind::kInterrupted);
   }
 }
 
@@ -48,12 +49,15 @@ void UcxTransport::close(bool orderly) {
     static_cast<void>(receiver_.release());
     static_cast<void>(worker_.release());
     static_cast<void>(liveness_.release());
+    static_cast<void>(others_.release());
     return;
   }
   bool together = false;
   {
     Lock lock = enter();
+    changed_.wait_for(lock, kKept, [&] { return !has_kept_words(); });
     closing_ = true;
+    others_.reset();
     changed_.notify_all();
     if (orderly) together = say_goodbye(lock);
   }
@@ -79,17 +83,15 @@ bool UcxTransport::say_goodbye(Lock& lock) {
   posts_->close();
   for (int rank = 0; rank < size(); ++rank) {
     const Peer& peer = peers_[rank];
-    if (rank != rank_.value)
-      liveness_->note(base::Rank(rank), Liveness::Kind::kBye, peer.sent + peer.puts + peer.ends_sent);
+    if (peer.met) liveness_->note(base::Rank(rank), Liveness::Kind::kBye, peer.sent + peer.puts + peer.ends_sent);
   }
   all_peers(lock, answered_by - Clock::now(), [](const Peer& peer) { return peer.answered || peer.gone; });
   all_peers(lock, kArrival, [](const Peer& peer) { return peer.arrived || peer.gone || !peer.answered; });
   if (!all_peers(lock, {}, [](const Peer& peer) { return peer.arrived || peer.gone; })) return false;
   const bool together =
       all_peers(lock, kTogether, [](const Peer& peer) { return peer.gone || (peer.bye && !peer.why.empty()); });
-  const bool all_well = std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-    return &peer == &peers_[rank_.value] || (peer.arrived && peer.bye);
-  });
+  const bool all_well = std::all_of(peers_.begin(), peers_.end(),
+                                    [&](const Peer& peer) { return peer.met ? peer.arrived && peer.bye : !peer.gone; });
   return together && all_well && close_endpoints(lock);
 }
 
@@ -111,11 +113,10 @@ bool UcxTransport::close_endpoints(Lock& lock) {
   }
   if (!flushed) return false;
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank_.value) liveness_->note(base::Rank(peer), Liveness::Kind::kFlushed);
+    liveness_->note(base::Rank(peer), Liveness::Kind::kFlushed);
   }
   all_peers(lock, kTogether, [](const Peer& peer) { return peer.flushed || peer.gone; });
-  return std::all_of(peers_.begin(), peers_.end(),
-                     [&](const Peer& peer) { return &peer == &peers_[rank_.value] || peer.flushed; });
+  return std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.met || peer.flushed; });
 }
 
 }  // namespace lamina::transport::ucx

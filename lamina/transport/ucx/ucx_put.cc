@@ -70,18 +70,30 @@ std::unique_ptr<Transfer> UcxTransport::put(base::Rank to, Parcel parcel) {
   const Lock lock = enter();
   require_open();
   Peer& peer = peers_[to.value];
-  if (peer.why.empty() && !peer.gone) {
-    header.sequence = peer.puts++;
-    header.sign(*peer.outgoing);
-    passage->header = with_header(header, text);
-    peer.put[header.sequence] = passage;
-    post_bytes(peer.endpoint, passage);
-    worker_->signal();
+  passage->header = with_header(header, text);
+  if (peer.why.empty() && !peer.gone && !peer.open) {
+    peer.early.push_back(passage);
+    call(to);
+  } else if (peer.why.empty() && !peer.gone) {
+    begin_put(passage);
   }
   return std::make_unique<End>(*this, std::move(passage));
 }
 
-void UcxTransport::post_bytes(ucp_ep_h endpoint, const std::shared_ptr<Passage>& passage) {
+void UcxTransport::begin_put(const std::shared_ptr<Passage>& passage) {
+  Peer& peer = peers_[passage->peer.value];
+  PieceHeader header;
+  std::memcpy(&header, passage->header.data(), sizeof header);
+  header.sequence = peer.puts++;
+  header.sign(*peer.outgoing);
+  std::memcpy(passage->header.data(), &header, sizeof header);
+  peer.put[header.sequence] = passage;
+  post_bytes(passage);
+  worker_->signal();
+}
+
+void UcxTransport::post_bytes(const std::shared_ptr<Passage>& passage) {
+  if (const auto status = reach(passage->peer); status != UCS_OK) return passage->step_done(status);
   const at::Tensor& memory = passage->parcel.memory;
   auto kept = std::make_unique<std::shared_ptr<Passage>>(passage);
   ucp_request_param_t param{};
@@ -96,8 +108,9 @@ void UcxTransport::post_bytes(ucp_ep_h endpoint, const std::shared_ptr<Passage>&
   param.datatype = ucp_dt_make_contig(1);
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.flags = memory.nbytes() > kSmallPut ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
-  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint, kPut, passage->header.data(), passage->header.size(),
-                                                   memory.const_data_ptr(), memory.nbytes(), &param);
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(peers_[passage->peer.value].endpoint, kPut, passage->header.data(), passage->header.size(),
+                      memory.const_data_ptr(), memory.nbytes(), &param);
   if (UCS_PTR_IS_PTR(request)) {
     static_cast<void>(kept.release());
   } else {
@@ -163,7 +176,7 @@ ucs_status_t UcxTransport::end_of_put(void* self, const void* header, size_t hea
 void UcxTransport::send_ends() {
   for (const auto& end : std::exchange(posts_->ends(), {})) {
     Peer& peer = peers_[end.to.value];
-    if (peer.gone) continue;
+    if (peer.gone || reach(end.to) != UCS_OK) continue;
     PieceHeader header;
     header.id = kEndOfPut;
     header.from = static_cast<std::uint32_t>(rank_.value);

@@ -4,7 +4,9 @@
 #include "lamina/transport/ucx/sending.h"
 #include "lamina/transport/ucx/ucx_transport.h"
 
-// Receipts for offers: see [Note: offers] in peer_memory.h.
+// [Note: offers] A large buffer for a rank of the same machine is not sent: its address is, and the receiver copies it
+// straight out of the sender's memory (process_vm_readv), the way UCX itself would. We do it because UCX aborts the
+// receiving process when the sender dies under the copy, where we get an error and go on.
 namespace lamina::transport::ucx {
 
 void UcxTransport::accept_receipts() {
@@ -31,7 +33,7 @@ ucs_status_t UcxTransport::receipt(void* self, const void* header, size_t header
 
 void UcxTransport::send_receipt(base::Rank to, std::uint64_t sequence, bool all) {
   Peer& peer = peers_[to.value];
-  if (peer.gone) return;
+  if (peer.gone || reach(to) != UCS_OK) return;
   PieceHeader header;
   header.from = static_cast<std::uint32_t>(rank_.value);
   header.sequence = sequence;

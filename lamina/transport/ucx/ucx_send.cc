@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/transport/ucx/sending.h"
 #include "lamina/transport/ucx/ucx_transport.h"
 
@@ -35,38 +36,58 @@ void UcxTransport::refuse_if_lost(base::Rank to) const {
   if (!loss.cause.empty()) throw base::PeerError(loss.text(), loss);
 }
 
-std::unique_ptr<Sending> UcxTransport::sending_of(base::Rank to, const Message& message) {
+std::unique_ptr<Sending> UcxTransport::sending_of(base::Rank to, Frame frame, base::Step about) {
   require_rank(to);
-  Frame frame = pack(message);
   if (frame.head.size() > kMaxHeadSize) {
     throw base::UsageError(base::str("a message with ", frame.head.size() >> 20, " MiB besides its tensors; at most ",
                                      kMaxHeadSize >> 20, " MiB travel: send large data as tensors"),
                            base::Code{"step-cannot-travel"});
   }
   if (to != rank_) {
-    return std::make_unique<Sending>(std::move(frame), peers_[to.value].reads_us, changed_, message.call.step);
+    return std::make_unique<Sending>(std::move(frame), peers_[to.value].reads_us, changed_, about);
   }
   send_to_self(std::move(frame));
   return nullptr;
 }
 
 void UcxTransport::tell(base::Rank to, const Message& message) {
-  auto sending = sending_of(to, message);
+  auto sending = sending_of(to, pack(message), message.call.step);
   if (!sending) return;
   const Lock lock = enter();
   refuse_if_lost(to);
+  if (!peers_[to.value].open) {
+    peers_[to.value].words.push_back(std::move(sending));
+    return call(to);
+  }
+  if (const auto status = reach(to); status != UCS_OK) {
+    const base::Loss loss{to, base::str("UCX cannot reach it: ", ucs_status_string(status)), ""};
+    throw base::PeerError(loss.text(), loss);
+  }
+  post_word(std::move(sending), to);
+}
+
+void UcxTransport::post_word(std::unique_ptr<Sending> sending, base::Rank to) {
   post(*sending, to);
   if (sending->pending == 0) return;
   sending.release()->unawaited = true;
   worker_->signal();
 }
 
-void UcxTransport::send(base::Rank to, const Message& message) {
-  auto sending = sending_of(to, message);
+void UcxTransport::send(base::Rank to, const Message& message) { send_packed(to, pack(message), message.call.step); }
+
+void UcxTransport::send_packed(base::Rank to, Frame frame, base::Step about) {
+  require_rank(to);
+  if (to != rank_ && !peers_[to.value].open) {
+    Lock lock = enter();
+    refuse_if_lost(to);
+    await_connection(lock, to, about.value);
+  }
+  auto sending = sending_of(to, std::move(frame), about);
   if (!sending) return;
   Lock lock = enter();
   refuse_if_lost(to);
   try {
+    if (const auto status = reach(to); status != UCS_OK) explain_failure(lock, status, to);
     post(*sending, to);
     if (sending->pending > 0) wait(lock, *sending, to);
     if (sending->status != UCS_OK) explain_failure(lock, sending->status, to);
@@ -93,6 +114,15 @@ void UcxTransport::send_to_self(Frame frame) {
   worker_->signal();
 }
 
+ucs_status_t UcxTransport::reach(base::Rank to) {
+  Peer& peer = peers_[to.value];
+  if (peer.endpoint != nullptr) return UCS_OK;
+  if (!peer.met) return UCS_ERR_NOT_CONNECTED;
+  const auto status = worker_->connect(peer.address, peer.endpoint);
+  if (status == UCS_OK) peer.address = {};
+  return status;
+}
+
 void UcxTransport::post(Sending& sending, base::Rank to) {
   Peer& peer = peers_[to.value];
   PieceHeader header = sending.header;
@@ -101,11 +131,10 @@ void UcxTransport::post(Sending& sending, base::Rank to) {
   header.sign(*peer.outgoing);
   sending.headers[0] = header;
   const Frame& frame = sending.frame;
-  post_piece(sending, peer.endpoint, sending.headers[0], frame.head.data(), frame.head.size());
+  post_piece(sending, peer.endpoint, sending.headers[0], {frame.head.data(), frame.head.size()});
   if (header.offers > 0) {
     ++sending.pending;  // until the receipt comes
     peer.offered[header.sequence] = &sending;
-    return;
   }
   header.digest = {};
   for (std::size_t i = 0; i < sending.alone.size(); ++i) {
@@ -113,21 +142,34 @@ void UcxTransport::post(Sending& sending, base::Rank to) {
     header.sign(*peer.outgoing);
     sending.headers[i + 1] = header;
     const at::Tensor& buffer = frame.buffers[sending.alone[i]];
-    post_piece(sending, peer.endpoint, sending.headers[i + 1], buffer.const_data_ptr(),
-               static_cast<std::size_t>(buffer.numel()));
+    const auto size = static_cast<std::size_t>(buffer.numel());
+    const bool is_lent = !devices::is_host(buffer);
+    post_piece(sending, peer.endpoint, sending.headers[i + 1],
+               is_lent ? Bytes{lent_.address(buffer), size, lent_.type(), UCP_AM_SEND_FLAG_RNDV}
+                       : Bytes{buffer.const_data_ptr(), size});
   }
 }
 
-void UcxTransport::post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHeader& header, const void* data,
-                              std::size_t size) {
+bool UcxTransport::takes(base::Rank to, const at::Tensor& buffer) {
+  require_rank(to);
+  if (to == rank_ || !goes_lent(lent_.kind(), peers_[to.value].lends, buffer.numel())) return false;
+  void* const address = lent_.address(buffer);
+  if (address == nullptr) return false;
+  const Lock lock = enter();
+  return !closing_ && worker_->registers(address, static_cast<std::size_t>(buffer.numel()), lent_.type());
+}
+
+void UcxTransport::post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHeader& header, const Bytes& bytes) {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE |
-                       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+                       UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_FLAGS;
   param.cb.send = &UcxTransport::sent;
   param.user_data = &sending;
   param.datatype = ucp_dt_make_contig(1);
-  param.memory_type = UCS_MEMORY_TYPE_HOST;
-  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint, kPiece, &header, sizeof header, data, size, &param);
+  param.memory_type = bytes.type;
+  param.flags = bytes.flags;
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(endpoint, kPiece, &header, sizeof header, bytes.at, bytes.size, &param);
   if (UCS_PTR_IS_ERR(request)) {
     sending.status = UCS_PTR_STATUS(request);
   } else if (request != nullptr) {
@@ -152,21 +194,21 @@ void UcxTransport::give_up_sends(std::optional<base::Step> step) {
   changed_.notify_all();
 }
 
-bool UcxTransport::is_given_up(const Sending& sending) const {
-  return leaving_ || (sending.step != kNoStep.value && sending.step <= ended_step_);
+bool UcxTransport::is_given_up(std::int64_t step) const {
+  return leaving_ || (step != kNoStep.value && step <= ended_step_);
 }
 
 void UcxTransport::wait(Lock& lock, Sending& sending, base::Rank to) {
   worker_->signal();
   ++waiting_;
   const bool ended = changed_.wait_for(lock, send_timeout_, [&] {
-    return sending.pending == 0 || closing_ || is_given_up(sending) || !peers_[to.value].why.empty();
+    return sending.pending == 0 || closing_ || is_given_up(sending.step) || !peers_[to.value].why.empty();
   });
   --waiting_;
   changed_.notify_all();
   if (sending.pending == 0) return;
   refuse_if_lost(to);
-  if (is_given_up(sending)) {
+  if (is_given_up(sending.step)) {
     throw base::CancelledError(base::str("a message to rank ", to, ", which has not taken it, was given up"));
   }
   if (!ended) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/ucx/ucx_transport.h"
 
+#include <c10/core/StreamGuard.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -10,7 +11,9 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
+#include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
+#include "lamina/device/streams.h"
 
 namespace lamina::transport::ucx {
 namespace {
@@ -20,7 +23,8 @@ constexpr auto kLookOut = std::chrono::microseconds(100);  // a small call's way
 constexpr int kPoliteSpins = 100;                  // times that UCX refuses to sleep before others get the processor
 constexpr int kListenEvery = 64;                   // busy turns between looks at the liveness sockets
 constexpr auto kSettle = std::chrono::seconds(1);  // for what a lost peer sent to be received among other traffic
-constexpr int kSleepMs = 100;                      // at most, should UCX fail to wake us
+constexpr auto kLook = std::chrono::microseconds(50);  // how often memory of the device is looked at that is not ready
+constexpr int kSleepMs = 100;                          // at most, should UCX fail to wake us
 
 void watch(const base::Fd& epoll, int fd) {
   epoll_event event{EPOLLIN, {.fd = fd}};
@@ -31,30 +35,37 @@ void watch(const base::Fd& epoll, int fd) {
 
 }  // namespace
 
-UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, PeerConnections peers)
+UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, LentMemory lent, PeerConnections peers)
     : rank_(peers.rank),
       send_timeout_(peers.send_timeout),
       process_(::getpid()),
+      lent_(std::move(lent)),
       worker_(std::move(worker)),
-      receiver_(std::make_unique<Receiver>(*worker_, peers.connections)),
-      posts_(std::make_unique<Posts>(*worker_, *receiver_, peers.rank, static_cast<int>(peers.connections.size()))),
-      liveness_(std::make_unique<Liveness>(peers.connections)),
-      peers_(peers.connections.size()),
+      receiver_(std::make_unique<Receiver>(*worker_, lent_, static_cast<int>(peers.joined.connections.size()))),
+      posts_(std::make_unique<Posts>(*worker_, *receiver_, peers.rank, receiver_->size())),
+      liveness_(std::make_unique<Liveness>(receiver_->size())),
+      news_(peers.rank, receiver_->size()),
+      others_(std::move(peers.joined.others)),
+      peers_(peers.joined.connections.size()),
       stop_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       wake_(::epoll_create1(EPOLL_CLOEXEC)) {
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank_.value) continue;
-    peers_[peer].outgoing_key = peers.connections[peer].outgoing;
-    peers_[peer].outgoing.emplace(peers.connections[peer].outgoing);
-    const std::string& address = peers.connections[peer].told;
-    if (address.size() < PeerMemory::kDescriptorSize) throw base::FormatError("malformed address of a rank");
-    peers_[peer].memory = PeerMemory(address.substr(0, PeerMemory::kDescriptorSize));
-    peers_[peer].endpoint = worker_->connect(address.substr(PeerMemory::kDescriptorSize), peer);
-    if (peers_[peer].memory.readable()) liveness_->note(base::Rank(peer), Liveness::Kind::kReadable);
+  std::vector<base::Rank> all;
+  for (int rank = 0; rank < size(); ++rank) all.emplace_back(rank);
+  const auto beside = neighbours(all, static_cast<std::size_t>(rank_.value));
+  for (const base::Rank peer : all) {
+    auto& connection = peers.joined.connections[peer.value];
+    if (connection.socket) meet(peer, connection, std::ranges::find(beside, peer) != beside.end());
   }
+  stop_listening();
+  for (const int peer : {rank_.value + 1, rank_.value + size() - 1}) {  // see [Note: endpoints]
+    if (peer % size() != rank_.value)
+      check(reach(base::Rank(peer % size())), base::str("reach rank ", peer % size()).c_str());
+  }
+  tell_of_lending();
   accept_receipts();
   accept_ends_of_puts();
   for (const int fd : {worker_->event_fd(), liveness_->fd(), stop_event_.get()}) watch(wake_, fd);
+  if (others_) watch(wake_, others_->fd());
   thread_ = std::thread([this] {
     ::pthread_setname_np(::pthread_self(), "lamina-ucx");
     run();
@@ -62,6 +73,18 @@ UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, PeerConnections peers
 }
 
 UcxTransport::~UcxTransport() { close(false); }
+
+void UcxTransport::tell_of_lending() const {
+  if (rank_.value != 0 || lent_.kind().empty()) return;
+  std::vector<base::Rank> same;  // of those that are connected from the start
+  for (int peer = 1; peer < size(); ++peer) {
+    if (goes_lent(lent_.kind(), peers_[peer].lends, kLeastLent)) same.emplace_back(peer);
+  }
+  base::log_info(
+      base::str("tensors of ", kLeastLent >> 10, " KiB and more go from device to device, as memory of kind ",
+                lent_.kind(), ", from rank 0 to ",
+                same.empty() ? std::string("no rank: no other one lends such memory") : base::name_ranks(same)));
+}
 
 void UcxTransport::start(Events events) {
   {
@@ -80,6 +103,9 @@ void UcxTransport::look_out() {
 bool UcxTransport::looks_out() const { return Clock::now() < look_out_until_.load(); }
 
 void UcxTransport::run() {
+  // UCX copies by the device of the thread that calls it; an event makes that one's context this thread's.
+  const c10::OptionalStreamGuard on_device(lent_.kind().empty() ? std::nullopt : devices::default_stream());
+  if (!lent_.kind().empty()) static_cast<void>(devices::Mark());
   int fruitless = 0;
   for (std::int64_t turns = 0; !stop_; ++turns) {
     bool active = turn();
@@ -90,6 +116,10 @@ void UcxTransport::run() {
     if (active) busy_ = 0;
     if (turns % kListenEvery == 0) hear();
     if (fruitless <= kSpins) continue;
+    if (awaits_device()) {
+      std::this_thread::sleep_for(kLook);
+      continue;
+    }
     if (looks_out()) {
       std::this_thread::yield();
       continue;
@@ -97,6 +127,11 @@ void UcxTransport::run() {
     overslept_ = !sleep();
     hear();
   }
+}
+
+bool UcxTransport::awaits_device() {
+  const std::lock_guard guard(mutex_);
+  return receiver_->awaits_device();
 }
 
 bool UcxTransport::turn() {
@@ -130,7 +165,7 @@ bool UcxTransport::copy_offers() {
   for (Lock lock(mutex_); !receiver_->offers().empty() && !stop_; any = true) {
     const Receiver::Offer offer = std::move(receiver_->offers().front());
     receiver_->offers().pop_front();
-    const PeerMemory memory = peers_[offer.from.value].memory;
+    const base::PeerMemory memory = peers_[offer.from.value].memory;
     lock.unlock();
     const bool all = std::all_of(offer.parts.begin(), offer.parts.end(),
                                  [&](const auto& part) { return memory.read(part.to, part.address, part.size); });
@@ -154,8 +189,8 @@ bool UcxTransport::sleep() {
   }
   const bool armed = busy_ < 10 * kPoliteSpins;
   asleep_ = true;
-  epoll_event events[3];
-  const int woken = looks_out() ? 1 : ::epoll_wait(wake_.get(), events, 3, armed ? kSleepMs : 1);
+  epoll_event events[4];
+  const int woken = looks_out() ? 1 : ::epoll_wait(wake_.get(), events, 4, armed ? kSleepMs : 1);
   asleep_ = false;
   return woken != 0 || !armed;
 }
@@ -188,20 +223,39 @@ void UcxTransport::deliver() {
 
 void UcxTransport::hear() {
   const auto notes = liveness_->poll();
-  if (notes.empty()) return;
   std::lock_guard guard(mutex_);
+  take_notes(notes);
+  connect_others();
+}
+
+void UcxTransport::take_notes(const std::vector<Liveness::Note>& notes) {
+  if (notes.empty()) return;
   for (const auto& note : notes) {
     Peer& peer = peers_[note.peer.value];
     switch (note.kind) {
       case Liveness::Kind::kGone:
+        if (!peer.open) {
+          unmeet(note.peer);
+          break;
+        }
         peer.gone = true;
         peer.gone_why = peer.interrupted ? std::string(base::kInterrupted) : note.why;
+        news_.closed(note.peer, peer.interrupted ? News::Fate::kInterrupted : note.fate);
         break;
+      case Liveness::Kind::kConnected:
+        if (!peer.open) open(note.peer);
+        break;
+      case Liveness::Kind::kNews: {
+        const auto word = Liveness::unpack(note.value, size());
+        if (word && news_.hear(note.peer, *word)) learn(*word);
+        break;
+      }
       case Liveness::Kind::kInterrupted:
         peer.interrupted = true;
         break;
       case Liveness::Kind::kBye:
         peer.bye = note.value;
+        news_.left(note.peer);
         liveness_->note(note.peer, Liveness::Kind::kAnswered);
         break;
       case Liveness::Kind::kReadable:
@@ -218,6 +272,11 @@ void UcxTransport::hear() {
         break;
     }
   }
+  tell_news();
+  unsettle();
+}
+
+void UcxTransport::unsettle() {
   unsettled_ = true;
   settle_by_ = Clock::now() + kSettle;
   changed_.notify_all();

@@ -93,6 +93,26 @@ Worker::~Worker() {
   if (context_ != nullptr) ucp_cleanup(context_);
 }
 
+bool Worker::knows(ucs_memory_type_t type) const {
+  ucp_context_attr_t known{};
+  known.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  check(ucp_context_query(context_, &known), "tell what memory it knows");
+  return type < UCS_MEMORY_TYPE_LAST && (known.memory_types & UCS_BIT(type)) != 0;
+}
+
+bool Worker::registers(void* address, std::size_t size, ucs_memory_type_t type) const {
+  ucp_mem_map_params_t params{};
+  params.field_mask =
+      UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.address = address;
+  params.length = size;
+  params.memory_type = type;
+  ucp_mem_h memory = nullptr;
+  if (ucp_mem_map(context_, &params, &memory) != UCS_OK) return false;
+  ucp_mem_unmap(context_, memory);
+  return true;
+}
+
 std::string Worker::address(bool near) const {
   ucp_worker_attr_t own{};
   own.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS | UCP_WORKER_ATTR_FIELD_ADDRESS_FLAGS;
@@ -103,14 +123,12 @@ std::string Worker::address(bool near) const {
   return bytes;
 }
 
-ucp_ep_h Worker::connect(const std::string& address, int rank) {
+ucs_status_t Worker::connect(const std::string& address, ucp_ep_h& endpoint) {
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
   params.address = reinterpret_cast<const ucp_address_t*>(address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
-  ucp_ep_h endpoint = nullptr;
-  check(ucp_ep_create(worker_, &params, &endpoint), base::str("reach rank ", rank).c_str());
-  return endpoint;
+  return ucp_ep_create(worker_, &params, &endpoint);
 }
 
 bool Worker::announced(std::chrono::milliseconds patience) const {

@@ -25,8 +25,13 @@ class Worker {
   int event_fd() const { return event_fd_; }
   ucp_worker_h get() const { return worker_; }
 
-  // An endpoint that never reports errors: the only kind that uses shared memory.
-  ucp_ep_h connect(const std::string& address, int rank);
+  // True where it sends and receives memory of that type.
+  bool knows(ucs_memory_type_t type) const;
+  // True where a transport can reach that memory of a device.
+  bool registers(void* address, std::size_t size, ucs_memory_type_t type) const;
+
+  // Makes an endpoint that never reports errors: the only kind that uses shared memory.
+  ucs_status_t connect(const std::string& address, ucp_ep_h& endpoint);
 
   // True when something happened.
   bool progress() { return ucp_worker_progress(worker_) != 0; }

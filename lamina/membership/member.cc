@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/membership/member.h"
+
+#include <algorithm>
+
+#include "lamina/base/joined.h"
+#include "lamina/base/str.h"
+
+namespace lamina::membership {
+namespace {
+
+using enum EpochWord::Kind;
+
+void add(std::set<MemberId>& to, const std::set<MemberId>& more) { to.insert(more.begin(), more.end()); }
+
+double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+Member::Member(MemberId self, Epoch first, Terms terms) : self_(self), terms_(terms), epoch_(std::move(first)) {}
+
+Member::Member(MemberId self, Terms terms, Time now) : self_(self), terms_(terms), since_(now) {}
+
+void Member::lost(MemberId other, Time now) {
+  unreachable_.insert(other);
+  joining_.erase(other);
+  if (epoch_ && epoch_->has(other)) lost_.insert(other);
+  look(now);
+}
+
+void Member::leave(Time now) {
+  leaves_ = true;
+  leaving_.insert(self_);
+  look(now);
+}
+
+void Member::wants_to_join(MemberId newcomer, Time now) {
+  joining_.insert(newcomer);
+  look(now);
+}
+
+void Member::receive(MemberId from, const EpochWord& word, Time now) {
+  if (!ended_.empty()) return;
+  const std::int64_t number = epoch_ ? epoch_->number : -1;
+  if (word.kind == kDecided) {
+    const auto& next = *word.next;
+    if (next.number <= number) return;
+    if (next.has(self_) && next.members.front() == self_) tell(next);  // who decided may not reach all
+    return adopt(next, now);
+  }
+  if (word.epoch < number) {
+    send(from, {.kind = kDecided, .next = epoch_});
+  } else if (word.epoch > number) {
+    early_.emplace_back(from, word);
+    send(from, {.kind = kWonders, .epoch = number});
+  } else if (epoch_) {
+    answer(from, word, now);
+  }
+}
+
+void Member::pass(Time now) {
+  if (!ended_.empty()) return;
+  if (since_ && now - *since_ > terms_.patience) {
+    if (!epoch_) return end(base::str("no member has brought this newcomer in for ", seconds(terms_.patience), " s"));
+    return end(base::str("no majority of ", epoch_->text(), " has agreed on what follows for ",
+                         seconds(terms_.patience), " s; lost are ", base::joined(lost_)));
+  }
+  look(now);
+}
+
+std::vector<std::pair<MemberId, EpochWord>> Member::take_words() { return std::exchange(outgoing_, {}); }
+
+// The first member that is not lost: this one is never lost to itself.
+MemberId Member::leader() const {
+  return *std::ranges::find_if(epoch_->members, [&](MemberId member) { return !lost_.contains(member); });
+}
+
+bool Member::may_join(Time now) const {
+  return !joining_.empty() && epoch_->members.size() < terms_.most &&
+         (!joined_ || now - *joined_ >= terms_.between_joins);
+}
+
+bool Member::has_reason(Time now) const { return !lost_.empty() || !leaving_.empty() || may_join(now); }
+
+// Does what is due: ends, leads, or tells the leader.
+void Member::look(Time now) {
+  if (!ended_.empty() || !epoch_) return;
+  std::set<MemberId> here(epoch_->members.begin(), epoch_->members.end());
+  for (const auto member : lost_) here.erase(member);
+  if (!is_majority(*epoch_, here)) {
+    return end(base::str(here.size(), " of ", epoch_->text(), " are no majority, without ", base::joined(lost_)));
+  }
+  if (!lost_.empty() || !leaving_.empty()) since_ = since_.value_or(now);
+  const auto leading = leader();
+  if (leading != self_) {
+    proposal_.reset();
+    if (lost_.empty() && leaving_.empty() && joining_.empty()) return;
+    const EpochWord word{.epoch = epoch_->number, .lost = lost_, .leaving = leaving_, .joining = joining_};
+    if (told_ == std::pair(leading, word)) return;
+    told_ = {leading, word};
+    return send(leading, word);
+  }
+  if (proposal_ || !has_reason(now) || (again_ && now < *again_)) return;
+  propose();
+}
+
+void Member::propose() {
+  again_.reset();
+  greatest_ = {std::max(greatest_, promised_).round + 1, self_};
+  proposal_.emplace().ballot = greatest_;
+  send_all({.kind = kAsks, .epoch = epoch_->number, .ballot = greatest_});
+}
+
+void Member::answer(MemberId from, const EpochWord& word, Time now) {
+  switch (word.kind) {
+    case kTells:
+      hear(from, word);
+      break;
+    case kAsks:
+      promise(from, word);
+      break;
+    case kProposes:
+      accept(from, word);
+      break;
+    case kPromises:
+      if (proposal_ && word.ballot == proposal_->ballot) promised(from, word, now);
+      break;
+    case kAccepts:
+      if (proposal_ && word.ballot == proposal_->ballot) accepted(from, now);
+      break;
+    case kRefuses:
+      refused(word.ballot, now);
+      break;
+    case kDecided:
+    case kWonders:  // it is decided nowhere that is known here
+      break;
+  }
+  look(now);
+}
+
+void Member::hear(MemberId from, const EpochWord& word) {
+  add(joining_, word.joining);
+  add(leaving_, word.leaving);
+  if (lost_.contains(from)) return;
+  add(lost_, word.lost);
+}
+
+void Member::promise(MemberId from, const EpochWord& word) {
+  if (word.ballot < promised_) {
+    return send(from, {.kind = kRefuses, .epoch = word.epoch, .ballot = promised_});
+  }
+  promised_ = word.ballot;
+  send(from,
+       {.kind = kPromises, .epoch = word.epoch, .ballot = word.ballot, .accepted = accepted_in_, .next = accepted_});
+}
+
+void Member::accept(MemberId from, const EpochWord& word) {
+  if (word.ballot < promised_) {
+    return send(from, {.kind = kRefuses, .epoch = word.epoch, .ballot = promised_});
+  }
+  promised_ = accepted_in_ = word.ballot;
+  accepted_ = word.next;
+  send(from, {.kind = kAccepts, .epoch = word.epoch, .ballot = word.ballot});
+}
+
+void Member::promised(MemberId from, const EpochWord& word, Time now) {
+  if (proposal_->next) return;  // a majority was enough
+  proposal_->promises[from] = word;
+  std::set<MemberId> promising;
+  const EpochWord* latest = nullptr;
+  for (const auto& [member, promise] : proposal_->promises) {
+    promising.insert(member);
+    if (promise.next && (latest == nullptr || latest->accepted < promise.accepted)) latest = &promise;
+  }
+  if (!is_majority(*epoch_, promising)) return;
+  proposal_->next = latest != nullptr ? latest->next : Epoch{epoch_->number + 1, members_of_next(now)};
+  if (proposal_->next->members == epoch_->members) return proposal_.reset();  // a newcomer has gone again
+  send_all({.kind = kProposes, .epoch = epoch_->number, .ballot = proposal_->ballot, .next = proposal_->next});
+}
+
+void Member::accepted(MemberId from, Time now) {
+  proposal_->acceptances.insert(from);
+  if (!is_majority(*epoch_, proposal_->acceptances)) return;
+  const auto next = *proposal_->next;
+  tell(next);
+  adopt(next, now);
+}
+
+// Another leads, or thinks so. The members try again one after the other.
+void Member::refused(const Ballot& greater, Time now) {
+  greatest_ = std::max(greatest_, greater);
+  if (!proposal_ || greater < proposal_->ballot) return;
+  proposal_.reset();
+  const auto place = std::ranges::find(epoch_->members, self_) - epoch_->members.begin();
+  again_ = now + terms_.again * (1 + place);
+}
+
+std::vector<MemberId> Member::members_of_next(Time now) const {
+  std::vector<MemberId> members;
+  for (const auto member : epoch_->members) {
+    if (!lost_.contains(member) && !leaving_.contains(member)) members.push_back(member);
+  }
+  if (!may_join(now)) return members;
+  for (const auto newcomer : joining_) {
+    if (members.size() < terms_.most) members.push_back(newcomer);
+  }
+  return members;
+}
+
+// Tells the members of this epoch and of the next one.
+void Member::tell(const Epoch& next) {
+  std::set<MemberId> all(next.members.begin(), next.members.end());
+  if (epoch_) all.insert(epoch_->members.begin(), epoch_->members.end());
+  all.erase(self_);
+  for (const auto member : all) send(member, {.kind = kDecided, .next = next});
+}
+
+void Member::adopt(const Epoch& next, Time now) {
+  if (!next.has(self_)) {
+    if (!epoch_) return;  // it waits for one that has it
+    if (leaves_) return end(base::str("it has left before ", next.text()));
+    return end(base::str("it was counted as lost before ", next.text()));
+  }
+  if (epoch_ && next.members.size() > epoch_->members.size()) joined_ = now;
+  epoch_ = next;
+  if (next.members.size() < terms_.least) {
+    return end(base::str(next.text(), " has fewer than the ", terms_.least, " members that the job needs"));
+  }
+  lost_.clear();
+  leaving_.clear();
+  for (const auto member : next.members) {
+    if (unreachable_.contains(member)) lost_.insert(member);
+    joining_.erase(member);
+  }
+  if (leaves_) leaving_.insert(self_);
+  since_.reset();
+  promised_ = greatest_ = accepted_in_ = {};
+  accepted_.reset();
+  proposal_.reset();
+  again_.reset();
+  told_.reset();
+  for (const auto& [from, word] : std::exchange(early_, {})) receive(from, word, now);
+  look(now);
+}
+
+void Member::send(MemberId to, EpochWord word) {
+  if (to == self_ || !unreachable_.contains(to)) outgoing_.emplace_back(to, std::move(word));
+}
+
+// Its own members, this one too.
+void Member::send_all(const EpochWord& word) {
+  for (const auto member : epoch_->members) send(member, word);
+}
+
+void Member::end(std::string why) {
+  ended_ = std::move(why);
+  proposal_.reset();
+}
+
+}  // namespace lamina::membership

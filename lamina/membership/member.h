@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/membership/epoch.h"
+
+namespace lamina::membership {
+
+using Time = std::chrono::nanoseconds;  // of any clock that does not go back
+
+// A try to end an epoch; the greatest counts.
+struct Ballot {
+  std::int64_t round = 0;
+  MemberId by = MemberId(-1);
+
+  friend constexpr auto operator<=>(const Ballot&, const Ballot&) = default;
+};
+
+// A word of one member to another about the end of an epoch.
+struct EpochWord {
+  enum class Kind : std::uint8_t {
+    kTells,     // who is lost, wants to leave or to join: to the leader
+    kAsks,      // the leader asks for promises
+    kPromises,  // to take part in no smaller ballot; `next`: what was accepted, in ballot `accepted`
+    kProposes,  // the leader proposes `next`
+    kAccepts,
+    kRefuses,  // `ballot` is greater than the one that it answers
+    kDecided,  // `next` is the epoch that follows
+    kWonders,  // what has become of the epoch
+  };
+  Kind kind = Kind::kTells;
+  std::int64_t epoch = -1;  // the number of the one that ends; a newcomer knows none
+  Ballot ballot = {}, accepted = {};
+  std::optional<Epoch> next = {};
+  std::set<MemberId> lost = {}, leaving = {}, joining = {};
+
+  friend bool operator==(const EpochWord&, const EpochWord&) = default;
+};
+
+// How members agree.
+struct Terms {
+  std::size_t least = 1;                     // members that an epoch needs
+  std::size_t most = SIZE_MAX;               // members that it may have: newcomers beyond wait
+  Time patience = std::chrono::seconds(30);  // how long they may take
+  Time again =
+      std::chrono::milliseconds(20);  // the first waits so long, the second twice as long, before they try again
+  Time between_joins = std::chrono::seconds(60);
+};
+
+// [Note: epochs] One process of a job whose members change while it runs. An epoch ends when members are lost, leave or
+// join. Then the first member that is not lost leads: it proposes the members of the next one. That is decided once a
+// majority of the epoch has accepted it (`is_majority`). Leaders may be lost meanwhile, or several may think that they
+// lead. So each asks before it proposes. A majority promises to take part in no smaller ballot, and says what it has
+// accepted. What the greatest ballot had accepted is proposed in the place of the leader's own (Paxos). Thus an epoch
+// has one successor, and a job goes on once or not at all. Members that are too few for a majority end, and so do those
+// who are left out of the next epoch.
+//
+// A member counts as lost to all who hear of it, until the next epoch. A word of somebody who is lost already does not
+// count. A further loss ends the next epoch.
+//
+// It is a function of what it is told, and knows neither clocks nor connections. These are to keep the order of words
+// between two members, and to tell of their own end. Who calls: one thread.
+class Member {
+ public:
+  // One of the first epoch's.
+  Member(MemberId self, Epoch first, Terms terms);
+  // A newcomer: who has heard from it with `wants_to_join` brings it in, or it ends after `terms.patience`.
+  Member(MemberId self, Terms terms, Time now);
+
+  // The connection with another has ended.
+  void lost(MemberId other, Time now);
+  // Goes after the next epoch has begun, with which this one is decided still.
+  void leave(Time now);
+  // A newcomer has connected itself with this member, and with those of its epoch.
+  void wants_to_join(MemberId newcomer, Time now);
+  void receive(MemberId from, const EpochWord& word, Time now);
+  // Time has passed; to be called some hundred times a second while is_changing(), and else each second.
+  void pass(Time now);
+
+  // Gives what is to be sent since the last call, in this order; also words of this member to itself.
+  std::vector<std::pair<MemberId, EpochWord>> take_words();
+
+  // None of a newcomer that nobody has brought in.
+  const std::optional<Epoch>& epoch() const { return epoch_; }
+  // True from a loss or leave until the next epoch: the members of this one are no longer all there.
+  bool is_changing() const { return since_.has_value(); }
+  // Why this member goes on no more; empty while it does.
+  const std::string& ended() const { return ended_; }
+
+ private:
+  // Proposal of this one, while it leads.
+  struct Proposal {
+    Ballot ballot;
+    std::map<MemberId, EpochWord> promises;
+    std::set<MemberId> acceptances;
+    std::optional<Epoch> next;
+  };
+
+  MemberId leader() const;
+  bool has_reason(Time now) const;
+  bool may_join(Time now) const;
+  void look(Time now);
+  void propose();
+  void answer(MemberId from, const EpochWord& word, Time now);
+  void hear(MemberId from, const EpochWord& word);
+  void promise(MemberId from, const EpochWord& word);
+  void accept(MemberId from, const EpochWord& word);
+  void promised(MemberId from, const EpochWord& word, Time now);
+  void accepted(MemberId from, Time now);
+  void refused(const Ballot& greater, Time now);
+  void tell(const Epoch& next);
+  void adopt(const Epoch& next, Time now);
+  std::vector<MemberId> members_of_next(Time now) const;
+  void send(MemberId to, EpochWord word);
+  void send_all(const EpochWord& word);
+  void end(std::string why);
+
+  const MemberId self_;
+  const Terms terms_;
+  std::optional<Epoch> epoch_;
+  std::set<MemberId> unreachable_;  // from here
+  bool leaves_ = false;
+  std::set<MemberId> joining_;  // newcomers that wait
+  std::optional<Time> joined_;  // when newcomers last came in
+
+  // State of the end of this epoch.
+  std::set<MemberId> lost_, leaving_;
+  std::optional<Time> since_;
+  Ballot promised_, greatest_;
+  Ballot accepted_in_;
+  std::optional<Epoch> accepted_;
+  std::optional<Proposal> proposal_;
+  std::optional<Time> again_;
+  std::optional<std::pair<MemberId, EpochWord>> told_;  // the last word to a leader
+
+  std::vector<std::pair<MemberId, EpochWord>> early_;  // words about a later epoch
+  std::vector<std::pair<MemberId, EpochWord>> outgoing_;
+  std::string ended_;
+};
+
+}  // namespace lamina::membership

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <queue>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "lamina/membership/member.h"
+
+namespace lamina::membership::testing {
+
+// How often each kind of trouble comes to a job.
+struct Troubles {
+  int deaths = 0, leaves = 0, joins = 0, freezes = 0, broken_links = 0, splits = 0;
+  double dies_in_a_message = 0;  // the probability, for each batch of words that a member sends
+  double within_s = 4;           // of the beginning
+};
+
+// Members of a job in simulated time: words take random times, in order between two; deaths, freezes and broken
+// connections come at random, and others hear of them at random. The seed says all of it.
+class SimulatedJob {
+ public:
+  SimulatedJob(std::uint64_t seed, int members, Terms terms = {});
+
+  void trouble(const Troubles& troubles);
+  // Until nothing happens any more. False if it did not come to that.
+  bool run();
+
+  void kill(MemberId member);
+  void break_link(MemberId one, MemberId other);
+  void split(const std::set<MemberId>& side);  // no word goes between these and the others from now on
+  void leave(MemberId member);
+  MemberId join();
+
+  const Member& member(MemberId id) const { return *processes_.at(id).member; }
+  std::vector<MemberId> living() const;  // that have neither died nor ended
+  std::vector<MemberId> all() const;
+  // By number, all epochs that any member has been in.
+  const std::map<std::int64_t, std::set<std::vector<MemberId>>>& seen() const { return seen_; }
+  Time now() const { return now_; }
+  Time duration(double least_s, double most_s);
+  void at(Time time, std::function<void()> act);
+
+ private:
+  struct Process {
+    std::unique_ptr<Member> member;
+    bool dead = false, frozen = false;
+    std::deque<std::function<void()>> later;  // what has come while it is frozen
+    std::set<MemberId> closed;                // connections, at this end
+  };
+  using Pair = std::pair<MemberId, MemberId>;
+
+  void add(MemberId id, std::unique_ptr<Member> member);
+  bool works(MemberId id) const;
+  void freeze(MemberId id);
+  void hear_of_end(MemberId of, MemberId by);
+  void in(MemberId id, std::function<void()> act);
+  void act(MemberId id, const std::function<void(Member&)>& what);
+  void deliver(MemberId from, MemberId to, EpochWord word);
+  void tick(MemberId id);
+  MemberId any();
+
+  std::mt19937_64 random_;
+  const Terms terms_;
+  double dies_in_a_message_ = 0;
+  Time now_{};
+  std::map<MemberId, Process> processes_;
+  std::map<Pair, Time> last_;  // when the last word between two arrives
+  std::set<Pair> broken_;
+  struct Event {
+    Time time;
+    std::uint64_t number;
+    std::function<void()> act;
+    bool operator<(const Event& other) const { return std::pair(time, number) > std::pair(other.time, other.number); }
+  };
+  std::priority_queue<Event> events_;
+  std::uint64_t numbers_ = 0;
+  std::size_t awaited_ = 0;  // events that are no ticks
+  std::map<std::int64_t, std::set<std::vector<MemberId>>> seen_;
+};
+
+}  // namespace lamina::membership::testing
