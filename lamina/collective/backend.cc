@@ -12,6 +12,7 @@
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/collective/shared_memory_backend.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/rendezvous/socket.h"
 
 namespace lamina::collective {
@@ -229,7 +230,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const BackendOptions& options,
   constexpr auto kOwn = c10d::ProcessGroup::BackendType::CUSTOM;
   const auto size = static_cast<int>(options.members.size());
   auto group = c10::make_intrusive<c10d::ProcessGroup>(options.store, options.rank, size);
-  group->setBackend(c10::DeviceType::CPU, kOwn, backend);
+  group->setBackend(devices::kHost, kOwn, backend);
   group->setDefaultBackend(kOwn);
   return group;
 }

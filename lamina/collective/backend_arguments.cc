@@ -7,6 +7,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/value/dtype.h"
 
 namespace lamina::collective {
@@ -44,7 +45,7 @@ shared_memory::Reduction reduction_of(CollectiveKind kind, const c10d::ReduceOp&
 
 void require_dense(CollectiveKind kind, const at::Tensor& tensor) {
   const char* what = !tensor.defined()                        ? "no tensor"
-                     : !tensor.device().is_cpu()              ? "one of another device"
+                     : !devices::is_host(tensor)              ? "one of another device"
                      : tensor.layout() != at::kStrided        ? "a sparse one"
                      : !value::dtype_of(tensor.scalar_type()) ? "one of another dtype"
                      : !has_memory(tensor)                    ? "one whose storage was freed"

@@ -7,6 +7,9 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/collective/device_backend.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/rank_device.h"
 #include "lamina/rendezvous/job_store.h"
 
 namespace lamina::collective {
@@ -49,7 +52,14 @@ c10::intrusive_ptr<c10d::ProcessGroup> C10dGroups::make(const std::string& label
                          .gloo_host = gloo_host(world_)};
   options.store = c10::make_intrusive<c10d::PrefixStore>(base::str(name_, "/", label, "/", names), store_);
   try {
-    return make_group(options, make_backend_(options));
+    auto group = make_group(options, make_backend_(options));
+    if (const auto device = devices::rank_device(); !devices::is_host(device)) {
+      auto apart = options;  // both run collectives in an order of their own
+      apart.store = c10::make_intrusive<c10d::PrefixStore>("device", options.store);
+      group->setBackend(device.type(), c10d::ProcessGroup::BackendType::GLOO,
+                        make_device_backend(apart, make_backend_(apart)));
+    }
+    return group;
   } catch (const base::Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -18,7 +18,7 @@ class ProcessGroup;
 
 namespace lamina::collective {
 
-// torch's process groups in a process without Python, for tensors of the CPU.
+// torch's process groups in a process without Python, for tensors of the CPU and of the rank's device.
 class C10dGroups {
  public:
   // make_backend, or make_gloo.

@@ -16,6 +16,7 @@
 #include "lamina/collective/backend.h"
 #include "lamina/collective/hierarchical.h"
 #include "lamina/collective/shared_memory_backend.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/value/dtype.h"
 #include "lamina/value/torch_version.h"
 
@@ -168,7 +169,7 @@ class C10dGroup : public Group {
       auto begun = reduce_scatter(rounded, all, reduction, std::move(call_options));
       return std::make_unique<SumOfParts>(std::move(begun), std::move(rounded), std::move(mine));
     }
-    const bool over_gloo = mine.is_cpu() && backend()->getBackendName() == kGloo;
+    const bool over_gloo = devices::is_host(mine) && backend()->getBackendName() == kGloo;
     if (widens || (reduction == Reduction::kSum && over_gloo && mine.numel() > 0)) {
       auto parts = at::empty({size(), mine.numel()}, all.options());
       auto begun = exchange("reduce_scatter", parts, all.view({size(), -1}), call_options, {});
@@ -284,7 +285,7 @@ class C10dGroup : public Group {
   bool by_levels(const at::Tensor& tensor) const {
     return group_->getBackend(tensor.device().type())->getBackendName() == kByLevels;
   }
-  c10::intrusive_ptr<c10d::Backend> backend() const { return group_->getBackend(c10::DeviceType::CPU); }
+  c10::intrusive_ptr<c10d::Backend> backend() const { return group_->getBackend(devices::kHost); }
   MemorySharing* memory_sharing() const { return dynamic_cast<MemorySharing*>(backend().get()); }
   Leavable* leavable() const { return dynamic_cast<Leavable*>(backend().get()); }
 

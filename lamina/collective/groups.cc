@@ -2,16 +2,35 @@
 #include "lamina/collective/groups.h"
 
 #include <algorithm>
+#include <chrono>
 #include <ranges>
+#include <stop_token>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "lamina/base/deadline.h"
 #include "lamina/base/error.h"
 #include "lamina/base/hash.h"
+#include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/collective/hierarchical.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/rank_device.h"
 #include "lamina/messaging/agreement.h"
 
 namespace lamina::collective {
+namespace {
+
+constexpr auto kStopLook = std::chrono::milliseconds(20);
+constexpr auto kLastParts = std::chrono::seconds(1);  // how long parts of a rank that has ended may be on their way
+
+// Returns early where that is asked for.
+void sleep(base::Clock::duration time, const std::stop_token& stop) {
+  for (const auto end = base::Deadline::after(time); !end.expired() && !stop.stop_requested();) {
+    std::this_thread::sleep_for(kStopLook);
+  }
+}
+
+}  // namespace
 
 Groups::Groups(const topology::Topology& topology, base::Rank rank, JobLinks links)
     : topology_(topology), rank_(rank), links_(std::move(links)) {}
@@ -62,6 +81,24 @@ GatherLimits Groups::agreed_limits(const std::vector<base::Rank>& members, const
   return own;
 }
 
+void Groups::lose(base::Rank lost) {
+  const auto type = devices::rank_device().type();
+  if (type == devices::kHost) return;
+  const std::lock_guard guard(mutex_);
+  for (const auto& [axis, each] : made_) {
+    const auto members = topology_.members(axis, rank_);
+    if (std::ranges::find(members, lost) == members.end()) continue;
+    aborting_.emplace_back([group = each.torchs, type](const std::stop_token& job_ends) {
+      sleep(kLastParts, job_ends);
+      try {
+        group->getBackend(type)->abort();  // takes a second or so
+      } catch (const std::exception& error) {
+        base::log_info(base::str("collectives that wait for a lost rank were not ended: ", error.what()));
+      }
+    });
+  }
+}
+
 bool Groups::stuck() const {
   const auto one_is = [](const auto& group) { return group->stuck(); };
   return stuck_ || std::ranges::any_of(by_levels_ | std::views::values, one_is) ||
@@ -70,14 +107,18 @@ bool Groups::stuck() const {
 
 void Groups::close() {
   stuck_ = stuck();
+  std::map<topology::Group, Made> ended;
+  {
+    const std::lock_guard guard(mutex_);  // lose() may go through them
+    ended.swap(made_);
+  }
   const auto leave_behind = [](std::unique_ptr<Group>& group) {
     if (group->stuck()) [[maybe_unused]]
       const auto* kept = group.release();  // its end would wait
   };
   for (auto& [axis, group] : by_levels_) leave_behind(group);
-  for (auto& [axis, each] : made_) leave_behind(each.group);
+  for (auto& [axis, each] : ended) leave_behind(each.group);
   by_levels_.clear();
-  made_.clear();
   make_ = nullptr;
 }
 

@@ -3,6 +3,8 @@
 
 #include <map>
 #include <mutex>
+#include <thread>
+#include <vector>
 
 #include "lamina/collective/gather_limits.h"
 #include "lamina/collective/group.h"
@@ -36,6 +38,11 @@ class Groups {
   Group& by_levels(topology::Group axis, topology::Group within, topology::Group across,
                    const base::Patience& patience);
 
+  // A rank is lost: ends collectives of the rank's device that wait for it a second later, for no kernel of theirs
+  // would, and whoever synchronizes with the device would wait for those. Those to which it did its part end well
+  // meanwhile. Returns at once; from any thread.
+  void lose(base::Rank lost);
+
   // True where the end of a group may wait for ever: see Group::stuck().
   bool stuck() const;
   // Lets go of them all, and of the face's way.
@@ -56,7 +63,8 @@ class Groups {
   std::mutex mutex_;
   std::map<topology::Group, Made> made_;  // under it
   std::map<topology::Group, std::unique_ptr<Group>> by_levels_;
-  bool stuck_ = false;  // one of those that it has let go of
+  std::vector<std::jthread> aborting_;  // under the mutex
+  bool stuck_ = false;                  // one of those that it has let go of
 };
 
 }  // namespace lamina::collective

@@ -15,6 +15,7 @@
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/collective/lane.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/value/torch_version.h"
 
 namespace lamina::collective {
@@ -86,7 +87,7 @@ class HierarchicalBackend : public c10d::Backend {
   template <class Options, class Stages>
   WorkPtr start(OpType type, const char* name, const at::Tensor& result, Options options, Stages stages) {
     if (options.timeout == c10d::kUnsetTimeout) options.timeout = timeout_;
-    if (result.defined() && !result.is_cpu()) return stages(options, Check());
+    if (result.defined() && !devices::is_host(result)) return stages(options, Check());
     const auto run = [stages = std::move(stages), options](const Check& check) {
       check({});
       if (const auto last = stages(options, check)) last->wait();
@@ -113,7 +114,7 @@ class HierarchicalBackend : public c10d::Backend {
       of_hosts.push_back(parts.select(0, host).view({-1}));
       own.push_back(parts.select(0, host).select(0, levels_.within->getRank()));
     }
-    if (levels_.posted && mine.is_cpu()) {
+    if (levels_.posted && devices::is_host(mine)) {
       levels_.posted->run(own, input.front(), check);
     } else {
       std::vector<std::vector<at::Tensor>> outputs{own};
@@ -128,7 +129,7 @@ class HierarchicalBackend : public c10d::Backend {
     auto of_hosts = parts.unbind(0), own = sums.unbind(0);
     (levels_.within.get()->*value::kReduceScatterAll)(own, of_hosts, options)->wait();
     auto flat = mine.view({-1});
-    if (!mine.is_cpu() || options.reduceOp != c10d::ReduceOp::SUM) {
+    if (!devices::is_host(mine) || options.reduceOp != c10d::ReduceOp::SUM) {
       auto flat_sums = sums.view({-1});
       return (levels_.across.get()->*value::kReduceScatter)(flat, flat_sums, options);
     }
@@ -191,7 +192,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_hierarchical(Levels levels, std::chr
   constexpr auto kOwn = c10d::ProcessGroup::BackendType::CUSTOM;
   const auto backend = c10::make_intrusive<HierarchicalBackend>(std::move(levels), timeout);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
-  for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) group->setBackend(device, kOwn, backend);
+  for (const auto device : {devices::kHost, c10::DeviceType::CUDA}) group->setBackend(device, kOwn, backend);
   group->setDefaultBackend(kOwn);
   return group;
 }

@@ -15,6 +15,7 @@
 #include "lamina/collective/flat.h"
 #include "lamina/collective/joint_work.h"
 #include "lamina/collective/sparse.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/value/dtype.h"
 
 namespace lamina::collective {
@@ -61,7 +62,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
 
   // Any thread may call it, and alone. An ordinary tensor where the arena has no room.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
-    if (!options.device().is_cpu()) {
+    if (!devices::is_host(options.device())) {
       throw base::UsageError(base::str("lamina allocates tensors of the CPU, not on ", options.device().str()));
     }
     TORCH_CHECK_VALUE(size >= 0, "a tensor of ", size, " elements");
@@ -72,7 +73,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     auto* owner = new std::shared_ptr<std::byte>(std::move(memory));
     const auto release = [](void* owner) { delete static_cast<std::shared_ptr<std::byte>*>(owner); };
     // A storage that is resized gets ordinary memory.
-    const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, {data, owner, release, at::kCPU},
+    const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, {data, owner, release, devices::kHost},
                                at::getCPUAllocator(), /*resizable=*/true);
     return at::empty({0}, options).set_(storage, 0, {size});
   }
@@ -430,7 +431,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   }
 
   WorkPtr all_reduce_sparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options) {
-    if (!tensor.device().is_cpu() || !value::dtype_of(tensor.scalar_type())) {
+    if (!devices::is_host(tensor) || !value::dtype_of(tensor.scalar_type())) {
       throw base::UsageError(base::str(kAllReduce.name, " takes sparse tensors of the CPU, not one of ",
                                        tensor.scalar_type(), " on ", tensor.device().str()));
     }

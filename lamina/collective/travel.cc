@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/collective/travel.h"
+#include "lamina/device/capabilities.h"
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -54,7 +55,7 @@ at::Tensor to_travel(const at::Tensor& tensor, at::ScalarType type, int divisor)
 Started all_reduce_as(at::ScalarType type, at::Tensor tensor, int divisor, Group& group, CallOptions call_options) {
   const at::NoGradGuard no_grad;
   auto sent = to_travel(tensor, type, divisor).view({-1});
-  const bool sums_wide = c10::elementSize(type) >= 4 || (sent.is_cpu() && group.shares_memory());
+  const bool sums_wide = c10::elementSize(type) >= 4 || (devices::is_host(sent) && group.shares_memory());
   if (sums_wide || sent.numel() == 0) {
     auto begun = group.all_reduce(sent, Reduction::kSum, std::move(call_options));
     return std::make_unique<Travelled>(std::move(begun), std::move(sent), std::move(tensor));

@@ -6,6 +6,7 @@
 #include "lamina/base/deadline.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/collective/lane.h"
+#include "lamina/device/failure.h"
 
 namespace lamina::collective {
 namespace {
@@ -236,7 +237,9 @@ class C10dWork : public Work {
   }
 
   [[noreturn]] void blame(const std::exception& error) const {
-    const std::string text = error.what();
+    if (const auto failure = devices::failure()) std::rethrow_exception(failure);
+    const auto* const torchs = dynamic_cast<const c10::Error*>(&error);
+    const std::string text = torchs == nullptr ? error.what() : torchs->what_without_backtrace();
     const bool given_up = dynamic_cast<const base::CancelledError*>(&error) != nullptr;
     auto loss = witness(given_up);
     std::string said = given_up ? "" : "a rank left, perhaps with less to do than the others\n";

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/data_parallel/buckets.h"
 
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/GradMode.h>
@@ -36,14 +38,22 @@ std::int64_t elements(const std::vector<at::Tensor>& parameters) {
   return count;
 }
 
+at::Tensor memory_for(const std::vector<at::Tensor>& parameters) {
+  const c10::InferenceMode outlives_it(false);
+  return at::empty({elements(parameters)}, parameters.front().options().requires_grad(false));
+}
+
 void gather(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters,
-            const at::Tensor& bucket) {
+            const at::Tensor& bucket, int divisor) {
+  const auto by = c10::scalar_to_tensor(divisor);
   std::size_t i = 0;
-  each_part(bucket, parameters, [&](const at::Tensor& /*parameter*/, const at::Tensor& part) {
-    if (const auto& gradient = gradients[i++]; gradient.defined()) {
+  each_part(bucket, parameters, [&](const at::Tensor& /*parameter*/, at::Tensor part) {
+    if (const auto& gradient = gradients[i++]; !gradient.defined() || gradient._is_zerotensor()) {
+      part.zero_();
+    } else if (divisor == 1) {
       part.copy_(gradient);
     } else {
-      part.zero_();
+      at::div_out(part, gradient, by);
     }
   });
 }
@@ -74,6 +84,17 @@ collective::Started begin_mean(const at::Tensor& bucket, const Mean& mean) {
   auto real = bucket.is_complex() ? at::view_as_real(bucket) : bucket;
   real.div_(divisor);
   return replicas->all_reduce(real, collective::Reduction::kSum, options);
+}
+
+// One pass copies and divides, where begin_mean() of the bucket would make two.
+collective::Started begin_mean(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters,
+                               const at::Tensor& bucket, const Mean& mean) {
+  if (bucket.is_complex() || collective::travelling(bucket.scalar_type(), mean.travels)) {
+    gather(gradients, parameters, bucket);
+    return begin_mean(bucket, mean);
+  }
+  gather(gradients, parameters, bucket, mean.divisor);
+  return mean.replicas->all_reduce(bucket, collective::Reduction::kSum, mean.options);
 }
 
 Reduce mean_over(Mean mean) {
@@ -132,10 +153,7 @@ at::Tensor Buckets::memory(const std::vector<at::Tensor>& parameters) {
   auto& memory = memory_[{first.device().str(), first.scalar_type()}];
   // A hook may have kept the bucket before: that memory is its own.
   const bool kept = memory.defined() && (memory.use_count() > 1 || memory.storage().use_count() > 1);
-  if (!memory.defined() || kept || memory.numel() < count) {
-    const c10::InferenceMode outlives_it(false);
-    memory = at::empty({count}, first.options());
-  }
+  if (!memory.defined() || kept || memory.numel() < count) memory = memory_for(parameters);
   return memory.narrow(0, 0, count);
 }
 

@@ -26,9 +26,11 @@ struct GradientBucket {
 // Parameters by the bucket of about `bucket_bytes` in which their gradients travel, in the order of the parameters.
 std::vector<std::vector<at::Tensor>> arrange(std::span<const at::Tensor> parameters, std::int64_t bucket_bytes);
 std::int64_t elements(const std::vector<at::Tensor>& parameters);  // of all of them
-// Copies the gradients of parameters, one after the other, to a bucket's memory; zero where one is undefined.
+// Memory for the gradients of these, with any values.
+at::Tensor memory_for(const std::vector<at::Tensor>& parameters);
+// Copies the gradients of parameters, one after the other, to a bucket's memory, divided; zero where one is undefined.
 void gather(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters,
-            const at::Tensor& bucket);
+            const at::Tensor& bucket, int divisor = 1);
 // The other way; a parameter without a gradient gets one. `wanted`: which of them. Gradients are copied to where
 // autograd has put them, or become views of the bucket's memory, which is theirs from then on.
 enum class Gradients : std::uint8_t { kCopied, kViews };
@@ -41,8 +43,10 @@ struct Mean {
   collective::CallOptions options;
   std::optional<at::ScalarType> travels = {};  // in which gradients do: see [Note: types that travel]; none: their own
 };
-// Begins that of a bucket, in its place.
+// Begins that of a bucket, in its place; or of gradients of parameters, which are gathered there.
 collective::Started begin_mean(const at::Tensor& bucket, const Mean& mean);
+collective::Started begin_mean(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters,
+                               const at::Tensor& bucket, const Mean& mean);
 
 // Makes what takes the place of a bucket's gradients, of their size and type.
 using Reduce = std::function<at::Tensor(const GradientBucket&)>;

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/data_parallel/early_buckets.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -56,11 +53,8 @@ void EarlyBuckets::start_rest() {
 
 void EarlyBuckets::start(Bucket& bucket) {
   const c10::AutoGradMode no_grad(false);
-  const auto& first = bucket.parameters.front();
-  const auto count = elements(bucket.parameters);
-  if (bucket.memory.numel() != count || !alike(bucket.memory, first)) {  // they have got values of other kinds
-    const c10::InferenceMode outlives_it(false);
-    bucket.memory = at::empty({count}, first.options().requires_grad(false));
+  if (!alike(bucket.memory, bucket.parameters.front()) || bucket.memory.numel() != elements(bucket.parameters)) {
+    bucket.memory = memory_for(bucket.parameters);  // they have got values of other kinds
   }
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : bucket.parameters) {
@@ -69,8 +63,7 @@ void EarlyBuckets::start(Bucket& bucket) {
     if (planned.sent.defined()) planned.version = planned.sent._version();
     gradients.push_back(planned.sent);
   }
-  gather(gradients, bucket.parameters, bucket.memory);
-  bucket.work = begin_mean(bucket.memory, *mean_);
+  bucket.work = begin_mean(gradients, bucket.parameters, bucket.memory, *mean_);
 }
 
 Gradient EarlyBuckets::state(const at::Tensor& parameter) const {
@@ -98,8 +91,7 @@ void EarlyBuckets::finish(const std::function<bool(const at::Tensor& parameter)>
     bucket.work->wait();
     bucket.work.reset();
     scatter(bucket.memory, bucket.parameters, how_, wanted);
-    const c10::InferenceMode outlives_it(false);
-    if (how_ == Gradients::kViews) bucket.memory = at::empty_like(bucket.memory);
+    if (how_ == Gradients::kViews) bucket.memory = memory_for(bucket.parameters);
   }
 }
 
@@ -114,8 +106,7 @@ void EarlyBuckets::plan(std::span<const at::Tensor> parameters) {
     drop_plan();
     for (auto& members : arrange(parameters, bucket_bytes_)) {
       for (const auto& parameter : members) planned_[parameter.unsafeGetTensorImpl()].bucket = buckets_.size();
-      const c10::InferenceMode outlives_it(false);
-      const auto memory = at::empty({elements(members)}, members.front().options().requires_grad(false));
+      const auto memory = memory_for(members);
       buckets_.push_back({std::move(members), 0, memory, nullptr});
     }
   }
@@ -126,6 +117,19 @@ void EarlyBuckets::plan(std::span<const at::Tensor> parameters) {
   }
   come_.clear();
   started_ = 0;
+}
+
+void EarlyBuckets::complete() {
+  const std::lock_guard guard(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  for (; mean_ && started_ < buckets_.size(); ++started_) {
+    auto& bucket = buckets_[started_];
+    bucket.memory.zero_();
+    bucket.work = begin_mean(bucket.memory, *mean_);
+  }
+  for (auto& bucket : buckets_) {
+    if (const auto work = std::exchange(bucket.work, nullptr)) work->wait();
+  }
 }
 
 void EarlyBuckets::forget() {

@@ -19,6 +19,9 @@
 // starts there. A gradient that has changed since its bucket started, because more of it came or somebody wrote to it,
 // is then reduced again, whole. So the results are those of a reduction at the end, to the bit. Until the pass ends
 // each gradient stays as it is on this replica.
+//
+// A member whose pass has failed leaves collectives of the host ([Note: leaving]). It cannot leave those of a device:
+// it starts what the others have started or will start, with zeros, so that all of it ends.
 namespace lamina::data_parallel {
 
 class EarlyBuckets {
@@ -39,7 +42,10 @@ class EarlyBuckets {
 
   // Decides what the next pass starts early: the gradients of these, in this order on all replicas.
   void plan(std::span<const at::Tensor> parameters);
-  // The collectives under way were abandoned. Nothing starts early until the next plan().
+  // The pass has failed, and nobody can leave what others have started: starts the rest of the plan, with zeros, and
+  // waits for all of it. Throws what Work::wait() throws.
+  void complete();
+  // The collectives under way were abandoned, or completed. Nothing starts early until the next plan().
   void forget();
 
  private:

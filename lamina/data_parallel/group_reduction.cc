@@ -7,20 +7,27 @@
 
 #include "lamina/data_parallel/agreement.h"
 #include "lamina/data_parallel/buffers.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/rank_device.h"
 
 namespace lamina::data_parallel {
 
 void GroupReduction::arm(const base::Patience& patience) {
-  if (apart_) early_.arm({apart_.get(), apart_->size(), {"averaging gradients", patience}, travels_});
+  if (!grouped_ || (!apart_ && !may_complete())) return;
+  auto& all = apart_ ? *apart_ : over_.group(patience);
+  early_.arm({&all, all.size(), {"averaging gradients", patience}, travels_});
 }
 
-// One apart, where a member may leave what it has started. Such a group carries tensors of the CPU alone.
+// Members whose pass has failed can start the rest all the same: see EarlyBuckets::complete().
+bool GroupReduction::may_complete() const { return in_one_order_ && !devices::is_host(devices::rank_device()); }
+
+// One apart, where a member may leave what it has started. Such a group carries tensors of the host alone.
 collective::Group& GroupReduction::group(const std::vector<NamedTensor>& parameters,
                                          const std::vector<NamedTensor>& buffers, const base::Patience& patience) {
   auto& shared = over_.group(patience);
   if (!std::exchange(grouped_, true)) {
-    const auto is_cpu = [](const NamedTensor& each) { return each.tensor.is_cpu(); };
-    if (std::ranges::all_of(parameters, is_cpu) && std::ranges::all_of(buffers, is_cpu)) {
+    const auto on_host = [](const NamedTensor& each) { return devices::is_host(each.tensor); };
+    if (std::ranges::all_of(parameters, on_host) && std::ranges::all_of(buffers, on_host)) {
       apart_ = shared.apart("reduction");
     }
   }
@@ -50,7 +57,7 @@ void GroupReduction::reduce(const std::vector<NamedTensor>& parameters, const st
   const auto mean = mean_over({&all, options.divisor.value_or(all.size()), said, travels_});
   buckets_.reduce(parameters, unsent, hooked ? *options.hook : mean);  // no copy: a hook may be Python's
   broadcast(buffers, all, options.root, {"broadcasting buffers", options.patience});
-  if (apart_ && options.plans) early_.plan(next);
+  if (options.plans && (apart_ || may_complete())) early_.plan(next);
 }
 
 void GroupReduction::take_over(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
@@ -73,6 +80,7 @@ void GroupReduction::catch_up(std::int64_t number) {
 
 void GroupReduction::abandon() {
   if (apart_) begun_ = apart_->abandon();
+  if (!apart_) early_.complete();
   early_.forget();
 }
 

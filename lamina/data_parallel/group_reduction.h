@@ -29,17 +29,19 @@ class GroupReduction {
     std::int64_t bucket_bytes = 0;
     Gradients gradients = Gradients::kCopied;
     std::optional<at::ScalarType> travels = {};  // see Mean
+    bool in_one_order = false;                   // see Reducer::Parts
   };
 
   GroupReduction(How how, Over over)
       : over_(std::move(over)),
         travels_(how.travels),
+        in_one_order_(how.in_one_order),
         buckets_(how.bucket_bytes, how.gradients),
         early_(how.bucket_bytes, how.gradients) {}
 
   std::vector<NamedTensor> parameters() const { return over_.parameters(); }
 
-  // See [Note: overlap]. Nothing starts early where the group cannot be left.
+  // See [Note: overlap]. Nothing starts early where the group cannot be left, and gradients come in several orders.
   void arm(const base::Patience& patience);
   void note(const at::Tensor& parameter) { early_.note(parameter); }
   void start_rest() { early_.start_rest(); }
@@ -72,11 +74,13 @@ class GroupReduction {
   void close();
 
  private:
+  bool may_complete() const;
   collective::Group& group(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
                            const base::Patience& patience);
 
   const Over over_;
   const std::optional<at::ScalarType> travels_;
+  const bool in_one_order_;
   Buckets buckets_;
   EarlyBuckets early_;
   std::unique_ptr<collective::Group> apart_;  // where the backend has such a group: made for the first reduction

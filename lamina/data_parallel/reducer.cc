@@ -14,6 +14,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/hash.h"
 #include "lamina/base/joined.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/value/reference_tensor.h"
 
@@ -52,8 +53,8 @@ bool may_never_end(const std::exception_ptr& error) {
   }
 }
 
-GroupReduction::How how(const ReducerOptions& options) {
-  return {options.bucket_bytes, options.gradients, options.travels};
+GroupReduction::How how(const ReducerOptions& options, bool in_one_order) {
+  return {options.bucket_bytes, options.gradients, options.travels, in_one_order};
 }
 
 }  // namespace
@@ -64,10 +65,10 @@ Reducer::Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vecto
       parts_(std::move(parts)),
       everyone_(first_numbers(replicas.size())),
       passes_(mailbox, std::move(replicas), std::move(patience), std::move(failures)),
-      over_replicas_(how(options), {parts_.parameters, parts_.group}),
+      over_replicas_(how(options, parts_.in_one_order), {parts_.parameters, parts_.group}),
       alive_(std::make_shared<Reducer*>(this)),
       present_(everyone_) {
-  if (parts_.scaled) scaled_.emplace(how(options), *parts_.scaled);
+  if (parts_.scaled) scaled_.emplace(how(options, parts_.in_one_order), *parts_.scaled);
 }
 
 Reducer::~Reducer() = default;
@@ -143,7 +144,7 @@ pipeline::StepResult Reducer::run_step(pipeline::StepSpec spec, bool training, c
 void Reducer::see_batch(std::span<const at::Tensor> batch) {
   for (const auto& tensor : batch) {
     if (!looks_at_batches() || tensor.numel() == 0 || tensor.layout() != at::kStrided || tensor.is_meta()) continue;
-    const auto values = tensor.detach().cpu().contiguous();
+    const auto values = devices::on_host(tensor.detach()).contiguous();
     const std::string_view bytes(static_cast<const char*>(values.data_ptr()), values.nbytes());
     const auto hash = base::hash64(bytes, static_cast<std::uint64_t>(batch_));
     batch_ = static_cast<std::int64_t>(hash | 2);  // neither of those that mean something else
@@ -183,7 +184,9 @@ void Reducer::watch(std::span<const at::Tensor> parameters) {
   const bool first = watch_ == nullptr;
   if (first) {
     watch_ = std::make_unique<model::GradientWatch>([this](const at::Tensor& parameter) {
-      if (note_gradient(parameter)) call_at_end_of_backward();
+      value::for_user([&] {  // a bucket may find its group ended by a loss
+        if (note_gradient(parameter)) call_at_end_of_backward();
+      });
     });
   }
   if (watch_->watch(parameters) && !first) pending_ = true;

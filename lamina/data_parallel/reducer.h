@@ -72,6 +72,8 @@ class Reducer {
     Replicas group;
     // See [Note: two reductions]; none where `group` averages all gradients.
     std::optional<GroupReduction::Over> scaled = {};
+    // Gradients come in one order on all replicas, as where the model has one partition: see [Note: overlap].
+    bool in_one_order = false;
   };
 
   Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vector<base::Rank> replicas,

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
 #include "lamina/value/guarded_calls.h"
@@ -33,7 +34,7 @@ Reduction reduction_of(std::string name) {
 // A collective would take slices of a parameter for the same.
 void require_here(const std::string& what, const at::Tensor& tensor) {
   value::require_whole(tensor, what);
-  if (tensor.device().is_cpu()) return;
+  if (devices::is_host(tensor)) return;
   throw base::UsageError(base::str(what, ": a tensor on ", tensor.device().str(), ": Gloo takes those of the CPU"));
 }
 

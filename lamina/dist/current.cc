@@ -22,15 +22,10 @@ void require_device(const std::string& device) {
   throw base::ConfigError(base::str("initialize_dist: device: \"", device, "\" is not allowed; in C++ it must be cpu"));
 }
 
-std::string next_name() {
-  static int meetings = 0;
-  return base::str(rendezvous::start_of_job(), "dist/c++/", meetings++);
-}
-
 std::unique_ptr<Current> meet(std::chrono::milliseconds timeout) {
   auto made = std::make_unique<Current>();
   made->world = rendezvous::placed(world_to_meet(environment::process_environment()), {});
-  const std::string name = next_name();
+  const std::string name = rendezvous::next_meeting("dist/c++");
   if (made->world.launched) made->meeting = std::make_unique<Meeting>(made->world, name, timeout, nullptr);
   made->groups =
       std::make_unique<collective::C10dGroups>(made->world, name, timeout, nullptr, &collective::make_backend);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
 #include "lamina/value/bytes.h"
@@ -27,7 +28,7 @@ at::Tensor pack(const Value& tree) {
   out.put_block(encoded.meta);
   out.put<std::uint64_t>(encoded.buffers.size());
   for (const auto& buffer : encoded.buffers) {
-    const at::Tensor here = buffer.cpu();
+    const at::Tensor here = devices::on_host(buffer);
     out.put_block({static_cast<const char*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel())});
   }
   return tensor_of(out.take());

@@ -28,10 +28,7 @@ void wait_for(const std::string& path, const Look& look) {
   }
 }
 
-std::string next_failure() {
-  static int waits = 0;
-  return base::str(rendezvous::start_of_job(), "dist/c++/wait/", get_node_rank(), "/", waits++);
-}
+std::string next_failure() { return rendezvous::next_meeting(base::str("dist/c++/wait/", get_node_rank())); }
 
 }  // namespace
 

@@ -5,6 +5,8 @@
 #include <unordered_set>
 
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/rank_device.h"
 
 namespace lamina::distributed_optimizer {
 namespace {
@@ -148,7 +150,18 @@ bool OptimizerGroups::trim(UserOptimizer& user) {
       user.set_state(local, part_of_state(user, local, parameter, state));
     }
   }
+  move_states(user);
   return beside_.all().size() > known;
+}
+
+void OptimizerGroups::move_states(UserOptimizer& user) {
+  if (devices::is_host(devices::rank_device())) return;
+  for (const auto& member : user.members()) {
+    const auto state = user.state_of(member);
+    if (state.get_if<value::Dict>() == nullptr) continue;
+    const auto like = [&](at::IntArrayRef of) { return of == member.sizes(); };
+    user.set_state(member, of_each_like(state, like, [&](const at::Tensor& of) { return of.to(member.device()); }));
+  }
 }
 
 value::Value OptimizerGroups::part_of_state(const UserOptimizer& user, const at::Tensor& local,

@@ -54,6 +54,9 @@ class OptimizerGroups {
   value::Value part_of_state(const UserOptimizer& user, const at::Tensor& local, const at::Tensor& parameter,
                              const value::Value& state) const;
 
+  // States go to the rank's device that came before the model was there, or from a checkpoint.
+  static void move_states(UserOptimizer& user);
+
  private:
   struct Made {
     at::Tensor parameter;

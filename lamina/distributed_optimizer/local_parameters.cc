@@ -176,8 +176,12 @@ void LocalParameters::update(const optim::Functional& functional, std::span<opti
   });
 }
 
-void LocalParameters::end_step(bool as_is) {
+void LocalParameters::end_step(bool as_is, double scale) {
+  const at::NoGradGuard no_grad;
   stand_ins_.write_back(as_is);
+  for (auto& [gradient, factor] : std::exchange(multiplied_, {})) {
+    if (scale != 1) gradient.mul_(scale);
+  }
   abandon_step();
   std::vector<at::Tensor> divided;
   for (std::size_t i = 0; i < stand_ins_.size(); ++i) {

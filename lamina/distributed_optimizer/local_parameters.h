@@ -84,8 +84,9 @@ class LocalParameters {
   // over the holders, and halves get the values of their masters.
   void update(const optim::Functional& functional, std::span<optim::GroupStep> groups, optim::Threads& threads) const;
   bool in_step() const { return in_step_; }
-  // All are updated: so are the parameters, on all ranks.
-  void end_step(bool as_is);
+  // All are updated: so are the parameters, on all ranks. Gradients in their own memory have the loss scale again, and
+  // stay clipped, as torch's functions leave them.
+  void end_step(bool as_is, double scale);
   // Undoes what a step that failed has left.
   void abandon_step();
 

@@ -74,6 +74,7 @@ void Optimizer::step(UserOptimizer& user, const ModelInUse& model, const Closure
 
 void Optimizer::load(UserOptimizer& user, const NamedState& state, bool are_parts, const Give& give) {
   give(states_.parts_of(user, state, are_parts));
+  OptimizerGroups::move_states(user);
   states_.take_masters(user, state.masters, are_parts);
   broken_off_ = 0;  // what updates that an error ended lack is there
 }
@@ -268,7 +269,7 @@ void Optimizer::update(UserOptimizer& user) {
     if (updated_) updated_(user, groups_.members(user), parameters_.table(), as_is ? begun_.factor : 1);
     const UpdateTerms terms{as_is ? begun_.factor : 1, begun_.clipped_norm, &parameters_, {}};
     user.needs() == fused::Needs::kWhole ? update_wholes(user, terms) : user.update(terms);
-    parameters_.end_step(as_is);
+    parameters_.end_step(as_is, scale_->value());
   } catch (...) {
     parameters_.abandon_step();
     throw;

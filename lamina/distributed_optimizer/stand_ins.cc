@@ -10,6 +10,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/fused/follow.h"
 #include "lamina/optim/step.h"
 #include "lamina/optim/update_tensors.h"
@@ -55,7 +56,8 @@ void take_over(const at::Tensor& master, const at::Tensor& half) {
 
 // Notes the same of memory of the processor, to be done at once; false for other tensors.
 bool note_copied(const at::Tensor& master, const at::Tensor& half, std::vector<fused::Copied>& all) {
-  const bool are_plain = half.is_contiguous() && master.is_contiguous() && half.is_cpu() && master.is_cpu();
+  const bool are_plain =
+      half.is_contiguous() && master.is_contiguous() && devices::is_host(half) && devices::is_host(master);
   if (!value::is_half(half.scalar_type()) || !are_plain) return false;
   all.push_back({master.mutable_data_ptr<float>(), optim::reals_of(half), half.const_data_ptr(),
                  static_cast<std::size_t>(half.numel())});

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lamina/base/str.h"
+#include "lamina/device/copies.h"
 #include "lamina/parameter_server/turns.h"
 
 namespace lamina::parameter_server {
@@ -87,6 +88,7 @@ value::Value Requests::await(const Asked& asked, const base::Patience& patience)
     }
   }
   if (asked->answer.failure) throw value::RemoteFailure(*asked->answer.failure);
+  value::for_each_tensor(asked->answer.body, &devices::join_arrival);
   return std::move(asked->answer.body);
 }
 

@@ -23,6 +23,7 @@
 
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/device/copies.h"
 #include "lamina/optim/registry.h"
 #include "lamina/optim/step.h"
 #include "lamina/runtime/modes.h"
@@ -205,6 +206,7 @@ void Service::tell_end(const ContextId& id, const std::set<base::Rank>& ranks) {
 void Service::serve(Request&& request, const std::shared_ptr<AutogradContext>& context) {
   Answer result{request.number, {}, {}};
   const Owned::MadeFor made_for(request.asker);
+  devices::join_arrivals();
   try {
     if (request.verb != Verb::kFind && request.job != job_) {
       throw UsageError(base::str("a module, parameter or optimizer of another job is used: rank ", rank(),

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "lamina/device/rank_device.h"
 #include "lamina/value/away.h"
 
 namespace lamina::sharding {
@@ -13,7 +14,8 @@ MemoryNeed need_of(const model::ParameterTable& table, std::int64_t available) {
   MemoryNeed need{.available = available};
   for (const auto* row : table.here()) {
     const auto bytes = row->tensor.numel() * static_cast<std::int64_t>(row->tensor.element_size());
-    if (value::memory_of(row->tensor) != nullptr) need.there += bytes;
+    const bool is_there = value::memory_of(row->tensor) != nullptr && row->tensor.device() == devices::rank_device();
+    if (is_there) need.there += bytes;
     if (row->layout.shards > 1) {
       need.sharded += bytes;
       continue;

@@ -19,15 +19,18 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/collective/travel.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/rank_device.h"
 #include "lamina/layout/place.h"
 #include "lamina/value/guarded.h"
+#include "lamina/value/released.h"
 
 namespace lamina::sharding {
 namespace {
 
 Spec spec_of(const at::Tensor& tensor, std::optional<at::ScalarType> travels) {
   const auto type = tensor.scalar_type();
-  return {tensor.numel(), type, tensor.device(), collective::travelling(type, travels)};
+  return {tensor.numel(), type, devices::rank_device(), collective::travelling(type, travels)};
 }
 
 bool is_half(const at::Tensor& tensor) { return tensor.element_size() < 4; }
@@ -46,7 +49,7 @@ std::vector<double> norms_of(std::span<const at::Tensor> tensors, double norm_ty
     norms.push_back(norms.empty() ? norm : norm.to(norms.front().device()));
   }
   if (norms.empty()) return {};
-  const auto known = at::stack(norms).to(at::kCPU);
+  const auto known = at::stack(norms).to(devices::kHost);
   return {known.const_data_ptr<double>(), known.const_data_ptr<double>() + known.numel()};
 }
 
@@ -72,16 +75,12 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
     // Keeps what a master is updated with: it is not rounded to the type of the parameter.
     kept_.push_back(specs_.back().travels && row->has_master() ? at::kFloat : specs_.back().dtype);
   }
-  const auto on_cpu = [](const auto* row) { return row->tensor.is_cpu(); };
-  if (std::ranges::all_of(parameters, on_cpu)) {
+  if (devices::is_host(devices::rank_device())) {
     transfer_ = make_shared_transfer(specs_, options.gradients, context_.group, {"sharding the model", patience_},
                                      &ranks.mailbox);
   }
   if (!transfer_ && !context_.in_order) {
-    throw base::UsageError(
-        "parameters that lie on another device than they did when DistributedModel() was made, with sharding and "
-        "several partitions: move the model before that",
-        base::Code{"shard-moved"});
+    throw base::InternalError("sharding without common memory, and no order of turns");
   }
   if (!transfer_) {
     std::vector<std::string> names;
@@ -139,6 +138,19 @@ void Sharding::close() {
                                          " is gone with its job, which was shut down: model.state_dict(), and "
                                          "optimizer.state_dict(), have it before"));
   }
+  forget();
+}
+
+void Sharding::let_go(const std::string& why) {
+  values_->close();
+  for (std::size_t i = 0; i < size(); ++i) {
+    auto shard = this->shard(i);
+    value::release(shard, base::str("the shard of ", named(i).name, why));
+  }
+  forget();
+}
+
+void Sharding::forget() {
   by_shard_.clear();
   parameters_.clear();
   transfer_.reset();

@@ -51,6 +51,8 @@ class Sharding : public data_parallel::ShardedGradients {
   // The end of the job: values and shards are gone, whoever still has their tensors, and no parameter is known any
   // more.
   void close();
+  // Does so, but leaves the memory of shards to whoever else has it; `why` says so behind the name of each.
+  void let_go(const std::string& why);
 
   collective::Group& group() const { return context_.group; }  // of those who have the shards
   const std::shared_ptr<LiveValues>& values() const { return values_; }
@@ -98,6 +100,7 @@ class Sharding : public data_parallel::ShardedGradients {
 
  private:
   Transfer& transfer() const;  // throws base::UsageError after close()
+  void forget();
   std::vector<double> norms(std::span<const at::Tensor> parts, double norm_type);
   collective::Group& caught_up();  // the group, of whose collectives no member lacks any
   void meet(const char* purpose);

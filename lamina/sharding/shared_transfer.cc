@@ -13,6 +13,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/messaging/mailbox.h"
 #include "lamina/sharding/shared_layout.h"
 #include "lamina/sharding/sums.h"
@@ -90,7 +91,7 @@ class SharedTransfer : public Transfer {
     for (const auto parameter : parameters) {
       values.emplace_back(
           at(layout_.value(parameter)), new Kept(segment_), [](void* kept) { delete static_cast<Kept*>(kept); },
-          at::kCPU);
+          devices::kHost);
     }
     return values;
   }

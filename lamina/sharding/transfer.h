@@ -14,6 +14,7 @@
 #include "lamina/base/wait.h"
 #include "lamina/collective/group.h"
 #include "lamina/collective/same_order.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/layout/region.h"
 #include "lamina/value/failure.h"
 
@@ -25,7 +26,7 @@ namespace lamina::sharding {
 struct Spec {
   std::int64_t numel = 0;
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;
+  at::Device device = devices::kHost;
   std::optional<at::ScalarType> travels = {};  // in which gradients do: see [Note: types that travel]; none: their own
 
   at::ScalarType gradient_type() const { return travels.value_or(dtype); }

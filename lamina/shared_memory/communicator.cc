@@ -21,6 +21,8 @@ constexpr std::size_t kTogetherBytes = 16 << 10;    // sums of less than this by
 constexpr std::size_t kLine = 64;                   // bytes that a processor's cache keeps together
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kInPlaceBytes = kChunkBytes;  // of a buffer that may be read in place: others are in the caches
+constexpr std::size_t kTurnBytes = 2 << 20;         // of a buffer, by one of two ways that are compared
+constexpr std::size_t kReadAtOnce = 256 << 10;      // of all members' ordinary memory, to be summed from the caches
 // Address space for the arenas of all members. Pages that nobody touches take no memory.
 constexpr std::size_t kArenasBytes = std::size_t{64} << 30;
 
@@ -83,6 +85,16 @@ std::vector<Segment> share_segments(const Neighbours& neighbours, base::Deadline
   }
 }
 
+// Elements that members share out: neighbouring ones to each, in whole lines of the cache.
+class EvenParts {
+ public:
+  EvenParts(std::size_t count, int members) : count_(count), share_((count / members / kLine + 1) * kLine) {}
+  std::size_t begin(int member) const { return std::min(count_, share_ * member); }
+
+ private:
+  std::size_t count_, share_;
+};
+
 bool overlap(const Buffer& one, const Buffer& other) {
   const std::less<> before;
   return before(one.data, other.at(other.count)) && before(other.data, one.at(one.count));
@@ -108,7 +120,7 @@ std::vector<Buffer> equal_parts(const Buffer& all, int members) {
   return parts_of(all, std::vector<std::size_t>(members, all.count / members));
 }
 
-Communicator::Communicator(Neighbours neighbours, base::Deadline deadline)
+Communicator::Communicator(Neighbours neighbours, base::Deadline deadline, Reading reading)
     : neighbours_(std::move(neighbours)), segments_(share_segments(neighbours_, deadline)), to_(size()), from_(size()) {
   std::vector<int> all;
   for (int member = 0; member < size(); ++member) {
@@ -117,6 +129,7 @@ Communicator::Communicator(Neighbours neighbours, base::Deadline deadline)
   }
   arena_ = std::make_shared<Arena>(std::move(segments_[rank()]), areas_bytes(size()));
   together_ = std::make_unique<Exchange>(neighbours_, std::move(all), memory_, kChunkBytes);
+  reach_ = std::make_unique<Reach>(*together_, *arena_, memory_, reading);
   for (int member = 0; member < size(); ++member) {
     if (member == rank()) continue;
     to_[member] = lane(rank(), member);
@@ -164,55 +177,121 @@ void Communicator::all_reduce(Buffer buffer, Reduction reduction, const Check& c
 
 void Communicator::all_reduce(std::span<const Buffer> buffers, Reduction reduction, const Check& check) {
   together_->run(operation_over("all_reduce", buffers, itself, ", ", name_of(reduction)), check, [&] {
-    for (const auto& buffer : buffers) sum_parts(buffer, reduction, kEverybody);
+    for (const auto& buffer : buffers) {
+      Reach::Places places{.mapped = std::vector<const std::byte*>(size())};
+      const auto bytes = buffer.count * buffer.element_bytes();
+      if (bytes >= kInPlaceBytes) places = reach_->find(buffer.data, bytes);
+      switch (places.way) {
+        case Way::kStaged:
+          sum_parts(buffer, reduction, kEverybody, places.mapped);
+          break;
+        case Way::kRead:
+          sum_where_they_lie(buffer, reduction, places);
+          break;
+        case Way::kInTurns:
+          sum_in_turns(buffer, reduction, places);
+      }
+    }
     meet_at_least_once();
   });
 }
 
-void Communicator::reduce(Buffer buffer, Reduction reduction, int root, const Check& check) {
-  together_->run(operation("reduce", buffer, ", ", name_of(reduction), ", to ", neighbours_.name(root)), check,
-                 [&] { sum_parts(buffer, reduction, root); });
+// Sums a part of the buffer by each way in turns, and keeps what that took. What is then left of a large one is staged.
+void Communicator::sum_in_turns(const Buffer& buffer, Reduction reduction, const Reach::Places& places) {
+  const auto size_of = buffer.element_bytes();
+  const auto most = (std::min(kTurnBytes / size_of, buffer.count / 2) / kLine + 1) * kLine;
+  std::size_t begin = 0;
+  for (int turn = 0; turn < 2 * Trial::kRounds && begin < buffer.count; ++turn) {
+    const Buffer part{buffer.at(begin), std::min(most, buffer.count - begin), buffer.dtype};
+    const auto there = places.from(begin * size_of);
+    const auto start = Trial::now();
+    if (turn % 2 == 0) {
+      sum_parts(part, reduction, kEverybody, there.mapped);
+      together_->meet();
+      places.trial->add_staged(Trial::now() - start, part.count * size_of);
+    } else {
+      sum_where_they_lie(part, reduction, there);
+      places.trial->add_read(Trial::now() - start, part.count * size_of);
+    }
+    begin += part.count;
+  }
+  if (begin == buffer.count) return;
+  const Buffer rest{buffer.at(begin), buffer.count - begin, buffer.dtype};
+  sum_parts(rest, reduction, kEverybody, places.from(begin * size_of).mapped);
 }
 
-// Each member reduces a part of a chunk to where the others take it: its own staging memory, or its buffer, if all lie
-// in arenas. Then nobody reads what was given any more. Where a chunk is small, each reduces all of it, and nobody
-// waits a second time.
-void Communicator::sum_parts(Buffer buffer, Reduction reduction, int root) {
+void Communicator::reduce(Buffer buffer, Reduction reduction, int root, const Check& check) {
+  together_->run(operation("reduce", buffer, ", ", name_of(reduction), ", to ", neighbours_.name(root)), check, [&] {
+    const auto places = locate(std::span(&buffer, 1), {});
+    sum_parts(buffer, reduction, root, {places.begin(), places.end()});
+  });
+}
+
+// Each member reduces a part of all, of which the others read nothing, in its own buffer, and then reads the rest.
+void Communicator::sum_where_they_lie(const Buffer& buffer, Reduction reduction, const Reach::Places& places) {
+  const auto size_of = buffer.element_bytes();
+  const EvenParts parts(buffer.count, size());
+  const bool copies = std::ranges::count(places.mapped, nullptr) > 0;
+  const auto mine = parts.begin(rank()), end = parts.begin(rank() + 1);
+  const auto most = copies ? std::max(kReadAtOnce / size_of / size() / kLine, std::size_t{1}) * kLine : buffer.count;
+  const std::unique_ptr<std::byte[]> read(copies ? new std::byte[most * size_of * size()] : nullptr);
+  for (auto begin = mine; begin < end; begin += most) {
+    const auto length = std::min(most, end - begin);
+    std::vector<const std::byte*> sources;
+    for (int member = 0; member < size(); ++member) {
+      auto* to = read.get() + member * most * size_of;
+      sources.push_back(member == rank() ? buffer.at(begin)
+                                         : reach_->read(places, member, begin * size_of, length * size_of, to));
+    }
+    shared_memory::reduce(buffer.dtype, reduction, buffer.at(begin), sources, length);
+  }
+  together_->meet();
+  for (int i = 1; i < size(); ++i) {
+    const int member = (rank() + i) % size();
+    const auto begin = parts.begin(member), bytes = (parts.begin(member + 1) - begin) * size_of;
+    auto* to = buffer.at(begin);
+    copy_bytes(to, reach_->read(places, member, begin * size_of, bytes, to), bytes);
+  }
+  together_->meet();
+}
+
+// Each member stages what others reduce of a chunk, reduces a part to its own staging memory, and takes the other parts
+// from theirs. Where a chunk is small, each reduces all of it, and nobody waits a second time. `mapped`: buffers that
+// need not be staged.
+void Communicator::sum_parts(Buffer buffer, Reduction reduction, int root,
+                             const std::vector<const std::byte*>& mapped) {
   const auto size_of = buffer.element_bytes();
   const bool takes = root == kEverybody || root == rank();
-  const auto places = locate(std::span(&buffer, 1), {});
-  const bool in_place = root == kEverybody && std::ranges::count(places, nullptr) == 0;
-  const auto most = in_place ? buffer.count : kChunkBytes / size_of;
-  in_chunks(*together_, buffer.count, most, [&](std::size_t begin, std::size_t length) {
+  in_chunks(*together_, buffer.count, kChunkBytes / size_of, [&](std::size_t begin, std::size_t length) {
     const bool small = length * size_of * size() <= kTogetherBytes;
-    const auto place = [&](int member, std::size_t element, bool in_place) {
-      return in_place ? places[member] + (begin + element) * size_of : together_->staging(member) + element * size_of;
-    };
-    const auto sources = [&](std::size_t element) {
-      std::vector<const std::byte*> sources;
-      for (int member = 0; member < size(); ++member) {
-        sources.push_back(place(member, element, places[member] != nullptr && !small));
-      }
-      return sources;
-    };
-    if (small || places[rank()] == nullptr) stage(buffer, begin, length);
-    if (small || !in_place) together_->meet();
+    const auto staged = [&](int member, std::size_t element) { return together_->staging(member) + element * size_of; };
+    std::vector<const std::byte*> sources;
     if (small) {
-      if (takes) shared_memory::reduce(buffer.dtype, reduction, buffer.at(begin), sources(0), length);
+      stage(buffer, begin, length);
+      together_->meet();
+      for (int member = 0; member < size(); ++member) sources.push_back(staged(member, 0));
+      if (takes) shared_memory::reduce(buffer.dtype, reduction, buffer.at(begin), sources, length);
       return;
     }
-    const std::size_t share = (length / size() / kLine + 1) * kLine;  // elements; whole lines of the cache
-    const auto part = [&](int member) { return std::min(length, share * member); };
-    const auto mine = part(rank()), own = part(rank() + 1) - mine;
-    auto* sum = in_place ? buffer.at(begin + mine) : together_->staging(rank()) + mine * size_of;
-    shared_memory::reduce(buffer.dtype, reduction, sum, sources(mine), own);
+    const EvenParts parts(length, size());
+    const auto mine = parts.begin(rank()), end = parts.begin(rank() + 1);
+    if (mapped[rank()] == nullptr) {
+      stage(buffer, begin, mine);
+      stage(buffer, begin + end, length - end, end * size_of);
+    }
+    together_->meet();
+    for (int member = 0; member < size(); ++member) {
+      sources.push_back(member == rank()            ? buffer.at(begin + mine)
+                        : mapped[member] != nullptr ? mapped[member] + (begin + mine) * size_of
+                                                    : staged(member, mine));
+    }
+    shared_memory::reduce(buffer.dtype, reduction, staged(rank(), mine), sources, end - mine);
     together_->meet();
     for (int member = 0; takes && member < size(); ++member) {
-      copy_bytes(buffer.at(begin + part(member)), place(member, part(member), in_place),
-                 (part(member + 1) - part(member)) * size_of);
+      const auto first = parts.begin(member);
+      copy_bytes(buffer.at(begin + first), staged(member, first), (parts.begin(member + 1) - first) * size_of);
     }
   });
-  if (in_place) together_->meet();
 }
 
 void Communicator::broadcast(Buffer buffer, int root, const Check& check) {

@@ -10,6 +10,7 @@
 #include "lamina/layout/dtype.h"
 #include "lamina/shared_memory/arena.h"
 #include "lamina/shared_memory/exchange.h"
+#include "lamina/shared_memory/reach.h"
 #include "lamina/shared_memory/reduce.h"
 
 namespace lamina::shared_memory {
@@ -45,7 +46,8 @@ struct Divided {
 // they are not staged. (All but scatters and all_to_all; one member's buffers may lie there and another's not.) For
 // each buffer all first say where theirs lie, and where it is read late, they meet once more: nobody leaves the
 // operation, and may change or free a buffer, while others read it. Who gives up leaves at once; what others then read
-// may be anything, but their operation is given up too. Nobody writes to another one's buffer.
+// may be anything, but their operation is given up too. Nobody writes to another one's buffer. All-reduces read buffers
+// of ordinary memory in place, too, where the members may, and where that is the faster: see Reach.
 //
 // Each of `all` is as large as `mine`, which may be this member's part itself. Sums are made in the order of the
 // members, so that all have the same bits. All throw what Exchange::run() throws; a buffer that is written to is then
@@ -53,7 +55,7 @@ struct Divided {
 class Communicator {
  public:
   // Collective over the neighbours. Throws what Neighbours::share() throws.
-  Communicator(Neighbours neighbours, base::Deadline deadline);
+  Communicator(Neighbours neighbours, base::Deadline deadline, Reading reading = Reading::kWhereFaster);
 
   int rank() const { return neighbours_.rank(); }
   int size() const { return neighbours_.size(); }
@@ -97,7 +99,9 @@ class Communicator {
   std::unique_ptr<Exchange> lane(int from, int to) const;
   void pass(Exchange& lane, Buffer buffer, int tag, bool sends, const Check& check);
   static constexpr int kEverybody = -1;  // as root
-  void sum_parts(Buffer buffer, Reduction reduction, int root);
+  void sum_in_turns(const Buffer& buffer, Reduction reduction, const Reach::Places& places);
+  void sum_where_they_lie(const Buffer& buffer, Reduction reduction, const Reach::Places& places);
+  void sum_parts(Buffer buffer, Reduction reduction, int root, const std::vector<const std::byte*>& mapped);
   void gather_parts(Buffers all, Buffer mine, int root);
   void meet_at_least_once();
   void sum_to_owners(Buffer mine, Buffers all, Reduction reduction);
@@ -110,6 +114,7 @@ class Communicator {
   std::vector<std::byte*> memory_;  // of each member's segment
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Exchange> together_;
+  std::unique_ptr<Reach> reach_;
   std::vector<std::unique_ptr<Exchange>> to_, from_;  // by member
 };
 

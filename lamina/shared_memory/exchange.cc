@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <ranges>
 #include <thread>
 #include <utility>
 
@@ -28,6 +29,8 @@ constexpr std::size_t kStagings = kOperationsAtOnce * kChunksAtOnce;
 // Looks at a word before sleeping: as long as a wake-up takes; where others need the processor, which they are given.
 constexpr int kSpins = 2000, kYields = 20;
 constexpr timespec kSlice{0, 50'000'000};
+constexpr auto kUnexplained = std::chrono::seconds(2);
+constexpr auto kPause = std::chrono::milliseconds(5);
 
 void relax() {
 #if defined(__x86_64__)
@@ -216,6 +219,18 @@ void Exchange::refuse(const std::string& why) {
   throw base::DesyncError(why);
 }
 
+// A process that ends loses its memory before its sockets.
+void Exchange::explain(int member, const std::string& why) {
+  const auto deadline = base::Deadline::after(kUnexplained);
+  while (!deadline.expired()) {
+    require_nobody_gave_up();
+    require_nobody_lost(&Control::posted, position(operation_ + 1, 0));
+    (*check_)(name(member));
+    std::this_thread::sleep_for(kPause);
+  }
+  throw base::Error(str(current_->what, ", ", name(member), ": ", why));
+}
+
 // The first cause goes from member to member as it is. Where all places for a reason are taken, none of these
 // operations has ended well since, for then all members had passed the ones before. So they are one behind the other,
 // and this one is added to the last. (But for operations that were skipped, which nobody looks at again.)
@@ -288,15 +303,21 @@ void Exchange::require_nobody_gave_up() {
   }
 }
 
-// A member that has done its part may end.
+// A member that has done its part may end. Where one has closed the group instead, that may be for another, whose
+// process has ended: then this one is named.
 void Exchange::require_nobody_lost(Word word, std::uint64_t position) {
-  for (int member = 0; member < size(); ++member) {
-    if (!neighbours_.lost(members_[member]) || (control(member).*word).load(std::memory_order_acquire) >= position)
-      continue;
-    const char* how = control(member).closed.load() != 0 ? " has closed the group" : " is lost: its process ended";
-    broken_ = str(name(member), how, "; awaited in ", current_->what);
-    throw base::PeerError(broken_);
-  }
+  const auto all = std::views::iota(0, size());
+  const auto has_closed = [&](int member) { return control(member).closed.load() != 0; };
+  const auto lacks_part = [&](int member) {
+    return neighbours_.lost(members_[member]) && (control(member).*word).load(std::memory_order_acquire) < position;
+  };
+  const auto awaited = std::ranges::find_if(all, lacks_part);
+  if (awaited == all.end()) return;
+  const auto has_ended = [&](int member) { return neighbours_.lost(members_[member]) && !has_closed(member); };
+  const auto ended = has_closed(*awaited) ? std::ranges::find_if(all, has_ended) : awaited;
+  const char* how = ended == all.end() ? " has closed the group" : " is lost: its process ended";
+  broken_ = str(name(ended == all.end() ? *awaited : *ended), how, "; awaited in ", current_->what);
+  throw base::PeerError(broken_);
 }
 
 }  // namespace lamina::shared_memory

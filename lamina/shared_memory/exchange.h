@@ -76,6 +76,9 @@ class Exchange {
   void next_chunk();
   // Ends the operation by base::DesyncError: for what every member finds, and refuses alike.
   [[noreturn]] void refuse(const std::string& why);
+  // Ends it after something of a member's has failed. Where the member is lost or has given up, that is why, as soon as
+  // it is known; where it has done neither for 2 s, it ends by base::Error with `why`.
+  [[noreturn]] void explain(int member, const std::string& why);
 
  private:
   struct Control;

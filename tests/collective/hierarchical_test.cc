@@ -68,6 +68,7 @@ class CountingPuts : public transport::Transport {
   int size() const override { return under_->size(); }
   void start(Events) override {}
   void send(base::Rank, const transport::Message&) override { ADD_FAILURE() << "a message"; }
+  void send_packed(base::Rank, transport::Frame, base::Step) override { ADD_FAILURE() << "a message"; }
   std::unique_ptr<transport::Transfer> post(base::Rank from, transport::Parcel parcel) override {
     return under_->post(from, std::move(parcel));
   }

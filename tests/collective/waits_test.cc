@@ -20,15 +20,17 @@ using topology::Group;
 using Clock = std::chrono::steady_clock;
 using Start = std::function<Started(JobRank&, collective::Group&)>;
 
-// The last rank starts and is killed while 64 MiB are on their way.
+// The last rank starts and is killed while 64 MiB are on their way. A rank that begins later than that hears of the loss
+// as it begins.
 void lose_the_last(int size, const Start& start) {
   const auto body = [&](JobRank& job) {
     auto& group = job.group();
     job.meet();
-    const auto started = start(job, group);
-    if (job.rank() == job.size() - 1) ::kill(::getpid(), SIGKILL);
-    const auto begin = Clock::now();
+    auto begin = Clock::now();
     try {
+      const auto started = start(job, group);
+      if (job.rank() == job.size() - 1) ::kill(::getpid(), SIGKILL);
+      begin = Clock::now();
       started->wait();
       ADD_FAILURE() << "it ended well";
     } catch (const base::PeerError& error) {

@@ -50,7 +50,7 @@ std::string FileBoard::get(const std::string& key, const std::function<void()>& 
   return word.str();
 }
 
-std::vector<std::string> together(int members, const Work& work) {
+std::vector<std::string> together(int members, const Work& work, const std::vector<Reading>& readings) {
   LocalBoard board;
   std::vector<std::string> ends(members);
   std::vector<std::jthread> threads;
@@ -60,7 +60,7 @@ std::vector<std::string> together(int members, const Work& work) {
         const auto deadline = base::Deadline::after(std::chrono::seconds(30));
         Neighbours neighbours(board, rank, names(members), deadline);
         if (!neighbours.why_not().empty()) throw base::Error(neighbours.why_not());
-        Communicator group(std::move(neighbours), deadline);
+        Communicator group(std::move(neighbours), deadline, readings.empty() ? Reading::kWhereFaster : readings[rank]);
         work(group, rank);
       });
     });

@@ -39,9 +39,9 @@ class FileBoard : public Board {
 inline const Check kPatient = [](const std::string& /*awaited*/) {};
 
 // Runs `work` on each of so many members, threads that are one another's neighbours, and returns what each ended with:
-// "" or its error's type and text, "DesyncError: ...".
+// "" or its error's type and text, "DesyncError: ...". `readings`: of each member; none: as by default.
 using Work = std::function<void(Communicator& group, int rank)>;
-std::vector<std::string> together(int members, const Work& work);
+std::vector<std::string> together(int members, const Work& work, const std::vector<Reading>& readings = {});
 
 // "member 0 of 3", ...
 std::vector<std::string> names(int members);
