@@ -31,7 +31,11 @@ std::vector<plan::Stretch> scaled(const Cost& cost) {
   auto stretches = cost.stretches;
   for (auto& stretch : stretches) {
     stretch.forward_us = share(cost.forward_us, stretch.forward_us, forward_us);
+    const double counted_us = stretch.backward_us;
     stretch.backward_us = share(cost.backward_us, stretch.backward_us, backward_us);
+    if (!stretch.weights_us) continue;
+    const double part = counted_us > 0 ? *stretch.weights_us / counted_us : 0;
+    stretch.weights_us = std::min(part * stretch.backward_us, stretch.backward_us);
   }
   return stretches;
 }

@@ -4,11 +4,18 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <string_view>
 #include <unordered_set>
 
 #include "lamina/base/hash.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/rank_device.h"
+#include "lamina/device/role.h"
 #include "lamina/messaging/agreement.h"
+#include "lamina/messaging/spread.h"
+#include "lamina/value/moved.h"
 #include "lamina/value/released.h"
 
 namespace lamina::model {
@@ -24,7 +31,8 @@ constexpr auto kChannel = "values";
 constexpr auto kStateChannel = "state";
 
 std::int64_t checksum(const at::Tensor& tensor) {
-  const at::Tensor host = tensor.detach().contiguous().cpu();  // once per run; a value is compared where it is hashed
+  const at::Tensor host =
+      devices::on_host(tensor.detach().contiguous());  // once per run; a value is compared where it is hashed
   const std::string_view bytes(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
   return static_cast<std::int64_t>(base::hash64(bytes));
 }
@@ -63,39 +71,83 @@ List wanted(const ParameterTable& table, ParameterRows rows, const Value& checks
   return positions;
 }
 
-std::int64_t take(ParameterRows rows, const List& wish, const Value& values) {
+// Sorted positions of either list.
+List joined(const List& one, const List& other) {
+  std::set<std::int64_t> positions;
+  for (const auto* list : {&one, &other}) {
+    for (const auto& position : list->items) positions.insert(position.as<std::int64_t>());
+  }
+  List all;
+  for (const auto position : positions) all.items.emplace_back(position);
+  return all;
+}
+
+// Values by the position of their row.
+using ByPosition = std::map<std::int64_t, at::Tensor>;
+
+List picked(const ByPosition& values, const List& wish) {
+  List all;
+  for (const auto& position : wish.items) all.items.emplace_back(values.at(position.as<std::int64_t>()));
+  return all;
+}
+
+std::int64_t take(ParameterRows rows, const List& wish, const ByPosition& values) {
   const at::NoGradGuard no_grad;
   std::int64_t received = 0;
-  for (std::size_t i = 0; i < wish.items.size(); ++i) {
-    const auto& sent = values.as<List>().items.at(i).as<at::Tensor>();
-    rows[wish.items[i].as<std::int64_t>()].tensor.copy_(sent);
+  for (const auto& position : wish.items) {
+    const auto& sent = values.at(position.as<std::int64_t>());
+    rows[position.as<std::int64_t>()].tensor.copy_(sent);
     received += static_cast<std::int64_t>(sent.nbytes());
   }
   return received;
 }
 
+// Gives each rank the values that it wishes, along the tree of [Note: spreading]: wishes go up, values come down.
+std::int64_t spread_values(ParameterRows rows, std::span<const base::Rank> world, const List& own_wish,
+                           messaging::Mailbox& mailbox, const base::Patience& patience) {
+  const auto [from, to] = messaging::spread(world, mailbox.rank());
+  List wish = own_wish;
+  std::map<base::Rank, List> wishes;
+  for (const auto rank : to) {
+    wishes[rank] = mailbox.receive(rank, kChannel, patience).as<List>();
+    wish = joined(wish, wishes[rank]);
+  }
+  ByPosition values;
+  if (!from) {
+    for (const auto& position : wish.items) {
+      values[position.as<std::int64_t>()] = rows[position.as<std::int64_t>()].tensor.detach();
+    }
+  } else {
+    mailbox.send(*from, kChannel, wish);
+    if (wish.items.empty()) return 0;
+    const auto sent = mailbox.receive(*from, kChannel, patience);
+    for (std::size_t i = 0; i < wish.items.size(); ++i) {
+      values[wish.items[i].as<std::int64_t>()] = sent.as<List>().items.at(i).as<at::Tensor>();
+    }
+  }
+  for (const auto rank : to) {
+    if (!wishes[rank].items.empty()) mailbox.send(rank, kChannel, picked(values, wishes[rank]));
+  }
+  return take(rows, own_wish, values);
+}
+
+// Brings values of a third device, where they cannot travel from, to the host. There is room for all of them.
+void take_from_other_devices(ParameterRows rows) {
+  for (const auto& row : rows) {
+    if (!devices::known_role(row.tensor.device())) value::move_in_place(row.tensor, devices::kHost);
+  }
+}
+
 // Collective: see give_values. Where every rank has the values already, as from one seed, that is all that is said.
 std::int64_t give(const ParameterTable& table, ParameterRows rows, std::span<const base::Rank> world,
                   messaging::Mailbox& mailbox, const base::Patience& patience) {
-  const auto first = world.front();
-  const bool is_first = mailbox.rank() == first;
+  take_from_other_devices(rows);
+  const bool is_first = mailbox.rank() == world.front();
   const auto sums = messaging::hear_first(mailbox, world, 0, is_first ? checksums(rows) : Value(), patience).word;
   const List own_wish = is_first ? List() : wanted(table, rows, sums);
   const double lacks = own_wish.items.empty() ? 0 : 1;
   if (messaging::largest(mailbox, world, {lacks}, patience).front() == 0) return 0;
-  if (!is_first) {
-    mailbox.send(first, kChannel, own_wish);
-    return own_wish.items.empty() ? 0 : take(rows, own_wish, mailbox.receive(first, kChannel, patience));
-  }
-  for (const auto rank : world.subspan(1)) {
-    List values;
-    const Value wish = mailbox.receive(rank, kChannel, patience);
-    for (const auto& position : wish.as<List>().items) {
-      values.items.emplace_back(rows[position.as<std::int64_t>()].tensor.detach());
-    }
-    if (!values.items.empty()) mailbox.send(rank, kChannel, std::move(values));
-  }
-  return 0;
+  return spread_values(rows, world, own_wish, mailbox, patience);
 }
 
 using Memory = std::unordered_set<const c10::StorageImpl*>;
@@ -160,6 +212,9 @@ std::int64_t give_values(const ParameterTable& table, const Alike& alike, messag
     if (hooks.make) hooks.make(rows);
     const auto& ranks = rows.front().layout.slicing ? alike.same_slice : alike.world;
     if (ranks.size() > 1) received += give(table, rows, ranks, mailbox, patience);
+    for (const auto& row : rows) {
+      if (table.is_here(row)) value::move_in_place(row.tensor, devices::rank_device());
+    }
     if (hooks.given) hooks.given(rows);
     const ParameterRows later(rows.data() + rows.size(), table.all().data() + table.all().size());
     release(table, rows, kept_for(table, later), hooks.why);

@@ -13,7 +13,7 @@
 // The values of a model's parameters and buffers: those of world rank 0, given to the ranks that hold them.
 namespace lamina::model {
 
-inline constexpr std::size_t kPortionBytes = 1 << 28;
+inline constexpr std::size_t kPortionBytes = 1 << 25;
 
 // Differences between the faces when values are given away.
 struct ValueHooks {
@@ -31,9 +31,9 @@ struct Alike {
   std::vector<base::Rank> same_slice;  // of what is cut into slices, where this rank's is theirs
 };
 
-// Collective over all of them: gives every tensor here the value that it has on the first rank, and releases the
-// others. It does so for about so many bytes at a time, so that a rank never holds more than these of what is not its
-// own. A checksum decides whether a value is sent. Returns the bytes received.
+// Collective over all of them: gives every tensor here the value that it has on the first rank, on the rank's device,
+// and releases the others. It does so for about so many bytes at a time, so that a rank never holds more than these of
+// what is not its own. A checksum decides whether a value is sent. Returns the bytes received.
 std::int64_t give_values(const ParameterTable& table, const Alike& alike, messaging::Mailbox& mailbox,
                          const base::Patience& patience, const ValueHooks& hooks,
                          std::size_t portion_bytes = kPortionBytes);

@@ -45,6 +45,12 @@ struct Step {
   double gradient_norm = 0;   // of all gradients of the model so scaled, where the declaration asks for it
 };
 
+// Parameters that take a step with the same values.
+struct StepOf {
+  const Step& step;
+  std::span<Update> updates;
+};
+
 // An optimizer as a function: hyper-parameters, states, parameters and gradients in, parameters and states updated in
 // place. It keeps nothing, knows nothing of autograd, and serves many threads at once, each with parameters of its own.
 class Functional {
@@ -59,8 +65,12 @@ class Functional {
 
   // The first of two passes, for optimizers that need norms: sets the norms of the part that is held here. The caller
   // combines them over the holders as the declaration says. It may advance states, so a step that is to be left out for
-  // an overflow must not begin it.
-  virtual void measure(const Step& step, std::span<Update> updates, Threads& threads) const = 0;
+  // an overflow must not begin it. All groups of a step are measured together, with one wait for their device.
+  virtual void measure(std::span<const StepOf> groups, Threads& threads) const = 0;
+  void measure(const Step& step, std::span<Update> updates, Threads& threads) const {
+    const StepOf alone{step, updates};
+    measure({&alone, 1}, threads);
+  }
 
   virtual void update(const Step& step, std::span<Update> updates, Threads& threads) const = 0;
 };

@@ -7,6 +7,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/optim/update_tensors.h"
 #include "lamina/optim/whole_tensors.h"
 
@@ -38,7 +39,7 @@ class Work {
         parts_.pop_back();
       }
       check_update(declaration_, update);
-      if (way == Way::kByDevice && update.parameter->is_cpu()) {
+      if (way == Way::kByDevice && devices::is_host(*update.parameter)) {
         others.push_back(parts_.size());
         updates_.push_back(&update);
         parts_.emplace_back();
@@ -162,15 +163,19 @@ void bump_versions(const Update& update) {
 
 }  // namespace
 
-void FusedFunctional::measure(const Step& step, std::span<Update> updates, Threads& threads) const {
+void FusedFunctional::measure(std::span<const StepOf> groups, Threads& threads) const {
   if (rule_.declaration.needs == fused::Needs::kElements) return;
   const at::NoGradGuard no_grad;
-  Work work(rule_, way_, step.hyper, updates, Pass::kMeasure);
-  fused::measure({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()},
-                 work.parts(), {threads});
-  work.write_back();
-  work.each([](Update& update, const fused::Part& part) { update.norms = part.norms; });
-  measure_whole_tensors(rule_, step, work.whole());
+  WholeNorms norms;
+  for (const auto& [step, updates] : groups) {
+    Work work(rule_, way_, step.hyper, updates, Pass::kMeasure);
+    fused::measure({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()},
+                   work.parts(), {threads});
+    work.write_back();
+    work.each([](Update& update, const fused::Part& part) { update.norms = part.norms; });
+    norms.measure(rule_, step, work.whole());
+  }
+  norms.read();
 }
 
 void FusedFunctional::update(const Step& step, std::span<Update> updates, Threads& threads) const {

@@ -15,8 +15,8 @@ enum class Way : std::uint8_t {
 };
 
 // A rule as an optimizer of real or complex tensors, on any device; a complex number is updated as two reals. Only to
-// measure norms does it wait for a device other than the CPU, once for a list. A gradient or state that lies in another
-// order than its parameter, or is no dense block, goes through a dense copy.
+// measure norms does it wait for a device other than the CPU, once for all groups. A gradient or state that lies in
+// another order than its parameter, or is no dense block, goes through a dense copy.
 class FusedFunctional final : public Functional {
  public:
   // `rule` outlives it.
@@ -24,7 +24,8 @@ class FusedFunctional final : public Functional {
 
   const Declaration& declaration() const override { return rule_.declaration; }
   void check(Hyper hyper) const override { fused::check(rule_, hyper); }
-  void measure(const Step& step, std::span<Update> updates, Threads& threads) const override;
+  using Functional::measure;
+  void measure(std::span<const StepOf> groups, Threads& threads) const override;
   void update(const Step& step, std::span<Update> updates, Threads& threads) const override;
 
  private:

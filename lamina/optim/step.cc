@@ -51,19 +51,32 @@ std::shared_ptr<Threads> shared_threads() {
   return shared;
 }
 
-double squared_gradient_norm(std::span<Update> updates, double gradient_scale, Threads& threads) {
-  std::vector<State> none(updates.size());
+double squared_gradient_norm(std::span<const std::span<Update>> groups, double gradient_scale, Threads& threads) {
+  std::size_t size = 0;
+  for (const auto& group : groups) size += group.size();
+  std::vector<State> none(size);
   std::vector<Update> measured;
-  for (std::size_t i = 0; i < updates.size(); ++i) {
-    measured.push_back({.parameter = updates[i].gradient,
-                        .gradient = updates[i].gradient,
-                        .state = &none[i],
-                        .elements = updates[i].elements});
+  for (const auto& group : groups) {
+    for (const Update& update : group) {
+      measured.push_back({.parameter = update.gradient,
+                          .gradient = update.gradient,
+                          .state = &none[measured.size()],
+                          .elements = update.elements});
+    }
   }
   FusedFunctional(fused::kGradientNorm).measure({{}, gradient_scale}, measured, threads);
   double sum = 0;
-  for (const Update& update : measured) sum += update.norms[0];
+  auto next = measured.begin();
+  for (const auto& group : groups) {
+    double of_group = 0;
+    for (std::size_t i = 0; i < group.size(); ++i) of_group += (next++)->norms[0];
+    sum += of_group;
+  }
   return sum;
+}
+
+double squared_gradient_norm(std::span<Update> updates, double gradient_scale, Threads& threads) {
+  return squared_gradient_norm({&updates, 1}, gradient_scale, threads);
 }
 
 void step_groups(const Functional& functional, std::span<GroupStep> groups, Threads& threads,
@@ -71,7 +84,9 @@ void step_groups(const Functional& functional, std::span<GroupStep> groups, Thre
   if (groups.size() > 1) {  // before any is changed; one alone is checked in its pass
     for (const auto& group : groups) check_updates(functional.declaration(), group.updates);
   }
-  for (auto& group : groups) functional.measure(group.step, group.updates, threads);
+  std::vector<StepOf> all;
+  for (auto& [given, updates] : groups) all.push_back({given, updates});
+  functional.measure(all, threads);
   if (measured) measured();
   for (auto& group : groups) functional.update(group.step, group.updates, threads);
 }

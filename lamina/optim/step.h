@@ -19,6 +19,8 @@ std::vector<double> squared_norms(std::span<const at::Tensor> tensors, Threads& 
 std::shared_ptr<Threads> shared_threads();
 
 // The sum of the squares of all gradients, each multiplied by the scale. The same bits with any number of threads.
+// Waits for other devices than the CPU once.
+double squared_gradient_norm(std::span<const std::span<Update>> groups, double gradient_scale, Threads& threads);
 double squared_gradient_norm(std::span<Update> updates, double gradient_scale, Threads& threads);
 
 // A group of parameters in a step; they are checked, as torch's are, where groups are made.

@@ -14,6 +14,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 
 namespace lamina::optim {
 namespace {
@@ -57,7 +58,7 @@ void check_fits(const at::Tensor& tensor, const at::Tensor& parameter, const cha
 
 // Refuses elements that a program has taken the memory from, as sharding of others does between steps.
 void check_memory(const at::Tensor& tensor, const char* what, const char* optimizer) {
-  if (!tensor.is_cpu() || tensor.numel() == 0 || tensor._is_zerotensor()) return;
+  if (!devices::is_host(tensor) || tensor.numel() == 0 || tensor._is_zerotensor()) return;
   if (memory_of(tensor, false) != nullptr) return;
   throw UsageError(base::str(optimizer, ": a ", what, " of shape ", tensor.sizes(),
                              " has no memory: its storage was resized to nothing; give it back before the step"));

@@ -17,6 +17,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/optim/tensor_lists.h"
 #include "lamina/optim/torch_updates.h"
 #include "lamina/optim/update_tensors.h"
@@ -71,34 +72,23 @@ class Batches {
     for (std::size_t i = 0; i < updates.size(); ++i) add(i);
   }
 
-  void measure() {
+  // Calls `take` with each norm of a piece, its update, and its number among the norms of that.
+  template <class Take>
+  void measure(const Take& take) {
+    for (auto* update : updates_) update->norms = {};
     const auto combine = rule_.declaration.norms;
-    std::vector<Measured> devices;
     for (auto& batch : batches_) {
       auto operands = operands_of(batch);
       const auto values = kernel_.measure_arrays(coefficients_of(batch), operands);
       store_states(operands, batch);
-      const auto device = batch.parameters.front().device();
-      auto known = std::ranges::find(devices, device, [](const Measured& of) { return of.norms.front().device(); });
-      if (known == devices.end()) known = devices.emplace(devices.end());
       for (std::size_t k = 0; k < combine.size(); ++k) {
         if (!values[k].arrays()) continue;
         const double order = combine[k] == fused::Combine::kSum ? 2 : std::numeric_limits<double>::infinity();
-        for (auto& norm : at::_foreach_norm(tensors_of(values[k]), order, at::kDouble)) known->norms.push_back(norm);
-        for (const auto i : batch.updates) known->places.emplace_back(i, k);
+        const auto norms = at::_foreach_norm(tensors_of(values[k]), order, at::kDouble);
+        for (std::size_t n = 0; n < norms.size(); ++n) take(norms[n], *updates_[batch.updates[n]], k);
       }
     }
     copies_.write_back();
-    for (auto* update : updates_) update->norms = {};
-    for (const auto& [norms, places] : devices) {
-      const auto here = at::stack(norms).cpu();
-      for (std::size_t n = 0; n < places.size(); ++n) {
-        const auto [i, k] = places[n];
-        const double norm = here.const_data_ptr<double>()[n];
-        double& all = updates_[i]->norms[k];
-        all = fused::combined(combine[k], all, combine[k] == fused::Combine::kSum ? norm * norm : norm);
-      }
-    }
   }
 
   void update(bool by_torch) {
@@ -112,12 +102,6 @@ class Batches {
   }
 
  private:
-  // Norms of pieces, a number each on one device, with the updates that they are of, and which of its norms it is.
-  struct Measured {
-    std::vector<at::Tensor> norms;
-    std::vector<std::pair<std::size_t, std::size_t>> places;
-  };
-
   void add(std::size_t i) {
     Update& update = *updates_[i];
     State& state = *update.state;
@@ -261,8 +245,31 @@ class Batches {
 
 }  // namespace
 
-void measure_whole_tensors(const fused::Rule& rule, const Step& step, std::span<Update* const> updates) {
-  Batches(rule, step, updates, Pass::kMeasure).measure();
+void WholeNorms::measure(const fused::Rule& rule, const Step& step, std::span<Update* const> updates) {
+  Batches(rule, step, updates, Pass::kMeasure).measure([&](const at::Tensor& norm, Update& update, std::size_t k) {
+    auto& [norms, pieces] = on(norm.device());
+    norms.push_back(norm);
+    pieces.push_back({&update, k, rule.declaration.norms[k]});
+  });
+}
+
+WholeNorms::Measured& WholeNorms::on(at::Device device) {
+  const auto known =
+      std::ranges::find(devices_, device, [](const Measured& measured) { return measured.norms.front().device(); });
+  return known == devices_.end() ? devices_.emplace_back() : *known;
+}
+
+void WholeNorms::read() {
+  for (const auto& [norms, pieces] : devices_) {
+    const auto here = devices::on_host(at::stack(norms));
+    for (std::size_t n = 0; n < pieces.size(); ++n) {
+      const auto& [update, k, combine] = pieces[n];
+      const double norm = here.const_data_ptr<double>()[n];
+      double& all = update->norms[k];
+      all = fused::combined(combine, all, combine == fused::Combine::kSum ? norm * norm : norm);
+    }
+  }
+  devices_.clear();
 }
 
 void update_whole_tensors(const fused::Rule& rule, const Step& step, std::span<Update* const> updates, bool by_torch) {

@@ -12,6 +12,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/joined.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/pipeline/offsets.h"
 
@@ -116,26 +117,26 @@ void BatchSplitter::end() {
   open_.pop_back();
 }
 
-Lists BatchSplitter::lists(KnownLists& known) {
+Lists BatchSplitter::lists(KnownParts& known) {
   std::vector<BatchPart> parts;
   for (const auto& item : items_) {
     auto& part = parts.emplace_back(item.part);
-    const auto found = known.find(item.name);
+    const auto found = known.lists.find(item.name);
     if (argument(item).is_said) {
       part.known = Known::kRows;
-    } else if (found != known.end()) {
+    } else if (found != known.lists.end()) {
       part.known = found->second;
     }
   }
   auto found = lists_of_samples(parts);
   for (std::size_t i = 0; i < items_.size() && !found.not_clear; ++i) {
     if (parts[i].kind != BatchKind::kList) continue;
-    known.emplace(items_[i].name, found.by_elements[i] ? Known::kElements : Known::kRows);
+    known.lists.emplace(items_[i].name, found.by_elements[i] ? Known::kElements : Known::kRows);
   }
   return found;
 }
 
-void BatchSplitter::decide(KnownLists& known) {
+void BatchSplitter::decide(KnownParts& known) {
   if (asked_ > 1) {
     const auto found = lists(known);
     if (found.not_clear) {
@@ -154,7 +155,7 @@ void BatchSplitter::decide(KnownLists& known) {
     const auto &misfit = items_[split_[pieces.misfit()->misfit]], &beside = items_[split_[pieces.misfit()->beside]];
     throw faces::refusal("uneven", words(misfit), asked_, words(beside), words_.whole);
   }
-  if (pieces.microbatches() > 1) require_no_offsets();
+  if (pieces.microbatches() > 1) require_no_offsets(known.rows);
   pieces_ = std::move(pieces);
 }
 
@@ -209,14 +210,18 @@ void BatchSplitter::require_pieces(const Item& item) const {
   if (axis < -dims || axis >= dims) throw faces::refusal("no-axis", words(item), axis);
 }
 
-void BatchSplitter::require_no_offsets() const {
+void BatchSplitter::require_no_offsets(std::set<std::string>& known_rows) const {
   std::vector<std::int64_t> lengths;
   for (const auto number : split_) lengths.push_back(size(items_[number]));
   for (const auto number : split_) {
     const auto& item = items_[number];
     if (item.kind != Kind::kTensor || argument(item).is_said || !item.values.defined()) continue;
-    if (!looks_like_offsets(item.values, lengths, names_offsets(item.name))) continue;
-    throw faces::refusal("offsets", words(item), words_.offsets, words_.rows);
+    const bool is_read_once = !devices::is_host(item.values);
+    if (is_read_once && known_rows.contains(item.name)) continue;
+    if (looks_like_offsets(item.values, lengths, names_offsets(item.name))) {
+      throw faces::refusal("offsets", words(item), words_.offsets, words_.rows);
+    }
+    if (is_read_once) known_rows.insert(item.name);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,8 +31,12 @@ struct SplitWords {
   std::string_view tensor_row, list_row, whole_row;
 };
 
-// How lists of a step function's batches are cut, by their names: decided in one batch, it holds for those after it.
-using KnownLists = std::map<std::string, BatchPart::Known>;
+// Decisions on a step function's batches, by the names of what is in them: made in one batch, they hold for those after
+// it.
+struct KnownParts {
+  std::map<std::string, BatchPart::Known> lists;  // how they are cut
+  std::set<std::string> rows;  // tensors of devices that hold no offsets: to look again would be a wait in each step
+};
 
 // Splits the arguments of one call of a step function. A face first walks them from outside in, where each value gets
 // the next number. Then `decide` says what is cut, and how: [Note: uneven batches] in pieces.h, [Note: lists of
@@ -66,9 +71,9 @@ class BatchSplitter {
   void end();
 
   // The lists that hold an element for each sample, by numbers of values.
-  Lists lists(KnownLists& known);
+  Lists lists(KnownParts& known);
   // Throws base::UsageError for what has no pieces, does not fit beside the others, or is not clear.
-  void decide(KnownLists& known);
+  void decide(KnownParts& known);
 
   // From here on: after `decide`.
   const Pieces& pieces() const { return pieces_; }
@@ -118,7 +123,7 @@ class BatchSplitter {
   void take(std::size_t number, Cut cut);
   void find();
   void require_pieces(const Item& item) const;
-  void require_no_offsets() const;
+  void require_no_offsets(std::set<std::string>& known_rows) const;
   const Argument& argument(const Item& item) const { return arguments_[item.argument]; }
   bool has_rows(const Item& item) const { return item.kind == Kind::kTensor && !item.shape.empty(); }
   std::int64_t size(const Item& item) const;

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/job.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <atomic>
 
+#include "lamina/device/copies.h"
+#include "lamina/device/failure.h"
+#include "lamina/device/moment.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/pipeline/step_messages.h"
 #include "lamina/remote/anywhere.h"
+#include "lamina/runtime/batch_norm.h"
+#include "lamina/runtime/turn_times.h"
 #include "lamina/schedule/schedule.h"
 #include "lamina/verification/run_recorder.h"
 
@@ -35,10 +42,12 @@ JobOptions checked(JobOptions options, base::Rank rank) {
 }
 
 // Reads the end of a step; throws the failure in it.
+// Another rank's word on a step that failed may be what this one's own device has done to it.
 EndOfStep well_ended(transport::Message&& message) {
   auto end = to_end_of_step(std::move(message));
-  if (end.failure) throw value::RemoteFailure(*end.failure);
-  return end;
+  if (!end.failure) return end;
+  if (const auto own = devices::failure()) std::rethrow_exception(own);
+  throw value::RemoteFailure(*end.failure);
 }
 
 // A step, to whoever watches this process, however it ends.
@@ -85,7 +94,7 @@ Job::Job(JobOptions options, messaging::Messenger& messenger, observe::Recorder&
   auto& handlers = messenger.handlers();
   handlers.on(kNewStep, [this](transport::Message&& message) {
     const auto begin = to_new_step(message);
-    steps_.announce(begin.step, begin.from, begin.call);
+    steps_.announce(begin.step, {begin.from, begin.call, begin.first_split});
   });
   handlers.on(kRefusal, [this](transport::Message&& message) {
     const auto refusal = to_refusal(std::move(message));
@@ -132,12 +141,13 @@ void Job::watch_flags(std::vector<std::string> names, remote::Tensors tensors) {
 }
 
 void Job::set_statistics(std::vector<runtime::BatchNorm> modules) {
+  for (const auto& module : modules) runtime::note_inferences(module.mean.device());
   batch_norms_ = std::move(modules);
   if (const auto step = steps_.open(); step && overlaps()) step->statistics.begin(batch_norms_);
 }
 
 bool Job::overlaps() const {
-  return !forwards_change_the_model_ && (options_.schedule != "interleaved" || options_.active_microbatches > 1);
+  return !forwards_change_the_model_ && (options_.schedule == "simple" || options_.active_microbatches > 1);
 }
 
 void Job::set_microbatches(int microbatches) {
@@ -146,8 +156,9 @@ void Job::set_microbatches(int microbatches) {
 }
 
 std::unique_ptr<schedule::Schedule> Job::schedule() const {
-  return forwards_change_the_model_ ? schedule::interleaved_schedule(1)
-                                    : schedule::make_schedule(options_.schedule, options_.active_microbatches);
+  if (forwards_change_the_model_) return schedule::interleaved_schedule(1);
+  return schedule::make_schedule(options_.schedule, options_.active_microbatches,
+                                 static_cast<int>(options_.pipeline.size()));
 }
 
 std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microbatches,
@@ -161,6 +172,7 @@ std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microba
                                             .watched = watched_,
                                             .recorder = &recorder_});
   step->pipeline = options_.pipeline;
+  if (leads() && !alone()) step->first_split = schedule()->first_split(microbatches);
   step->slot().when_picked([this, number](const schedule::Pick& word) { tell_team(number, word); });
   if (options_.few_processors) step->slot().stay_on_one_processor();
   step->slot().when_idle([this] { messenger_.transport().look_out(); });
@@ -207,7 +219,7 @@ base::Patience Job::patience_in(remote::StepScope& step, const StepSpec& spec) c
 
 StepResult Job::run_step(const StepSpec& spec) {
   if (!pool_) throw base::UsageError("a step of a job that was shut down", base::Code{"step-after-shutdown"});
-  const std::int64_t began_ns = recorder_.on() ? observe::now_ns() : 0;  // requests may run before begin() returns
+  const auto began = recorder_.on() ? std::optional<devices::Moment>(std::in_place) : std::nullopt;
   std::optional<runtime::ProcessState> mine;  // which threads of a step that fails may change
   const auto thread_state = runtime::ThreadState::capture(options_.thread_hooks);
   const auto step = steps_.begin(
@@ -224,7 +236,7 @@ StepResult Job::run_step(const StepSpec& spec) {
   Ended ended;
   std::exception_ptr desync;  // it says why, where others who have met it may be gone before this rank's threads end
   try {
-    if (leads()) announce(to_message(NewStep{number, rank(), spec.call}));
+    if (leads()) announce(to_message(NewStep{number, rank(), spec.call, step->first_split}));
     messaging::MutualWaits::Scope scope(messenger_.mailbox().waits(), wait_for_end(*step));
     const auto watched = scope.watched(patience);
     if (!step->error()) ended = leads() ? lead(*step, spec, watched) : follow(*step, watched);
@@ -245,6 +257,7 @@ StepResult Job::run_step(const StepSpec& spec) {
     messenger_.transport().give_up_sends(number);
   }
   drain(*step, spec.check_interrupt);
+  devices::join_arrivals();  // outputs of the rank that leads
   const auto error = desync ? desync : step->error();
   steps_.end();
   if (step->gradients) step->gradients->end(/*keep=*/!error);
@@ -254,9 +267,8 @@ StepResult Job::run_step(const StepSpec& spec) {
   first_call_.store(nullptr);
   mine->swap();
   progress_.end(number.value);
-  if (began_ns != 0) {
-    recorder_.record(
-        {.what = observe::What::kStep, .begin_ns = began_ns, .end_ns = observe::now_ns(), .step = number.value});
+  if (began) {
+    runtime::record(recorder_, {.what = observe::What::kStep, .step = number.value}, *began, devices::Moment());
   }
   error ? recorder_.save() : recorder_.save_sometimes();
   if (error) std::rethrow_exception(error);
@@ -270,18 +282,18 @@ StepResult Job::run_step_here(const StepSpec& spec) {
   StepResult result{.samples = spec.samples};
   seeds_.begin_step();
   const Reported reported(progress_, step);
-  const observe::Span whole(&recorder_, [&] { return observe::Event{.what = What::kStep, .step = step}; });
+  const runtime::TurnSpan whole(recorder_, [&] { return observe::Event{.what = What::kStep, .step = step}; });
   for (int i = 0; i < spec.microbatches; ++i) {
     const base::Microbatch microbatch(i);
     {
-      const observe::Span turn(&recorder_, [&] {
+      const runtime::TurnSpan turn(recorder_, [&] {
         return observe::Event{.what = What::kForward, .step = step, .microbatch = microbatch.value};
       });
       const runtime::InlineBody scope(seeds_.of(microbatch));
       if (options_.run_recorder) options_.run_recorder->begin_microbatch(microbatch);
       result.outputs.push_back(spec.body(microbatch));
     }
-    if (recorder_.on()) recorder_.record_memory();
+    if (recorder_.on()) runtime::record_memory(recorder_);
   }
   recorder_.save_sometimes();
   result.backward = saw_backward(spec, backwards_before);
@@ -483,9 +495,17 @@ void Job::backward(const remote::Tensors& tensors, const remote::Tensors& gradie
   }
   ++backwards_;
   context->end_forward();
-  context->enter_backward();
+  context->enter(schedule::Phase::kBackward);
   context->queue_again(schedule::Phase::kBackwardStart);
-  remote::run_backward(tensors, gradients, scale);
+  if (!remote::scope_of(*context).splits(context->microbatch())) {
+    return remote::run_backward(tensors, gradients, scale);
+  }
+  const auto weights = remote::run_input_part(tensors, gradients, scale);
+  if (!weights) return;
+  const auto over = c10::make_scope_exit([&] { context->enter(schedule::Phase::kBackward); });
+  context->leave(schedule::Phase::kWeights);
+  context->go_on();
+  weights();
 }
 
 std::int64_t Job::steps() { return std::max(steps_.latest().value, steps_here_.load() - 1) + 1; }
@@ -520,6 +540,10 @@ std::string Job::known_of(base::Rank lost) {
 }
 
 void Job::lose(const base::Loss& loss) {
+  if (loss.rank == rank()) {  // its own device has failed, as it has told all ranks
+    if (const auto failure = devices::failure()) steps_.fail_for_good(failure);
+    return;
+  }
   if (std::ranges::find(options_.pipeline, loss.rank) == options_.pipeline.end()) return;
   // Only the leader knows what the loss of another follower means: a rank that leaves after its end of the step is no
   // loss.

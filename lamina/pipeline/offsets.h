@@ -13,7 +13,8 @@ namespace lamina::pipeline {
 // Only its values tell it from one of rows: one-dimensional integers that begin with 0, do not fall, and lie in a
 // tensor of another length. Sorted numbers of classes look alike where a batch is small. So a tensor whose name says
 // nothing counts as offsets only where it ends with the other's length. It also does where it has four different values
-// or more, and does not just number the rows.
+// or more, and does not just number the rows. Values that lie on a device are looked at in the first batch of a step
+// function alone, for that is a wait (KnownParts).
 
 // True where such a tensor, which is to be split, holds offsets, as far as can be told. `lengths`: of the others that
 // are to be split. `is_called_so`: its name says so.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lamina/base/error.h"
+#include "lamina/device/upload.h"
 #include "lamina/faces/sayings.h"
 
 namespace lamina::pipeline {
@@ -27,7 +28,8 @@ at::Tensor mean_of_outputs(at::TensorList outputs, std::span<const std::int64_t>
   const auto wide = c10::isReducedFloatingType(stacked.scalar_type()) ? stacked.to(at::kFloat) : stacked;
   const at::IntArrayRef counts(samples.data(), samples.size());
   const auto weights = at::tensor(counts, at::kDouble).div(static_cast<double>(all)).view(shape);
-  return wide.mul(weights.to(wide.device(), c10::toRealValueType(wide.scalar_type()))).sum(0).to(stacked.scalar_type());
+  const auto there = devices::upload(weights.to(c10::toRealValueType(wide.scalar_type())), wide.device());
+  return wide.mul(there).sum(0).to(stacked.scalar_type());
 }
 
 at::Tensor concat_outputs(at::TensorList outputs) {

@@ -16,14 +16,16 @@ Message to_message(const NewStep& begin) {
   value::Writer out;
   out.put_block(begin.call.name);
   out.put_block(begin.call.where);
+  out.put(begin.first_split);
   return {kNewStep, whole(begin.step, begin.from), out.take(), {}};
 }
 
 NewStep to_new_step(const Message& message) {
-  NewStep begin{message.call.step, message.call.origin, {}};
+  NewStep begin{message.call.step, message.call.origin};
   value::Reader in(message.fields);
   begin.call.name = in.get_block();
   begin.call.where = in.get_block();
+  begin.first_split = in.get<std::int64_t>();
   in.expect_end();
   return begin;
 }

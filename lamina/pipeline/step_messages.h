@@ -24,7 +24,8 @@ inline constexpr transport::Kind kTurn = "turn";
 struct NewStep {
   base::Step step;
   base::Rank from;
-  base::Call call;  // its name, and where it is
+  base::Call call;               // its name, and where it is
+  std::int64_t first_split = 0;  // see StepScope
 };
 
 // To the leading rank: another one will not take part in the step that it has begun.

@@ -106,7 +106,8 @@ Score Candidate::score(const Bounds& bounds, double step) const {
     const std::int64_t limit = goal.memory_limit_bytes.value_or(load.memory_bytes);
     score.overflow_bytes += std::max<std::int64_t>(0, load.memory_bytes - limit);
   }
-  score.crossings = std::max(0, crossings_ - goal.partitions + 1);
+  const int crossings = bounds.crossings.value_or(goal.partitions - 1);
+  score.crossings = std::max(0, crossings_ - crossings);
   score.cost_excess = std::max(0.0, heaviest_cost / bounds.heaviest_cost - 1);
   score.step_excess = std::max(0.0, step / bounds.step_us - 1);
   score.compute_excess = std::max(0.0, compute_us() / bounds.compute_us - 1);
@@ -114,7 +115,7 @@ Score Candidate::score(const Bounds& bounds, double step) const {
   const double w = goal.memory_weight;
   score.objective = w * ratio(static_cast<double>(fullest), static_cast<double>(problem_->total.memory_bytes)) +
                     (1 - w) * ratio(step, serial);
-  score.objective *= 1 + goal.message_price * std::max(0, messages_ - goal.partitions);
+  score.objective *= 1 + goal.message_price * std::max(0, messages_ - crossings - 1);
   return score;
 }
 

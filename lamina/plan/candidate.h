@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "lamina/plan/prediction.h"
@@ -15,6 +16,7 @@ struct Bounds {
   double step_us = std::numeric_limits<double>::infinity();
   double compute_us = std::numeric_limits<double>::infinity();     // the step with free messages
   double heaviest_cost = std::numeric_limits<double>::infinity();  // of a rank
+  std::optional<int> crossings;                                    // of a chain; default: from each rank to the next
 };
 
 // How good a candidate is; the smaller the better, earlier members first.
@@ -25,6 +27,9 @@ struct Score {
   double step_excess = 0;
   double compute_excess = 0;
   double objective = 0;  // memory and time as the goal weighs them; 1: one rank does all
+
+  // The score of no candidate: any other is better.
+  static Score none() { return {.overflow_bytes = std::numeric_limits<std::int64_t>::max()}; }
 
   // True where it is better by more than rounding makes up.
   bool beats(const Score& other) const;

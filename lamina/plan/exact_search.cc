@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <functional>
 
 #include "lamina/plan/search.h"
 
@@ -14,7 +15,7 @@ class ExactSearch {
         problem_(problem),
         scoring_(scoring),
         left_(candidates),
-        score_(scoring(best)),
+        score_(scoring(best, Score::none())),
         candidate_(problem) {
     std::vector<bool> moves(problem.items.size());
     for (int item : problem.movable) moves[item] = true;
@@ -30,14 +31,14 @@ class ExactSearch {
   void decide(std::size_t at, int used) {
     if (at == problem_.movable.size()) {
       best_ = candidate_;
-      score_ = scoring_(candidate_);
+      score_ = scoring_(candidate_, Score::none());
       return;
     }
     const int item = problem_.movable[at];
     const int ranks = problem_.by_hand ? problem_.goal.partitions : std::min(problem_.goal.partitions, used + 1);
     for (int rank = 0; rank < ranks && left_ > 0; ++rank, --left_) {
       candidate_.move(item, rank);
-      if (scoring_(candidate_).beats(score_)) decide(at + 1, std::max(used, rank + 1));
+      if (scoring_(candidate_, score_).beats(score_)) decide(at + 1, std::max(used, rank + 1));
     }
     candidate_.move(item, Candidate::kNobody);
   }
@@ -56,13 +57,32 @@ void branch_and_bound(Candidate& best, const Problem& problem, const Scoring& sc
   ExactSearch(best, problem, scoring, candidates).run();
 }
 
+void try_all_cuts(Candidate& best, const Problem& problem, const Scoring& scoring) {
+  const auto& chain = problem.chain;
+  const auto size = static_cast<int>(chain.size());
+  Score score = scoring(best, Score::none());
+  Candidate candidate = best;
+  // From `begin` on all items are one partition's, or the later ones of those after it.
+  const std::function<void(int, int)> cut = [&](int begin, int rank) {
+    for (int place = begin; place < size; ++place) candidate.move(chain[place], rank);
+    if (const Score own = scoring(candidate, score); own.beats(score)) {
+      best = candidate;
+      score = own;
+    }
+    if (rank + 1 == problem.goal.partitions) return;
+    const bool has_others = rank == 0 && !problem.leader;  // the root's own work
+    for (int end = size - 1; end >= (has_others ? begin : begin + 1); --end) cut(end, rank + 1);
+  };
+  cut(0, 0);
+}
+
 void try_all(Candidate& best, const Problem& problem, const Scoring& scoring) {
   Candidate candidate = best;
   for (int item : problem.movable) candidate.move(item, 0);
-  Score score = scoring(best);
+  Score score = scoring(best, Score::none());
   const auto last = problem.movable.end();
   for (auto item = problem.movable.begin(); item != last;) {
-    if (const Score own = scoring(candidate); own.beats(score)) {
+    if (const Score own = scoring(candidate, score); own.beats(score)) {
       best = candidate;
       score = own;
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/file_tree.h"
 
-#include <limits>
 #include <unordered_map>
 
 #include "lamina/base/error.h"
@@ -32,21 +31,6 @@ std::vector<std::string> read_ids(const Json& list, const std::string& where) {
     ids.push_back(std::move(*id));
   }
   return ids;
-}
-
-std::vector<Stretch> read_stretches(JsonReader& reader) {
-  std::vector<Stretch> stretches;
-  const auto is_number = [](const Json& part) { return part.is_number() && part >= 0 && part <= kMostTime; };
-  const auto is_count = [](const Json& part) { return part.is_number_integer() && part >= 0 && part <= kMostBytes; };
-  for (const Json& json : reader.list("stretches")) {
-    if (!json.is_array() || json.size() != 5 || !is_count(json[0]) || json[0] > std::numeric_limits<int>::max() ||
-        !is_number(json[1]) || !is_number(json[2]) || !is_count(json[3]) || !json[4].is_boolean()) {
-      reader.refuse("stretches", base::str(json.dump(), " is not [at, forward_us, backward_us, value_bytes, works]"));
-    }
-    stretches.push_back({json[0].get<int>(), json[1].get<double>(), json[2].get<double>(), json[3].get<std::int64_t>(),
-                         json[4].get<bool>()});
-  }
-  return stretches;
 }
 
 void read_optional(JsonReader& reader, const Goal& goal, FileNode& result) {
@@ -106,7 +90,9 @@ class Builder {
     }
     if (!root) throw base::ConfigError("nodes: none is the root; one has to have the parent null");
     add(*root);
+    for (const FileNode& node : nodes_) reads_.add(node.node.stretches);
     for (const FileNode& node : nodes_) {
+      reads_.check(node.node.stretches, node.where);
       if (!number_.contains(node.id)) fail(node.where, "parent", base::str(node.parent, " is, at last, under it"));
       for (const std::string& other : node.together) tie(node.id, find(other, node.where, "together"));
     }
@@ -151,6 +137,7 @@ class Builder {
   FileTree& into_;
   std::unordered_map<std::string, std::size_t> at_;  // by id, the position in the file
   std::unordered_map<std::string, int> number_;      // by id, the node of the tree
+  StretchReads reads_;
   std::vector<std::vector<std::size_t>> children_;
 };
 

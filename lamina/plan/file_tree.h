@@ -5,13 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "lamina/plan/file_stretches.h"
 #include "lamina/plan/goal.h"
 #include "lamina/plan/module_tree.h"
 
 namespace lamina::plan {
-
-constexpr double kMostTime = 1e15;
-constexpr std::int64_t kMostBytes = 1'000'000'000'000'000;
 
 // The nodes of a plan's file as a tree: parents before children, children as they stand in the file. Throws
 // base::ConfigError that names node and field.

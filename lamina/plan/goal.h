@@ -29,10 +29,11 @@ struct Link {
 struct Goal {
   int partitions = 1;
   int microbatches = 1;
-  std::string schedule = "interleaved";    // or "simple"
+  std::string schedule = "interleaved";    // or "simple", "zero_bubble"
   std::optional<int> active_microbatches;  // default: default_window()
   double memory_weight = 0.8;              // 0: only the step's time counts; 1: only the fullest rank's memory
   Link link;
+  Link nominal;  // counted where a plan is described, and where a V, which sends twice as often, is compared
   std::optional<std::int64_t> memory_limit_bytes;  // of each rank
   // A message more than partitions has to gain this part of the objective: times are those of a nominal device.
   double message_price = 0.05;

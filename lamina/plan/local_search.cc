@@ -14,7 +14,11 @@ constexpr std::size_t kLightest = 3;  // ranks that are tried as a target althou
 class LocalSearch {
  public:
   LocalSearch(Candidate& candidate, const Problem& problem, const Scoring& scoring, int candidates)
-      : candidate_(candidate), problem_(problem), scoring_(scoring), left_(candidates), score_(scoring(candidate)) {}
+      : candidate_(candidate),
+        problem_(problem),
+        scoring_(scoring),
+        left_(candidates),
+        score_(scoring(candidate, Score::none())) {}
 
   void run() {
     while (left_ > 0 && (move_one() || (swaps() && swap_two()))) {
@@ -85,7 +89,7 @@ class LocalSearch {
       back.push_back({change.item, owner(change.item)});
       candidate_.move(change.item, change.rank);
     }
-    const Score score = scoring_(candidate_);
+    const Score score = scoring_(candidate_, best);
     std::ranges::reverse(back);
     for (const Change& change : back) candidate_.move(change.item, change.rank);
     --left_;
@@ -146,7 +150,7 @@ void improve(Candidate& candidate, const Problem& problem, const Scoring& scorin
 }
 
 void improve_cuts(Candidate& candidate, const Problem& problem, const Scoring& scoring, int candidates) {
-  Score score = scoring(candidate);
+  Score score = scoring(candidate, Score::none());
   // Tries all cuts between the items of two partitions.
   const auto cut_better = [&](int first, int second) {
     std::vector<int> both;
@@ -159,7 +163,7 @@ void improve_cuts(Candidate& candidate, const Problem& problem, const Scoring& s
     for (int item : both) {
       if (candidates-- <= 0) break;
       trial.move(item, first);
-      const Score own = scoring(trial);
+      const Score own = scoring(trial, score);
       if (!own.beats(score)) continue;
       candidate = trial;
       score = own;
@@ -172,6 +176,38 @@ void improve_cuts(Candidate& candidate, const Problem& problem, const Scoring& s
     for (int rank = 0; rank + 1 < problem.goal.partitions; ++rank) {
       better |= cut_better(rank, rank + 1);
       better |= cut_better(rank + 1, rank);
+    }
+  }
+}
+
+void shift_cuts(Candidate& candidate, const Problem& problem, const Scoring& scoring) {
+  const auto& chain = problem.chain;
+  const auto size = static_cast<int>(chain.size());
+  const auto owner = [&](int place) { return candidate.owners()[chain[place]]; };
+  Score score = scoring(candidate, Score::none());
+  // Gives the items of one side of a cut to the other side, where all of them are one rank's.
+  const auto shifted_better = [&](int from, int to, int rank) {
+    if (from < 0 || to > size) return false;
+    const int before = owner(from);
+    for (int place = from; place < to; ++place) {
+      if (owner(place) != before || problem.items.placed[chain[place]]) return false;
+    }
+    Candidate trial = candidate;
+    for (int place = from; place < to; ++place) trial.move(chain[place], rank);
+    const Score own = scoring(trial, score);
+    if (!own.beats(score)) return false;
+    candidate = std::move(trial);
+    score = own;
+    return true;
+  };
+  for (int by = std::max(size / (2 * problem.goal.partitions), 1); by > 0; by /= 2) {
+    for (bool better = true; better;) {
+      better = false;
+      for (int cut = 1; cut < size; ++cut) {
+        const int left = owner(cut - 1), right = owner(cut);
+        if (left == right) continue;
+        better |= shifted_better(cut, cut + by, left) || shifted_better(cut - by, cut, right);
+      }
     }
   }
 }

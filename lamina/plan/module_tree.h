@@ -10,6 +10,14 @@
 
 namespace lamina::plan {
 
+// A value that a stretch reads: what an earlier one, of whatever module, has made.
+struct Read {
+  int at = 0;  // the place of that one
+  std::int64_t bytes = 0;
+
+  friend bool operator==(const Read&, const Read&) = default;
+};
+
 // The work of a module itself between two calls of others, or an end of its own call; the first one of each of its
 // calls is there even if it does nothing.
 struct Stretch {
@@ -18,6 +26,8 @@ struct Stretch {
   double backward_us = 0;
   std::int64_t value_bytes = 0;  // what it hands on: arguments of the module that is called next, or what it returns
   bool works = false;            // whether it runs an operation, be it a view: then it needs the value
+  std::optional<double> weights_us;        // of its backward, what only gradients of parameters need; nothing: unknown
+  std::optional<std::vector<Read>> reads;  // each of another stretch; nothing: what the one before it hands on
 };
 
 // One module of a tree. Nodes are numbered by their position, parents before children, children in the order in which

@@ -41,9 +41,9 @@ Goal read_goal(JsonReader& reader) {
   goal.partitions = static_cast<int>(reader.integer("partitions", 1, kMostRanks));
   goal.microbatches = static_cast<int>(reader.integer("microbatches", 1, kMostMicrobatches));
   goal.schedule = reader.text("schedule");
-  if (goal.schedule != "simple" && goal.schedule != "interleaved") {
-    reader.refuse("schedule",
-                  base::str("\"", goal.schedule, "\" is not allowed; expected \"interleaved\" or \"simple\""));
+  if (goal.schedule != "simple" && goal.schedule != "interleaved" && goal.schedule != "zero_bubble") {
+    reader.refuse("schedule", base::str("\"", goal.schedule,
+                                        "\" is not allowed; expected \"interleaved\", \"simple\" or \"zero_bubble\""));
   }
   goal.memory_weight = reader.number("memory_weight", 0, 1);
   if (reader.has("active_microbatches")) {

@@ -12,8 +12,8 @@ namespace lamina::plan {
 namespace {
 
 // Times of messages between processes of one machine: round figures within those that docs/benchmarks.md has of
-// call_overhead, not calibrated. Only what is said of a plan counts them, so that small models are cut as large ones
-// are.
+// call_overhead, not calibrated. Only what is said of a plan counts them, and whether a V is worth them, so that small
+// models are cut as large ones are.
 constexpr Link kMessages{.latency_us = 60, .bytes_per_us = 2000, .rank_us = 60};
 
 Goal goal_of(const config::Config& config) {
@@ -23,6 +23,7 @@ Goal goal_of(const config::Config& config) {
   goal.schedule = config::schedule_name(config.schedule);
   goal.active_microbatches = config.active_microbatches;
   goal.memory_weight = *config.memory_weight;
+  goal.nominal = kMessages;
   return goal;
 }
 
@@ -41,7 +42,7 @@ Report plan_for(const config::Config& config, const ModuleTree& given, const Kep
   }
   const Assignment owners = known ? *std::move(known) : planner->assign(tree, goal);
   if (config.partition_file && !config.load_partition) write_partition(*config.partition_file, tree, owners);
-  if (find_route(tree).timed) goal.link = kMessages;
+  if (find_route(tree).timed) goal.link = goal.nominal;
   return report(tree, owners, goal);
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <memory>
+#include <utility>
 
 #include "lamina/plan/tied_parameters.h"
 #include "lamina/schedule/simulation.h"
@@ -23,146 +25,163 @@ double step_us(const StepShape& shape, const Goal& goal) {
   return pass(shape.path_forward_us + shape.path_backward_us, shape.heaviest_us, rounds);
 }
 
-Prediction predict(const Route& route, const Assignment& owners, const Goal& goal) {
-  Prediction result{std::vector<RankLoad>(goal.partitions), {}};
-  StepShape& shape = result.shape;
-  std::size_t at = 0;  // the leading rank
-  std::int64_t value_bytes = 0;
-  const auto go_to = [&](std::size_t rank) {
-    if (rank == at) return;
-    shape.path_forward_us += goal.link.time_us(value_bytes);
-    shape.path_backward_us += goal.link.time_us(value_bytes);
-    for (const std::size_t each : {at, rank}) result.ranks[each].messages_us += goal.link.rank_time_us(value_bytes);
-    result.ranks[at].out_bytes += value_bytes;
-    at = rank;
+namespace {
+
+constexpr std::int64_t kMostTurns = 200'000;  // what takes some tenths of a second
+constexpr std::int64_t kWindowsToSettle = 2;  // of so many microbatches the later ones do what those before did
+constexpr int kDraws = 5;
+constexpr double kJitter = 0.05;
+
+// The longest ways through the pieces of a microbatch.
+double path_us(const std::vector<schedule::Piece>& pieces, bool forward) {
+  std::vector<std::int64_t> ends(pieces.size());
+  std::int64_t longest = 0;
+  const auto follow = [&](std::size_t at) {
+    const auto& piece = pieces[at];
+    for (const auto& need : forward ? piece.forward_needs : piece.backward_needs)
+      ends[at] = std::max(ends[at], ends[need.piece] + need.time);
+    if (forward && piece.before >= 0) ends[at] = std::max(ends[at], ends[piece.before]);
+    ends[at] += forward ? piece.work.forward : piece.work.backward;
+    if (!forward && piece.before >= 0) ends[piece.before] = std::max(ends[piece.before], ends[at]);
+    longest = std::max(longest, ends[at]);
   };
-  for (const Point& point : route.points) {
-    const auto rank = static_cast<std::size_t>(owners[point.node].value);
-    go_to(rank);
-    result.ranks[rank].forward_us += point.forward_us;
-    result.ranks[rank].backward_us += point.backward_us;
-    shape.path_forward_us += point.forward_us;
-    shape.path_backward_us += point.backward_us;
-    value_bytes = point.value_bytes;
-  }
-  go_to(0);
-  for (const RankLoad& rank : result.ranks) {
+  for (std::size_t i = 0; i < pieces.size(); ++i) follow(forward ? i : pieces.size() - 1 - i);
+  return static_cast<double>(longest) / kTicksPerMicrosecond;
+}
+
+StepShape shape_of(const PlannedWork& work) {
+  StepShape shape;
+  shape.path_forward_us = path_us(work.workload.pieces, true);
+  shape.path_backward_us = path_us(work.workload.pieces, false);
+  for (const RankLoad& rank : work.loads) {
     shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, rank.forward_us + rank.messages_us);
     shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, rank.backward_us + rank.messages_us);
     shape.heaviest_us = std::max(shape.heaviest_us, rank.time_us());
   }
-  return result;
+  return shape;
 }
 
-namespace {
-
-constexpr double kPerMicrosecond = 1000;
-constexpr std::int64_t kMostTurns = 200'000;  // what takes some tenths of a second
-constexpr std::int64_t kWindowsToSettle = 4;  // of so many microbatches the later ones do what those before did
-
-std::int64_t ticks(double time_us) { return static_cast<std::int64_t>(kPerMicrosecond * time_us); }
-
-// The visits of a microbatch. A gradient comes through the modules that returned its tensor, on other ranks too.
-class Visits {
- public:
-  explicit Visits(const Link& link) : link_(link), visits_{{0, 0, 0, 0}} {}
-
-  std::vector<schedule::Visit> run(const Route& route, const Assignment& owners) {
-    for (const Point& point : route.points) {
-      visit(static_cast<int>(owners[point.node].value));
-      visits_.back().forward += ticks(point.forward_us);
-      visits_.back().backward += ticks(point.backward_us);
-      value_bytes_ = point.value_bytes;
-      for (const int node : point.ends) return_through(static_cast<int>(owners[node].value));
-    }
-    go_to(0);
-    return std::move(visits_);
-  }
-
- private:
-  void visit(int rank) {
-    const schedule::Visit next = go_to(rank);
-    if (visits_.back().backward_only || visits_.back().rank != rank) visits_.push_back(next);
-  }
-
-  void return_through(int rank) {
-    if (rank != visits_.back().rank)
-      visits_.push_back({.rank = rank, .forward = 0, .backward = 0, .backward_only = true});
-  }
-
-  // The visit that follows, with its part of the messages to it.
-  schedule::Visit go_to(int rank) {
-    while (visits_.back().backward_only && visits_.back().rank == rank) visits_.pop_back();
-    schedule::Visit next{.rank = rank, .forward = 0, .backward = 0};
-    if (visits_.back().rank == rank) return next;
-    auto from = visits_.end() - 1;
-    for (; from->backward_only; --from) {
-      from->backward += 2 * ticks(link_.rank_time_us(0));
-      from->message = ticks(link_.time_us(0));
-    }
-    const bool stays = from->rank == rank;
-    const std::int64_t bytes = stays ? 0 : value_bytes_;
-    const std::int64_t each = ticks(link_.rank_time_us(bytes));
-    for (schedule::Visit* const side : {&*from, &next}) {
-      if (!stays) side->forward += each;
-      side->backward += each;
-    }
-    from->message = ticks(link_.time_us(bytes));
-    return next;
-  }
-
-  const Link& link_;
-  std::vector<schedule::Visit> visits_;
-  std::int64_t value_bytes_ = 0;
-};
-
-schedule::Chain chain_of(const Route& route, const Assignment& owners, const Goal& goal) {
-  return {.visits = Visits(goal.link).run(route, owners), .microbatches = goal.microbatches};
+std::unique_ptr<schedule::Schedule> schedule_of(const Goal& goal) {
+  return schedule::make_schedule(goal.schedule, goal.window(), goal.partitions);
 }
+
+// Turns of a microbatch of so many pieces.
+std::int64_t turns_of(std::size_t pieces) { return 2 * static_cast<std::int64_t>(pieces); }
 
 // The number of microbatches whose turns are few enough to simulate: at least one.
-int simulated_microbatches(const Goal& goal, std::size_t visits) {
-  const std::int64_t most = kMostTurns / (2 * static_cast<std::int64_t>(visits) + 2);
+int simulated_microbatches(const Goal& goal, std::size_t pieces) {
   const std::int64_t settled = std::min<std::int64_t>(goal.microbatches, kWindowsToSettle * goal.window());
-  return static_cast<int>(std::clamp<std::int64_t>(most, 1, settled));
+  return static_cast<int>(std::clamp<std::int64_t>(kMostTurns / turns_of(pieces), 1, settled));
+}
+
+double drawn_steps_us(const PlannedWork& work, const Goal& goal, int draws, double jitter) {
+  schedule::Workload workload = work.workload;
+  workload.microbatches = simulated_microbatches(goal, workload.pieces.size());
+  workload.jitter = jitter;
+  const auto schedule = schedule_of(goal);
+  double step_us = 0;
+  for (int draw = 0; draw < draws; ++draw) {
+    workload.draw = draw;
+    step_us += static_cast<double>(schedule::step_time(*schedule, workload)) / kTicksPerMicrosecond / draws;
+  }
+  const int left = goal.microbatches - workload.microbatches;
+  if (left == 0) return step_us;
+  const StepShape shape = shape_of(work);
+  if (goal.simple()) return step_us + left * (shape.heaviest_forward_us + shape.heaviest_backward_us);
+  return step_us + left * std::max(shape.heaviest_us, (shape.path_forward_us + shape.path_backward_us) / goal.window());
+}
+
+// Per piece, what comes at least before its forward and after its backward; and the longest way forward and back.
+struct Span {
+  std::vector<std::int64_t> before, after;
+  std::int64_t path = 0;
+};
+
+Span span_of(const std::vector<schedule::Piece>& pieces, bool splits) {
+  Span span{std::vector<std::int64_t>(pieces.size()), std::vector<std::int64_t>(pieces.size())};
+  auto& [before, after, path] = span;
+  const auto raise = [](std::int64_t& time, std::int64_t other) { time = std::max(time, other); };
+  const auto forward = [&](int at) { return before[at] + pieces[at].work.forward; };
+  const auto backward = [&](int at) {
+    return pieces[at].work.backward - (splits ? pieces[at].work.weights : 0) + after[at];
+  };
+  for (int at = 0; at < static_cast<int>(pieces.size()); ++at) {
+    const schedule::Piece& piece = pieces[at];
+    if (piece.before >= 0) {
+      raise(before[at], forward(piece.before));
+      raise(after[at], backward(piece.before));
+    }
+    for (const auto& need : piece.forward_needs) raise(before[at], forward(need.piece) + need.time);
+    for (const auto& need : piece.backward_needs) raise(after[need.piece], need.time + backward(at));
+    path = forward(at) + backward(at);  // at last that of the loss
+  }
+  return span;
 }
 
 }  // namespace
 
-double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal) {
-  schedule::Chain chain = chain_of(route, owners, goal);
-  chain.microbatches = simulated_microbatches(goal, chain.visits.size());
-  const auto schedule = schedule::make_schedule(goal.schedule, goal.window());
-  const double simulated = static_cast<double>(schedule::step_time(*schedule, chain)) / kPerMicrosecond;
-  const int left = goal.microbatches - chain.microbatches;
-  if (left == 0) return simulated;
-  const StepShape shape = predict(route, owners, goal).shape;
-  return simulated +
-         left * (goal.simple() ? shape.heaviest_forward_us + shape.heaviest_backward_us : shape.heaviest_us);
+Prediction predict(const Route& route, const Assignment& owners, const Goal& goal) {
+  PlannedWork work = work_of(route, owners, goal);
+  const StepShape shape = shape_of(work);
+  return {std::move(work.loads), shape};
 }
 
-std::int64_t simulated_turns(const Route& route, const Goal& goal) {
-  const std::size_t visits = route.points.size();
-  return simulated_microbatches(goal, visits) * (2 * static_cast<std::int64_t>(visits) + 2);
+double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal) {
+  const PlannedWork work = work_of(route, owners, goal);
+  return drawn_steps_us(work, goal, 1, 0);
+}
+
+double mean_step_us(const PlannedWork& work, const Goal& goal) { return drawn_steps_us(work, goal, kDraws, kJitter); }
+
+double least_step_us(const PlannedWork& work, const Goal& goal) {
+  const auto& pieces = work.workload.pieces;
+  const bool splits = goal.schedule == "zero_bubble";
+  const Span span = span_of(pieces, splits);
+  struct Rank {
+    std::int64_t before = std::numeric_limits<std::int64_t>::max();
+    std::int64_t work = 0;
+    std::int64_t after = std::numeric_limits<std::int64_t>::max();
+  };
+  std::vector<Rank> ranks(goal.partitions);
+  for (std::size_t at = 0; at < pieces.size(); ++at) {
+    Rank& rank = ranks[pieces[at].work.rank];
+    rank.before = std::min(rank.before, span.before[at]);
+    rank.work += pieces[at].work.forward + pieces[at].work.backward;
+    rank.after = std::min(rank.after, span.after[at]);
+  }
+  const int windows = goal.simple() ? 1 : goal.microbatches / std::max(goal.window(), 1);
+  std::int64_t least = span.path * windows;
+  for (const Rank& rank : ranks) {
+    // A weight part may be the last that a rank does: nothing comes after it.
+    const std::int64_t after = splits ? 0 : rank.after;
+    if (rank.work > 0) least = std::max(least, rank.before + goal.microbatches * rank.work + after);
+  }
+  return static_cast<double>(least) / kTicksPerMicrosecond;
+}
+
+std::int64_t simulated_turns(std::size_t pieces, const Goal& goal) {
+  return std::int64_t{kDraws} * simulated_microbatches(goal, pieces) * turns_of(pieces);
 }
 
 std::vector<int> simulated_held(const Route& route, const Assignment& owners, const Goal& goal) {
-  schedule::Chain chain = chain_of(route, owners, goal);
-  const std::int64_t most_microbatches = kMostTurns / (2 * static_cast<std::int64_t>(chain.visits.size()) + 2);
+  schedule::Workload workload = work_of(route, owners, goal).workload;
+  workload.microbatches = goal.microbatches;
+  const std::int64_t most_microbatches = kMostTurns / turns_of(workload.pieces.size());
   if (goal.microbatches > most_microbatches) {
     const bool settles = !goal.simple() && kWindowsToSettle * goal.window() <= most_microbatches;
     if (!settles) return std::vector<int>(goal.partitions, goal.held());
-    chain.microbatches = static_cast<int>(most_microbatches);
+    workload.microbatches = static_cast<int>(most_microbatches);
   }
-  chain.delay = [] { return 1; };  // what would come just as a rank chooses comes just after, as it mostly does
+  workload.delay = [] { return 1; };  // what would come just as a rank chooses comes just after, as it mostly does
   struct Held {
     std::int64_t from = std::numeric_limits<std::int64_t>::max();
     std::int64_t to = 0;
   };
   std::vector<std::map<base::Microbatch, Held>> ranks(goal.partitions);
-  for (const schedule::Turn& turn : schedule::simulate(*schedule::make_schedule(goal.schedule, goal.window()), chain)) {
+  for (const schedule::Turn& turn : schedule::simulate(*schedule_of(goal), workload)) {
     Held& held = ranks[turn.rank][turn.ticket.microbatch];
-    held = {std::min(held.from, turn.start), std::max(held.to, turn.end)};
+    held.from = std::min(held.from, turn.start);
+    if (turn.frees()) held.to = std::max(held.to, turn.end);
   }
   std::vector<int> most;
   for (const auto& microbatches : ranks) {

@@ -7,10 +7,11 @@
 #include "lamina/plan/goal.h"
 #include "lamina/plan/module_tree.h"
 #include "lamina/plan/route.h"
+#include "lamina/plan/workload.h"
 
 namespace lamina::plan {
 
-// Sums of a step, per microbatch: all work and messages one after the other, and the heaviest rank's work.
+// Sums of a step, per microbatch: the longest way through work and messages, and the heaviest rank's work.
 struct StepShape {
   double path_forward_us = 0;
   double path_backward_us = 0;
@@ -25,16 +26,6 @@ struct StepShape {
 // schedule itself; tests/plan compares the two.
 double step_us(const StepShape& shape, const Goal& goal);
 
-// The work of one rank per microbatch.
-struct RankLoad {
-  double forward_us = 0;
-  double backward_us = 0;
-  double messages_us = 0;      // what messages of a forward take of it; those of a backward take as much
-  std::int64_t out_bytes = 0;  // sent to other ranks by a forward
-
-  double time_us() const { return forward_us + backward_us + 2 * messages_us; }
-};
-
 struct Prediction {
   std::vector<RankLoad> ranks;
   StepShape shape;
@@ -42,12 +33,19 @@ struct Prediction {
 
 Prediction predict(const Route& route, const Assignment& owners, const Goal& goal);
 
-// Runs that step by the schedule itself in simulated time, to a nanosecond: of the later of many microbatches, each is
-// taken to add what the heaviest rank does for it.
+// Runs that step by the schedule itself in simulated time, to a nanosecond: two windows of many microbatches. After
+// them each is taken to add what the heaviest rank does for it, or a window's part of its path where that is more.
 double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal);
 
-// The most turns that this simulates.
-std::int64_t simulated_turns(const Route& route, const Goal& goal);
+// The mean of such steps in which turns take up to 5 per cent more or less than they should, by chance. So a plan gains
+// nothing by turns that happen to meet. The work is made for that goal.
+double mean_step_us(const PlannedWork& work, const Goal& goal);
+
+// A lower bound of it, but for that chance.
+double least_step_us(const PlannedWork& work, const Goal& goal);
+
+// The turns that a mean step simulates of a microbatch of so many pieces.
+std::int64_t simulated_turns(std::size_t pieces, const Goal& goal);
 
 // The number of microbatches whose activations each partition holds at once in that simulated time, messages taking a
 // moment. In a job there may be up to `goal.held()`.

@@ -15,6 +15,10 @@ std::vector<std::int64_t> weighted_costs(const Problem& problem, double memory_w
 }
 
 std::vector<int> split_route(const Problem& problem, double memory_weight) {
+  return split_route(problem, memory_weight, problem.goal.partitions);
+}
+
+std::vector<int> split_route(const Problem& problem, double memory_weight, int parts) {
   const std::vector<std::int64_t> costs = weighted_costs(problem, memory_weight);
   std::vector<std::int64_t> in_order{0};  // what is in partition 0 anyway comes first
   for (int item = 0; item < problem.items.size(); ++item) {
@@ -23,7 +27,7 @@ std::vector<int> split_route(const Problem& problem, double memory_weight) {
   for (int item : problem.movable) in_order.push_back(costs[item]);
   if (in_order.front() == 0) in_order.erase(in_order.begin());
   const std::size_t before = in_order.size() - problem.movable.size();
-  const EvenSplit split = split_evenly(in_order, problem.goal.partitions);
+  const EvenSplit split = split_evenly(in_order, parts);
   std::vector<int> owners = problem.on_one_rank();
   std::size_t at = before;
   for (std::size_t segment = 0; segment < split.ends.size(); ++segment) {

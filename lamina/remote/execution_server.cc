@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // States of a request here (Parked):
 //
-//   received --its last input--> ready --the slot--> runs --finish()--> finished, and answered
+//   received --its last input--> ready --the slot--> runs --finish()--> finished, and answered --the slot--> ended
 //
 // Received, it has neither thread nor slot: Parked counts what is missing. Ready, it has a place among those that want
-// the slot, and a worker.
+// the slot, and a worker. A backward that is split gets the slot a second time, for its weight part.
 //
 // Threads: receive() and deliver() run in the transport's thread. What brings a request its last input makes it ready:
 // the transport's thread, or the worker that finishes the call before it. serve() and fulfil() run in workers. Parked
@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "lamina/remote/crossing.h"
 #include "lamina/remote/data_watch.h"
 #include "lamina/remote/outputs.h"
 #include "lamina/remote/protocol.h"
@@ -75,6 +76,7 @@ struct ExecutionServer::Parked {
   std::map<base::CallId, Arrival> inputs;      // its nodes are made before the first arrives
   std::shared_ptr<ServedCalls::Call> forward;  // of a backward: the call whose graph it runs
   std::atomic<int> missing = 1;
+  WeightPart weights;  // of a backward that is split: what is left of it
 
   Request& request() {
     return std::visit([](auto& each) -> Request& { return each; }, asked);
@@ -184,8 +186,7 @@ void ExecutionServer::serve(StepScope& step, Parked& parked, runtime::ComputeSlo
   if (request.after >= 0) issued(context).latest = step.served.take_order(with_counter(request.call, request.after));
   Answer answer{request.call};
   Tensors outputs;
-  std::optional<value::Failure> failure;
-  try {
+  auto failure = failure_of(step, parked, [&] {
     parked.fill();
     if (step.flags) context.set_flags(step.flags->from_bytes(parked.flags()));
     const auto flags = context.flags();
@@ -193,24 +194,35 @@ void ExecutionServer::serve(StepScope& step, Parked& parked, runtime::ComputeSlo
     outputs = asks_forward != nullptr ? forward(step, *asks_forward, answer) : backward(step, parked, answer);
     require_flags(request, flags, context);
     issued(context).learn_views();
+  });
+  if (failure) parked.weights = nullptr;
+  answer.note = context.take_note();
+  finish(step, parked, std::move(outputs), std::move(failure), std::move(answer), context);
+}
+
+template <class Run>
+std::optional<value::Failure> ExecutionServer::failure_of(StepScope& step, const Parked& parked, const Run& run) {
+  try {
+    run();
+    return std::nullopt;
   } catch (const base::CancelledError&) {
     throw;
   } catch (const base::PeerError&) {
     throw;
   } catch (...) {
     // Described in any case: until then a face may keep the error in this thread, where the next request would meet it.
-    failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
-    if (failure->traceback.empty() && modules_) {  // C++ has none
+    auto failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
+    if (failure.traceback.empty() && modules_) {  // C++ has none
+      const auto& request = parked.request();
       const auto* const part = parked.is_forward() ? "forward" : "backward";
-      failure->traceback =
+      failure.traceback =
           base::str("in the ", part, " of ", modules_->name(request.module), ", called by rank ", request.call.origin);
     }
     if (step.slot().cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
     // The caller hears of an answer when its turn comes, which may wait for a collective that the team is in here.
-    if (step.slot().in_team()) throw value::RemoteFailure(*failure);
+    if (step.slot().in_team()) throw value::RemoteFailure(failure);
+    return failure;
   }
-  answer.note = context.take_note();
-  finish(step, parked, std::move(outputs), std::move(failure), std::move(answer), context);
 }
 
 void ExecutionServer::require_flags(const Request& request, const runtime::ParameterFlags::Flags& given,
@@ -249,6 +261,7 @@ Tensors ExecutionServer::forward(StepScope& step, ForwardRequest& request, Answe
     });
     result.saw_data = watch && watch->saw_data();
   }
+  require_results_cross(modules_->name(request.module), result.outputs);
   replace_arguments(result.outputs, arguments);
   result.views = views(result.outputs, arguments);
   result.written = written(arguments, before);
@@ -285,7 +298,14 @@ Tensors ExecutionServer::backward(StepScope& step, Parked& parked, Answer& answe
   }
   auto options = request.options;
   options.asked = step.calls.asked(request.call.microbatch);
-  auto result = graph->backward(gradients, options);
+  Tensors result;
+  if (step.splits(request.call.microbatch)) {
+    auto part = graph->backward_of_inputs(gradients, options);
+    result = std::move(part.gradients);
+    parked.weights = std::move(part.rest);
+  } else {
+    result = graph->backward(gradients, options);
+  }
   if (request.expected == 0) {
     for (const auto& gradient : result) value::materialise(gradient);
     answer.result = to_value(result);
@@ -297,9 +317,8 @@ Tensors ExecutionServer::backward(StepScope& step, Parked& parked, Answer& answe
   return result;
 }
 
-void ExecutionServer::finish(StepScope& step, const Parked& parked, Tensors outputs,
-                             std::optional<value::Failure> failure, Answer&& answer,
-                             runtime::ExecutionContext& context) {
+void ExecutionServer::finish(StepScope& step, Parked& parked, Tensors outputs, std::optional<value::Failure> failure,
+                             Answer&& answer, runtime::ExecutionContext& context) {
   const auto& request = parked.request();
   const auto caller = request.call.origin;
   const auto held = failure ? Issued::Held() : issued(context).held(outputs);
@@ -316,7 +335,8 @@ void ExecutionServer::finish(StepScope& step, const Parked& parked, Tensors outp
   fulfil(step, taken_if(owed, here), results, failure);
   // A note holds for whatever the caller does next: no answer of the one that the slot passes to may overtake it.
   const bool noted = !answer.note.empty();
-  if (!noted) context.retire();
+  const auto give_slot_up = [&] { parked.weights ? context.leave(schedule::Phase::kWeights) : context.retire(); };
+  if (!noted) give_slot_up();
   // Deliveries to the caller itself go with the answer.
   const auto elsewhere = [&](const Delivery& delivery) {
     if (delivery.to != caller) return true;
@@ -329,15 +349,22 @@ void ExecutionServer::finish(StepScope& step, const Parked& parked, Tensors outp
   }
   answer.failure = failure;
   results = {};
-  const bool done = answer.done = failure || (held.empty() && !calls_.unsettled(context));
+  const bool done = answer.done = failure || (!parked.weights && held.empty() && !calls_.unsettled(context));
   const bool says_more = failure || !answer.names.empty() || noted || request.expected == 0 || !done;
   for (auto& due : step.served.bursts.due(std::move(answer), says_more))
     transport_.send(caller, to_message(std::move(due)));
-  if (noted) context.retire();
+  if (noted) give_slot_up();
   if (done) return;
   Answer end{request.call};
+  if (parked.weights) {
+    end.failure = failure_of(step, parked, [&] {
+      context.go_on();
+      std::exchange(parked.weights, nullptr)();
+    });
+    context.retire();
+  }
   try {
-    calls_.settle(context, held);
+    if (!end.failure) calls_.settle(context, held);
   } catch (const value::RemoteFailure& late) {
     end.failure = late.failure();
   }

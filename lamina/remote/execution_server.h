@@ -44,9 +44,13 @@ class ExecutionServer {
                      runtime::ExecutionContext& context);
   Tensors forward(StepScope& step, ForwardRequest& request, Answer& answer);
   Tensors backward(StepScope& step, Parked& parked, Answer& answer);
-  // The call's end: what is owed goes out, then the answer; a failure takes the place of both.
-  void finish(StepScope& step, const Parked& parked, Tensors outputs, std::optional<value::Failure> failure,
-              Answer&& answer, runtime::ExecutionContext& context);
+  // Runs code of the model for the call; the failure that it ends with.
+  template <class Run>
+  std::optional<value::Failure> failure_of(StepScope& step, const Parked& parked, const Run& run);
+  // The call's end: what is owed goes out, then the answer; a failure takes the place of both. The weight part of a
+  // backward comes after them.
+  void finish(StepScope& step, Parked& parked, Tensors outputs, std::optional<value::Failure> failure, Answer&& answer,
+              runtime::ExecutionContext& context);
   void fulfil(StepScope& step, const std::vector<Delivery>& owed, const Results& results,
               const std::optional<value::Failure>& failure);
 

@@ -3,7 +3,6 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
-#include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/strides.h>
@@ -20,6 +19,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/remote/split_backward.h"
+#include "lamina/runtime/backward_here.h"
 #include "lamina/value/torch_version.h"
 
 namespace lamina::remote {
@@ -86,18 +87,6 @@ class Sink : public autograd::Node {
   autograd::variable_list apply(autograd::variable_list&&) override { return {}; }
 };
 
-// Keeps all nodes of a backward in this thread, so that one may wait for another rank.
-class InThisThread {
- public:
-  InThisThread() { state().set_multithreading_enabled(false); }
-  ~InThisThread() { state().set_multithreading_enabled(before_); }
-  InThisThread(const InThisThread&) = delete;
-
- private:
-  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
-  const bool before_ = state().get_multithreading_enabled();
-};
-
 // Runs a backward that accumulates nothing. Returns the gradients of the leaves that it reaches, then those of `also`.
 Tensors collect(const autograd::edge_list& outputs, const Tensors& gradients, bool keep_graph,
                 const autograd::edge_list& also, LeafGradients& leaves) {
@@ -116,10 +105,15 @@ Tensors collect(const autograd::edge_list& outputs, const Tensors& gradients, bo
   asked.insert(asked.end(), also.begin(), also.end());
   asked.insert(asked.end(), sinks.begin(), sinks.end());
   if (asked.empty()) return {};  // nobody asks for anything
-  const InThisThread in_this_thread;
+  const runtime::BackwardHere here;
   auto found = execute(outputs, gradients, {.keep_graph = keep_graph, .accumulate = false}, asked);
   leaves.gradients.insert(leaves.gradients.end(), found.begin(), found.begin() + of_leaves);
   return {found.begin() + of_leaves, found.begin() + of_leaves + static_cast<std::ptrdiff_t>(also.size())};
+}
+
+WeightPart rest_of(const std::shared_ptr<SplitBackward>& split) {
+  if (!split->has_weight_part()) return {};
+  return [split] { split->run_weight_part(); };
 }
 
 // State of the backward that this thread is in.
@@ -137,10 +131,13 @@ BackwardOptions current_options() {
 }  // namespace
 
 // A node that takes references for gradients.
-class TakesReferences : public autograd::Node {
+class TakesReferences : public Outlet {
  public:
   // The target of the gradient that flows into it.
   virtual GradientTarget target() const = 0;
+  Leads leads() const override {
+    return target().kind == GradientTarget::Kind::kCaller ? Leads::kToCaller : Leads::kToCall;
+  }
 };
 
 // The beginning of the callee's graph: keeps the gradients that arrive there.
@@ -149,12 +146,7 @@ class CalleeGraph::Entry : public TakesReferences {
   std::string name() const override { return "LaminaArguments"; }
   GradientTarget target() const override { return {GradientTarget::Kind::kCaller, {}, {}}; }
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
-    if (!awaits) {
-      throw base::UsageError(
-          "a gradient flows into an earlier call of a module that runs on another rank, by way of something that the "
-          "module kept: let it keep that without its history (detach()), or return it and take it as an argument",
-          base::Code{"step-earlier-graph"});
-    }
+    if (!awaits) throw_earlier_graph();
     arrived = std::move(gradients);
     return {};
   }
@@ -212,18 +204,25 @@ void CalleeGraph::require_unused(std::int64_t output, const Tensors& gradients) 
   });
 }
 
-Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& options) {
+void CalleeGraph::require_usable(const Tensors& gradients, const BackwardOptions& options) const {
   base::internal_check(gradients.size() == graph_->outputs.size(), "gradients that are not those of the outputs");
   for (const auto output : options.watched) require_unused(output, gradients);
+}
+
+// The gradients that arrive at the arguments while `run` runs.
+template <class Run>
+Tensors CalleeGraph::arrived_in(const Run& run) {
   auto& entry = *graph_->entry;
-  const auto inputs = static_cast<std::uint32_t>(entry.num_inputs());
-  entry.arrived.assign(inputs, at::Tensor());
-  if (options.accumulate) {
-    entry.awaits = true;
-    const auto over = c10::make_scope_exit([&] { entry.awaits = false; });
-    execute(graph_->outputs, gradients, options, {});
-    return std::exchange(entry.arrived, {});
-  }
+  entry.arrived.assign(entry.num_inputs(), at::Tensor());
+  entry.awaits = true;
+  const auto over = c10::make_scope_exit([&] { entry.awaits = false; });
+  run();
+  return std::exchange(entry.arrived, {});
+}
+
+Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& options) {
+  require_usable(gradients, options);
+  if (options.accumulate) return arrived_in([&] { execute(graph_->outputs, gradients, options, {}); });
   for_each_edge(graph_->outputs, [&](const autograd::Edge& edge) {
     const auto* leaf = dynamic_cast<const autograd::AccumulateGrad*>(edge.function.get());
     const auto is_it = [&](const at::Tensor& tensor) { return tensor.is_same(leaf->variable); };
@@ -233,13 +232,22 @@ Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& o
         "part of its gradient does not reach the caller; use model.backward() and read .grad on the rank that owns it",
         base::Code{"step-autograd-grad"});
   });
-  if (inputs == 0) return {};  // nobody asks for anything
+  if (graph_->entry->num_inputs() == 0) return {};  // nobody asks for anything
   return execute(graph_->outputs, gradients, options, graph_->arguments());
 }
 
+InputPart CalleeGraph::backward_of_inputs(const Tensors& gradients, const BackwardOptions& options) {
+  const bool may_split = options.accumulate && !options.keep_graph;
+  const std::shared_ptr split = may_split ? SplitBackward::of(graph_->outputs, graph_->entry.get()) : nullptr;
+  if (!split) return {backward(gradients, options), {}};
+  require_usable(gradients, options);
+  auto arrived = arrived_in([&] { split->run_input_part(gradients); });
+  graph_->outputs.clear();
+  return {std::move(arrived), rest_of(split)};
+}
+
 Tensors CalleeGraph::collect(const Tensors& gradients, const BackwardOptions& options, LeafGradients& leaves) {
-  base::internal_check(gradients.size() == graph_->outputs.size(), "gradients that are not those of the outputs");
-  for (const auto output : options.watched) require_unused(output, gradients);
+  require_usable(gradients, options);
   return remote::collect(graph_->outputs, gradients, options.keep_graph, graph_->arguments(), leaves);
 }
 
@@ -256,6 +264,7 @@ class CallerGraph::Node : public TakesReferences {
     value::for_user([&] {
       require_no_graph();
       auto options = current_options();
+      if (in_input_part) options.keep_graph = false;
       options.watched = watched();
       result = run_(gradients, options, targets());
     });
@@ -369,6 +378,19 @@ void run_backward(const Tensors& tensors, const Tensors& gradients, double scale
   at::NoGradGuard no_grad;
   const auto given = seeds(tensors, gradients, scale);
   execute(gradient_edges(tensors), given, {}, {});
+}
+
+WeightPart run_input_part(const Tensors& tensors, const Tensors& gradients, double scale) {
+  at::NoGradGuard no_grad;
+  const auto given = seeds(tensors, gradients, scale);
+  const auto outputs = gradient_edges(tensors);
+  const std::shared_ptr split = SplitBackward::of(outputs, nullptr);
+  if (!split) {
+    execute(outputs, given, {}, {});
+    return {};
+  }
+  split->run_input_part(given);
+  return rest_of(split);
 }
 
 LeafGradients collect_backward(const Tensors& tensors, const Tensors& gradients, bool keep_graph) {

@@ -45,6 +45,13 @@ struct LeafGradients {
   Tensors leaves, gradients;
 };
 
+// The part of a backward that others wait for, which has run, and what is left of it, to be run once.
+using WeightPart = std::function<void()>;
+struct InputPart {
+  Tensors gradients;  // of the arguments
+  WeightPart rest;
+};
+
 // The owner's end: the graph of one call, from the arguments to the outputs.
 class CalleeGraph {
  public:
@@ -64,13 +71,20 @@ class CalleeGraph {
   // also comes where a tensor that is asked for depends only on what is behind the arguments.
   Tensors backward(const Tensors& gradients, const BackwardOptions& options);
 
+  // Runs it in two parts, see [Note: parts of a backward]: now the input part. What is left to be run accumulates into
+  // the parameters; it is empty where nothing is, as all of it has run. The graph must not be used again.
+  InputPart backward_of_inputs(const Tensors& gradients, const BackwardOptions& options);
+
   // Runs it too, and accumulates nothing: what each leaf would get goes to `leaves`.
   Tensors collect(const Tensors& gradients, const BackwardOptions& options, LeafGradients& leaves);
 
  private:
   class Entry;
   struct Holder;  // keeps torch's types out of this header
+  void require_usable(const Tensors& gradients, const BackwardOptions& options) const;
   void require_unused(std::int64_t output, const Tensors& gradients) const;
+  template <class Run>
+  Tensors arrived_in(const Run& run);
   std::unique_ptr<Holder> graph_;
 };
 
@@ -102,6 +116,9 @@ class CallerGraph {
 // The backward of `tensors` in this thread. Where a gradient is undefined its tensor must be a scalar, and counts as 1.
 // All gradients are multiplied by `scale`. Throws base::UsageError for a tensor without graph or a missing gradient.
 void run_backward(const Tensors& tensors, const Tensors& gradients, double scale);
+
+// It in two parts: the first has run, with all calls of other ranks; see CalleeGraph::backward_of_inputs().
+WeightPart run_input_part(const Tensors& tensors, const Tensors& gradients, double scale);
 
 // The backward of `tensors` in this thread, which accumulates nothing. Calls of other ranks' modules are part of it if
 // they are CallerGraph::Part::kAlways. `gradients` and errors as those of run_backward().

@@ -5,6 +5,8 @@
 #include <unordered_map>
 
 #include "lamina/base/hash.h"
+#include "lamina/base/str.h"
+#include "lamina/device/role.h"
 #include "lamina/remote/outputs.h"
 #include "lamina/value/bytes.h"
 
@@ -15,8 +17,7 @@ using value::Value;
 
 void put_spec(value::Writer& out, const value::TensorSpec& spec, bool requires_grad) {
   out.put(spec.dtype);
-  out.put(spec.device.type());
-  out.put(spec.device.index());
+  out.put(devices::role_of(spec.device, "a tensor on ", spec.device));
   out.put(requires_grad);
   out.put<std::uint64_t>(spec.sizes.size());
   for (const auto size : spec.sizes) out.put(size);
@@ -39,10 +40,7 @@ class SignatureWriter {
   void write_held(const std::string& text) { out_.put_block(text); }
   void write_held(const value::Reference& reference) { out_.put(reference.argument); }
   void write_held(at::ScalarType dtype) { out_.put(dtype); }
-  void write_held(at::Device device) {
-    out_.put(device.type());
-    out_.put(device.index());
-  }
+  void write_held(at::Device device) { out_.put(devices::role_of(device, "the device ", device)); }
   void write_held(const value::Slice& slice) { write_all(slice.bounds); }
   void write_held(const value::List& list) { write_all(list.items); }
   void write_held(const value::Tuple& tuple) { write_all(tuple.items); }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "lamina/remote/deliveries.h"
@@ -15,6 +17,11 @@ namespace lamina::remote {
 class StepScope : public runtime::StepContext {
  public:
   using StepContext::StepContext;
+
+  // The microbatches from this one on have their backwards in two parts: see [Note: parts of a backward]. Known when
+  // the step has begun here.
+  std::int64_t first_split = std::numeric_limits<std::int64_t>::max();
+  bool splits(base::Microbatch microbatch) const { return microbatch.value >= first_split; }
 
   std::vector<base::Rank> pipeline;  // its ranks, by partition: a call's name says of which its caller is
   Deliveries deliveries;             // values from other ranks

@@ -83,9 +83,10 @@ base::Call Steps::entered() {
 void Steps::compare() {
   const auto found = coming_.find(current_);
   if (found == coming_.end() || !found->second.announced) return;
-  const auto& [leader, announced] = *found->second.announced;
+  const auto& [leader, announced, first_split] = *found->second.announced;
   if (announced.name == entered_.name || announced.name.empty() || entered_.name.empty()) {
     begun_ = true;
+    open_->first_split = first_split;
     return;
   }
   const auto at = [](const base::Call& call) { return call.where.empty() ? "" : base::str(" at ", call.where); };
@@ -133,10 +134,10 @@ void Steps::deliver(transport::Message&& message, Handle handle) {
   handle(*step, std::move(message));
 }
 
-void Steps::announce(base::Step step, base::Rank leader, const base::Call& announced) {
+void Steps::announce(base::Step step, Announced announced) {
   std::unique_lock lock(mutex_);
   if (step < current_ || (step == current_ && !open_)) return;
-  coming_[step].announced = {leader, announced};
+  coming_[step].announced = std::move(announced);
   if (step > current_ || retracted_ || begun_) return;
   compare();
   if (begun_) return catch_up(lock);

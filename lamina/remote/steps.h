@@ -50,7 +50,12 @@ class Steps {
   void deliver(transport::Message&& message, Handle handle);
 
   // On a rank that follows: what the leading rank has entered as `step`.
-  void announce(base::Step step, base::Rank leader, const base::Call& announced);
+  struct Announced {
+    base::Rank leader;
+    base::Call call;
+    std::int64_t first_split = 0;  // see StepScope
+  };
+  void announce(base::Step step, Announced announced);
   // On the leading rank: another one has refused `step`, as the text says.
   void refuse(base::Step step, const std::string& why);
   // Why this rank refuses the step that is open; "" when it does not.
@@ -73,10 +78,6 @@ class Steps {
   void wait_idle(const base::Patience& patience);
 
  private:
-  struct Announced {
-    base::Rank leader;
-    base::Call call;
-  };
   // Messages of a step that has not begun here.
   struct Coming {
     std::optional<Announced> announced;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stands in the way of torch's batch_norm: see [Note: running statistics].
+#include "lamina/runtime/batch_norm.h"
+
 #include <ATen/ops/batch_norm_native.h>
 #include <torch/library.h>
 
+#include "lamina/device/own_kernels.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/running_statistics.h"
 #include "lamina/value/reference_tensor.h"
@@ -25,9 +28,13 @@ at::Tensor batch_norm(const at::Tensor& input, const std::optional<at::Tensor>& 
 }
 
 TORCH_LIBRARY_IMPL(aten, Autograd, library) { library.impl("batch_norm", &batch_norm); }
-// In inference mode.
-TORCH_LIBRARY_IMPL(aten, CPU, library) { library.impl("batch_norm", &batch_norm); }
-TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("batch_norm", &batch_norm); }
 
 }  // namespace
+
+// A kernel for all devices at once would hide those that they have of the operations of which torch's is made.
+void note_inferences(at::Device device) {
+  static devices::OwnKernels kernels([](torch::Library& aten) { aten.impl("batch_norm", &batch_norm); });
+  kernels.add_for(at::TensorOptions(device).computeDispatchKey());
+}
+
 }  // namespace lamina::runtime

@@ -4,7 +4,8 @@
 //   waits --the schedule picks it--> granted --release(), queue_again()--> gone
 //     `--cancel(), its deadline, the end of a Place that nobody came for--> gone
 //
-// Threads: contexts wait, each on a condition of its own, so that the one that is picked wakes alone. The
+// Threads: contexts wait, each on a condition of its own, so that the one that is picked wakes alone. Work without a
+// thread is called by the thread that gave the slot up, or that has let it wait while the slot was free. The
 // transport's thread takes places for them and never waits. cancel() runs in the one that ends the step.
 //
 // Locks: mutex_, under which nothing else is taken: words to a team are told without it. Nobody waits here holding any
@@ -13,6 +14,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 namespace lamina::runtime {
 
@@ -31,10 +33,15 @@ template <class Act>
 void ComputeSlot::act(const Act& what) {
   Lock lock(mutex_);
   what();
-  tell_team(lock);
+  tell(lock);
 }
 
-void ComputeSlot::tell_team(Lock& lock) {
+void ComputeSlot::tell(Lock& lock) {
+  if (const auto on_turn = std::exchange(on_turn_, nullptr)) {
+    lock.unlock();
+    on_turn();
+    lock.lock();
+  }
   if (!in_team_ || broken_off_) return;
   const auto words = turns_.take_words();
   if (words.empty()) return;
@@ -87,8 +94,11 @@ void ComputeSlot::expect(int microbatches) {
 }
 
 void ComputeSlot::cancel() {
+  std::list<Waiter> dropped;  // destroyed without the lock
   std::lock_guard guard(mutex_);
   cancelled_ = broken_off_ = true;
+  std::erase_if(waiters_, [](const Waiter* waiter) { return waiter->on_turn != nullptr; });
+  dropped.swap(without_thread_);
   for (Waiter* waiter : waiters_) waiter->wake.notify_one();
 }
 
@@ -101,7 +111,7 @@ void ComputeSlot::acquire(schedule::Phase phase, const schedule::TurnName& name)
   Lock lock(mutex_);
   Waiter self;
   enqueue(self, phase, name);
-  tell_team(lock);
+  tell(lock);
   wait_for_turn(self, lock);
 }
 
@@ -110,7 +120,7 @@ void ComputeSlot::queue_again(schedule::Phase phase, const schedule::TurnName& n
   Waiter self;
   enqueue(self, phase, name);
   hand_over();
-  tell_team(lock);
+  tell(lock);
   wait_for_turn(self, lock);
 }
 
@@ -124,6 +134,14 @@ void ComputeSlot::acquire(Place& place) {
   Lock lock(mutex_);
   place.taken_ = true;
   wait_for_turn(place.waiter_, lock);
+}
+
+void ComputeSlot::reserve(schedule::Phase phase, base::Microbatch microbatch, std::function<void()> on_turn) {
+  act([&] {
+    if (cancelled_) return;
+    without_thread_.emplace_back().on_turn = std::move(on_turn);
+    enqueue(without_thread_.back(), phase, {microbatch});
+  });
 }
 
 void ComputeSlot::abandon(Waiter& waiter) {
@@ -168,7 +186,7 @@ void ComputeSlot::wait_for_turn(Waiter& self, Lock& lock) {
 void ComputeSlot::release() {
   Lock lock(mutex_);
   const bool taken = hand_over();
-  tell_team(lock);
+  tell(lock);
   lock.unlock();
   if (!taken) idle_();
 }
@@ -219,6 +237,15 @@ void ComputeSlot::pass_on() {
   std::erase(waiters_, waiter);
   progress_.go_on(waiter->ticket);
   held_ = true;
+  if (waiter->on_turn) {
+    // Its turn is the backward itself, where a thread's goes on with it in later ones.
+    if (waiter->ticket.phase == schedule::Phase::kBackwardStart) {
+      progress_.go_on({schedule::Phase::kBackward, waiter->ticket.microbatch});
+    }
+    on_turn_ = std::move(waiter->on_turn);
+    std::erase_if(without_thread_, [&](const Waiter& one) { return &one == waiter; });
+    return;
+  }
   waiter->granted = true;
   waiter->wake.notify_one();
 }

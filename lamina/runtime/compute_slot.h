@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -62,6 +63,11 @@ class ComputeSlot {
   std::shared_ptr<Place> reserve(schedule::Phase phase, const schedule::TurnName& name);
   void acquire(Place& place);  // in the thread; once
 
+  // Takes one for work that no thread waits with, on a rank that is in no team: when its turn comes, `on_turn` is
+  // called without the slot's lock, by whoever brought that about. The work has the slot until release(). Once the step
+  // is cancelled, those that wait are dropped.
+  void reserve(schedule::Phase phase, base::Microbatch microbatch, std::function<void()> on_turn);
+
   // Has microbatches that have not started wait, or not; see [Note: flags of parameters].
   void hold_starts(bool hold);
 
@@ -81,6 +87,7 @@ class ComputeSlot {
     schedule::TurnName name;
     bool granted = false;
     std::condition_variable wake;
+    std::function<void()> on_turn;  // of work without a thread
   };
 
   using Lock = std::unique_lock<std::mutex>;
@@ -89,10 +96,11 @@ class ComputeSlot {
   void abandon(Waiter& waiter);
   bool hand_over();  // by the thread that has it; false: nobody takes it
   void pass_on();    // gives a free slot to the waiter that the schedule picks
-  // Tells the team's other members, without the lock, which is held before and after.
-  void tell_team(Lock& lock);
+  // Calls the work that has got its turn, and tells the team's other members. The lock is held before and after, not
+  // meanwhile.
+  void tell(Lock& lock);
   template <class Act>
-  void act(const Act& what);  // under the lock, then tells the team
+  void act(const Act& what);  // under the lock, then tells
 
   schedule::TeamTurns turns_;
   const bool in_team_;
@@ -101,6 +109,8 @@ class ComputeSlot {
   const std::function<bool()> holds_interpreter_lock_;
   std::mutex mutex_;
   std::vector<Waiter*> waiters_;
+  std::list<Waiter> without_thread_;  // among them
+  std::function<void()> on_turn_;     // of the one that has the slot, before it is called
   schedule::Progress progress_;
   std::optional<Processor> processor_;
   std::function<void()> idle_ = [] {};

@@ -12,8 +12,10 @@
 
 #include <exception>
 
+#include "lamina/device/copies.h"
 #include "lamina/runtime/autocast.h"
 #include "lamina/runtime/stream_seed.h"
+#include "lamina/runtime/turn_times.h"
 
 namespace lamina::runtime {
 namespace {
@@ -38,7 +40,7 @@ ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place* place,
       exceptions_(std::uncaught_exceptions()),
       leads_(begin == schedule::Phase::kStart),
       seed_(seed),
-      in_backward_(begin == schedule::Phase::kBackward) {
+      phase_(begin == schedule::Phase::kBackward ? begin : schedule::Phase::kForward) {
   place ? step_.slot().acquire(*place) : step_.slot().acquire(begin, turn_);
   take_state();
   this_thread = this;
@@ -64,6 +66,20 @@ void ExecutionContext::queue_again(schedule::Phase phase) {
   ++turn_.turn;
   step_.slot().queue_again(phase, turn_);
   take_state();
+}
+
+// The place is taken first: what was put off earlier comes earlier. A wait in between, as of a send, is not to take it.
+void ExecutionContext::leave(schedule::Phase phase) {
+  phase_ = phase;
+  auto next = turn_;
+  ++next.turn;
+  place_ = step_.slot().reserve(phase, next);
+  retire();
+}
+
+void ExecutionContext::go_on() {
+  retired_ = false;
+  acquire(phase_);
 }
 
 void ExecutionContext::note(schedule::TurnAct act, std::string_view what) {
@@ -112,6 +128,7 @@ void ExecutionContext::release() {
 }
 
 void ExecutionContext::take_state() {
+  devices::join_arrivals();
   if (!state_) {
     state_ = ProcessState::current();
     state_->seed(seed_);
@@ -119,11 +136,12 @@ void ExecutionContext::take_state() {
   }
   if (step_.flags) step_.flags->install(flags_);
   state_->swap();
-  if (step_.gradients) step_.gradients->turn_of(microbatch());
+  had_weights_ = had_weights_ || phase_ == schedule::Phase::kWeights;
+  if (step_.gradients) step_.gradients->turn_of(microbatch(), had_weights_);
   step_.statistics.turn_of(microbatch());
   holds_ = true;
   turn_phase_ = phase();
-  turn_began_ns_ = recorder() ? observe::now_ns() : 0;
+  begin_turn();
 }
 
 void ExecutionContext::leave_state() {
@@ -132,26 +150,32 @@ void ExecutionContext::leave_state() {
   holds_ = false;
   forget_casts();
   state_->swap();
-  if (auto* recorder = turn_began_ns_ == 0 ? nullptr : this->recorder()) record_turn(*recorder);
+  record_turn();
 }
 
 std::string ExecutionContext::go_on_as(std::string name) {
-  if (auto* recorder = turn_began_ns_ == 0 || !holds_ ? nullptr : this->recorder()) {
-    record_turn(*recorder);
-    turn_began_ns_ = observe::now_ns();
+  if (holds_) {
+    record_turn();
+    begin_turn();
   }
   return std::exchange(name_, std::move(name));
 }
 
-void ExecutionContext::record_turn(observe::Recorder& recorder) const {
-  const bool backward = turn_phase_ == schedule::Phase::kBackward;
-  recorder.record({.what = backward ? observe::What::kBackward : observe::What::kForward,
-                   .begin_ns = turn_began_ns_,
-                   .end_ns = observe::now_ns(),
-                   .step = step_.number().value,
-                   .microbatch = microbatch().value,
-                   .name = name_});
-  recorder.record_memory();
+void ExecutionContext::begin_turn() {
+  turn_began_.reset();
+  if (recorder() != nullptr) turn_began_.emplace();
+}
+
+void ExecutionContext::record_turn() const {
+  auto* const recorder = this->recorder();
+  if (recorder == nullptr || !turn_began_) return;
+  record(*recorder,
+         {.what = observe::what_of(schedule::kind_of(turn_phase_)),
+          .step = step_.number().value,
+          .microbatch = microbatch().value,
+          .name = name_},
+         *turn_began_, devices::Moment());
+  record_memory(*recorder);
 }
 
 }  // namespace lamina::runtime

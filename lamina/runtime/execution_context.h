@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lamina/base/ids.h"
+#include "lamina/device/moment.h"
 #include "lamina/runtime/process_state.h"
 #include "lamina/runtime/step_context.h"
 
@@ -91,12 +92,16 @@ class ExecutionContext {
   // Lets the schedule decide who goes on: this thread, about to do `phase`, or one that waits.
   void queue_again(schedule::Phase phase);
 
+  // Enters `phase` in a turn to come: gives the slot up, with a place for it. go_on() waits for that turn.
+  void leave(schedule::Phase phase);
+  void go_on();
+
   // Once per microbatch: its forward is over. Later calls do nothing.
   void end_forward();
 
   // The phase in which it goes on after a wait.
-  schedule::Phase phase() const { return in_backward_ ? schedule::Phase::kBackward : schedule::Phase::kForward; }
-  void enter_backward() { in_backward_ = true; }
+  schedule::Phase phase() const { return phase_; }
+  void enter(schedule::Phase phase) { phase_ = phase; }
 
   // Flags of parameters that its code has set, those that it was given included; see [Note: flags of parameters].
   const ParameterFlags::Flags& flags();
@@ -136,7 +141,8 @@ class ExecutionContext {
   void release();
   void take_state();
   void leave_state();
-  void record_turn(observe::Recorder& recorder) const;
+  void begin_turn();
+  void record_turn() const;
 
   StepContext& step_;
   schedule::TurnName turn_;  // the next one, while it lacks the slot
@@ -144,16 +150,17 @@ class ExecutionContext {
   const int exceptions_;  // under way when it began
   const bool leads_;
   const std::uint64_t seed_;
+  schedule::Phase phase_;
   std::shared_ptr<ComputeSlot::Place> place_;
   ParameterFlags::Flags flags_;
   std::optional<ProcessState> state_;  // its own while it lacks the slot, else the main thread's
   bool holds_ = false;
   bool forward_ended_ = false;
-  bool in_backward_ = false;
+  bool had_weights_ = false;  // a weight part of it has begun
   bool retired_ = false;
   std::string name_;
   std::string note_;
-  std::int64_t turn_began_ns_ = 0;  // 0: not recorded
+  std::optional<devices::Moment> turn_began_;  // none: not recorded
   schedule::Phase turn_phase_ = schedule::Phase::kForward;
   std::shared_ptr<void> attached_;
 };

@@ -7,6 +7,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/runtime/autocast.h"
+#include "lamina/runtime/backward_here.h"
 #include "lamina/runtime/default_dtype.h"
 
 namespace lamina::runtime {
@@ -32,6 +33,7 @@ std::string capture_modes() {
 void run_with_modes(std::string_view modes, const std::function<void()>& work) {
   if (modes.size() < 3) throw base::FormatError("a call's modes are malformed");
   c10::InferenceMode inference(modes[1] != 0);
+  const BackwardHere backward_here;  // which the line before lets go of
   at::AutoGradMode grad(modes[0] != 0);
   const DefaultDtype dtype(to_default_dtype(modes[2]));
   run_with_autocast(modes.substr(3), work);

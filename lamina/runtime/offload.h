@@ -14,8 +14,8 @@ namespace lamina::runtime {
 class Copying {
  public:
   virtual ~Copying() = default;
-  // The copy, for what this thread gives its device from then on.
-  virtual at::Tensor wait() = 0;
+  // The copy, for what this thread gives its device from then on. The original is let go of.
+  virtual at::Tensor end() = 0;
 };
 
 // Copies tensors between their device and the host.
@@ -24,15 +24,16 @@ class Mover {
   virtual ~Mover() = default;
   virtual bool moves(const at::Tensor& tensor) const = 0;  // it does not lie in the host's memory
   virtual std::unique_ptr<Copying> to_host(const at::Tensor& tensor) = 0;
-  virtual std::unique_ptr<Copying> to_device(const at::Tensor& host, at::Device device) = 0;
+  virtual std::unique_ptr<Copying> to_device(const at::Tensor& host) = 0;
 };
 
-// Between torch's devices and pinned memory, in a stream of its own beside computation where the device has streams.
+// Between the rank's device and pinned memory, beside computation; see devices::CopyBeside.
 std::shared_ptr<Mover> make_device_mover();
 
 // [Note: offloading] The inputs that checkpoints keep for a backward go to the host's memory when they are kept and
-// come back for the backward. The latest are needed first, so when one is taken the `horizon` ones kept before it begin
-// to come. Thread-safe.
+// come back for the backward. Two leave at a time: when the next one is kept, the device lets go of the first of them,
+// once that has left. The latest are needed first, so when one is taken the `horizon` ones kept before it begin to
+// come. Thread-safe.
 class Offload : public std::enable_shared_from_this<Offload> {
  public:
   Offload(int horizon, std::shared_ptr<Mover> mover) : horizon_(horizon), mover_(std::move(mover)) {}
@@ -55,10 +56,10 @@ class Offload : public std::enable_shared_from_this<Offload> {
 
  private:
   struct Activation {
-    at::Device device = at::kCPU;
-    std::unique_ptr<Copying> leaving;  // until it is first asked for
+    std::unique_ptr<Copying> leaving;  // until its memory is let go of
     at::Tensor host;
     std::unique_ptr<Copying> coming;
+    void let_go();
     void begin_to_come(Mover& mover);
   };
 

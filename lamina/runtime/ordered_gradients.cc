@@ -35,11 +35,12 @@ void OrderedGradients::begin(std::vector<at::Tensor> parameters) {
   exchange(before_);
 }
 
-void OrderedGradients::turn_of(base::Microbatch microbatch) {
-  if (current_ == microbatch) return;
+void OrderedGradients::turn_of(base::Microbatch microbatch, bool in_weights) {
+  const Part part{microbatch, in_weights};
+  if (current_ == part) return;
   if (current_) exchange(parts_[*current_]);
-  current_ = microbatch;
-  auto& own = parts_[microbatch];
+  current_ = part;
+  auto& own = parts_[part];
   own.resize(parameters_.size());
   exchange(own);
 }
@@ -48,8 +49,8 @@ void OrderedGradients::end(bool keep) {
   if (current_) exchange(parts_[*current_]);
   current_.reset();
   if (keep) {
-    for (auto& [microbatch, part] : parts_) {
-      for (std::size_t i = 0; i < before_.size(); ++i) add(before_[i], std::exchange(part[i], {}));
+    for (auto& [part, gradients] : parts_) {
+      for (std::size_t i = 0; i < before_.size(); ++i) add(before_[i], std::exchange(gradients[i], {}));
     }
   }
   parts_.clear();

@@ -27,6 +27,7 @@ ProcessState ProcessState::current() {
   ProcessState state(process.engine());
   state.next_float_normal_ = process.next_float_normal_sample();
   state.next_double_normal_ = process.next_double_normal_sample();
+  state.of_device_ = devices::GeneratorState::current();
   state.default_dtype_ = c10::get_default_dtype_as_scalartype();
   return state;
 }
@@ -35,15 +36,17 @@ void ProcessState::seed(std::uint64_t seed) {
   engine_ = at::mt19937(seed);
   next_float_normal_.reset();
   next_double_normal_.reset();
+  of_device_.seed(seed);
 }
 
 void ProcessState::swap() {
-  swap_generator();
+  swap_generators();
   const auto dtype = std::exchange(default_dtype_, c10::get_default_dtype_as_scalartype());
   set_default_dtype(dtype);
 }
 
-void ProcessState::swap_generator() {
+void ProcessState::swap_generators() {
+  of_device_.swap();
   auto& process = generator();
   std::lock_guard guard(process.mutex_);
   auto engine = process.engine();

@@ -7,25 +7,27 @@
 #include <cstdint>
 #include <optional>
 
+#include "lamina/device/generators.h"
+
 namespace lamina::runtime {
 
-// State that torch keeps once per process and a step body expects to be its own: the state of the CPU generator and the
-// default dtype. It moves with the compute slot: see ExecutionContext. The generators of CUDA devices are left as they
-// are.
+// State that torch keeps once per process and a step body expects to be its own: the states of the host's generator and
+// of that of the rank's device, and the default dtype. It moves with the compute slot: see ExecutionContext. Generators
+// of other devices are left as they are.
 //
-// Where several jobs of one process compute at once, as in tests, they share one generator: its numbers are then
+// Where several jobs of one process compute at once, as in tests, they share the generators, whose numbers are then
 // anybody's.
 class ProcessState {
  public:
   static ProcessState current();  // a copy of the process's
 
-  // Its generator begins anew, as after torch.manual_seed(seed).
+  // Its generators begin anew, as after torch.manual_seed(seed).
   void seed(std::uint64_t seed);
 
-  // Exchanges it with the process's: two copies of 2.5 KB.
+  // Exchanges it with the process's: two copies of 2.5 KB, and of what a device's generator has.
   void swap();
-  // Exchanges the generator's part alone.
-  void swap_generator();
+  // Exchanges the generators' part alone.
+  void swap_generators();
 
  private:
   explicit ProcessState(const at::mt19937& engine) : engine_(engine) {}  // a new one costs 1 us to seed
@@ -33,6 +35,7 @@ class ProcessState {
   at::mt19937 engine_;
   std::optional<float> next_float_normal_;
   std::optional<double> next_double_normal_;
+  devices::GeneratorState of_device_;
   at::ScalarType default_dtype_ = at::kFloat;
 };
 

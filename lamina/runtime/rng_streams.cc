@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "lamina/device/generators.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/stream_seed.h"
 
@@ -23,7 +24,7 @@ std::uint64_t scramble(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The seed that somebody gave the process's generator by hand, where nothing was drawn since.
+// The seed that somebody gave the process's generators by hand, where nothing was drawn since.
 std::optional<std::uint64_t> seed_by_hand() {
   auto& process = *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
   std::lock_guard guard(process.mutex_);
@@ -32,7 +33,7 @@ std::optional<std::uint64_t> seed_by_hand() {
   const auto now = process.engine().data();
   const auto fresh = at::mt19937(seed).data();
   const bool drawn = now.left_ != fresh.left_ || now.next_ != fresh.next_ || now.state_ != fresh.state_;
-  return drawn ? std::nullopt : std::optional(seed);
+  return drawn || devices::has_drawn_since(seed) ? std::nullopt : std::optional(seed);
 }
 
 }  // namespace
@@ -65,12 +66,12 @@ std::optional<std::uint64_t> GivenSeeds::take() {
 RngStream::RngStream(std::uint64_t seed)
     : callers_(ProcessState::current()), given_(std::exchange(given_seeds, nullptr)) {
   callers_.seed(seed);
-  callers_.swap_generator();
+  callers_.swap_generators();
 }
 
 RngStream::~RngStream() {
   given_seeds = given_;
-  if (ExecutionContext::has_process_state()) callers_.swap_generator();
+  if (ExecutionContext::has_process_state()) callers_.swap_generators();
 }
 
 InlineBody::InlineBody(std::uint64_t root_seed) : callers_(ProcessState::current()) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lamina/base/ids.h"
+#include "lamina/runtime/backward_here.h"
 #include "lamina/runtime/process_state.h"
 
 // [Note: RNG streams] The random numbers of a step are the same in every layout. Each microbatch has a root stream,
@@ -19,7 +20,8 @@ namespace lamina::runtime {
 
 std::uint64_t mix(std::uint64_t a, std::uint64_t b);  // to a seed that neither of them is seen in
 
-// One draw from the process's CPU generator: the seed of a stream that begins here.
+// One draw from the generator of the host: the seed of a stream that begins here. It is that of the stream's numbers on
+// the host and on the rank's device.
 std::uint64_t draw_seed();
 
 // The seed of the stream of a module that is called here: the next of GivenSeeds, else one draw, in the place of which
@@ -42,7 +44,7 @@ class GivenSeeds {
   GivenSeeds* const outer_;
 };
 
-// While it lives the process's CPU generator is the stream of `seed`; afterwards it goes on where it was.
+// While it lives the process's generators are the stream of `seed`; afterwards they go on where they were.
 class RngStream {
  public:
   explicit RngStream(std::uint64_t seed);
@@ -55,7 +57,7 @@ class RngStream {
 };
 
 // A step body in the thread that called the step function, which has no ExecutionContext. While it lives the process's
-// state is the body's own, and its generator the body's root stream.
+// state is the body's own, and its generators the body's root stream.
 class InlineBody {
  public:
   explicit InlineBody(std::uint64_t root_seed);
@@ -64,6 +66,7 @@ class InlineBody {
 
  private:
   ProcessState callers_;
+  const BackwardHere backward_here_;
 };
 
 // A model that is called in the body of a step, in another thread, which has that one's state. While it lives modules
@@ -73,6 +76,9 @@ class AsInBody {
   AsInBody();
   ~AsInBody();
   AsInBody(const AsInBody&) = delete;
+
+ private:
+  const BackwardHere backward_here_;
 };
 
 // True where this thread runs a step body, or a module for another rank: there modules have streams.

@@ -5,15 +5,18 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/upload.h"
+#include "lamina/runtime/statistics_weights.h"
 
 namespace lamina::runtime {
 namespace {
@@ -23,6 +26,11 @@ struct Plainly {
   const c10::InferenceMode no_inference{false};
   const at::NoGradGuard no_grad;
 };
+
+// Tells whether nothing has changed, where that takes no wait for a device; there all is taken as changed.
+bool is_known_same(const at::Tensor& now, const at::Tensor& before) {
+  return devices::is_host(now) && at::equal(now, before);
+}
 
 }  // namespace
 
@@ -38,7 +46,7 @@ void RunningStatistics::Pool::install() {
   }
   before = at::cat(flat);
   current = before.clone();
-  elements = at::repeat_interleave(at::tensor(numbers), at::tensor(sizes)).to(before.device());
+  elements = devices::upload(at::repeat_interleave(at::tensor(numbers), at::tensor(sizes)), before.device());
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     aside.push_back(buffers[i].variable_data());
     buffers[i].unsafeGetTensorImpl()->shallow_copy_from(part(current, i).getIntrusivePtr());
@@ -55,8 +63,8 @@ at::Tensor RunningStatistics::Pool::part(const at::Tensor& flat, std::size_t buf
   return flat.narrow(0, offsets[buffer], buffers[buffer].numel()).view(buffers[buffer].sizes());
 }
 
-at::Tensor RunningStatistics::Pool::spread(const std::vector<double>& of_modules) const {
-  return at::tensor(of_modules, at::kDouble).to(before.device()).index_select(0, elements);
+at::Tensor RunningStatistics::Pool::spread(const at::Tensor& of_modules) const {
+  return of_modules.to(before.device()).index_select(0, elements);
 }
 
 // Into `current` too, for whoever has taken a view of a buffer in the step.
@@ -147,75 +155,52 @@ void RunningStatistics::end(bool keep) {
 // In double precision, which costs little beside activations.
 void RunningStatistics::fold() {
   Memory before, sums(pools_.size());
+  std::vector<std::optional<double>> momenta;
   for (const auto& pool : pools_) before.push_back(pool.before);
+  for (const auto& module : modules_) momenta.push_back(module.momentum);
   const auto found = counts(before);
-  auto count = found;
+  StatisticsWeights weights(momenta, found);
   for (const auto& [microbatch, own] : own_) {
-    const auto weights = weigh(own, found, count);
+    const auto [of_own, of_sum, of_before] = weights.next(counts(own), [&] { return changed(own); });
     for (std::size_t i = 0; i < pools_.size(); ++i) {
       const auto& pool = pools_[i];
-      if (pool.counts || at::equal(own[i], pool.before)) continue;
+      if (pool.counts || is_known_same(own[i], pool.before)) continue;
       const auto as_found = pool.before.to(at::kDouble);
       const auto so_far = sums[i].defined() ? sums[i] : as_found;
-      const auto added =
-          own[i].to(at::kDouble).mul(pool.spread(weights.own)).sub(as_found.mul(pool.spread(weights.before)));
-      sums[i] = so_far.mul(pool.spread(weights.sum)).add(added);
+      const auto added = own[i].to(at::kDouble).mul(pool.spread(of_own)).sub(as_found.mul(pool.spread(of_before)));
+      sums[i] = so_far.mul(pool.spread(of_sum)).add(added);
     }
   }
+  const bool counted = !is_known_same(weights.counts(), found);
   for (std::size_t i = 0; i < pools_.size(); ++i) {
     auto& pool = pools_[i];
-    if (pool.counts && count != found) sums[i] = pool.spread(count);
+    if (pool.counts && counted) sums[i] = pool.spread(weights.counts());
     if (sums[i].defined()) pool.write(sums[i].to(pool.before.scalar_type()));
   }
 }
 
-std::vector<double> RunningStatistics::counts(const Memory& memory) const {
-  std::vector<double> counts(modules_.size());
+// The counts of all modules, as doubles on one device.
+at::Tensor RunningStatistics::counts(const Memory& memory) const {
+  at::Tensor counts;
   for (std::size_t i = 0; i < pools_.size(); ++i) {
-    if (!pools_[i].counts) continue;
-    const auto values = memory[i].to(at::kCPU, at::kDouble);
-    for (std::size_t j = 0; j < pools_[i].modules.size(); ++j) {
-      counts[pools_[i].modules[j]] = values.const_data_ptr<double>()[pools_[i].offsets[j]];
-    }
+    const auto& pool = pools_[i];
+    if (!pool.counts) continue;
+    if (!counts.defined()) counts = at::zeros({std::ssize(modules_)}, memory[i].options().dtype(at::kDouble));
+    counts.index_copy_(0, pool.elements.to(counts.device()), memory[i].to(counts.device(), at::kDouble));
   }
   return counts;
 }
 
-RunningStatistics::Weights RunningStatistics::weigh(const Memory& own, const std::vector<double>& before,
-                                                    std::vector<double>& count) const {
-  const auto after = counts(own);
-  Weights weights;
-  const auto add = [&](double of_own, double of_sum, double of_before) {
-    weights.own.push_back(of_own);
-    weights.sum.push_back(of_sum);
-    weights.before.push_back(of_before);
-  };
-  for (std::size_t i = 0; i < modules_.size(); ++i) {
-    const double calls = after[i] - before[i];
-    const double counted = std::exchange(count[i], calls < 0 ? after[i] : count[i] + calls);
-    if (calls < 0) {  // it was reset
-      add(1, 0, 0);
-    } else if (const auto momentum = modules_[i].momentum) {
-      const double kept = std::pow(1 - *momentum, calls == 0 && changed(i, own) ? 1 : calls);
-      add(1, kept, kept);
-    } else if (calls == 0) {
-      add(1, 1, 1);
-    } else {
-      add(after[i] / count[i], counted / count[i], before[i] / count[i]);
-    }
-  }
-  return weights;
-}
-
-bool RunningStatistics::changed(std::size_t module, const Memory& own) const {
+at::Tensor RunningStatistics::changed(const Memory& own) const {
+  at::Tensor changes;
   for (std::size_t i = 0; i < pools_.size(); ++i) {
     const auto& pool = pools_[i];
-    for (std::size_t j = 0; j < pool.modules.size(); ++j) {
-      const bool same = pool.modules[j] != module || at::equal(pool.part(own[i], j), pool.part(pool.before, j));
-      if (!same) return true;
-    }
+    if (pool.counts) continue;
+    const auto differ = own[i].ne(pool.before).to(at::kDouble);
+    const auto of_modules = at::zeros({std::ssize(modules_)}, differ.options()).index_add(0, pool.elements, differ);
+    changes = changes.defined() ? changes.add(of_modules.to(changes.device())) : of_modules;
   }
-  return false;
+  return changes.gt(0);
 }
 
 }  // namespace lamina::runtime

@@ -63,13 +63,8 @@ class RunningStatistics {
     void install();
     void put_back();
     at::Tensor part(const at::Tensor& flat, std::size_t buffer) const;
-    at::Tensor spread(const std::vector<double>& of_modules) const;  // to the elements
-    void write(const at::Tensor& flat);                              // what the buffers have after the step
-  };
-  // Factors of each module, after a microbatch: own * what that has + sum * what there was - before * what the step
-  // found.
-  struct Weights {
-    std::vector<double> own, sum, before;
+    at::Tensor spread(const at::Tensor& of_modules) const;  // to the elements
+    void write(const at::Tensor& flat);                     // what the buffers have after the step
   };
   struct Calls {
     std::optional<base::Microbatch> first_to_train, last_to_read;
@@ -78,9 +73,8 @@ class RunningStatistics {
   void add(const at::Tensor& buffer, std::size_t module, bool is_count);
   void exchange(const Memory& own) const;
   void fold();
-  std::vector<double> counts(const Memory& memory) const;
-  Weights weigh(const Memory& own, const std::vector<double>& before, std::vector<double>& count) const;
-  bool changed(std::size_t module, const Memory& own) const;
+  at::Tensor counts(const Memory& memory) const;
+  at::Tensor changed(const Memory& own) const;  // modules, as bools
 
   std::vector<BatchNorm> modules_;
   std::vector<Calls> calls_;

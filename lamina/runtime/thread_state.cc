@@ -3,11 +3,14 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
-#include <c10/core/AutogradState.h>
+#include <c10/core/StreamGuard.h>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/copies.h"
+#include "lamina/device/streams.h"
 #include "lamina/runtime/autocast.h"
+#include "lamina/runtime/backward_here.h"
 
 namespace lamina::runtime {
 namespace {
@@ -21,8 +24,9 @@ class Captured : public ThreadState {
   explicit Captured(WorkerPool::Hooks::RunInContext run_in_context) : run_in_context_(std::move(run_in_context)) {}
 
   void run(const std::function<void()>& work) const override {
+    const c10::OptionalStreamGuard on_stream(stream_);
     at::ThreadLocalStateGuard guard(state_);
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+    const BackwardHere backward_here;
     modes_of_step = function_modes();
     run_with_autocast(autocast_, [&] { run_in_context_ ? run_in_context_(work) : work(); });
   }
@@ -30,12 +34,14 @@ class Captured : public ThreadState {
  private:
   const WorkerPool::Hooks::RunInContext run_in_context_;
   const at::ThreadLocalState state_;
+  const std::optional<c10::Stream> stream_ = devices::current_stream();
   const std::string autocast_ = capture_autocast();
 };
 
 }  // namespace
 
 std::shared_ptr<const ThreadState> ThreadState::capture(const WorkerPool::Hooks& face) {
+  devices::compute_on_this_stream();
   return std::make_shared<Captured>(face.capture_context ? face.capture_context() : nullptr);
 }
 

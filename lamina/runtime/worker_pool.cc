@@ -7,7 +7,11 @@
 // Locks: mutex_, under which nothing else is taken; tasks run, and end, without it. See docs/thread-model.md.
 #include "lamina/runtime/worker_pool.h"
 
+#include <c10/core/StreamGuard.h>
+
 #include <utility>
+
+#include "lamina/device/streams.h"
 
 namespace lamina::runtime {
 
@@ -41,6 +45,7 @@ void WorkerPool::run(std::function<void()> task) {
 }
 
 void WorkerPool::serve(Worker& self) {
+  const c10::OptionalStreamGuard on_stream(devices::default_stream());  // until its work says another
   if (hooks_.thread_begins) hooks_.thread_begins();
   std::unique_lock lock(mutex_);
   while (self.task) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/schedule/schedule.h"
 
+#include <algorithm>
 #include <tuple>
 
 #include "lamina/base/error.h"
@@ -52,7 +53,7 @@ class Simple : public Schedule {
 // other. A rank that takes every backward at once is left with forwards that wait for the losses of a busy rank 0, and
 // idles. A step over even stages is up to a tenth longer then, and keeps more activations, not fewer
 // (docs/decisions/schedule.md). What a microbatch has begun here goes on before both: a forward first, which is mostly
-// the loss, takes no time, and is waited for.
+// the loss, takes no time, and is waited for. Nobody waits for weight parts.
 class Interleaved : public Schedule {
  public:
   explicit Interleaved(int active) : active_(active) {}
@@ -62,9 +63,10 @@ class Interleaved : public Schedule {
       return ticket.phase != Phase::kStart ||
              (is_next(ticket, progress) && progress.started - progress.finished < active_);
     };
-    enum { kForwardGoesOn, kBackwardGoesOn, kForwardWanted, kBackward, kForward };
+    enum { kForwardGoesOn, kBackwardGoesOn, kForwardWanted, kBackward, kForward, kWeights };
     const bool wanted = progress.ahead.size() < kAhead;
     return first(waiting, allowed, [&](const Ticket& ticket) {
+      if (ticket.phase == Phase::kWeights) return kWeights;
       if (ticket.phase == Phase::kBackwardStart) return kForwardGoesOn;
       if (ticket.phase == Phase::kBackward) {
         return progress.back == ticket.microbatch ? kBackwardGoesOn : kBackward;
@@ -79,6 +81,18 @@ class Interleaved : public Schedule {
   const int active_;
 };
 
+// To split a backward costs some per cent of it. Weight parts of the last 2 * partitions microbatches, which a rank has
+// before it together, fill its idle time; those of earlier ones would gain little more.
+class ZeroBubble : public Interleaved {
+ public:
+  ZeroBubble(int active, int partitions) : Interleaved(active), partitions_(partitions) {}
+
+  int first_split(int microbatches) const override { return std::max(0, microbatches - 2 * partitions_); }
+
+ private:
+  const int partitions_;
+};
+
 }  // namespace
 
 void Progress::go_on(const Ticket& picked) {
@@ -86,7 +100,7 @@ void Progress::go_on(const Ticket& picked) {
   if (picked.phase == Phase::kBackward) {
     ahead.erase(picked.microbatch);
     back = picked.microbatch;
-  } else if (!is_backward(picked.phase)) {
+  } else if (picked.phase == Phase::kStart || picked.phase == Phase::kForward) {
     ahead.insert(picked.microbatch);
   }
 }
@@ -94,10 +108,15 @@ void Progress::go_on(const Ticket& picked) {
 std::unique_ptr<Schedule> simple_schedule(int active) { return std::make_unique<Simple>(active); }
 std::unique_ptr<Schedule> interleaved_schedule(int active) { return std::make_unique<Interleaved>(active); }
 
-std::unique_ptr<Schedule> make_schedule(std::string_view name, int active) {
+std::unique_ptr<Schedule> zero_bubble_schedule(int active, int partitions) {
+  return std::make_unique<ZeroBubble>(active, partitions);
+}
+
+std::unique_ptr<Schedule> make_schedule(std::string_view name, int active, int partitions) {
   if (name == "simple") return simple_schedule(active);
   if (name == "interleaved") return interleaved_schedule(active);
-  throw base::ConfigError(base::str("schedule \"", name, "\" is not one of: interleaved, simple"));
+  if (name == "zero_bubble") return zero_bubble_schedule(active, partitions);
+  throw base::ConfigError(base::str("schedule \"", name, "\" is not one of: interleaved, simple, zero_bubble"));
 }
 
 }  // namespace lamina::schedule

@@ -2,6 +2,8 @@
 #include "lamina/schedule/simulation.h"
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <queue>
 #include <tuple>
 #include <utility>
@@ -9,18 +11,85 @@
 namespace lamina::schedule {
 namespace {
 
-int ranks_of(const Chain& chain) {
+enum Direction : std::uint8_t { kOfForward, kOfBackward };
+
+int ranks_of(const Workload& workload) {
   int ranks = 1;
-  for (const Visit& visit : chain.visits) ranks = std::max(ranks, visit.rank + 1);
+  for (const Piece& piece : workload.pieces) ranks = std::max(ranks, piece.work.rank + 1);
   return ranks;
+}
+
+// Per piece, of a pass: how much it waits for, who waits for it, and the one that goes on after it.
+struct Passes {
+  std::vector<int> needs;
+  std::vector<std::vector<Need>> needed_by;
+  std::vector<int> then;
+};
+
+std::array<Passes, 2> passes_of(const std::vector<Piece>& pieces) {
+  const auto size = pieces.size();
+  const Passes none{std::vector<int>(size), std::vector<std::vector<Need>>(size), std::vector<int>(size, -1)};
+  std::array<Passes, 2> passes{none, none};
+  const auto count = [&](Direction pass, int at, const std::vector<Need>& needs) {
+    passes[pass].needs[at] += static_cast<int>(needs.size());
+    for (const Need& need : needs) passes[pass].needed_by[need.piece].push_back({at, need.time});
+  };
+  const auto follow = [&](Direction pass, int at, int then) {
+    passes[pass].then[at] = then;
+    ++passes[pass].needs[then];
+  };
+  for (int at = 0; at < static_cast<int>(size); ++at) {
+    count(kOfForward, at, pieces[at].forward_needs);
+    count(kOfBackward, at, pieces[at].backward_needs);
+    if (pieces[at].before < 0) continue;
+    follow(kOfForward, pieces[at].before, at);
+    follow(kOfBackward, at, pieces[at].before);
+  }
+  return passes;
+}
+
+// The weight part that follows the backward of each piece: all of its call's, after the first.
+std::vector<std::int64_t> weights_of(const std::vector<Piece>& pieces) {
+  std::vector<std::int64_t> weights(pieces.size());
+  for (int at = static_cast<int>(pieces.size()) - 1; at >= 0; --at) {
+    weights[at] += about(TurnKind::kWeights).time(pieces[at].work, /*split=*/true);
+    if (pieces[at].before >= 0) weights[pieces[at].before] += std::exchange(weights[at], 0);
+  }
+  return weights;
+}
+
+// A number that is drawn for each turn, from -1 to 1.
+double drawn(std::uint64_t draw, const Ticket& ticket, int piece) {
+  std::uint64_t bits = draw;
+  for (const auto part : {static_cast<std::uint64_t>(ticket.phase), static_cast<std::uint64_t>(ticket.microbatch.value),
+                          static_cast<std::uint64_t>(piece)}) {
+    bits = (bits ^ part) + 0x9e3779b97f4a7c15;  // splitmix64
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+    bits ^= bits >> 31;
+  }
+  return static_cast<double>(static_cast<std::int64_t>(bits)) * 0x1p-63;
 }
 
 class Simulation {
  public:
-  Simulation(const Schedule& schedule, const Chain& chain)
-      : schedule_(schedule), chain_(chain), end_(static_cast<int>(chain.visits.size())), ranks_(ranks_of(chain)) {
-    leader().microbatches = chain.microbatches;
-    for (int i = 0; i < chain.microbatches; ++i) send({Phase::kStart, base::Microbatch(i)}, 0, 0);
+  Simulation(const Schedule& schedule, const Workload& workload)
+      : schedule_(schedule),
+        workload_(workload),
+        pieces_(workload_.pieces),
+        loss_(static_cast<int>(pieces_.size()) - 1),
+        first_split_(schedule.first_split(workload.microbatches)),
+        weights_(weights_of(pieces_)),
+        passes_(passes_of(pieces_)),
+        ranks_(ranks_of(workload)),
+        turns_left_(workload.microbatches, static_cast<int>(pieces_.size())) {
+    leader().microbatches = workload.microbatches;
+    for (int i = 0; i < workload.microbatches; ++i) {
+      for (const Direction pass : {kOfForward, kOfBackward})
+        missing_[pass].insert(missing_[pass].end(), passes_[pass].needs.begin(), passes_[pass].needs.end());
+    }
+    turns_.reserve(2 * pieces_.size() * workload.microbatches);
+    for (int i = 0; i < workload.microbatches; ++i) send({Phase::kStart, base::Microbatch(i)}, 0, 0, Event::kThread);
   }
 
   std::vector<Turn> run() {
@@ -28,10 +97,10 @@ class Simulation {
       const Event next = events_.top();
       events_.pop();
       now_ = next.time;
-      if (next.ends) {
-        end(next.turn);
-      } else {
-        arrive(next.turn);
+      if (next.what == Event::kEnd) {
+        end(next.piece);
+      } else if (next.what == Event::kThread || is_last_need(next)) {
+        arrive(next);
       }
       // Events of one moment are known to a rank before it picks.
       if (events_.empty() || events_.top().time > now_) pick_everywhere();
@@ -40,98 +109,126 @@ class Simulation {
   }
 
  private:
-  // A turn has ended, or a thread that wants one has come.
+  // A turn has ended, a message has come, or a thread that wants a turn.
   struct Event {
+    enum What : std::uint8_t { kEnd, kMessage, kThread };
     std::int64_t time = 0;
     std::uint64_t order = 0;  // of those of one moment
-    bool ends = false;
-    Turn turn;
+    What what = kThread;
+    int piece = 0;
+    Ticket ticket;
 
     bool operator>(const Event& other) const { return std::tie(time, order) > std::tie(other.time, other.order); }
   };
 
   struct RankState {
     std::vector<Ticket> waiting;
-    std::vector<int> visits;  // of each that waits
+    std::vector<int> pieces;  // of each that waits
     Progress progress;
+    Turn turn;  // while it is busy
     bool busy = false;
+    bool asked = true;  // something has happened that its next pick may depend on
   };
 
-  void send(const Ticket& ticket, int visit, std::int64_t delay) {
-    events_.push({now_ + delay, order_++, false, {.rank = rank_of(visit), .visit = visit, .ticket = ticket}});
+  void send(const Ticket& ticket, int piece, std::int64_t delay, Event::What what) {
+    events_.push({now_ + delay, order_++, what, piece, ticket});
   }
 
-  void arrive(Turn turn) {
-    if (turn.ticket.phase == Phase::kBackwardStart) ++leader().forward_done;
-    turn.ticket.arrival = order_++;
-    ranks_[turn.rank].waiting.push_back(turn.ticket);
-    ranks_[turn.rank].visits.push_back(turn.visit);
+  // True where the ticket's pass of a piece waits for nothing else.
+  bool is_last_need(const Event& message) {
+    const auto pass = message.ticket.phase == Phase::kBackward ? kOfBackward : kOfForward;
+    return --missing(pass, message.ticket.microbatch, message.piece) == 0;
+  }
+
+  int& missing(Direction pass, base::Microbatch microbatch, int piece) {
+    return missing_[pass][microbatch.value * static_cast<std::int64_t>(pieces_.size()) + piece];
+  }
+
+  void arrive(const Event& event) {
+    if (event.ticket.phase == Phase::kBackwardStart) ++leader().forward_done;
+    RankState& rank = ranks_[pieces_[event.piece].work.rank];
+    rank.waiting.push_back({event.ticket.phase, event.ticket.microbatch, order_++});
+    rank.pieces.push_back(event.piece);
+    rank.asked = true;
   }
 
   void pick_everywhere() {
-    for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-      if (ranks_[rank].busy || ranks_[rank].waiting.empty()) continue;
-      const auto chosen = schedule_.pick(ranks_[rank].waiting, ranks_[rank].progress);
+    for (RankState& rank : ranks_) {
+      if (!std::exchange(rank.asked, false) || rank.busy || rank.waiting.empty()) continue;
+      const auto chosen = schedule_.pick(rank.waiting, rank.progress);
       if (chosen) begin(rank, static_cast<std::ptrdiff_t>(*chosen));
     }
   }
 
-  void begin(int rank, std::ptrdiff_t chosen) {
-    auto& [waiting, visits, progress, busy] = ranks_[rank];
-    const Ticket ticket = waiting[chosen];
-    const int visit = visits[chosen];
-    waiting.erase(waiting.begin() + chosen);
-    visits.erase(visits.begin() + chosen);
-    compute(ticket, visit);
+  void begin(RankState& rank, std::ptrdiff_t chosen) {
+    const Ticket ticket = rank.waiting[chosen];
+    const int piece = rank.pieces[chosen];
+    rank.waiting.erase(rank.waiting.begin() + chosen);
+    rank.pieces.erase(rank.pieces.begin() + chosen);
+    compute(ticket, piece);
   }
 
-  void compute(const Ticket& ticket, int visit) {
-    const Turn turn{.start = now_, .rank = rank_of(visit), .visit = visit, .ticket = ticket};
-    ranks_[turn.rank].busy = true;
-    ranks_[turn.rank].progress.go_on(ticket);
-    events_.push({now_ + cost(turn), order_++, true, turn});
+  bool splits(base::Microbatch microbatch, int piece) const {
+    return microbatch.value >= first_split_ && pieces_[piece].work.weights > 0;
+  }
+
+  void compute(const Ticket& ticket, int piece) {
+    RankState& rank = ranks_[pieces_[piece].work.rank];
+    rank.turn = {.start = now_,
+                 .rank = pieces_[piece].work.rank,
+                 .visit = piece,
+                 .ticket = ticket,
+                 .split = splits(ticket.microbatch, piece)};
+    rank.busy = true;
+    rank.progress.go_on(ticket);
+    send(ticket, piece, cost(rank.turn), Event::kEnd);
   }
 
   Progress& leader() { return ranks_[0].progress; }
 
-  int rank_of(int visit) const { return visit == end_ ? 0 : chain_.visits[visit].rank; }
-
   std::int64_t cost(const Turn& turn) const {
-    if (turn.visit == end_) return 0;
-    return turn.ticket.phase == Phase::kBackward ? chain_.visits[turn.visit].backward
-                                                 : chain_.visits[turn.visit].forward;
+    const Phase phase = turn.ticket.phase;
+    const TurnKind kind = phase == Phase::kBackwardStart ? TurnKind::kBackward : kind_of(phase);
+    const std::int64_t time =
+        phase == Phase::kWeights ? weights_[turn.visit] : about(kind).time(pieces_[turn.visit].work, turn.split);
+    if (workload_.jitter == 0) return time;
+    const double part = 1 + workload_.jitter * drawn(workload_.draw, turn.ticket, turn.visit);
+    return static_cast<std::int64_t>(part * static_cast<double>(time));
   }
 
-  std::int64_t message_between(int one, int other) const {
-    return rank_of(one) == rank_of(other) ? 0 : chain_.visits[std::min(one, other)].message + chain_.delay();
+  // The input part of a call's backward has ended.
+  void leave_weights(const Turn& turn) {
+    if (turn.ticket.microbatch.value < first_split_ || weights_[turn.visit] == 0) return;
+    ++turns_left_[turn.ticket.microbatch.value];
+    send({Phase::kWeights, turn.ticket.microbatch}, turn.visit, 0, Event::kThread);
   }
 
-  int forward_after(int visit) const {
-    do ++visit;
-    while (visit < end_ && chain_.visits[visit].backward_only);
-    return visit;
+  // The pass of a piece has ended: what waits for it goes on.
+  void go_on(Direction pass, const Turn& turn) {
+    const Phase phase = pass == kOfForward ? Phase::kForward : Phase::kBackward;
+    for (const Need& next : passes_[pass].needed_by[turn.visit]) {
+      const bool elsewhere = pieces_[next.piece].work.rank != turn.rank;
+      const std::int64_t delay = elsewhere ? next.time + workload_.delay() : 0;
+      send({phase, turn.ticket.microbatch}, next.piece, delay, Event::kMessage);
+    }
+    const int then = passes_[pass].then[turn.visit];
+    if (then < 0 || --missing(pass, turn.ticket.microbatch, then) > 0) return;
+    compute({phase, turn.ticket.microbatch, order_++}, then);
   }
 
-  // The step body computes the last visit itself.
-  bool ends_in_body() const { return rank_of(end_ - 1) == 0; }
-
-  void end(Turn turn) {
-    ranks_[turn.rank].busy = false;
-    const auto& [phase, microbatch, arrival] = turn.ticket;
-    if (phase == Phase::kBackwardStart && ends_in_body()) {
-      compute({Phase::kBackward, microbatch, order_++}, end_ - 1);
-    } else if (phase == Phase::kBackwardStart) {
-      send({Phase::kBackward, microbatch}, end_ - 1, message_between(end_ - 1, end_));
-    } else if (phase == Phase::kBackward && turn.visit > 0) {
-      send({Phase::kBackward, microbatch}, turn.visit - 1, message_between(turn.visit - 1, turn.visit));
-    } else if (phase == Phase::kBackward) {
-      ++leader().finished;
-    } else if (turn.visit == end_) {
-      send({Phase::kBackwardStart, microbatch}, end_, 0);
-    } else if (const int next = forward_after(turn.visit); next == end_ && ends_in_body()) {
-      compute({Phase::kForward, microbatch, order_++}, end_);
+  void end(int piece) {
+    RankState& rank = ranks_[pieces_[piece].work.rank];
+    rank.busy = false;
+    rank.asked = ranks_[0].asked = true;
+    Turn turn = rank.turn;
+    const Phase phase = turn.ticket.phase;
+    if (phase == Phase::kStart || phase == Phase::kForward) {
+      go_on(kOfForward, turn);
+      if (piece == loss_) send({Phase::kBackwardStart, turn.ticket.microbatch}, piece, 0, Event::kThread);
     } else {
-      send({Phase::kForward, microbatch}, next, message_between(turn.visit, next));
+      if (phase == Phase::kBackward) leave_weights(turn);
+      if (--turns_left_[turn.ticket.microbatch.value] == 0) ++leader().finished;
+      if (phase != Phase::kWeights) go_on(kOfBackward, turn);
     }
     turn.end = now_;
     turn.after = {leader().started, leader().forward_done, leader().finished};
@@ -139,9 +236,15 @@ class Simulation {
   }
 
   const Schedule& schedule_;
-  const Chain chain_;
-  const int end_;
+  const Workload workload_;
+  const std::vector<Piece>& pieces_;
+  const int loss_;
+  const int first_split_;
+  const std::vector<std::int64_t> weights_;
+  const std::array<Passes, 2> passes_;
+  std::array<std::vector<int>, 2> missing_;  // by pass, microbatch and piece
   std::vector<RankState> ranks_;
+  std::vector<int> turns_left_;  // of backwards and weight parts, by microbatch
   std::int64_t now_ = 0;
   std::uint64_t order_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
@@ -150,15 +253,18 @@ class Simulation {
 
 }  // namespace
 
-Chain even_chain(int stages, int microbatches, std::int64_t forward, std::int64_t backward) {
-  Chain chain;
-  for (int rank = 0; rank < stages; ++rank) chain.visits.push_back({rank, forward, backward, 0});
-  chain.microbatches = microbatches;
-  return chain;
+std::vector<Turn> simulate(const Schedule& schedule, const Workload& workload) {
+  return Simulation(schedule, workload).run();
 }
 
-std::vector<Turn> simulate(const Schedule& schedule, const Chain& chain) { return Simulation(schedule, chain).run(); }
+std::vector<Turn> simulate(const Schedule& schedule, const Chain& chain) {
+  return simulate(schedule, workload_of(chain));
+}
 
-std::int64_t step_time(const Schedule& schedule, const Chain& chain) { return simulate(schedule, chain).back().end; }
+std::int64_t step_time(const Schedule& schedule, const Workload& workload) {
+  return simulate(schedule, workload).back().end;
+}
+
+std::int64_t step_time(const Schedule& schedule, const Chain& chain) { return step_time(schedule, workload_of(chain)); }
 
 }  // namespace lamina::schedule

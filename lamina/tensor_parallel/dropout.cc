@@ -12,6 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/device/capabilities.h"
+#include "lamina/device/own_kernels.h"
+#include "lamina/device/rank_device.h"
 #include "lamina/tensor_parallel/operators.h"
 
 namespace lamina::tensor_parallel {
@@ -58,10 +61,13 @@ at::Tensor& dropout_in_place(at::Tensor& input, double p, bool train) {
 }
 
 // Torch's own is made of other operations, so that a kernel for gradients takes its place on each device.
-void replace_dropout(c10::DispatchKey key) {
-  auto* const library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);  // for good
-  library->impl("dropout", &dropout);
-  library->impl("dropout_", &dropout_in_place);
+void replace_dropout(at::Device device) {
+  static devices::OwnKernels kernels([](torch::Library& aten) {
+    aten.impl("dropout", &dropout);
+    aten.impl("dropout_", &dropout_in_place);
+  });
+  const auto backend = c10::toBackendComponent(at::TensorOptions(device).computeDispatchKey());
+  kernels.add_for(c10::getAutogradKeyFromBackend(backend));
 }
 
 TORCH_LIBRARY_FRAGMENT(lamina, library) {
@@ -90,11 +96,7 @@ at::Tensor dropout_of_part(const at::Tensor& part, double p, std::int64_t dim, c
 }
 
 void note_given(const SlicePart& features, const std::optional<SlicePart>& heads) {
-  [[maybe_unused]] static const bool replaced = [] {
-    replace_dropout(c10::DispatchKey::AutogradCPU);
-    replace_dropout(c10::DispatchKey::AutogradCUDA);
-    return true;
-  }();
+  for (const auto device : {at::Device(devices::kHost), devices::rank_device()}) replace_dropout(device);
   parts.features.push_back(features);
   parts.heads = heads;
 }

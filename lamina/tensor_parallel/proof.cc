@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/tensor_parallel/proof.h"
+#include "lamina/device/capabilities.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -75,9 +76,9 @@ class Said {
   Said(Team& team, std::span<const Twice> values, double tolerance) : size_(team.size()), count_(std::ssize(values)) {
     std::vector<std::int64_t> own;
     for (const auto& each : values) describe(each, tolerance, own);
-    const auto device = values.empty() || !values.front().own.defined() ? at::kCPU : values.front().own.device();
+    const auto device = values.empty() || !values.front().own.defined() ? devices::kHost : values.front().own.device();
     const auto given = at::tensor(own, at::TensorOptions(at::kLong)).to(device);
-    all_ = team.all_gather(given, {0, {}}).cpu();
+    all_ = devices::on_host(team.all_gather(given, {0, {}}));
   }
 
   bool all_alike(std::int64_t value) const {

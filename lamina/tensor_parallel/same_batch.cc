@@ -10,6 +10,7 @@
 
 #include "lamina/base/hash.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/value/guarded.h"
 #include "lamina/value/reference_tensor.h"
 
@@ -40,15 +41,16 @@ CallHashes hashes_of(const ModelCall& call) {
   for (const auto& tensor : call.tensors) {
     if (!has_bytes(tensor)) continue;
     values = hash_of_kind(tensor, values);
-    if (!tensor.is_cpu() && !call.on_devices) continue;
-    values = base::hash64(bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()), values);
+    if (!devices::is_host(tensor) && !call.on_devices) continue;
+    values =
+        base::hash64(bytes_of(devices::on_host(tensor.detach().resolve_conj().resolve_neg().contiguous())), values);
   }
   std::uint64_t gradients = c10::GradMode::is_enabled() ? 1 : 0;
-  std::set<at::DeviceType> devices{at::kCPU};
+  std::set<at::DeviceType> types{devices::kHost};
   for (const auto& tensor : call.tensors) {
-    if (tensor.defined()) devices.insert(tensor.device().type());
+    if (tensor.defined()) types.insert(tensor.device().type());
   }
-  for (const auto device : devices) {
+  for (const auto device : types) {
     if (!at::autocast::is_autocast_available(device)) continue;
     const bool casts = at::autocast::is_autocast_enabled(device);
     gradients =

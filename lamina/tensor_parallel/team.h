@@ -15,6 +15,7 @@
 #include "lamina/base/wait.h"
 #include "lamina/collective/group.h"
 #include "lamina/collective/same_order.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/tensor_parallel/same_batch.h"
 #include "lamina/value/failure.h"
 
@@ -83,7 +84,7 @@ class Team {
   struct Meaning {
     std::string what;
     at::ScalarType dtype = at::kFloat;
-    at::DeviceType device = at::kCPU;
+    at::DeviceType device = devices::kHost;
     std::vector<Cut> cuts;            // each with the sizes of all members
     std::vector<std::int64_t> shape;  // of the whole
   };

@@ -161,6 +161,21 @@ TEST(PlanRows, HaveANodesTimesSharedOutAmongItsStretches) {
   EXPECT_EQ(rows[0].stretches[0].backward_us, 3) << "nothing is known of it";
 }
 
+TEST(PlanRows, HaveWeightPartsInTheSameProportionToTheirBackwards) {
+  std::vector<Cost> costs(1);
+  costs[0] = {.order = 0, .calls = 1, .forward_us = 8, .backward_us = 12};
+  costs[0].stretches.resize(3);
+  for (int at = 0; at < 3; ++at) {
+    costs[0].stretches[at].at = at;
+    costs[0].stretches[at].backward_us = at;
+    if (at > 0) costs[0].stretches[at].weights_us = 1;
+  }
+  const auto [rows, nodes] = plan_rows(filled({module("", 1)}), costs);
+  EXPECT_EQ(rows[0].stretches[0].weights_us, std::nullopt);
+  EXPECT_EQ(rows[0].stretches[1].weights_us, 4);
+  EXPECT_EQ(rows[0].stretches[2].weights_us, 4);
+}
+
 TEST(Plan, CountsWhatARankHasOfShardedParameters) {
   const auto tree = filled({module("", 1), module("large", 2, {{"weight", at::zeros({7, 3})}}),
                             module("small", 3, {{"weight", at::zeros({4})}})});

@@ -32,7 +32,7 @@ constexpr SplitWords kWords{
 // A batch in four microbatches, and what was decided of its lists before.
 struct Batch {
   BatchSplitter splitter{4, false, kWords};
-  KnownLists known;
+  KnownParts known;
 
   Batch& argument(const std::string& name, std::int64_t axis = 0, bool is_said = false) {
     splitter.begin_argument(name, axis, is_said);
@@ -138,7 +138,7 @@ TEST(BatchSplitter, SaysWhereABatchIsTooSmallOrNothingIsSplit) {
 }
 
 TEST(BatchSplitter, KnowsFromOneBatchHowListsOfTheNextAreCut) {
-  KnownLists known;
+  KnownParts known;
   for (const std::int64_t rows : {8, 3, 1}) {
     BatchSplitter splitter(2, false, kWords);
     splitter.begin_argument("b", 0, false);

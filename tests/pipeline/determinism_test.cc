@@ -151,7 +151,7 @@ TEST_P(Determinism, WhatForwardsWriteHasTheSameBitsInEveryOrderOfArrival) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, Determinism, testing::Values("simple", "interleaved"),
+INSTANTIATE_TEST_SUITE_P(Schedules, Determinism, testing::Values("simple", "interleaved", "zero_bubble"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -65,7 +65,9 @@ TEST_P(AnyLayout, ChainTrainsLikeOneDevice) {
 INSTANTIATE_TEST_SUITE_P(Layouts, AnyLayout,
                          ::testing::Values(Case{1, "interleaved", 1}, Case{1, "simple", 4}, Case{2, "simple", 1},
                                            Case{2, "simple", 4}, Case{2, "interleaved", 4}, Case{3, "simple", 4},
-                                           Case{3, "interleaved", 1}, Case{3, "interleaved", 8}),
+                                           Case{3, "interleaved", 1}, Case{3, "interleaved", 8},
+                                           Case{1, "zero_bubble", 4}, Case{2, "zero_bubble", 6},
+                                           Case{3, "zero_bubble", 8}),
                          [](const auto& info) {
                            return info.param.schedule + "_" + std::to_string(info.param.ranks) + "x" +
                                   std::to_string(info.param.microbatches);

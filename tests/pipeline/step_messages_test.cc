@@ -20,11 +20,12 @@ Message sent(const Message& message) {
 }
 
 TEST(StepMessages, ArriveWithEveryField) {
-  const auto begin = to_new_step(sent(to_message(NewStep{kStep, kFrom, {"train_step", "train.py:12", ""}})));
+  const auto begin = to_new_step(sent(to_message(NewStep{kStep, kFrom, {"train_step", "train.py:12", ""}, 4})));
   EXPECT_EQ(begin.step, kStep);
   EXPECT_EQ(begin.from, kFrom);
   EXPECT_EQ(begin.call.name, "train_step");
   EXPECT_EQ(begin.call.where, "train.py:12");
+  EXPECT_EQ(begin.first_split, 4);
   const auto refusal = to_refusal(sent(to_message(Refusal{kStep, kFrom, "another one"})));
   EXPECT_EQ(refusal.step, kStep);
   EXPECT_EQ(refusal.from, kFrom);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <filesystem>
 #include <random>
@@ -75,7 +76,8 @@ class Scenario {
         ranks_(1 + static_cast<int>(random_() % 3)),
         microbatches_(1 + static_cast<int>(seed % 4 == 0 ? random_() % 16 : random_() % 4)),
         model_(random_model(ranks_, random_)),
-        pipeline_(ranks_, random_() % 2 == 0 ? "simple" : "interleaved", seed, 1 + static_cast<int>(random_() % 3)) {
+        pipeline_(ranks_, std::array{"simple", "interleaved", "zero_bubble"}[random_() % 3], seed,
+                  1 + static_cast<int>(random_() % 3)) {
     for (std::size_t i = 0; i < model_.modules.size(); ++i) add(static_cast<int>(i));
   }
   ~Scenario() { pipeline_.network().kill(base::Rank(0)); }  // as rough as it gets

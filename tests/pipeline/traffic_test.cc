@@ -76,7 +76,8 @@ TEST_P(AnyChain, AfterTheFirstStepsEachActivationAndGradientCrossesOnceFromProdu
 }
 
 INSTANTIATE_TEST_SUITE_P(Chains, AnyChain,
-                         ::testing::Combine(::testing::Values(2, 3, 4), ::testing::Values("simple", "interleaved"),
+                         ::testing::Combine(::testing::Values(2, 3, 4),
+                                            ::testing::Values("simple", "interleaved", "zero_bubble"),
                                             ::testing::Bool()),
                          [](const auto& info) {
                            return std::get<1>(info.param) + "_" + std::to_string(std::get<0>(info.param)) +

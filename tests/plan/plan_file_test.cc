@@ -91,12 +91,57 @@ TEST(PlanFile, AnErrorNamesNodeAndField) {
   EXPECT_EQ(with([](json& f) { f["partitions"] = 0; }),
             "partitions: 0 is not allowed; expected an integer from 1 to 65536");
   EXPECT_EQ(with([](json& f) { f["schedule"] = "1f1b"; }),
-            "schedule: \"1f1b\" is not allowed; expected \"interleaved\" or \"simple\"");
+            "schedule: \"1f1b\" is not allowed; expected \"interleaved\", \"simple\" or \"zero_bubble\"");
   EXPECT_EQ(with([](json& f) { f["link"] = {{"latency_us", 1}}; }), "link: bytes_per_us: is missing");
   EXPECT_EQ(with([](json& f) { f["shared"] = json::array({json::array({0, 5})}); }),
             "shared[0]: id: 5 is the id of no node");
   EXPECT_EQ(with([](json& f) { f["nodes"] = json::array(); }), "nodes: is empty; expected at least the root");
   EXPECT_EQ(with([](json& f) { f["nodes"][1] = 3; }), "nodes[1]: 3 is not an object");
+}
+
+// The stretches of both leaves; that of the second reads what `of_second` says.
+json with_stretches(const json& of_second) {
+  json file = pair_of_leaves();
+  file["nodes"][1]["stretches"] = json::array({json::array({1, 10, 20, 7, true, 8, json::array()})});
+  file["nodes"][2]["stretches"] = json::array({json::array({2, 10, 20, 7, true, nullptr, of_second})});
+  return file;
+}
+
+TEST(PlanFile, HasTheValuesThatStretchesReadAndTheWeightPartsOfTheirBackwards) {
+  const PlanFile file = read_plan_file(with_stretches(json::array({json::array({1, 7})})).dump());
+  EXPECT_EQ(file.tree[1].stretches[0].weights_us, 8);
+  EXPECT_EQ(file.tree[1].stretches[0].reads, std::vector<Read>());
+  EXPECT_EQ(file.tree[2].stretches[0].weights_us, std::nullopt);
+  EXPECT_EQ(file.tree[2].stretches[0].reads, (std::vector<Read>{{1, 7}}));
+  json without = pair_of_leaves();
+  without["nodes"][1]["stretches"] = json::array({json::array({1, 10, 20, 7, true})});
+  EXPECT_EQ(read_plan_file(without.dump()).tree[1].stretches[0].reads, std::nullopt);
+}
+
+TEST(PlanFile, AStretchThatReadsALaterOneOrOneThatIsNotThereIsAnErrorThatNamesBoth) {
+  const auto reading = [](int at) { return error_of(with_stretches(json::array({json::array({at, 7})}))); };
+  EXPECT_EQ(reading(1), "no error");
+  EXPECT_EQ(reading(2), "node 7 (\"b\"): stretches: stretch 2 reads stretch 2, which does not come before it");
+  EXPECT_EQ(reading(3), "node 7 (\"b\"): stretches: stretch 2 reads stretch 3, which is not there");
+  json file = with_stretches(json::array());
+  file["nodes"][1]["stretches"][0][6] = json::array({json::array({2, 7})});
+  EXPECT_EQ(error_of(file), "node x (\"a\"): stretches: stretch 1 reads stretch 2, which does not come before it");
+}
+
+TEST(PlanFile, AStretchOfAnotherFormIsAnError) {
+  const auto with = [](const json& stretch) {
+    json file = pair_of_leaves();
+    file["nodes"][1]["stretches"] = json::array({stretch});
+    return error_of(file);
+  };
+  for (const json& stretch : {R"([1, 10, 20, 7])"_json, R"([1, 10, 20, 7, true, 8])"_json,
+                              R"([1, 10, 20, 7, true, 21, []])"_json, R"([1, 10, 20, 7, true, 8, [[0]]])"_json,
+                              R"([1, 10, 20, 7, true, 8, [[0, -1]]])"_json, R"([1, 10, 20, 7, true, 8, 0])"_json}) {
+    EXPECT_EQ(with(stretch),
+              "node x (\"a\"): stretches: " + stretch.dump() +
+                  " is not [at, forward_us, backward_us, value_bytes, works], with or without weights_us, from 0 to "
+                  "backward_us or null, and [[at, bytes], ...] of what it reads");
+  }
 }
 
 TEST(PlanFile, WhatIsNoJsonIsAnError) {

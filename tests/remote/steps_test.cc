@@ -165,10 +165,23 @@ TEST_F(Step, AnEndThatCameEarlyIsFoundAndALateOneDropped) {
 }
 
 // The leading rank may have begun the next one, which has the number of the one that was retracted.
+TEST_F(Step, HearsWhichMicrobatchesAreSplitBeforeAnythingElse) {
+  const auto step = begin(/*leads=*/false);
+  EXPECT_FALSE(step->splits(base::Microbatch(3)));
+  std::vector<bool> splits;
+  steps_.deliver(end_of_step(0), [&](StepScope& scope, transport::Message&&) {
+    for (const int microbatch : {2, 3}) splits.push_back(scope.splits(base::Microbatch(microbatch)));
+  });
+  EXPECT_TRUE(splits.empty());
+  steps_.announce(base::Step(0), {base::Rank(0), {}, 3});
+  EXPECT_EQ(splits, (std::vector<bool>{false, true}));
+  EXPECT_EQ(end(), "");
+}
+
 TEST_F(Step, ThatWasRetractedDoesNotEndWithTheNextOne) {
   begin(/*leads=*/false);
   steps_.retract();
-  steps_.announce(base::Step(0), base::Rank(0), {});
+  steps_.announce(base::Step(0), {base::Rank(0), {}});
   steps_.receive_end(end_of_step(0));
   const base::Patience moment{std::chrono::milliseconds(100), [] {}};
   EXPECT_THROW(wait_end(moment, [] { return false; }), base::TimeoutError);

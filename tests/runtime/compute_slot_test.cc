@@ -95,6 +95,47 @@ TEST(ComputeSlot, TellsWhoeverGivesItUpThatNobodyTakesIt) {
   EXPECT_EQ(told, 2);
 }
 
+TEST(ComputeSlot, CallsWorkWithoutAThreadWhenItsTurnComes) {
+  Alone alone("simple", 3);
+  auto& slot = alone.slot;
+  std::vector<int> order;
+  const auto reserve = [&](int microbatch) {
+    slot.reserve(Phase::kForward, Microbatch(microbatch), [&, microbatch] { order.push_back(microbatch); });
+  };
+  reserve(2);
+  EXPECT_EQ(order, std::vector{2});  // at once, for the slot is free
+  reserve(1);
+  reserve(0);
+  EXPECT_EQ(order, std::vector{2});
+  slot.release();
+  slot.release();
+  EXPECT_EQ(order, (std::vector{2, 0, 1}));
+}
+
+TEST(ComputeSlot, CallsWorkWithoutItsLock) {
+  Alone alone("simple", 1);
+  auto& slot = alone.slot;
+  bool called = false;
+  slot.reserve(Phase::kForward, Microbatch(0), [&] {
+    slot.reserve(Phase::kForward, Microbatch(1), [&] { called = true; });
+    slot.release();
+  });
+  EXPECT_TRUE(called);
+}
+
+TEST(ComputeSlot, DropsWorkWithoutAThreadOnceItIsCancelled) {
+  Alone alone("simple", 1);
+  auto& slot = alone.slot;
+  const auto kept = std::make_shared<int>(0);
+  slot.reserve(Phase::kForward, Microbatch(0), [] {});
+  slot.reserve(Phase::kForward, Microbatch(1), [kept] { FAIL() << "was called"; });
+  slot.cancel();
+  EXPECT_EQ(kept.use_count(), 1);
+  slot.reserve(Phase::kForward, Microbatch(2), [kept] { FAIL() << "was called"; });
+  EXPECT_EQ(kept.use_count(), 1);
+  slot.release();
+}
+
 TEST(ExecutionContext, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
   Alone alone("simple", 3);
   auto& step = alone.step;

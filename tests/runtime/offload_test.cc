@@ -7,32 +7,31 @@
 namespace lamina::runtime {
 namespace {
 
-// A device in the host's memory that counts what goes and comes, and sees to it that nothing is read before it is
-// there.
+// A device in the host's memory that counts what goes and comes, and when each copy ends.
 class Counting : public Mover {
  public:
   bool moves(const at::Tensor& tensor) const override { return tensor.dim() > 0; }
   std::unique_ptr<Copying> to_host(const at::Tensor& tensor) override {
     ++left;
-    return std::make_unique<Later>(tensor.clone(), waited_for_leaving);
+    return std::make_unique<Later>(tensor.clone(), let_go);
   }
-  std::unique_ptr<Copying> to_device(const at::Tensor& host, at::Device) override {
+  std::unique_ptr<Copying> to_device(const at::Tensor& host) override {
     came.push_back(host[0].item<int>());
-    return std::make_unique<Later>(host.clone(), waited_for_coming);
+    return std::make_unique<Later>(host.clone(), taken);
   }
 
-  int left = 0, waited_for_leaving = 0, waited_for_coming = 0;
-  std::vector<int> came;  // in the order in which they began to
+  int left = 0;
+  std::vector<int> let_go, came, taken;  // in the order in which they were, or began to
 
  private:
   struct Later : Copying {
-    Later(at::Tensor made, int& waits) : made_(std::move(made)), waits_(waits) {}
-    at::Tensor wait() override {
-      ++waits_;
+    Later(at::Tensor made, std::vector<int>& ended) : made_(std::move(made)), ended_(ended) {}
+    at::Tensor end() override {
+      ended_.push_back(made_[0].item<int>());
       return made_;
     }
     at::Tensor made_;
-    int& waits_;
+    std::vector<int>& ended_;
   };
 };
 
@@ -50,16 +49,22 @@ class OffloadTest : public ::testing::Test {
 TEST_F(OffloadTest, WhatWasKeptComesBackTheLatestFirstAndThoseBeforeItAhead) {
   keep(6, 2);
   EXPECT_EQ(mover->left, 6);
-  EXPECT_EQ(mover->waited_for_leaving, 0) << "nobody waits in the forward";
   EXPECT_TRUE(at::equal(kept[5]->take(), at::full({3}, 5, at::kInt)));
   EXPECT_EQ(mover->came, (std::vector<int>{5, 4, 3}));
-  EXPECT_EQ(mover->waited_for_coming, 1) << "those ahead come meanwhile";
+  EXPECT_EQ(mover->taken, (std::vector<int>{5})) << "those ahead come meanwhile";
   kept[5].reset();
   for (int i = 4; i >= 0; --i) {
     EXPECT_TRUE(at::equal(kept[i]->take(), at::full({3}, i, at::kInt)));
     kept[i].reset();
   }
   EXPECT_EQ(mover->came, (std::vector<int>{5, 4, 3, 2, 1, 0})) << "each once";
+}
+
+TEST_F(OffloadTest, MemoryIsLetGoOfTwoCopiesLater) {
+  keep(5, 1);
+  EXPECT_EQ(mover->let_go, (std::vector<int>{0, 1, 2}));
+  kept[4]->take();
+  EXPECT_EQ(mover->let_go, (std::vector<int>{0, 1, 2, 4, 3}));
 }
 
 TEST_F(OffloadTest, AGraphThatIsUsedTwiceFindsItAgain) {

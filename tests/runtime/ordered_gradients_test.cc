@@ -48,6 +48,25 @@ TEST(OrderedGradients, AMicrobatchGoesOnWithWhatItHas) {
   EXPECT_FALSE(unused.grad().defined());
 }
 
+// 1 + 1e8 - 1e8 as above, whichever part of the microbatch comes first.
+TEST(OrderedGradients, WeightPartsAreAddedAfterAllElseOfTheirMicrobatch) {
+  for (const bool weights_first : {false, true}) {
+    const auto weight = parameter();
+    accumulate(weight, 1e8F);
+    OrderedGradients gradients;
+    gradients.begin({weight});
+    gradients.turn_of(Microbatch(1));
+    accumulate(weight, 1);
+    for (const bool in_weights : {weights_first, !weights_first}) {
+      gradients.turn_of(Microbatch(0), in_weights);
+      EXPECT_FALSE(weight.grad().defined());
+      accumulate(weight, in_weights ? 1 : -1e8F);
+    }
+    gradients.end(true);
+    EXPECT_EQ(weight.grad().item<float>(), 2);
+  }
+}
+
 TEST(OrderedGradients, BeginAgainInTheTurnInWhichTheParametersBecomeKnown) {
   const auto weight = parameter();
   accumulate(weight, 3);

@@ -45,6 +45,63 @@ RC_GTEST_PROP(ScheduleProperty, EachMicrobatchGoesForwardAndBackwardOnceWhatever
   expect_complete(chain, simulate(*interleaved_schedule(active), chain));
 }
 
+// Turns of weight parts in a step whose last microbatches are split: one at each visit that has one; rank 0 has one for
+// all of its visits.
+std::size_t weight_parts(const Chain& chain, const Schedule& schedule) {
+  const auto has_weights = [](const Visit& visit) { return visit.weights > 0; };
+  auto each = std::ranges::count_if(chain.visits, has_weights);
+  const auto of_body =
+      std::ranges::count_if(chain.visits, [&](const Visit& visit) { return visit.rank == 0 && has_weights(visit); });
+  if (of_body > 0) each += 1 - of_body;
+  return static_cast<std::size_t>(each * (chain.microbatches - schedule.first_split(chain.microbatches)));
+}
+
+// The ranks of a chain may come in any order, several times, and have weight parts of any length.
+Chain any_way() {
+  Chain chain = any_chain();
+  for (Visit& visit : chain.visits) visit.weights = *rc::gen::inRange<std::int64_t>(0, visit.backward + 1);
+  const auto ranks = static_cast<int>(chain.visits.size());
+  for (int more = *rc::gen::inRange(0, 5).as("more visits"); more > 0; --more) {
+    Visit visit{.rank = *rc::gen::inRange(0, ranks), .forward = *rc::gen::inRange(0, 4), .backward = 4};
+    visit.weights = *rc::gen::inRange(0, 5);
+    if (visit.rank != chain.visits.back().rank) chain.visits.push_back(visit);
+  }
+  return chain;
+}
+
+RC_GTEST_PROP(ScheduleProperty, ZeroBubbleDoesAllThatInterleavedDoesAndEachWeightPartOnce, ()) {
+  const Chain chain = any_way();
+  const auto schedule = zero_bubble_schedule(any_active(), *rc::gen::inRange(1, 4).as("partitions"));
+  auto turns = simulate(*schedule, chain);
+  const auto is_weights = [](const Turn& turn) { return turn.ticket.phase == Phase::kWeights; };
+  std::map<std::pair<int, base::Microbatch>, std::int64_t> backwards;  // by visit: when it ended
+  std::size_t parts = 0;
+  for (const Turn& turn : turns) {
+    if (turn.ticket.phase == Phase::kBackward) backwards[{turn.visit, turn.ticket.microbatch}] = turn.end;
+    if (!is_weights(turn)) continue;
+    ++parts;
+    RC_ASSERT(turn.ticket.microbatch.value >= schedule->first_split(chain.microbatches));
+    RC_ASSERT(backwards.at({turn.visit, turn.ticket.microbatch}) <= turn.start);
+  }
+  RC_ASSERT(parts == weight_parts(chain, *schedule));
+  RC_ASSERT(turns.size() - parts == static_cast<std::size_t>(chain.microbatches) * (2 * chain.visits.size() + 2));
+}
+
+RC_GTEST_PROP(ScheduleProperty, ZeroBubbleCountsAMicrobatchUntilItsWeightPartsEnd, ()) {
+  const Chain chain = any_way();
+  const int active = any_active();
+  const auto turns = simulate(*zero_bubble_schedule(active, *rc::gen::inRange(1, 4).as("partitions")), chain);
+  std::map<base::Microbatch, std::int64_t> ends;
+  for (const Turn& turn : turns) ends[turn.ticket.microbatch] = turn.end;
+  for (const Turn& turn : turns) {
+    if (turn.ticket.phase != Phase::kStart) continue;
+    const auto counts = [&](const auto& each) {
+      return each.first < turn.ticket.microbatch && each.second > turn.start;
+    };
+    RC_ASSERT(std::ranges::count_if(ends, counts) < active);
+  }
+}
+
 RC_GTEST_PROP(ScheduleProperty, SimpleDoesNoBackwardBeforeAllForwards, ()) {
   const Chain chain = any_chain();
   const auto turns = simulate(*simple_schedule(any_active()), chain);
@@ -104,7 +161,8 @@ RC_GTEST_PROP(ScheduleProperty, MicrobatchesStartInTheirOrderWhateverTheOrderOfT
   }
   const bool there = !waiting.empty() && waiting.front().microbatch.value == next;
   const Progress progress{.microbatches = 8, .started = next, .forward_done = next, .finished = next};
-  for (const auto& schedule : {simple_schedule(active), interleaved_schedule(active)}) {
+  for (const auto& schedule :
+       {simple_schedule(active), interleaved_schedule(active), zero_bubble_schedule(active, 2)}) {
     const auto chosen = schedule->pick(waiting, progress);
     RC_ASSERT(chosen.has_value() == there);
     if (chosen) RC_ASSERT(waiting.at(*chosen).microbatch.value == next);
@@ -208,6 +266,71 @@ TEST(Schedule, InterleavedIsNearTheIdealHoweverTiesFall) {
   }
 }
 
+// A step of `zero_bubble` over that of 1F1B's ideal, on an even chain, or one that goes to the last rank and back.
+// Messages take 3 % of a forward.
+double of_1f1b(int stages, int microbatches, double weight_share, bool back = false) {
+  constexpr std::int64_t kForward = 10'000, kBackward = 20'000;
+  const int parts = back ? 2 : 1;
+  Chain chain = even_chain(parts * stages, microbatches, kForward / parts, kBackward / parts,
+                           static_cast<std::int64_t>(weight_share * kBackward) / parts);
+  for (Visit& visit : chain.visits) {
+    visit.rank = std::min(visit.rank, 2 * stages - 1 - visit.rank);
+    visit.message = kForward * 3 / 100;
+  }
+  const auto took = static_cast<double>(step_time(*zero_bubble_schedule(2 * stages + 1, stages), chain));
+  return took / static_cast<double>((microbatches + stages - 1) * (kForward + kBackward));
+}
+
+// The work of a rank, and the forwards before the last one's first: no step is shorter.
+double bound(int stages, int microbatches, int parts = 1) {
+  return ((stages - 1.0) / parts + 3.0 * microbatches) / (3.0 * (microbatches + stages - 1));
+}
+
+TEST(Schedule, ZeroBubbleIsNearItsBoundOnAnEvenChain) {
+  for (const auto [stages, microbatches] : {std::pair(2, 8), std::pair(4, 8), std::pair(8, 16)}) {
+    const double half = of_1f1b(stages, microbatches, 0.5);
+    EXPECT_GE(half, bound(stages, microbatches));
+    EXPECT_LE(half, bound(stages, microbatches) + 0.005) << stages << " stages, " << microbatches << " microbatches";
+    const double back = of_1f1b(stages, microbatches, 0.5, /*back=*/true);
+    EXPECT_GE(back, bound(stages, microbatches, 2));
+    EXPECT_LE(back, bound(stages, microbatches, 2) + 0.005) << stages << " stages, " << microbatches << " microbatches";
+  }
+  EXPECT_LE(of_1f1b(4, 16, 0.5), 0.905);
+  EXPECT_LE(of_1f1b(4, 8, 0.3), 0.86);
+  EXPECT_LE(of_1f1b(8, 16, 0.3), 0.845);
+}
+
+// Chains of uneven visits, several of them on a rank. As any schedule that looks no step ahead, it is longer now and
+// then.
+TEST(Schedule, ZeroBubbleIsLongerThanInterleavedInOneChainOfAHundredAtMostAndNeverByATenth) {
+  std::mt19937 random(1);
+  const auto any = [&](int from, int to) {
+    return from + static_cast<int>(random() % static_cast<unsigned>(to - from + 1));
+  };
+  int longer = 0;
+  double sum = 0;
+  constexpr int kChains = 10'000;
+  for (int i = 0; i < kChains; ++i) {
+    const int partitions = any(2, 6);
+    Chain chain{.visits = {}, .microbatches = any(1, 16)};
+    for (int visits = partitions + any(0, partitions), at = 0; at < visits; ++at) {
+      const int rank = at < partitions ? at : any(0, partitions - 1);
+      if (at > 0 && rank == chain.visits.back().rank) continue;
+      Visit visit{.rank = rank, .forward = any(700, 1300), .backward = any(1400, 2600), .message = any(10, 60)};
+      visit.weights = at == 0 ? visit.backward : visit.backward * any(25, 55) / 100;
+      chain.visits.push_back(visit);
+    }
+    const int window = 2 * partitions + 1;
+    const double ratio = static_cast<double>(step_time(*zero_bubble_schedule(window, partitions), chain)) /
+                         static_cast<double>(step_time(*interleaved_schedule(window), chain));
+    ASSERT_LE(ratio, 1.1) << i;
+    if (ratio > 1.001) ++longer;
+    sum += ratio;
+  }
+  EXPECT_LE(longer, kChains / 100);
+  EXPECT_LE(sum / kChains, 0.92);
+}
+
 TEST(Schedule, InterleavedFreesEarlyWhatSimpleKeepsToTheEnd) {
   const Chain chain = even_chain(4, 32);
   const auto most_in_flight = [&](const Schedule& schedule) {
@@ -245,6 +368,9 @@ TEST(Simulation, OfAVisitForBackwardsOnlySendsForwardsPastIt) {
 TEST(Schedule, IsFoundByName) {
   EXPECT_NE(make_schedule("simple", 1), nullptr);
   EXPECT_NE(make_schedule("interleaved", 1), nullptr);
+  EXPECT_EQ(make_schedule("zero_bubble", 1, 3)->first_split(8), 2);
+  EXPECT_EQ(make_schedule("zero_bubble", 1, 3)->first_split(4), 0);
+  EXPECT_EQ(make_schedule("interleaved", 1, 3)->first_split(8), 8);
   EXPECT_THROW(make_schedule("1f1b", 1), base::ConfigError);
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/schedule/team_simulation.h"
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <ostream>
 #include <queue>
 #include <random>
@@ -23,6 +25,7 @@ class TeamSimulation {
       : layout_(layout),
         order_(order),
         program_(TeamProgram(layout.partitions, seed).make()),
+        first_split_(schedule()->first_split(layout.microbatches)),
         readers_(program_.size()),
         successors_(program_.size()),
         random_(seed + 1),
@@ -60,6 +63,8 @@ class TeamSimulation {
     bool in_backward = false;
     std::vector<bool> here = {};  // by work, what has come of those that it has called
     int reads = -1;               // the work whose value it waits for
+    bool answered = false;        // all but its weight part is over
+    bool in_weights = false;
   };
 
   struct Slot {
@@ -80,6 +85,12 @@ class TeamSimulation {
     bool operator>(const Event& other) const { return std::tie(time, order) > std::tie(other.time, other.order); }
   };
 
+  std::unique_ptr<Schedule> schedule() const {
+    return make_schedule(layout_.schedule, layout_.active, layout_.partitions);
+  }
+  bool splits(const Context& context) const {
+    return context.microbatch >= first_split_ && (context.work == 0 || program_[context.work].backward);
+  }
   int works() const { return static_cast<int>(program_.size()); }
   int any(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
   Slot& slot_of(int member, int partition) { return slots_[member * layout_.partitions + partition]; }
@@ -100,9 +111,7 @@ class TeamSimulation {
 
   void add_slot(int member, int partition) {
     const bool decides = order_ == Order::kFree || layout_.first[partition] == member;
-    slots_.push_back(
-        {member, partition,
-         decides ? TeamTurns::of_first(make_schedule(layout_.schedule, layout_.active)) : TeamTurns::of_another()});
+    slots_.push_back({member, partition, decides ? TeamTurns::of_first(schedule()) : TeamTurns::of_another()});
     slots_.back().progress.microbatches = layout_.microbatches;
     for (auto& context : contexts_) {
       if (context.member == member && program_[context.work].partition == partition) context.slot = &slots_.back();
@@ -161,7 +170,11 @@ class TeamSimulation {
 
   void act(Context& context) {
     const auto& acts = program_[context.work].acts;
-    if (context.next == acts.size()) return end(context);
+    if (context.answered && !std::exchange(context.in_weights, true)) {
+      ++context.next;  // one more than there are acts
+      return meet(context);
+    }
+    if (context.next >= acts.size()) return end(context);
     const auto [what, of] = acts[context.next++];
     switch (what) {
       case Act::What::kCollective:
@@ -216,8 +229,16 @@ class TeamSimulation {
   }
 
   void end(Context& context) {
+    if (!std::exchange(context.answered, true)) {
+      answer(context);
+      if (splits(context)) return end_turn(context, Phase::kWeights);
+    }
     ++over_;
     if (context.work == 0) ++context.slot->progress.finished;
+    give_up(*context.slot);
+  }
+
+  void answer(const Context& context) {
     for (const int next : successors_[context.work]) one_more(context_of(context, next));
     for (const int reader : readers_[context.work]) {
       auto& to = context_of(context, reader);
@@ -227,7 +248,6 @@ class TeamSimulation {
       auto& caller = context_of(context, program_[context.work].caller);
       later(message(), [this, &caller, work = context.work] { arrive(caller, work); });
     }
-    give_up(*context.slot);
   }
 
   void arrive(Context& caller, int work) {
@@ -240,6 +260,7 @@ class TeamSimulation {
   const TeamLayout layout_;
   const Order order_;
   const Program program_;
+  const int first_split_;
   std::vector<std::vector<int>> readers_, successors_;  // by work
   std::mt19937_64 random_;
   const int slowest_message_;
@@ -261,7 +282,7 @@ TeamLayout any_layout(int partitions, int members, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto any = [&](unsigned below) { return static_cast<int>(random() % below); };
   TeamLayout layout{.partitions = partitions, .members = members, .microbatches = 2 + any(4), .active = 2 + any(4)};
-  layout.schedule = any(2) == 0 ? "simple" : "interleaved";
+  layout.schedule = std::array{"simple", "interleaved", "zero_bubble"}[any(3)];
   for (int partition = 0; partition < partitions; ++partition) {
     layout.first.push_back(any(static_cast<unsigned>(members)));
   }
