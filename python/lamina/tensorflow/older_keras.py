@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of Keras 2 that scripts for it use, in Keras 3: they stand there as long as the process, from `init` on."""
+
+import os
+from typing import Any
+
+from lamina.tensorflow.installed import OF_KERAS_2, keras, tf
+
+
+class _Called(list):
+    """A list that may be called, as `optimizer.variables()`."""
+
+    def __call__(self) -> list[Any]:
+        return self
+
+
+def add() -> None:
+    """Adds what is not there. Once."""
+    if OF_KERAS_2:
+        return
+    metric = keras.metrics.Metric
+    if not hasattr(metric, "reset_states"):
+        metric.reset_states = lambda self: self.reset_state()
+    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        kind = next(each for each in optimizer.__mro__ if "variables" in each.__dict__)
+        plain = kind.__dict__["variables"]
+        if not hasattr(plain.fget, "_lamina"):
+            kind.variables = property(_called(plain))
+    plain = keras.models.load_model
+    if hasattr(plain, "_lamina"):
+        return
+
+    def load_model(filepath: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Reads a model; what is a SavedModel, too, as `tf.saved_model.load`."""
+        if os.path.isfile(os.path.join(os.fspath(filepath), "saved_model.pb")):
+            return tf.saved_model.load(os.fspath(filepath))
+        return plain(filepath, *arguments, **keywords)
+
+    load_model._lamina = True
+    for module in (keras.models, keras.saving, tf.keras.models):
+        module.load_model = load_model
+
+
+def _called(plain: property) -> Any:
+    def variables(optimizer: Any) -> _Called:
+        return _Called(plain.fget(optimizer))
+
+    variables._lamina = True
+    return variables

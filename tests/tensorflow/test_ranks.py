@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of TensorFlow over ranks, which train as in one process."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("lamina_operators") is None,
+    reason="takes TensorFlow and lamina's operators for it: make test-tensorflow",
+)
+CASES = Path(__file__).with_name("cases.py")
+
+
+# One thread between operations: nothing may wait in it.
+ENVIRONMENT = {"LAMINA_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
+
+
+def run(launcher, ranks, *arguments):
+    ran = launcher.run("run", "-n", ranks, CASES, *arguments, env=ENVIRONMENT)
+    assert ran.returncode == 0, ran.stderr
+
+
+# Model, schedule, gradients, microbatches, options; each list is one launch.
+SUBJECTS = {
+    1: [["convolutions:interleaved:tape:4", "transformer:simple:get_gradients:8:clip"]],
+    2: [
+        ["convolutions:simple:tape:4", "convolutions:interleaved:get_gradients:2:function"],
+        ["transformer:interleaved:tape:4:clip", "transformer:simple:get_gradients:1:clip_keras"],
+        ["heads:interleaved:tape:2:decay", "heads:simple:get_gradients:4:decay"],
+        ["losses:interleaved:tape:2:clip", "losses:simple:get_gradients:2"],
+        ["loops:interleaved:tape:2:clip_keras", "loops:simple:get_gradients:3"],
+        ["recurrent:simple:tape:2", "recurrent:interleaved:get_gradients:4"],
+        ["own_gradients:interleaved:tape:2:decay", "own_gradients:simple:get_gradients:3"],
+    ],
+    3: [
+        ["transformer:interleaved:tape:5", "convolutions:simple:get_gradients:2:clip_keras"],
+        ["own_gradients:interleaved:get_gradients:4", "recurrent:simple:tape:3:clip", "loops:interleaved:tape:2"],
+    ],
+    # Gradients of a shift before a normalization are rounding alone, of which Adam would make steps.
+    4: [["mobilenet:interleaved:tape:3:sgd", "heads:interleaved:tape:8:decay"]],
+}
+
+
+@pytest.mark.parametrize(("ranks", "subjects"), [(ranks, each) for ranks in SUBJECTS for each in SUBJECTS[ranks]])
+def test_ranks_train_as_one_process_does(launcher, ranks, subjects):
+    run(launcher, ranks, "compare", *subjects)
+
+
+def test_by_hand_layers_are_where_the_script_places_them(launcher):
+    run(launcher, 2, "by_hand")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "subjects"),
+    [
+        (2, ["d0.d1.d0:tape", "s0.d1:tape", "d0.s1.d0:get_gradients", "d1.d1:tape", "d0.d0:get_gradients"]),
+        (3, ["d2.s0.d1.d0.d2:tape", "d1.s2:get_gradients", "d0.d1:tape"]),
+    ],
+)
+def test_ranks_may_have_nothing_or_be_come_back_to(launcher, ranks, subjects):
+    run(launcher, ranks, "placed", *subjects)
+
+
+@pytest.mark.parametrize("where", ["forward", "loss", "backward"])
+def test_an_operation_that_fails_ends_the_step_on_both(launcher, where):
+    run(launcher, 2, "failing", where)
+
+
+def test_a_lost_rank_ends_the_step(launcher):
+    ranks = launcher.start_ranks(2, CASES, "lost", env=ENVIRONMENT)
+    outputs = [rank.communicate(timeout=240) for rank in ranks]
+    assert ranks[1].returncode == -9, outputs[1]
+    assert "rank 0 was told" in outputs[0][0], outputs[0]
+
+
+@pytest.mark.parametrize("case", ["refused", "foreign_variables", "different", "interrupted"])
+def test_errors_are_told_on_both_ranks(launcher, case):
+    run(launcher, 2, case)

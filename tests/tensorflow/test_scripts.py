@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts for the original on TensorFlow: they run unchanged over ranks, to the numbers of one process."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("lamina_operators") is None,
+    reason="takes TensorFlow and lamina's operators for it: make test-tensorflow",
+)
+HERE = Path(__file__).parent
+ENVIRONMENT = {"LAMINA_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
+
+
+def run(launcher, program, *arguments, **environment):
+    ran = launcher.run("run", "-n", 2, HERE / program, *arguments, env=ENVIRONMENT | environment)
+    assert ran.returncode == 0, ran.stderr
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scripts"),
+    [
+        ("float64", ["evaluation", "copies"]),
+        ("float64", ["convolutions", "compiled"]),
+        ("float64", ["signature", "checkpoints", "files"]),
+    ],
+)
+def test_scripts_compute_as_in_one_process(launcher, tmp_path, dtype, scripts):
+    run(launcher, "scripts.py", tmp_path, dtype, *scripts)
+
+
+def test_scripts_of_keras_2_do(launcher, tmp_path):
+    scripts = ("convolutions", "signature", "checkpoints")
+    run(launcher, "scripts.py", tmp_path, "float64", *scripts, TF_USE_LEGACY_KERAS="1")
+
+
+@pytest.mark.parametrize("case", ["interface", "errors", "layouts"])
+def test_names_that_scripts_use(launcher, tmp_path, case):
+    run(launcher, "cases_scripts.py", case, tmp_path)
