@@ -3,6 +3,7 @@
 
 // lamina for C++: docs/cpp.md. Trains a torch::nn model over several processes.
 #include "lamina/base/error.h"
+#include "lamina/frontend/change.h"
 #include "lamina/frontend/checkpoint.h"
 #include "lamina/frontend/child.h"
 #include "lamina/frontend/containers.h"

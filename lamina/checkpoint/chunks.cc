@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lamina/device/capabilities.h"
 #include "lamina/value/guarded.h"
 
 namespace lamina::checkpoint {
@@ -19,7 +20,7 @@ void for_each_chunk(const at::Tensor& tensor, std::int64_t elements,
   const auto step = kChunkBytes / static_cast<std::int64_t>(flat.element_size());
   for (std::int64_t at = 0; at < elements; at += step) {
     const auto chunk = flat.narrow(0, at, std::min(step, elements - at));
-    take(bytes_of(chunk.device().is_cpu() ? chunk : chunk.cpu()));
+    take(bytes_of(devices::on_host(chunk)));
   }
 }
 

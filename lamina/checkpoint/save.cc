@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/checkpoint/save.h"
 
+#include <c10/core/StreamGuard.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "lamina/archive/whole_model.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/streams.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/messaging/outcome.h"
 
@@ -22,6 +24,7 @@ using value::Value;
 
 constexpr auto kToken = "seen";  // a file that shows that all ranks see one folder
 constexpr auto kBeat = std::chrono::seconds(1);
+constexpr auto kLook = std::chrono::milliseconds(1);      // how often a device is asked for its copies
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;  // of manifest and headers, beside the bytes of parts
 
 // Words on the channel of a save: a letter, and what follows it.
@@ -67,6 +70,7 @@ Save::Save(archive::FileSystem& files, SaveRequest request, Peers peers)
       store_(files, request_.folder, request_.form) {
   agree();
   channel_ = "checkpoint " + id_;
+  spread_ = messaging::spread(peers_.world, peers_.rank());
 }
 
 Save::~Save() {
@@ -137,11 +141,15 @@ void Save::agree() {
 
 void Save::start(Snapshot* snapshot) {
   try {
-    if (snapshot != nullptr) snapshot->take(request_.parts);
+    if (snapshot != nullptr) copied_ = snapshot->take(request_.parts);
   } catch (...) {
     error_ = std::current_exception();
   }
-  thread_ = std::thread([this] { write(); });
+  // Parts of a device are read after what the training has computed until now.
+  thread_ = std::thread([this, stream = devices::current_stream()] {
+    const c10::OptionalStreamGuard on_stream(stream);
+    write();
+  });
 }
 
 bool Save::is_over() const {
@@ -233,6 +241,7 @@ std::exception_ptr Save::outcome() {
   std::string word;
   try {
     if (error_) std::rethrow_exception(error_);
+    await_copies();
     own = write_own();
     word = kManifest + archive::write_manifest(own, archive::Elements::kSome);
   } catch (...) {
@@ -243,10 +252,14 @@ std::exception_ptr Save::outcome() {
       word = hand_in(word);
     } catch (const base::CancelledError&) {  // the others agree on a step all the same
       word = kFailed + to_text(std::current_exception(), peers_.rank());
+    } catch (const base::Error&) {
+      pass_on(kFailed + to_text(std::current_exception(), peers_.rank()));
+      throw;
     }
+    pass_on(word);
   } else {
     std::string failure = word.front() == kFailed ? word : "";
-    if (!failure.empty()) tell_others(failure);
+    if (!failure.empty()) pass_on(failure);
     auto manifests = collect(std::move(own), failure);
     word = failure;
     if (failure.empty()) {
@@ -256,7 +269,7 @@ std::exception_ptr Save::outcome() {
       } catch (...) {
         word = kFailed + to_text(std::current_exception(), peers_.rank());
       }
-      tell_others(word);
+      pass_on(word);
     }
   }
   if (word.front() == kDone) return nullptr;
@@ -278,20 +291,36 @@ void Save::agree_on_step() {
     begun = std::max(begun, std::int64_t{std::stoll(text.substr(1))});
     return true;
   };
-  const auto word = [&] { return kSteps + std::to_string(begun); };
+  const auto word = [](std::int64_t steps) { return kSteps + std::to_string(steps); };
   Silence silence{.since = {}, .most = peers_.patience.timeout};
   for (const auto rank : peers_.world) {
-    const bool heard = peers_.is_first() ? all_handed_in_ : rank == peers_.first();
+    const bool heard = peers_.is_first() ? all_handed_in_ : rank == *spread_.from;
     if (heard && rank != peers_.rank()) silence.since[rank] = base::Clock::now();
   }
+  bool is_known = peers_.is_first();
   try {
-    if (!peers_.is_first()) peers_.mailbox.send(peers_.first(), channel_, word());
+    if (!peers_.is_first()) peers_.mailbox.send(peers_.first(), channel_, word(begun));
     if (!silence.since.empty()) hear(silence, take, [] {});
+    is_known = true;
   } catch (const base::Error&) {  // the failure itself is what is to be thrown
   }
-  if (peers_.is_first()) tell_others(word());
+  pass_on(word(is_known ? begun : 0));
   std::lock_guard guard(mutex_);
   begun_ = begun;
+}
+
+// Looks now and then, as a thread that sends does: the device may be far behind the host.
+void Save::await_copies() {
+  const auto deadline = base::Deadline::after(peers_.patience.timeout);
+  while (copied_ != nullptr && !copied_->passed()) {
+    went_on();
+    if (deadline.expired()) {
+      const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(peers_.patience.timeout).count();
+      throw base::TimeoutError(base::str("save of checkpoint ", request_.tag, ": the device has computed for ", seconds,
+                                         " s and has not copied what is saved; raise timeout_s if it needs longer"));
+    }
+    std::this_thread::sleep_for(kLook);
+  }
 }
 
 archive::Manifest Save::write_own() {
@@ -304,22 +333,25 @@ archive::Manifest Save::write_own() {
 // Between two writes.
 void Save::went_on() {
   require_wanted();
-  require_peers();
   ++progress_;
-  while (!peers_.is_first()) {
-    const auto word = peers_.mailbox.poll(peers_.first(), channel_);
+  while (spread_.from) {
+    const auto word = peers_.mailbox.poll(*spread_.from, channel_);
     if (!word) break;
     const auto& text = word->as<std::string>();
     heard_ = base::Clock::now();
-    if (text.front() != kFailed) continue;
+    if (text.front() != kFailed) {
+      pass_on(text);
+      continue;
+    }
     last_word_ = text;
     decided_ = true;
     std::rethrow_exception(to_error(text.substr(1)));
   }
+  require_peers();
   const auto now = base::Clock::now();
   if (now - said_ < kBeat) return;
   said_ = now;
-  if (peers_.is_first()) return tell_others(std::string(1, kGoesOn));
+  if (peers_.is_first()) return pass_on(std::string(1, kGoesOn));
   peers_.mailbox.send(peers_.first(), channel_, std::string(1, kGoesOn));
 }
 
@@ -327,24 +359,31 @@ void Save::require_wanted() const {
   if (dropped_) throw base::CancelledError(base::str("the save of checkpoint ", request_.tag, " was interrupted"));
 }
 
-// The first rank looks at all, and tells the others, who look at it alone: one that has heard how it ended may go.
+// The first rank looks at all, and tells the others, who look at the one they hear it from: one that has heard how it
+// ended may go.
 void Save::require_peers() const {
-  const auto loss = peers_.is_first()
-                        ? peers_.mailbox.first_loss()
-                        : peers_.mailbox.loss(std::span(peers_.world).first(1), std::chrono::milliseconds(0));
+  const auto loss = peers_.is_first() ? peers_.mailbox.first_loss()
+                                      : peers_.mailbox.loss({&*spread_.from, 1}, std::chrono::milliseconds(0));
   if (loss) throw lost_in(request_.tag, *loss);
 }
 
-// Gives the first rank this one's last word, and hears from it how it ended, unless that is known.
+// Gives the first rank this one's last word, and hears how it ended, unless that is known.
 std::string Save::hand_in(const std::string& word) {
   peers_.mailbox.send(peers_.first(), channel_, word);
-  Silence silence{.since = {{peers_.first(), heard_}}, .most = peers_.patience.timeout};
+  Silence silence{.since = {{*spread_.from, heard_}}, .most = peers_.patience.timeout};
+  std::string beats;  // heard and not yet passed on
   const auto take = [&](base::Rank, const std::string& text) {
-    if (text.front() == kGoesOn || text.front() == kWaits) return false;
+    if (text.front() == kGoesOn || text.front() == kWaits) {
+      beats = text;
+      return false;
+    }
     last_word_ = text;
     return decided_ = true;
   };
-  if (last_word_.empty()) hear(silence, take, [] {});
+  const auto attend = [&] {
+    if (!beats.empty()) pass_on(std::exchange(beats, ""));
+  };
+  if (last_word_.empty()) hear(silence, take, attend);
   return last_word_;
 }
 
@@ -358,7 +397,7 @@ std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::string&
   const auto fail = [&](const std::string& word) {
     if (!failure.empty()) return;
     failure = word;
-    tell_others(failure);
+    pass_on(failure);
   };
   const auto fail_here = [&] { fail(kFailed + to_text(std::current_exception(), peers_.rank())); };
   bool goes_on = false;
@@ -375,7 +414,7 @@ std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::string&
     const auto now = base::Clock::now();
     if (now - said_ < kBeat) return;
     said_ = now;
-    tell_others(std::string(1, std::exchange(goes_on, false) ? kGoesOn : kWaits));
+    pass_on(std::string(1, std::exchange(goes_on, false) ? kGoesOn : kWaits));
   };
   while (!silence.since.empty() && !dropped_) {
     try {
@@ -453,11 +492,10 @@ void Save::commit(std::vector<archive::Manifest> manifests) {
   if (request_.keep > 0 && request_.form == archive::Store::Form::kPartial) store_.prune(request_.keep);
 }
 
-// Says a word to all that are there to hear it.
-void Save::tell_others(const std::string& word) {
+// Says a word of the first rank, or of one that cannot go on, to those who hear from this one.
+void Save::pass_on(const std::string& word) {
   if (word.front() != kGoesOn && word.front() != kWaits) decided_ = true;
-  for (const auto rank : peers_.world) {
-    if (rank == peers_.rank()) continue;
+  for (const auto rank : spread_.to) {
     try {
       peers_.mailbox.send(rank, channel_, word);
     } catch (const base::PeerError&) {  // who waits for it says so

@@ -20,6 +20,7 @@
 #include "lamina/checkpoint/rank_files.h"
 #include "lamina/checkpoint/snapshot.h"
 #include "lamina/messaging/mailbox.h"
+#include "lamina/messaging/spread.h"
 
 namespace lamina::checkpoint {
 
@@ -51,8 +52,9 @@ struct SaveRequest {
 // space, and on an id. Then each writes its parts, and tells the first rank which files these are. The first rank
 // commits ([Note: commit]) and tells the others how it ended: well, or with the same error on all. About every second a
 // rank says that it still writes, and the first one that it still waits. A rank that is lost, or silent for as long as
-// the patience, ends the save, and the others stop when they are told. A save may run in a thread of its own, for its
-// messages have a channel that nothing else uses.
+// the patience, ends the save, and the others stop when they are told. Words of the first rank go along a tree ([Note:
+// spreading]), so that each rank looks at the one it hears them from, and tells on what keeps that from it. A save may
+// run in a thread of its own, for its messages have a channel that nothing else uses.
 //
 // Where training goes on meanwhile, ranks hear of a failure at different times, and are to throw it before the same
 // step. So once the save has failed, each rank tells the first one how many steps it has begun since, and begins no
@@ -96,6 +98,7 @@ class Save {
   void agree();
   void write();
   std::exception_ptr outcome();
+  void await_copies();
   archive::Manifest write_own();
   void went_on();
   void require_wanted() const;
@@ -107,19 +110,21 @@ class Save {
   void hear(Silence& silence, const std::function<bool(base::Rank, const std::string&)>& take,
             const std::function<void()>& attend);
   void commit(std::vector<archive::Manifest> manifests);
-  void tell_others(const std::string& word);
+  void pass_on(const std::string& word);
 
   archive::FileSystem& files_;
   SaveRequest request_;
   const Peers peers_;
   archive::Store store_;
   std::string id_, channel_;
-  archive::Path place_;                 // where files are written
-  std::optional<archive::Save> claim_;  // the first rank's
-  std::string last_word_;               // of the first rank
-  base::Clock::time_point said_{};      // when others last heard that this rank goes on
-  base::Clock::time_point heard_;       // when this one last heard the first rank
-  bool all_handed_in_ = false;          // to the first rank
+  messaging::Spread spread_;                     // of words of the first rank
+  archive::Path place_;                          // where files are written
+  std::optional<archive::Save> claim_;           // the first rank's
+  std::string last_word_;                        // of the first rank
+  base::Clock::time_point said_{};               // when others last heard that this rank goes on
+  base::Clock::time_point heard_;                // when this one last heard the first rank
+  bool all_handed_in_ = false;                   // to the first rank
+  std::shared_ptr<const devices::Mark> copied_;  // of a snapshot: then its copies are there
 
   std::thread thread_;
   std::atomic<bool> dropped_ = false;

@@ -121,6 +121,8 @@ void CheckpointedOptimizer::load(const std::map<std::string, value::Dict>& state
   optimizer_->load_parts(state, options);
 }
 
+std::unique_ptr<job_checkpoint::JobAccess> Current::lend() { return std::make_unique<CheckpointedJob>(*this); }
+
 CheckpointedJob::CheckpointedJob(Current& job, const std::map<std::string, c10::IValue>* content, Translate translate)
     : job_checkpoint::JobAccess(job.session->ranks(), job.session->job()),
       job_(job),

@@ -20,7 +20,7 @@ class CheckpointedOptimizer : public job_checkpoint::OptimizerAccess {
  public:
   explicit CheckpointedOptimizer(std::shared_ptr<JobOptimizer> optimizer) : optimizer_(std::move(optimizer)) {}
 
-  distributed_optimizer::Optimizer& engine() override { return optimizer_->engine; }
+  distributed_optimizer::Optimizer& engine() override { return *optimizer_->engine; }
   distributed_optimizer::UserOptimizer& user() override { return optimizer_->lent; }
   std::vector<std::string> class_names() const override;
   std::vector<value::Dict> options() const override;

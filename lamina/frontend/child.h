@@ -7,6 +7,7 @@
 #include <typeinfo>
 
 #include "lamina/frontend/calls.h"
+#include "lamina/frontend/device_errors.h"
 #include "lamina/frontend/placement.h"
 #include "lamina/frontend/serializer.h"
 
@@ -23,10 +24,15 @@ decltype(auto) call_forward(Impl& module, Args&&... args) {
   using Result = decltype(module.forward(std::forward<Args>(args)...));
   constexpr bool is_of_tensors = std::is_same_v<Result, at::Tensor> && sizeof...(Args) == 1 &&
                                  (std::is_same_v<std::decay_t<Args>, at::Tensor> && ...);
-  if constexpr (is_of_tensors) {
-    if (const Forward* const replaced = replaced_forward(&module)) return replaced->call(args...);
+  try {
+    if constexpr (is_of_tensors) {
+      if (const Forward* const replaced = replaced_forward(&module)) return replaced->call(args...);
+    }
+    return module.forward(std::forward<Args>(args)...);
+  } catch (c10::OutOfMemoryError& error) {
+    note_module(error, module);
+    throw;
   }
-  return module.forward(std::forward<Args>(args)...);
 }
 
 // See [Note: call kinds].

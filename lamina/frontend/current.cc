@@ -12,12 +12,16 @@
 #include <utility>
 
 #include "lamina/base/log.h"
+#include "lamina/device/failure.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/frontend/calls.h"
+#include "lamina/frontend/device_errors.h"
 #include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/saves.h"
 #include "lamina/rendezvous/job_store.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/session/change.h"
+#include "lamina/session/device_end.h"
 #include "lamina/session/step_check.h"
 #include "lamina/verification/run_recorder.h"
 
@@ -28,11 +32,6 @@ namespace {
 constexpr auto kLate = std::chrono::seconds(2);
 
 Current* the_current = nullptr;
-int jobs = 0;  // so far
-
-session::FaceHooks hooks() {
-  return {{.thread_begins = [] { at::init_num_threads(); }}, nullptr, nullptr};
-}
 
 // Waits for a checkpoint that is being saved.
 void end_saves() {
@@ -50,6 +49,14 @@ void end_recording() {
   the_current->recording->end(*the_current->lend());
 }
 
+// Closes a job in order, and destroys it unless a thread still works in it: then it lives on.
+void close_job(Current* ending) {
+  const bool ended = ending->session->close(true);
+  const auto late = base::Deadline::after(kLate);
+  while (std::uncaught_exceptions() == 0 && ending->session->groups().stuck() && !late.expired()) continue;
+  if (ended && !ending->session->groups().stuck()) delete ending;
+}
+
 // Ends the job with the process. The peers learn of the end of this process from the system, when it has ended. The
 // session outlives all threads.
 //
@@ -58,6 +65,11 @@ void end_recording() {
 void at_exit(int code, void*) {
   if (the_current == nullptr) return;
   auto& session = *the_current->session;
+  if (devices::is_failed()) {  // what lies on it is not to be freed
+    std::cout.flush();
+    std::fflush(nullptr);
+    ::_exit(code == 0 ? EXIT_FAILURE : code);
+  }
   if (!session.job().in_step()) {
     end_saves();
     if (code == 0) end_recording();
@@ -72,10 +84,11 @@ void at_exit(int code, void*) {
 
 }  // namespace
 
-Current::Current(config::Config config)
-    : session(std::make_unique<session::Session>(
-          std::move(config), environment::read_world(environment::process_environment()), hooks())) {
-  ++jobs;
+session::FaceHooks face_hooks() {
+  return {{.thread_begins = [] { at::init_num_threads(); }}, explaining_failures(), nullptr};
+}
+
+Current::Current(std::shared_ptr<session::Session> its) : session(std::move(its)) {
   check = session::StepCheck::of_job(*session);
   if (const auto& recorder = session->run_recorder(); recorder != nullptr && recorder->writes()) {
     recording = std::make_unique<job_checkpoint::JobRecording>(recorder);
@@ -88,9 +101,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> Current::make_group(topology::Group axis)
   if (!groups_) {
     const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
     const bool plain = session->config().ddp_dist_backend == config::DistBackend::kNccl;
-    groups_ = std::make_unique<collective::C10dGroups>(
-        session->world(), base::str(rendezvous::start_of_job(), "c++/", jobs), timeout, nullptr,
-        plain ? &collective::make_gloo : &collective::make_backend);
+    groups_ = std::make_unique<collective::C10dGroups>(session->world(), meeting_, timeout, nullptr,
+                                                       plain ? &collective::make_gloo : &collective::make_backend);
   }
   const std::string name(topology::name(axis));
   const auto members = session->members(axis);
@@ -99,7 +111,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> Current::make_group(topology::Group axis)
 
 Current& begin(config::Config config) {
   [[maybe_unused]] static const int registered = ::on_exit(at_exit, nullptr);
-  the_current = new Current(std::move(config));
+  the_current = new Current(std::make_shared<session::Session>(
+      std::move(config), environment::read_world(environment::process_environment()), face_hooks()));
   return *the_current;
 }
 
@@ -108,10 +121,20 @@ void end() {
   set_router(nullptr);
   Current* const ending = std::exchange(the_current, nullptr);
   ending->session->tell_leaving("called lamina::shutdown()");
-  const bool ended = ending->session->close(true);
-  const auto late = base::Deadline::after(kLate);
-  while (std::uncaught_exceptions() == 0 && ending->session->groups().stuck() && !late.expired()) continue;
-  if (ended && !ending->session->groups().stuck()) delete ending;  // else a thread still works in it: it lives on
+  close_job(ending);
+}
+
+Current& go_over(std::shared_ptr<session::Session> session) {
+  auto changed = std::make_unique<Current>(std::move(session));
+  changed->held = the_current->held;
+  changed->loss_scale = the_current->loss_scale;
+  changed->callbacks = the_current->callbacks;
+  changed->clips_by_default = the_current->clips_by_default;
+  session::await_device(*the_current->session);
+  set_router(nullptr);
+  close_job(std::exchange(the_current, changed.release()));
+  session::take_over(*the_current->session);
+  return *the_current;
 }
 
 base::Call call_at(const std::string& name, const std::source_location& site) {

@@ -22,6 +22,8 @@ namespace lamina {
 // called anywhere. With several replicas and `ddp`, gradients are their mean over the replicas when a step, or a
 // backward outside of one, returns.
 //
+// lamina::change() has the ranks share it in another way; it goes on as the same object.
+//
 // T is a module holder or a module. Throws UsageError where there is a model already.
 template <class T>
 class DistributedModel {
@@ -30,33 +32,32 @@ class DistributedModel {
 
  public:
   explicit DistributedModel(Holder module, ModelOptions options = {})
-      : root_(std::move(module)), model_(std::make_shared<frontend::Model>(root_.ptr(), options)) {
-    frontend::set_model(model_);
-  }
+      : root_(std::move(module)), held_(frontend::set_model(std::make_shared<frontend::Model>(root_.ptr(), options))) {}
 
   // A call of the model: what its forward returns. Throws UsageError, with more than one partition, outside of steps
   // and in other threads than the one that runs the step's body.
   template <class... Args>
   auto operator()(Args&&... args) {
     using Kind = frontend::CallKind<Impl, Args...>;
-    const auto call = model_->begin_call();
+    auto& model = this->model();
+    const auto call = model.begin_call();
     const bool is_compared =
-        model_->wants_first_call() &&
-        model_->first_call(frontend::Example{Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
-    if (model_->compares_calls()) model_->note_call(value::Tuple{{to_value<std::decay_t<Args>>(args)...}});
+        model.wants_first_call() &&
+        model.first_call(frontend::Example{Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
+    if (model.compares_calls()) model.note_call(value::Tuple{{to_value<std::decay_t<Args>>(args)...}});
     const auto call_root = [&]() -> decltype(auto) { return root_(std::forward<Args>(args)...); };
     using Output = decltype(call_root());
     if constexpr (std::is_void_v<Output>) {
       static_cast<void>(is_compared);  // and refused by Child: nothing is returned
-      model_->in_team(call_root);
-      model_->end_call(call, {});
+      model.in_team(call_root);
+      model.end_call(call, {});
     } else {
-      Output output = model_->in_team(call_root);
-      if (is_compared) model_->see_outputs(to_value(output));
+      Output output = model.in_team(call_root);
+      if (is_compared) model.see_outputs(to_value(output));
       if constexpr (std::is_same_v<std::decay_t<Output>, at::Tensor>) {
-        model_->end_call(call, output);
+        model.end_call(call, output);
       } else {
-        model_->end_call(call, {});
+        model.end_call(call, {});
       }
       return output;
     }
@@ -70,9 +71,9 @@ class DistributedModel {
   // The backward of `tensors` over all ranks. In a step the gradients are divided by the number of microbatches, unless
   // ModelOptions say otherwise (torch's loss.backward(), which works there too, never does). A tensor that is no scalar
   // needs its gradient. Throws UsageError, with more than one partition, outside of steps.
-  void backward(const at::Tensor& tensor, const at::Tensor& gradient = {}) { model_->backward({tensor}, {gradient}); }
+  void backward(const at::Tensor& tensor, const at::Tensor& gradient = {}) { model().backward({tensor}, {gradient}); }
   void backward(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& gradients = {}) {
-    model_->backward(tensors, gradients);
+    model().backward(tensors, gradients);
   }
 
   // All parameters, those without a value on this rank included: what an optimizer is made of.
@@ -82,14 +83,14 @@ class DistributedModel {
   // As torch's; zero_grad() on every rank, and not inside a step.
   void zero_grad(bool set_to_none = true) {
     frontend::everywhere("zero_grad()");
-    model_->zero_grad(set_to_none);
+    model().zero_grad(set_to_none);
   }
   void train(bool on = true) { root_->train(on); }
   void eval() { root_->eval(); }
 
   // (name, tensor) of what this rank owns. Throws UsageError before the first step.
-  auto local_parameters() const { return local(model_->tree().parameters()); }
-  auto local_buffers() const { return local(model_->tree().buffers()); }
+  auto local_parameters() const { return local(model().tree().parameters()); }
+  auto local_buffers() const { return local(model().tree().buffers()); }
 
   // The values of all parameters and buffers, by name, on every rank. Collective over the ranks of the pipeline.
   auto state_dict(CallSite site = CallSite::current()) {
@@ -140,19 +141,20 @@ class DistributedModel {
   void no_sync(const std::function<void()>& loop) { frontend::model_outside_step("no_sync()").no_sync(loop); }
 
   // Returns who owns what, and what the plan promises, as a table. Throws UsageError before the first step.
-  const std::string& partition_report() const { return model_->report(); }
+  const std::string& partition_report() const { return model().report(); }
 
  private:
+  frontend::Model& model() const { return *held_->now; }
   std::vector<std::pair<std::string, at::Tensor>> local(const std::vector<frontend::ModuleTensor>& all) const {
     std::vector<std::pair<std::string, at::Tensor>> mine;
     for (const auto& held : all) {
-      if (model_->table().is_here(held.tensor)) mine.emplace_back(held.name, held.tensor);
+      if (model().table().is_here(held.tensor)) mine.emplace_back(held.name, held.tensor);
     }
     return mine;
   }
 
   Child<T> root_;
-  std::shared_ptr<frontend::Model> model_;
+  std::shared_ptr<frontend::HeldModel> held_;
 };
 
 template <class Holder>

@@ -6,11 +6,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/log.h"
+#include "lamina/device/rank_device.h"
 #include "lamina/dist/dist.h"
 #include "lamina/faces/sayings.h"
-#include "lamina/frontend/checkpointed_job.h"
 #include "lamina/frontend/current.h"
 #include "lamina/job_checkpoint/saves.h"
+#include "lamina/session/device_end.h"
 #include "lamina/verification/configuration.h"
 
 namespace lamina {
@@ -26,13 +27,15 @@ const environment::World& world() { return frontend::current().session->world();
 
 }  // namespace
 
-void init(Settings settings) {
+std::string frontend::to_json(Settings settings) {
   std::string json;
   for (const auto& [key, setting] : settings) {
     json += base::str(json.empty() ? "" : ", ", config::show(std::string(key)), ": ", setting.json());
   }
-  init("{" + json + "}");
+  return "{" + json + "}";
 }
+
+void init(Settings settings) { init(frontend::to_json(settings)); }
 
 void init(const std::string& json) {
   const bool again = frontend::has_current();
@@ -48,19 +51,19 @@ void init(const std::string& json) {
   }
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
   const bool clips = std::ranges::find(parsed.given, "sdp_gradient_clipping") != parsed.given.end();
-  auto& job = frontend::begin(std::move(parsed.config));
-  job.lend = [&job] { return std::make_unique<frontend::CheckpointedJob>(job); };
-  job.clips_by_default = !clips;
+  frontend::begin(std::move(parsed.config)).clips_by_default = !clips;
 }
 
 bool is_initialized() { return frontend::has_current(); }
 
 void shutdown() {
   if (!frontend::has_current()) return;
-  const auto saves = frontend::outside_step("shutdown()").saves;
+  const auto& job = frontend::outside_step("shutdown()");
+  const auto saves = job.saves;
   std::exception_ptr error;
   try {
     if (saves != nullptr) saves->end();
+    session::await_device(*job.session);
   } catch (...) {
     error = std::current_exception();
   }
@@ -70,6 +73,8 @@ void shutdown() {
 
 int rank() { return frontend::has_current() ? static_cast<int>(world().rank.value) : dist::get_global_rank(); }
 int size() { return frontend::has_current() ? world().size : dist::get_world_size(); }
+at::Device device() { return devices::rank_device(); }
+
 int local_rank() { return frontend::has_current() ? world().local_rank : dist::get_local_rank(); }
 int rank_in(Group group) {
   const auto& session = *frontend::current().session;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <concepts>
@@ -52,6 +53,10 @@ class Setting {
 
 using Settings = std::initializer_list<std::pair<const char*, Setting>>;
 
+namespace frontend {
+std::string to_json(Settings settings);  // an object
+}
+
 // Starts lamina in this process; every process of the job calls it. The keys are those of docs/configuration.md:
 // init({{"partitions", 2}, {"microbatches", 4}}). The environment variables LAMINA_CONFIG and SM_HP_MP_PARAMETERS, when
 // they say anything, count instead, with a warning where that is something else. A second call without configuration,
@@ -70,6 +75,8 @@ void shutdown();
 int rank();
 int size();
 int local_rank();
+// The device that this rank computes on: the host before init, then what the key `device` has chosen.
+at::Device device();
 // All further ones throw UsageError before init.
 int rank_in(Group group);
 int size_of(Group group);

@@ -52,12 +52,15 @@ void tell_of_ignored_scopes(const TorchModuleTree& tree) {
 
 }  // namespace
 
-Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
-    : job_(outside_step("DistributedModel()")),
+Model::Model(Current& job, std::shared_ptr<torch::nn::Module> root, ModelOptions options)
+    : job_(job),
       options_(options),
       tree_(std::move(root), !job_.session->config().auto_partition),
       backwards_(job_.session->job(), options.average_grads_across_microbatches),
-      slices_([](const at::Tensor& parameter) { value::guard_gradient(parameter.grad(), parameter); }) {
+      slices_([](const at::Tensor& parameter) { value::guard_gradient(parameter.grad(), parameter); }) {}
+
+Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
+    : Model(outside_step("DistributedModel()"), std::move(root), options) {
   if (job_.model != nullptr) {
     throw faces::refusal("model-twice");
   }
@@ -67,27 +70,30 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   if (!(options.bucket_cap_mb > 0) || !std::isfinite(options.bucket_cap_mb)) {
     throw faces::refusal("not-positive", "bucket_cap_mb", options.bucket_cap_mb);
   }
-  const auto& session = *job_.session;
   convert();
   slicings_ = slice_model(*tree_.root(), *job_.session);
   if (!slicings_.empty()) tree_ = make_tree();
   compares_ = !slicings_.empty();
-  backwards_.scale_by(job_.loss_scale);
   if (job_.check != nullptr) backwards_.count_others(true);
-  if (const int replicas = session.topology().size(topology::kReplicas); replicas > 1) {
-    if (session.config().ddp) {
-      make_reducer();
-      std::vector<at::Tensor> parameters;
-      for (const auto& held : tree_.parameters()) parameters.push_back(held.tensor);
-      session::order_turns(*job_.session, parameters);
-    } else if (session.world().rank == base::Rank(0)) {
-      base::log_warning(faces::said("copies-apart", replicas));
-    }
-  }
+  join_copies();
   if (!job_.pipelined()) cut(std::nullopt);
 }
 
 Model::~Model() = default;
+
+// Is the job's model, whose copies average their gradients.
+void Model::join_copies() {
+  const auto& session = *job_.session;
+  backwards_.scale_by(job_.loss_scale);
+  if (const int replicas = session.topology().size(topology::kReplicas); replicas > 1) {
+    if (session.config().ddp) {
+      make_reducer();
+      session::order_turns(*job_.session);
+    } else if (session.world().rank == base::Rank(0)) {
+      base::log_warning(faces::said("copies-apart", replicas));
+    }
+  }
+}
 
 // Gives parameters and buffers of floating-point numbers the type that the configuration says.
 void Model::convert() {
@@ -125,7 +131,9 @@ plan::KeptPartition Model::partition() const {
 // Lends this face to the cut of its model: see [Note: life of a model].
 class Model::Life : public session::ModelFace {
  public:
-  Life(Model& model, const std::optional<Example>& example) : model_(model), job_(model.job_), example_(example) {}
+  // With a proposal no rank has values before load().
+  Life(Model& model, const std::optional<Example>& example, std::optional<model::Proposal> proposal)
+      : model_(model), job_(model.job_), example_(example), proposal_(std::move(proposal)) {}
 
   std::vector<messaging::Argument> arguments() const override {
     using messaging::shown;
@@ -140,11 +148,12 @@ class Model::Life : public session::ModelFace {
   model::Proposal propose() override {
     auto& session = *job_.session;
     model_.tree_ = model_.make_tree();  // what was said of its modules by now counts
+    if (proposal_) return *proposal_;
     if (session.world().rank != base::Rank(0)) return {};
     model::Proposal proposal;
     try {
-      model::Costs costs;
-      if (example_) costs = traced(model_.tree_, *example_);
+      if (example_) model_.trace_ = Trace{model_.tree_.names(), traced(model_.tree_, *example_)};
+      const auto costs = example_ ? model_.trace_->costs : std::nullopt;
       if (session.config().auto_partition) tell_of_ignored_scopes(model_.tree_);
       const auto kept = job_.waiting ? job_.waiting->partition() : plan::KeptPartition();
       const bool is_alone = session.run_recorder() != nullptr && session.run_recorder()->is_collapsed();
@@ -155,6 +164,7 @@ class Model::Life : public session::ModelFace {
     }
     return proposal;
   }
+  bool values_follow() const override { return proposal_.has_value(); }
   const model::ModuleTree& tree() const override { return model_.tree_; }
   void take_cut(const model::Agreed& agreed) override {
     model_.cut_ = agreed.cut;
@@ -201,10 +211,11 @@ class Model::Life : public session::ModelFace {
   Model& model_;
   Current& job_;
   const std::optional<Example>& example_;
+  const std::optional<model::Proposal> proposal_;
 };
 
-void Model::cut(const std::optional<Example>& example) {
-  Life life(*this, example);
+void Model::cut(const std::optional<Example>& example, std::optional<model::Proposal> proposal) {
+  Life life(*this, example, std::move(proposal));
   session::begin_life(*job_.session, life);
   if (job_.recording != nullptr) job_.recording->note_cut(*job_.lend());
 }

@@ -15,6 +15,7 @@
 #include "lamina/data_parallel/named_tensor.h"
 #include "lamina/data_parallel/reducer.h"
 #include "lamina/distributed_optimizer/optimizer.h"
+#include "lamina/frontend/device_errors.h"
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
 #include "lamina/frontend/slices.h"
@@ -55,6 +56,10 @@ struct JoinOptions {
   bool throw_on_early_termination = false;   // all replicas throw base::UsageError when the first has left
 };
 
+namespace session {
+struct ChangingJob;
+}
+
 namespace frontend {
 
 struct Current;
@@ -76,6 +81,8 @@ using NamedTensors = std::vector<data_parallel::NamedTensor>;
 class Model : public std::enable_shared_from_this<Model> {
  public:
   Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options);
+  // A model of the same modules in a job of another layout: not cut yet.
+  Model(const Model& before, Current& job);
   ~Model();
 
   const TorchModuleTree& tree() const { return tree_; }
@@ -105,7 +112,7 @@ class Model : public std::enable_shared_from_this<Model> {
   template <class Call>
   decltype(auto) in_team(const Call& call) {
     try {
-      return call();
+      return explained(call);
     } catch (...) {
       give_up(std::current_exception());
       throw;
@@ -132,6 +139,21 @@ class Model : public std::enable_shared_from_this<Model> {
   void load(const std::map<std::string, at::Tensor>& state);
   void register_comm_hook(CommHook hook);
   void join(const std::function<void()>& loop, const JoinOptions& options);
+
+  // For a change of the layout. What of it does not allow one; if each rank has all of it; if somebody has traced it,
+  // which the first rank alone knows.
+  void tell(session::ChangingJob& job) const;
+  bool is_whole() const { return !partitioned() || table().whole_everywhere(); }
+  bool has_trace() const;
+  // The plan of this model in that layout, by the trace that there is; of the first rank alone. Throws what keeps it
+  // from being.
+  model::Proposal propose_in(const config::Config& config) const;
+  // Holds no parameters in the engine any more.
+  void let_go();
+  // Cuts it as was proposed: no rank has values yet. Without a proposal it is cut when it must be. Collective over the
+  // world.
+  void go_on(std::optional<model::Proposal> proposal);
+
   // From now on a backward is noticed by the gradients that it leaves, in parameters beside the model, too.
   void watch();
   void no_sync(const std::function<void()>& loop);
@@ -139,11 +161,13 @@ class Model : public std::enable_shared_from_this<Model> {
   void complete_gradients(const char* what);
 
  private:
+  Model(Current& job, std::shared_ptr<torch::nn::Module> root, ModelOptions options);
+  void join_copies();
   void convert();
   void give_up(const std::exception_ptr& error);
   TorchModuleTree make_tree() const;
   class Life;
-  void cut(const std::optional<Example>& example);
+  void cut(const std::optional<Example>& example, std::optional<model::Proposal> proposal = std::nullopt);
   void keep_order();
   pipeline::StepResult run_pipelined(pipeline::StepSpec spec);
   pipeline::StepResult run_first(pipeline::StepSpec spec);
@@ -185,6 +209,12 @@ class Model : public std::enable_shared_from_this<Model> {
   std::optional<model::Cut> cut_;               // none before the model is cut
   std::optional<model::ParameterTable> table_;  // none before the model is cut
   std::string report_;
+  // Costs of modules of these names, as the first rank has found them.
+  struct Trace {
+    std::vector<std::string> modules;
+    model::Costs costs;
+  };
+  std::optional<Trace> trace_;
   std::unique_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;
   pipeline::Backwards backwards_;
@@ -194,8 +224,13 @@ class Model : public std::enable_shared_from_this<Model> {
   std::shared_ptr<sharding::Sharding> sharding_;     // once the model is cut, where it is sharded
 };
 
-// Makes it the job's.
-void set_model(std::shared_ptr<Model> model);
+// The job's model as a DistributedModel has it, over changes of the layout: each makes another Model of its modules.
+struct HeldModel {
+  std::shared_ptr<Model> now;
+};
+
+// Makes a model the job's.
+std::shared_ptr<HeldModel> set_model(std::shared_ptr<Model> model);
 
 // The job's model; throws base::UsageError where there is none, and inside a step, where `what` is not allowed.
 Model& model_outside_step(const std::string& what);

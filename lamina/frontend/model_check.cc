@@ -76,7 +76,7 @@ void Model::call_plainly(const std::optional<Example>& call, std::shared_ptr<Tor
   }
   if (plain == nullptr) return job_.check->run_plainly(std::nullopt);
   session::PlainCall made{std::move(plain), {}, tensors_in(call->arguments), {}, hooked(tree_.parameters())};
-  for (const auto& node : tree_.nodes()) made.modules.push_back(node.name);
+  made.modules = tree_.names();
   for (const auto& held : tree_.parameters()) made.parameters.emplace_back(held.name, held.tensor);
   job_.check->run_plainly(made);
 }

@@ -26,8 +26,11 @@ void Model::make_reducer() {
           options_.gradient_as_bucket_view ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied,
           model::scalar_type(session.config().reduce_dtype)},
       session.mailbox(), session.members(topology::kReplicas), session.patience(), std::make_shared<value::Failures>(),
-      data_parallel::Reducer::Parts{[this] { return own_parameters(); }, [this] { return own(tree_.buffers()); },
-                                    group});
+      data_parallel::Reducer::Parts{[this] { return own_parameters(); },
+                                    [this] { return own(tree_.buffers()); },
+                                    group,
+                                    {},
+                                    /*in_one_order=*/!job_.pipelined()});
   session.when_closed([weak = std::weak_ptr(reducer_)] {
     if (const auto closing = weak.lock()) closing->close();
   });
@@ -86,8 +89,8 @@ bool Model::training() const { return tree_.root()->is_training(); }
 NamedTensors Model::own_parameters() const {
   auto all = own(tree_.parameters());
   for (const auto& optimizer : optimizers_of(job_)) {
-    if (!optimizer->engine.beside().are_updated_here()) continue;
-    for (const auto& parameter : optimizer->engine.beside().all()) {
+    if (!optimizer->engine->beside().are_updated_here()) continue;
+    for (const auto& parameter : optimizer->engine->beside().all()) {
       const bool known = std::ranges::any_of(all, [&](const auto& each) { return each.tensor.is_same(parameter); });
       if (!known) all.push_back({base::str("beside the model, ", all.size()), parameter});
     }

@@ -32,7 +32,7 @@ pipeline::StepResult run(const Current& job, const pipeline::StepSpec& spec) {
 
 // Has all ranks have what a program wrote to parts of parameters, which stand in optimizers.
 void share_written(const Current& job) {
-  for (const auto& optimizer : optimizers_of(job)) optimizer->engine.parameters().share_written();
+  for (const auto& optimizer : optimizers_of(job)) optimizer->engine->parameters().share_written();
 }
 
 void record_step(job_checkpoint::JobRecording& recording, const std::vector<Value>& outputs) {
@@ -46,7 +46,12 @@ void record_step(job_checkpoint::JobRecording& recording, const std::vector<Valu
 
 }  // namespace
 
-void set_model(std::shared_ptr<Model> model) { current().model = std::move(model); }
+std::shared_ptr<HeldModel> set_model(std::shared_ptr<Model> model) {
+  auto& job = current();
+  job.held = std::make_shared<HeldModel>(HeldModel{model});
+  job.model = std::move(model);
+  return job.held;
+}
 
 Model& model_outside_step(const std::string& what) {
   const auto& job = outside_step(what);
@@ -63,7 +68,7 @@ pipeline::StepResult run_step(const Batch& batch, const pipeline::Job::Body& bod
   end_where_all_is_recorded(&job_checkpoint::JobRecording::begin_step);
   pipeline::StepSpec spec{batch.pieces.microbatches(), batch.refused ? refuse : body, [] {}, call};
   spec.samples = batch.pieces.samples();
-  auto result = job.model != nullptr ? job.model->run_step(std::move(spec)) : run(job, spec);
+  auto result = explained([&] { return job.model != nullptr ? job.model->run_step(std::move(spec)) : run(job, spec); });
   const auto count = pipeline::counted(result.samples, result.outputs.size());
   result.outputs.resize(count);
   if (!result.samples.empty()) result.samples.resize(count);

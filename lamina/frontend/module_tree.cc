@@ -57,6 +57,12 @@ void TorchModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, co
   }
 }
 
+std::vector<std::string> TorchModuleTree::names() const {
+  std::vector<std::string> names;
+  for (const auto& node : nodes()) names.push_back(node.name);
+  return names;
+}
+
 std::vector<std::pair<std::string, at::Tensor>> TorchModuleTree::named() const {
   std::vector<std::pair<std::string, at::Tensor>> named;
   for (const auto& item : root()->named_parameters()) named.emplace_back(item.key(), item.value());

@@ -29,6 +29,7 @@ class TorchModuleTree : public model::ModuleTree {
   const std::shared_ptr<torch::nn::Module>& module(int node) const { return modules_.at(node); }
   using model::ModuleTree::node;
   int node(const torch::nn::Module* module) const { return node(reinterpret_cast<std::uintptr_t>(module)); }
+  std::vector<std::string> names() const;  // by node
   // (name, tensor) as torch lists them: a shared one under each of its names.
   std::vector<std::pair<std::string, at::Tensor>> named() const;
 

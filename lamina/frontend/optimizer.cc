@@ -10,6 +10,7 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "lamina/base/str.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
+#include "lamina/frontend/device_errors.h"
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
 #include "lamina/job_checkpoint/record_job.h"
@@ -54,12 +56,24 @@ std::optional<Needs> needs_of(const torch::optim::Optimizer& optimizer) {
   return found == known.by_type.end() ? std::nullopt : std::optional(found->second);
 }
 
+bool measures_all(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
+}
+
+// Says why an optimizer cannot update parts of parameters, "" where it can.
+std::string why_not_parts(const torch::optim::Optimizer& optimizer) {
+  if (measures_all(optimizer)) return faces::said("measures-all");
+  if (needs_of(optimizer)) return "";
+  const auto said = base::str("lamina::register_functional_optimizer<", c10::demangle(typeid(optimizer).name()),
+                              ">(lamina::Needs::kElements), or kWhole");
+  return faces::said("needs-unknown", said);
+}
+
 // Returns what it needs, where that matters; throws where it is unknown, or all parameters at once.
 Needs checked_needs(const torch::optim::Optimizer& optimizer) {
   const auto& job = outside_step("DistributedOptimizer()");
-  const bool measures_all = dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
   const bool is_sliced = job.session->topology().size(topology::Group::kTp) > 1;
-  if (measures_all && job.pipelined()) {
+  if (measures_all(optimizer) && job.pipelined()) {
     throw faces::refusal("lbfgs-in-parts");
   }
   const auto needs = needs_of(optimizer);
@@ -68,8 +82,7 @@ Needs checked_needs(const torch::optim::Optimizer& optimizer) {
   const bool is_divided = model::updates_divided_over(job.session->topology(), config).has_value();
   if (needs || (!is_divided && !is_sliced)) return needs.value_or(Needs::kElements);
   const auto name = c10::demangle(typeid(optimizer).name());
-  const auto said = base::str("lamina::register_functional_optimizer<", name, ">(lamina::Needs::kElements), or kWhole");
-  const auto why = measures_all ? faces::said("measures-all") : faces::said("needs-unknown", said);
+  const auto why = why_not_parts(optimizer);
   if (is_sliced) throw faces::refusal("sliced-optimizer", name, why);
   throw sharded ? faces::refusal("sharded-optimizer", name, why) : faces::refusal("divided-optimizer", name, why);
 }
@@ -89,12 +102,29 @@ std::shared_ptr<optim::LossScale> shared_scale(Current& job, const optim::LossSc
 
 }  // namespace
 
+void JobOptimizer::join(const std::shared_ptr<JobOptimizer>& optimizer, Current& job) {
+  const auto& session = *job.session;
+  optimizer->engine.emplace(job.session->ranks(), session.config(), optimizer->scale, std::ssize(job.optimizers),
+                            job.clips_by_default);
+  if (session.clips_as_shards()) optimizer->engine->clip_as_shards();
+  job.optimizers.push_back(optimizer);
+}
+
+void JobOptimizer::let_go(bool with_states) {
+  std::vector<std::vector<at::Tensor>> groups;
+  for (const auto& members : members()) {
+    auto& group = groups.emplace_back();
+    for (const auto& member : members) group.push_back(member.parameter);
+  }
+  lent.exchange(groups, {});
+  if (!with_states) optimizer->state().clear();
+}
+
 struct OptimizerPart::Rest : JobOptimizer {
   std::optional<distributed_optimizer::StateDict> waits;  // to be loaded when the model is cut
   std::shared_ptr<PartitionCallback> on_partition;
 
-  Rest(std::shared_ptr<torch::optim::Optimizer> its, Needs needs, const std::shared_ptr<optim::LossScale>& scale)
-      : JobOptimizer(std::move(its), needs, scale, current()) {}
+  using JobOptimizer::JobOptimizer;
 
   // Says whether the job that it was made in goes on.
   bool in_job() const {
@@ -115,8 +145,8 @@ struct OptimizerPart::Rest : JobOptimizer {
 
   void cut() {
     auto& model = *current().model;
-    engine.parameters().set_model([&model] { return &model.table(); }, model.shared_sharding());
-    if (engine.groups().trim(lent)) model.watch();
+    engine->parameters().set_model([&model] { return &model.table(); }, model.shared_sharding());
+    if (engine->groups().trim(lent)) model.watch();
     if (const auto rows = std::exchange(waits, std::nullopt)) load_rows(*rows, lent.options_of_groups());
   }
   // A checkpoint that waits for the cut would undo what is loaded, and is not in what is saved.
@@ -136,10 +166,23 @@ struct OptimizerPart::Rest : JobOptimizer {
     state.rng_steps = current().session->job().seeds().steps();
     write(state, archive);
   }
+  session::ChangingOptimizer told() const override {
+    session::ChangingOptimizer told{.name = class_name(*optimizer), .why_not_parts = why_not_parts(*optimizer)};
+    told.measures_all = measures_all(*optimizer);
+    told.waits = waits.has_value();
+    const auto models = lent.named_parameters();
+    for (const auto& group : members()) {
+      for (const auto& member : group) {
+        const auto is_it = [&](const auto& given) { return given.tensor.is_same(member.parameter); };
+        if (told.beside.empty() && std::ranges::none_of(models, is_it)) told.beside = member.name;
+      }
+    }
+    return told;
+  }
   void replace_new() override {
     if (!is_cut()) return;
-    if (!engine.groups().are_cut(lent)) cut();
-    engine.parameters().share_written();
+    if (!engine->groups().are_cut(lent)) cut();
+    engine->parameters().share_written();
   }
 
   static distributed_optimizer::ModelInUse model() {
@@ -150,7 +193,7 @@ struct OptimizerPart::Rest : JobOptimizer {
   void name_parts(OptimizerState& state) const {
     topology::SavedPlace place;
     const auto& session = *current().session;
-    for (const auto group : {topology::kOneCopy, engine.parameters().divided_over().value_or(topology::kOneCopy)}) {
+    for (const auto group : {topology::kOneCopy, engine->parameters().divided_over().value_or(topology::kOneCopy)}) {
       place.push_back(session.topology().index(group, session.world().rank));
       place.push_back(session.topology().size(group));
     }
@@ -168,12 +211,12 @@ struct OptimizerPart::Rest : JobOptimizer {
         if (number >= std::ssize(names)) throw faces::refusal("other-state", "it has more parameters");
       }
     }
-    state.parts = engine.state_dicts().parts();
+    state.parts = engine->state_dicts().parts();
     state.saved_by.clear();
   }
   // Loads a state dict; groups get these options.
   void load_rows(const distributed_optimizer::StateDict& rows, const std::vector<Fields>& options) {
-    engine.load(lent, rows, [&](const std::vector<value::Value>& parts) { lent.load(parts, options); });
+    engine->load(lent, rows, [&](const std::vector<value::Value>& parts) { lent.load(parts, options); });
   }
 };
 
@@ -192,22 +235,22 @@ OptimizerPart::OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer,
   const auto needs = checked_needs(*optimizer);
   auto& job = outside_step("DistributedOptimizer()");
   rest_ = std::make_shared<Rest>(std::move(optimizer), needs, shared_scale(job, given));
+  JobOptimizer::join(rest_, job);
   if (const auto& recorder = job.session->run_recorder()) {
-    job_checkpoint::record_updates(rest_->engine, job.session->ranks(), recorder);
+    job_checkpoint::record_updates(*rest_->engine, job.session->ranks(), recorder);
   }
   rest_->on_partition = std::make_shared<PartitionCallback>([rest = rest_.get()] { rest->cut(); });
-  job.optimizers.push_back(rest_);
   frontend::on_partition(rest_->on_partition);
 }
 
 at::Tensor OptimizerPart::step(torch::optim::Optimizer::LossClosure closure) {
   auto& rest = *rest_;
   if (!rest.in_job()) {
-    if (rest.engine.groups().hold_others() || rest.engine.scale().is_on()) rest.require_job("step()");
+    if (rest.engine->groups().hold_others() || rest.engine->scale().is_on()) rest.require_job("step()");
     return rest.optimizer->step(std::move(closure));
   }
   rest.replace_new();
-  rest.engine.step(rest.lent, rest.model(), rest.lent.closed(std::move(closure)));
+  explained([&] { rest.engine->step(rest.lent, rest.model(), rest.lent.closed(std::move(closure))); });
   return rest.lent.take_loss();
 }
 
@@ -227,28 +270,28 @@ void OptimizerPart::add_param_group(const torch::optim::OptimizerParamGroup& gro
 
 void OptimizerPart::zero_grad(bool set_to_none) {
   if (!rest_->in_job()) return rest_->optimizer->zero_grad(set_to_none);
-  rest_->engine.zero_grad(rest_->lent, rest_->model(), set_to_none);
+  rest_->engine->zero_grad(rest_->lent, rest_->model(), set_to_none);
 }
 
 double OptimizerPart::clip(double max_norm) {
   rest_->require_job("clip_master_grads()");
   rest_->replace_new();
-  return rest_->engine.clip(rest_->lent, rest_->model(), max_norm);
+  return rest_->engine->clip(rest_->lent, rest_->model(), max_norm);
 }
 
-bool OptimizerPart::overflow() const { return rest_->engine.overflow(); }
-double OptimizerPart::grad_norm() const { return rest_->engine.norm(); }
-double OptimizerPart::loss_scale() const { return rest_->engine.scale().value(); }
+bool OptimizerPart::overflow() const { return rest_->engine->overflow(); }
+double OptimizerPart::grad_norm() const { return rest_->engine->norm(); }
+double OptimizerPart::loss_scale() const { return rest_->engine->scale().value(); }
 
 void OptimizerPart::save(torch::serialize::OutputArchive& archive, bool to_first) const {
   auto& rest = rest_->ready_to_save("save()");
-  if (const auto rows = rest.engine.state_dicts().whole(rest.lent, to_first)) rest.write_rows(*rows, archive);
+  if (const auto rows = rest.engine->state_dicts().whole(rest.lent, to_first)) rest.write_rows(*rows, archive);
 }
 
 void OptimizerPart::save_local(torch::serialize::OutputArchive& archive, bool joins_shards) const {
   auto& rest = rest_->ready_to_save("save_local()");
   if (!Rest::is_cut()) throw faces::refusal("nothing-local", "optimizer.save_local()");
-  rest.write_rows(rest.engine.state_dicts().own(rest.lent, joins_shards), archive);
+  rest.write_rows(rest.engine->state_dicts().own(rest.lent, joins_shards), archive);
 }
 
 void OptimizerPart::load(torch::serialize::InputArchive& archive) {
@@ -263,11 +306,11 @@ void OptimizerPart::load(torch::serialize::InputArchive& archive) {
   const auto rows = rows_of(state);
   std::vector<Fields> options;
   for (const auto& group : state.groups) options.push_back(group.options);
-  if (!rest.engine.state_dicts().waits(rows)) {
+  if (!rest.engine->state_dicts().waits(rows)) {
     rest.waits.reset();
     return rest.load_rows(rows, options);
   }
-  rest.engine.state_dicts().require_fits(rest.lent, rows);
+  rest.engine->state_dicts().require_fits(rest.lent, rows);
   rest.lent.load(std::vector<value::Value>(rest.lent.members().size()), options);
   rest.waits = rows;
 }

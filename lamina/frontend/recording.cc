@@ -2,12 +2,9 @@
 #include "lamina/frontend/recording.h"
 
 #include <algorithm>
-#include "lamina/base/deadline.h"
 
 namespace lamina::frontend {
 namespace {
-
-using base::Clock;
 
 thread_local Recording* recording = nullptr;
 
@@ -29,6 +26,8 @@ void for_each_tensor_of(const c10::IValue& value, const Visit& visit) {
 const void* memory_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
+
+std::int64_t offset_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage_offset() : 0; }
 
 }  // namespace
 
@@ -80,7 +79,11 @@ std::unique_ptr<Router::Scope> Recording::enter(base::ModuleId id) {
 
 void Recording::returned(int node, const value::Value& result) {
   latest_bytes_ = 0;
-  value::for_each_tensor(result, [&](const at::Tensor& tensor) { latest_bytes_ += bytes_of(tensor); });
+  const bool hands_on = in_stretch_ && !costs_[stack_.back()].stretches.back().works;
+  value::for_each_tensor(result, [&](const at::Tensor& tensor) {
+    latest_bytes_ += bytes_of(tensor);
+    if (hands_on && tensor.defined()) read(tensor);
+  });
   costs_[node].output_bytes += latest_bytes_;
 }
 
@@ -100,8 +103,22 @@ void Recording::pop() {
 }
 
 void Recording::begin_stretch() {
-  costs_[stack_.back()].stretches.push_back({.at = stretches_++});
+  auto& stretch = costs_[stack_.back()].stretches.emplace_back();
+  stretch.at = stretches_++;
+  stretch.weights_us = 0;
+  stretch.reads.emplace();
+  read_.clear();
   in_stretch_ = true;
+}
+
+void Recording::read(const at::Tensor& tensor) {
+  auto& stretch = costs_[stack_.back()].stretches.back();
+  const auto maker = makers_.of(tensor);
+  if (!maker || maker == stretch.at || !read_.emplace(memory_of(tensor), offset_of(tensor)).second) return;
+  const auto known = std::ranges::find(*stretch.reads, *maker, &plan::Read::at);
+  plan::Read& of_maker = known == stretch.reads->end() ? stretch.reads->emplace_back() : *known;
+  of_maker.at = *maker;
+  of_maker.bytes += bytes_of(tensor);
 }
 
 void Recording::hand_on() {
@@ -109,15 +126,16 @@ void Recording::hand_on() {
   in_stretch_ = false;
 }
 
-void Recording::pass_time() {
-  const auto now = Clock::now();
+double Recording::pass_time() {
+  const auto now = clock_.now();
+  const double passed_us = std::chrono::duration<double, std::micro>(now - since_).count();
   if (!stack_.empty()) {
     Cost& cost = costs_[stack_.back()];
-    const double passed_us = std::chrono::duration<double, std::micro>(now - since_).count();
     cost.forward_us += passed_us;
     if (in_stretch_) cost.stretches.back().forward_us += passed_us;
   }
   since_ = now;
+  return passed_us;
 }
 
 std::unique_ptr<at::ObserverContext> Recording::begins(const at::RecordFunction& operation) {
@@ -134,26 +152,40 @@ void Recording::note_inputs(const at::RecordFunction& operation) {
   if (outermost) {
     counted_.clear();
     pass_time();
+    of_weights_ = false;
     if (!in_stretch_) begin_stretch();
     costs_[stack_.back()].stretches.back().works = true;
   }
   for (const c10::IValue& input : operation.inputs()) {
     for_each_tensor_of(input, [&](const at::Tensor& tensor) {
-      if (outermost) counted_.insert(memory_of(tensor));
       const auto& holders = tree_.holders(tensor);
+      if (outermost) {
+        counted_.insert(memory_of(tensor));
+        read(tensor);
+        of_weights_ |= tensor.dim() > 1 && tensor.requires_grad() && !holders.empty();
+      }
       if (std::ranges::find(holders, stack_.back()) != holders.end()) return;
       costs_[stack_.back()].reads.insert(holders.begin(), holders.end());
     });
   }
 }
 
-// Counts a result that is neither a view nor written in place, once where one operation is made of others.
+// Counts a result that is neither a view nor written in place, once where one operation is made of others. Of a product
+// with a parameter one of two products of the backward is for that.
 void Recording::note_outputs(const at::RecordFunction& operation) {
   const bool outermost = --depth_ == 0;
-  if (outermost) latest_bytes_ = 0;
+  auto& stretch = costs_[stack_.back()].stretches.back();
+  if (outermost) {
+    latest_bytes_ = 0;
+    const double took_us = pass_time();
+    if (of_weights_) *stretch.weights_us += took_us;
+  }
   for (const c10::IValue& output : operation.outputs()) {
     for_each_tensor_of(output, [&](const at::Tensor& tensor) {
-      if (outermost) latest_bytes_ += bytes_of(tensor);
+      if (outermost) {
+        latest_bytes_ += bytes_of(tensor);
+        makers_.made(tensor, stretch.at);
+      }
       if (counted_.insert(memory_of(tensor)).second) costs_[stack_.back()].activation_bytes += bytes_of(tensor);
     });
   }

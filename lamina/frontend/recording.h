@@ -5,11 +5,15 @@
 
 #include <chrono>
 #include <memory>
+#include <set>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "lamina/base/own_clock.h"
 #include "lamina/frontend/calls.h"
 #include "lamina/frontend/module_tree.h"
+#include "lamina/frontend/tensor_makers.h"
 #include "lamina/model/plan.h"
 
 namespace lamina::frontend {
@@ -33,9 +37,10 @@ class Recording : public Router {
   struct Popped;
   void push(int node);
   void pop();
-  void pass_time();
+  double pass_time();  // microseconds since the last time
   void begin_stretch();
   void hand_on();
+  void read(const at::Tensor& tensor);
   void note_inputs(const at::RecordFunction& operation);
   void note_outputs(const at::RecordFunction& operation);
   static std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& operation);
@@ -46,13 +51,17 @@ class Recording : public Router {
   Router* const outer_;
   const at::CallbackHandle handle_;
   std::vector<int> stack_;
-  std::chrono::steady_clock::time_point since_;
+  base::OwnClock clock_;
+  std::chrono::nanoseconds since_{};
   int calls_ = 0;
   int stretches_ = 0;
-  bool in_stretch_ = false;                  // else the innermost node has done nothing since a call of it ended
-  std::int64_t latest_bytes_ = 0;            // of what the latest operation or module returned
-  int depth_ = 0;                            // operations in operations
-  std::unordered_set<const void*> counted_;  // memory that the outermost operation got or made
+  bool in_stretch_ = false;        // else the innermost node has done nothing since a call of it ended
+  std::int64_t latest_bytes_ = 0;  // of what the latest operation or module returned
+  int depth_ = 0;                  // operations in operations
+  bool of_weights_ = false;        // the outermost operation has a parameter as a factor
+  TensorMakers makers_;
+  std::set<std::pair<const void*, std::int64_t>> read_;  // memory, offset: what the stretch has read
+  std::unordered_set<const void*> counted_;              // memory that the outermost operation got or made
 };
 
 }  // namespace lamina::frontend

@@ -11,6 +11,12 @@ parameter_server::Service& service(const char* what) {
   return frontend::outside_step(what).session->parameter_server();
 }
 
+// Modules and parameters that ranks own rely on the layout that there is.
+void note_placed() {
+  auto& relies = frontend::current().relies;
+  if (relies.empty()) relies.emplace_back("lamina.remote has placed modules or parameters");
+}
+
 base::Patience patience(const char* what, const CallSite& site) {
   return frontend::patience(*frontend::current().session, what, site);
 }
@@ -40,7 +46,9 @@ RemoteModule find(const std::string& name, int owner, CallSite site) {
   if (owner < 0 || owner >= size()) {
     throw base::UsageError(base::str(kWhat, ": there is no rank ", owner, "; the job has ", size()));
   }
-  return RemoteModule(service(kWhat).trainer().find(base::Rank(owner), name, patience(kWhat, site)));
+  auto found = service(kWhat).trainer().find(base::Rank(owner), name, patience(kWhat, site));
+  note_placed();
+  return RemoteModule(std::move(found));
 }
 
 void serve(CallSite site) {
@@ -51,7 +59,9 @@ void serve(CallSite site) {
 RemoteModule place(const std::string& name, const torch::nn::Module& module, RemoteFunction call) {
   parameter_server::Placed placed{name, std::move(call), {}};
   for (const auto& item : module.named_parameters()) placed.parameters.emplace_back(item.key(), item.value());
-  return RemoteModule(service("lamina::remote::place()").place(std::move(placed)));
+  auto there = service("lamina::remote::place()").place(std::move(placed));
+  note_placed();
+  return RemoteModule(std::move(there));
 }
 
 }  // namespace remote

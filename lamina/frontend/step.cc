@@ -8,8 +8,12 @@
 #include "lamina/base/log.h"
 #include "lamina/base/printable.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/rank_device.h"
+#include "lamina/device/upload.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
+#include "lamina/frontend/device_errors.h"
 #include "lamina/pipeline/outputs.h"
 #include "lamina/session/sharding.h"
 
@@ -118,6 +122,17 @@ class Parts {
   std::size_t next_ = 0;
 };
 
+// The part with its tensors of the host on the rank's device. Only now, for numbers that say how a batch is split are
+// read on the host.
+Value on_rank(Value part) {
+  const auto device = devices::rank_device();
+  if (devices::is_host(device)) return part;
+  value::for_each_tensor(part, [&](at::Tensor& tensor) {
+    if (tensor.defined() && devices::is_host(tensor)) tensor = devices::upload(tensor, device);
+  });
+  return part;
+}
+
 void say(const std::string& line) {
   if (rank() != 0 || !base::says(base::Level::kInfo)) return;
   std::fputs(base::printable(base::str("lamina: a step function: ", line, "\n")).c_str(), stderr);
@@ -136,11 +151,11 @@ std::pair<frontend::Batch, std::vector<std::string>> frontend::split(const std::
   }
   Batch batch{pipeline::Pieces({}, splitting.microbatches), std::vector<std::vector<Value>>(arguments.size())};
   try {
-    splitter.decide(said.lists);
+    splitter.decide(said.known);
     for (int i = 0; i < splitter.pieces().microbatches(); ++i) {
       Parts parts(splitter, base::Microbatch(i));
       for (std::size_t place = 0; place < arguments.size(); ++place) {
-        if (arguments[place].batch) batch.parts[place].push_back(parts.next(*arguments[place].batch));
+        if (arguments[place].batch) batch.parts[place].push_back(on_rank(parts.next(*arguments[place].batch)));
       }
     }
   } catch (const base::UsageError& error) {
@@ -158,7 +173,8 @@ std::pair<frontend::Batch, std::vector<std::string>> frontend::split(const std::
 frontend::Batch frontend::batch_of(const std::vector<Argument>& arguments, Said& said) {
   auto& session = *current().session;
   if (!session.job().leads()) return {pipeline::Pieces({}, num_microbatches())};
-  auto [batch, lines] = split(arguments, {num_microbatches(), session::needs_all_microbatches(session)}, said);
+  const frontend::Splitting splitting{num_microbatches(), session::needs_all_microbatches(session)};
+  auto [batch, lines] = frontend::explained([&] { return split(arguments, splitting, said); });
   for (const auto& line : lines) say(line);
   return batch;
 }

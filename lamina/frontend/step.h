@@ -67,12 +67,13 @@ Argument argument_of(const Along<T>& argument) {
 
 // Decisions on the batches of a step function, and remarks that were made; of one call at a time.
 struct Said {
-  pipeline::KnownLists lists;
+  pipeline::KnownParts known;
   std::set<pipeline::BatchSplitter::Remark> remarks;
 };
 
-// Cuts the arguments of a step into so many microbatches, as the engine decides (pipeline/batch_splitter.h); what it
-// refuses is the error of the step. Returns with it what is to be told for the first time.
+// Cuts the arguments of a step into so many microbatches, as the engine decides (pipeline/batch_splitter.h), and takes
+// the parts from the host to the rank's device. What it refuses is the error of the step. Returns with it what is to be
+// told for the first time.
 struct Splitting {
   int microbatches;
   bool needs_all = false;

@@ -52,7 +52,10 @@ std::vector<Cost> run(const TorchModuleTree& tree, const Example& example) {
 
 void forget_times(Cost& cost) {
   cost.forward_us = std::numeric_limits<double>::infinity();
-  for (auto& stretch : cost.stretches) stretch.forward_us = std::numeric_limits<double>::infinity();
+  for (auto& stretch : cost.stretches) {
+    stretch.forward_us = std::numeric_limits<double>::infinity();
+    stretch.weights_us = std::numeric_limits<double>::infinity();
+  }
 }
 
 // A model that takes another way each time has the times of its last run.
@@ -60,7 +63,9 @@ void keep_shortest(Cost& cost, const Cost& again) {
   cost.forward_us = std::min(cost.forward_us, again.forward_us);
   if (cost.stretches.size() != again.stretches.size()) cost.stretches = again.stretches;
   for (std::size_t i = 0; i < again.stretches.size(); ++i) {
-    cost.stretches[i].forward_us = std::min(cost.stretches[i].forward_us, again.stretches[i].forward_us);
+    auto& stretch = cost.stretches[i];
+    stretch.forward_us = std::min(stretch.forward_us, again.stretches[i].forward_us);
+    stretch.weights_us = std::min(*stretch.weights_us, *again.stretches[i].weights_us);
   }
 }
 

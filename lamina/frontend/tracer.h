@@ -17,7 +17,8 @@ struct Example {
 };
 
 // Runs the model on copies of the example's arguments, a few times and without gradients, in this thread; the shortest
-// forward of each module counts, and its backward for twice that. Buffers and random numbers are left as they were.
+// forward of each module counts, and its backward for twice that. Where an operation has a parameter as a factor, one
+// half of that is for the parameter. Buffers and random numbers are left as they were.
 // Throws what the model throws.
 std::vector<model::Cost> trace(const TorchModuleTree& tree, const Example& example);
 

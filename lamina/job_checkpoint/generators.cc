@@ -1,20 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/job_checkpoint/generators.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/DeviceType.h>
 
-#include <mutex>
 #include <optional>
+#include <string>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/generators.h"
 #include "lamina/verification/run_recorder.h"
 
 namespace lamina::job_checkpoint {
 namespace {
 
-std::string engine_name(base::Rank rank) { return base::str("generator/", rank); }
 std::string face_name(base::Rank rank) { return base::str("generators/", rank); }
+
+// Torch's generators here, by the names that their states have in a checkpoint of that rank. A device's is that of its
+// type, for states of other types are nothing to it.
+std::vector<std::pair<std::string, at::Generator>> torchs(base::Rank rank) {
+  const auto host = base::str("generator/", rank);
+  std::vector<std::pair<std::string, at::Generator>> found{{host, devices::generator(devices::kHost)}};
+  if (const auto device = devices::rank_generator(); device.defined()) {
+    const auto type = c10::DeviceTypeName(device.device().type(), /*lower_case=*/true);
+    found.emplace_back(base::str(host, "/", type), device);
+  }
+  return found;
+}
 
 // Finds the rank whose generators this one goes on with. In another layout that is nobody, but in a run that is
 // compared with one in theirs: there it is the rank that led this copy of the model, placed as by default.
@@ -31,7 +44,7 @@ std::optional<base::Rank> saver_of(const collective::Ranks& ranks, const About& 
 
 void add_generators(JobAccess& job, SaveList& list) {
   const auto rank = job.ranks().own;
-  list.add_content(engine_name(rank), at::detail::getDefaultCPUGenerator().get_state());
+  for (const auto& [name, generator] : torchs(rank)) list.add_content(name, devices::state_of(generator));
   const auto rest = job.generators();
   if (rest.get_if<value::None>() == nullptr) list.add_tree(face_name(rank), rest);
 }
@@ -41,11 +54,13 @@ SavedGenerators::SavedGenerators(JobAccess& job, const Reader& reader, const Abo
   are_there_ = saver.has_value();
   if (!are_there_) return;
   const auto rank = *saver;
-  engine_ = reader.content(engine_name(rank));
-  try {
-    if (engine_.defined()) at::detail::createCPUGenerator().set_state(engine_);
-  } catch (const c10::Error&) {
-    throw base::FormatError(base::str(reader.folder().string(), ": ", engine_name(rank), " is no state of one"));
+  for (const auto& [name, generator] : torchs(rank)) {
+    const auto state = reader.content(name);
+    if (!state.defined()) continue;
+    if (!devices::takes_state(generator, state)) {
+      throw base::FormatError(base::str(reader.folder().string(), ": ", name, " is no state of one"));
+    }
+    states_.emplace_back(generator, state);
   }
   const auto number = static_cast<std::size_t>(rank.value);
   const bool is_told = number < about.generators.size();
@@ -54,11 +69,7 @@ SavedGenerators::SavedGenerators(JobAccess& job, const Reader& reader, const Abo
 
 void SavedGenerators::set(JobAccess& job) const {
   if (!are_there_) return;
-  if (engine_.defined()) {
-    auto generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard guard(generator.mutex());
-    generator.set_state(engine_);
-  }
+  for (const auto& [generator, state] : states_) devices::set_state(generator, state);
   job.set_generators();
 }
 

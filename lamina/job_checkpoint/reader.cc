@@ -14,6 +14,7 @@
 #include "lamina/checkpoint/chunks.h"
 #include "lamina/checkpoint/part.h"
 #include "lamina/checkpoint/tree_json.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/foreign/model_folder.h"
 #include "lamina/foreign/torch_file.h"
 #include "lamina/value/dtype.h"
@@ -114,13 +115,28 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
 Reader::Reader(const std::filesystem::path& place, bool verify, const archive::Share& share)
     : folder_(std::filesystem::is_regular_file(place) ? place.parent_path() : place),
       manifest_(manifest_at(place, verify ? std::optional(share) : std::nullopt)),
-      reader_(archive::file_system(), folder_, manifest_, verify) {
+      files_(std::make_shared<archive::PieceReader>(archive::file_system(), folder_, manifest_, verify)),
+      source_(files_) {
+  list_tensors();
+}
+
+Reader::Reader(archive::Manifest manifest, std::shared_ptr<archive::PieceSource> source)
+    : folder_("the memory of the ranks"), manifest_(std::move(manifest)), source_(std::move(source)) {
+  list_tensors();
+}
+
+void Reader::list_tensors() {
   for (const auto& tensor : manifest_.tensors) {
     by_key_.emplace(Key{tensor.name, alike(tensor.kind), tensor.optimizer, tensor.state}, &tensor);
     for (const auto& name : tensor.also) {
       by_key_.emplace(Key{name, alike(tensor.kind), tensor.optimizer, tensor.state}, &tensor);
     }
   }
+}
+
+archive::PieceReader& Reader::files() const {
+  base::internal_check(files_ != nullptr, "a file of what is in memory");
+  return *files_;
 }
 
 const archive::SavedTensor* Reader::find(const std::string& name, Kind kind, int optimizer,
@@ -249,7 +265,7 @@ std::map<std::string, at::Tensor> Reader::whole_model() const {
 }
 
 void Reader::check_share(const checkpoint::Peers& peers) const {
-  reader_.check({peers.index(), peers.world.size()}, between_reads(peers));
+  files().check(archive::Share{peers.index(), peers.world.size()}, between_reads(peers));
 }
 
 void Reader::read(const checkpoint::Peers& peers) {
@@ -266,18 +282,18 @@ void Reader::fill_optimizers(const checkpoint::Peers& peers) { fill(std::exchang
 void Reader::read_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const {
   std::vector<archive::Wanted> wanted;
   for (const auto& each : places) wanted.push_back({each.tensor, each.region, checkpoint::bytes_of(each.into)});
-  reader_.read(wanted, went_on);
+  source_->read(wanted, went_on);
 }
 
 void Reader::check_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const {
   std::vector<archive::Wanted> wanted;
   for (const auto& each : places) wanted.push_back({each.tensor, each.region, {}});
-  reader_.check(wanted, went_on);
+  source_->check(wanted, went_on);
 }
 
 at::Tensor Reader::all_of(const archive::SavedTensor& tensor) const {
   auto into = at::empty(tensor.shape, checkpoint::scalar_type(tensor.dtype));
-  reader_.read(tensor, 0, checkpoint::bytes_of(into));
+  files().read(tensor, 0, checkpoint::bytes_of(into));
   return into;
 }
 
@@ -290,7 +306,7 @@ at::Tensor Reader::memory_for(const Place& place) {
 
 // True where the bytes of the tensor are the file's.
 bool Reader::is_like(const at::Tensor& tensor, const Place& place) {
-  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() &&
+  return devices::is_host(tensor) && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() &&
          !tensor.is_neg() && tensor.scalar_type() == checkpoint::scalar_type(place.tensor->dtype) &&
          tensor.numel() == place.region.size && !tensor.is_inference();
 }
@@ -306,6 +322,7 @@ void Reader::fill(std::vector<Place> places, const checkpoint::Peers& peers) con
     try {
       read_places(reads, went_on);
     } catch (const base::FormatError& error) {
+      if (files_ == nullptr) throw;
       throw base::FormatError(base::str(error.what(), kMixture), base::Code{"checkpoint-damaged"});
     } catch (const base::FileError& error) {
       throw base::FileError(base::str(error.what(), kMixture), error.error_number());
@@ -327,7 +344,7 @@ void Reader::fill(std::vector<Place> places, const checkpoint::Peers& peers) con
       staged_bytes += each.into.nbytes();
     }
     reads.push_back(each);
-    if (staged_bytes >= kMostStagedBytes) read_staged();
+    if (staged_bytes >= kMostStagedBytes && !source_->is_collective()) read_staged();
   }
   read_staged();
 }

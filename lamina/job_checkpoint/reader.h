@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -41,6 +42,8 @@ class Reader {
   // Throws base::FormatError, or base::FileError, where the folder is no whole checkpoint. Compares this rank's share
   // of files that have their checksums in themselves.
   Reader(const std::filesystem::path& place, bool verify, const archive::Share& share);
+  // Reads out of memory, where `source` finds what the manifest lists: its tensors, without content.
+  Reader(archive::Manifest manifest, std::shared_ptr<archive::PieceSource> source);
   Reader(const Reader&) = delete;
 
   const archive::Manifest& manifest() const { return manifest_; }
@@ -116,11 +119,14 @@ class Reader {
   static bool is_like(const at::Tensor& tensor, const Place& place);
   void check_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const;
   void read_places(const std::vector<Place>& places, const archive::PieceReader::WentOn& went_on) const;
+  void list_tensors();
+  archive::PieceReader& files() const;
   void fill(std::vector<Place> places, const checkpoint::Peers& peers) const;
 
   const archive::Path folder_;
   const archive::Manifest manifest_;
-  mutable archive::PieceReader reader_;
+  const std::shared_ptr<archive::PieceReader> files_;  // nullptr where no files are read
+  const std::shared_ptr<archive::PieceSource> source_;
   std::map<Key, const archive::SavedTensor*> by_key_;
   std::vector<Place> wanted_;              // into new memory
   std::vector<Place> model_, optimizers_;  // into tensors of the job

@@ -34,6 +34,8 @@ void Resumption::load_options() {
   }
 }
 
+void Resumption::keep_options() { have_options_.assign(about_.optimizers.size(), true); }
+
 void Resumption::want_model(const Parts& parts) {
   for (const auto& [names, tensor] : job_->model_state()) {
     const auto* row = parts.table().find(tensor);
@@ -69,8 +71,8 @@ void Resumption::load() {
       }
       states.emplace_back(static_cast<int>(i), *optimizers[i], about, parts, *reader_);
     }
-    reader_->read(peers);  // [Note: two reads]
   });
+  together(peers, [&] { reader_->read(peers); });  // [Note: two reads]
   job_->wait_for_cut(nullptr);
   auto* sharding = job_->sharding();
   if (sharding != nullptr) sharding->before_update();

@@ -33,6 +33,8 @@ class Resumption {
   void check() const;
   // Loads the options of optimizers, before the model is cut: load() leaves them as they are then.
   void load_options();
+  // Leaves the options of optimizers as they are when load() is called: they are the very ones that were saved.
+  void keep_options();
   // Loads it into a model that is cut; collective over the world. Nothing is changed where that fails on a rank.
   void load();
   // Has the counters of the job go on where they were.

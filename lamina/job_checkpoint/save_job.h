@@ -29,7 +29,4 @@ struct SaveOptions {
 // written, where a rank cannot save.
 std::shared_ptr<checkpoint::Save> save_job(JobAccess& job, Saves& saves, const SaveOptions& options);
 
-// Tells of a job what is neither its optimizers' nor the user's.
-About about_of(const JobAccess& job);
-
 }  // namespace lamina::job_checkpoint

@@ -55,8 +55,9 @@ void SaveList::add_tree(const std::string& name, const value::Value& tree) {
 void SaveList::add(SavedTensor tensor, Parts::Piece piece, const at::Tensor& elements) {
   tensor.shape = std::move(piece.shape);
   tensor.dtype = checkpoint::savable_dtype(elements, archive::describe(tensor));
-  if (!piece.writes) return;
-  to_write_.push_back({std::move(tensor), std::move(piece.region), checkpoint::memory_of(elements)});
+  if (!piece.writes && has_ == Has::kWritten) return;
+  (piece.writes ? to_write_ : others_)
+      .push_back({std::move(tensor), std::move(piece.region), checkpoint::memory_of(elements)});
 }
 
 }  // namespace lamina::job_checkpoint

@@ -21,8 +21,10 @@ struct StateName {
 // has no place in one, whoever would write it.
 class SaveList {
  public:
-  // They outlive it.
-  explicit SaveList(const Parts& parts) : parts_(parts) {}
+  // The parts that it has: those that this rank is the one to write, or all of its own.
+  enum class Has { kWritten, kAll };
+  // The parts outlive it.
+  explicit SaveList(const Parts& parts, Has has = Has::kWritten) : parts_(parts), has_(has) {}
 
   // Adds this rank's part of the row of this name, which has other names besides.
   void add_row(const std::string& name, const at::Tensor& elements, std::vector<std::string> also);
@@ -33,12 +35,15 @@ class SaveList {
   void add_tree(const std::string& name, const value::Value& tree);
 
   std::vector<checkpoint::Part> take() { return std::exchange(to_write_, {}); }
+  // Takes the parts that other ranks write.
+  std::vector<checkpoint::Part> take_others() { return std::exchange(others_, {}); }
 
  private:
   void add(archive::SavedTensor tensor, Parts::Piece piece, const at::Tensor& elements);
 
   const Parts& parts_;
-  std::vector<checkpoint::Part> to_write_;
+  const Has has_;
+  std::vector<checkpoint::Part> to_write_, others_;
 };
 
 // The name of a tensor that stands in what a manifest tells about a checkpoint.

@@ -14,6 +14,7 @@ class Saves {
  public:
   // Collective. With a snapshot training may go on at once.
   std::shared_ptr<checkpoint::Save> begin(checkpoint::Peers peers, checkpoint::SaveRequest request, bool with_snapshot);
+  bool are_under_way() const { return under_way_ != nullptr && !under_way_->is_over(); }
   // Waits for the one that is under way, and throws what it ended with.
   void end();
   // Throws what it has failed with, on every rank before the same step; see checkpoint::Save.

@@ -30,7 +30,8 @@ void begin_life(Session& session, ModelFace& face) {
   const auto& recorder = session.run_recorder();
   if (recorder && !recorder->is_over()) session.job().call_hooks().add(recorder, modules);
   try {
-    face.take_values(give_values(session, face.table(), units, face.value_hooks(), face.portion_bytes()));
+    face.take_values(
+        give_values(session, face.table(), units, face.value_hooks(), face.portion_bytes(), face.values_follow()));
     // One rank alone may have what cannot be trimmed; the others would wait for it in the step.
     messaging::act_together(session.mailbox(), world, [&] { face.trim_optimizers(); }, session.patience());
     face.watch();

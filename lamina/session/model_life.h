@@ -39,6 +39,8 @@ class ModelFace {
   virtual void take_cut(const model::Agreed& agreed) = 0;
   virtual const model::ParameterTable& table() = 0;
   virtual model::ValueHooks value_hooks() = 0;
+  // True where no rank has values yet: load() brings them.
+  virtual bool values_follow() const { return false; }
   virtual std::size_t portion_bytes() const { return model::kPortionBytes; }
   // nullptr: nothing is sharded.
   virtual void take_values(std::shared_ptr<sharding::Sharding> sharding) = 0;

@@ -4,14 +4,25 @@
 #include <torch/version.h>
 
 #include "lamina/base/log.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/failure.h"
+#include "lamina/device/rank_device.h"
+#include "lamina/device/sharing.h"
 #include "lamina/environment/progress.h"
+#include "lamina/graph/current.h"
+#include "lamina/messaging/failed_rank.h"
 #include "lamina/observe/timeline_part.h"
 #include "lamina/rendezvous/master_address.h"
 #include "lamina/rendezvous/places.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/runtime/turn_times.h"
+#include "lamina/session/chosen_device.h"
+#include "lamina/session/graph_links.h"
+#include "lamina/session/lanes.h"
 #include "lamina/tensor_parallel/team.h"
 #include "lamina/transport/loopback/loopback.h"
+#include "lamina/transport/staging.h"
 #include "lamina/transport/ucx/ucx.h"
 #include "lamina/value/large_blocks.h"
 #include "lamina/verification/run_recorder.h"
@@ -27,18 +38,26 @@ base::Clock::duration duration(double seconds) {
   return std::chrono::duration_cast<base::Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-std::unique_ptr<transport::Transport> connect(const config::Config& config, const environment::World& world,
+std::string type_of(at::Device device) { return c10::DeviceTypeName(device.type(), /*lower_case=*/true); }
+
+// Ranks compare the type of their devices, for numbers are each one's own.
+std::unique_ptr<transport::Transport> connect(config::Config config, const environment::World& world,
                                               const std::function<void()>& check_interrupt) {
+  auto lends = asked_lending(environment::process_environment());
   if (world.size == 1) return std::make_unique<transport::Loopback>();
   transport::UcxOptions options;
   options.rank = world.rank;
   options.size = world.size;
   options.master_addr = world.master_addr;
   options.master_port = world.master_port;
+  config.device = type_of(devices::rank_device());
   options.configuration = config::to_json(config);
   options.send_timeout = seconds(config.timeout_s);
   options.check_interrupt = check_interrupt;
-  return transport::open_ucx(options);
+  options.lends = std::move(lends);
+  auto between_hosts = transport::open_ucx(options);
+  if (devices::is_host(devices::rank_device())) return between_hosts;
+  return std::make_unique<transport::StagingTransport>(std::move(between_hosts));
 }
 
 topology::Cuts cuts_of(const config::Config& config) {
@@ -65,6 +84,11 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   return options;
 }
 
+graph::BorderOptions border_options(const config::Config& config, base::Rank rank, observe::Recorder& recorder) {
+  return {rank, config::schedule_name(config.schedule), *config.active_microbatches, duration(config.timeout_s),
+          &recorder};
+}
+
 // The recorder of a run of `lamina verify`; nullptr in any other.
 std::shared_ptr<verification::RunRecorder> record_run(const config::Config& config, const topology::Topology& topology,
                                                       base::Rank rank, int world) {
@@ -82,6 +106,26 @@ std::shared_ptr<verification::RunRecorder> record_run(const config::Config& conf
   about.slices = topology.size(topology::Group::kTp);
   about.about = {{"configuration", config::to_json(config)}, {"torch", TORCH_VERSION}};
   return std::make_shared<verification::RunRecorder>(*terms, about);
+}
+
+// Ranks that compute on accelerators tell each other on which; collective over them.
+void learn_devices(messaging::Mailbox& mailbox, const std::vector<base::Rank>& ranks, const environment::World& world,
+                   const base::Patience& patience) {
+  devices::set_shares_devices(false);
+  if (ranks.size() == 1 || devices::is_host(devices::rank_device())) return;
+  const auto own = devices::own_seat(world.node_rank);
+  value::List seen;
+  for (const auto& name : own.seen) seen.items.emplace_back(name);
+  std::vector<devices::Seat> seats;
+  for (const auto& word : mailbox.all_gather(ranks, value::Tuple{{own.machine, own.device, seen}}, patience)) {
+    const auto& items = word.as<value::Tuple>().items;
+    devices::Seat seat{items.at(0).as<std::int64_t>(), items.at(1).as<std::string>(), {}};
+    for (const auto& name : items.at(2).as<value::List>().items) seat.seen.push_back(name.as<std::string>());
+    seats.push_back(std::move(seat));
+  }
+  devices::set_shares_devices(devices::are_shared(seats));
+  const auto told = devices::told_of_idle(seats);
+  if (!told.empty() && world.rank == ranks.front()) base::log_warning(told);
 }
 
 // Throws base::CancelledError in a thread of a step that has ended.
@@ -120,6 +164,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
       call_(hooks.call),
       failures_(hooks.failures) {
   config::require_available(config_, topology_.size(topology::kReplicas));
+  devices::set_rank_device(chosen_device(config_.device, world_.local_rank));
   if (config_.sharded_data_parallel_degree > 1) value::take_memory_from_large_blocks();
   collective::read_gather_limits(environment::process_environment());  // what is wrong there is told now
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
@@ -141,11 +186,18 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_, run_recorder_, std::move(hooks)),
                                          *messenger_, recorder_);
   if (topology_.size(Group::kTp) > 1) job_->join_team(members(Group::kTp), /*own_batches=*/!config_.prescaled_batch);
-  messenger_->start();
-  if (world_.local_size < world_.size) learn_nodes();
+  graphs_ = std::make_shared<GraphLinks>(border_options(config_, world_.rank, recorder_),
+                                         members(topology::kPartitions), *messenger_);
+  graph::set_current({graphs_, &graphs_->border()});
   const bool plain = config_.ddp_dist_backend == config::DistBackend::kNccl;
   groups_ = std::make_unique<collective::Groups>(topology_, world_.rank,
                                                  links_of(*messenger_, recorder_, std::move(blocking), plain));
+  messenger_->watch(
+      {[](base::Rank) { return std::string(); }, [this](const base::Loss& loss) { groups_->lose(loss.rank); }});
+  messenger_->start();
+  devices::watch_failures([this](const std::string& what) { messaging::tell_failed(messenger_->transport(), what); });
+  if (world_.local_size < world_.size) learn_nodes();
+  learn_devices(mailbox(), members(Group::kWorld), world_, patience());
 }
 
 Session::~Session() { close(false); }
@@ -194,6 +246,8 @@ collective::Ranks Session::ranks() {
   return {topology_, mailbox(), groups(), world_.rank, [this] { return patience(); }};
 }
 
+graph::Border& Session::graphs() { return graphs_->border(); }
+
 base::Partition Session::partition() const {
   return base::Partition(topology_.index(topology::kPartitions, world_.rank));
 }
@@ -217,6 +271,12 @@ void Session::require_nobody_lost(const std::vector<base::Rank>& ranks, const st
 
 base::Patience Session::patience() const {
   base::Patience patience{duration(config_.timeout_s), check_interrupt_};
+  if (!devices::is_host(devices::rank_device())) {
+    patience.check_interrupt = [interrupt = check_interrupt_] {
+      if (devices::is_failed()) std::rethrow_exception(devices::failure());
+      if (interrupt) interrupt();
+    };
+  }
   patience.call = call_;
   return patience;
 }
@@ -262,6 +322,7 @@ void Session::tell_leaving(const std::string& how) {
 }
 
 bool Session::close(bool orderly) {
+  if (open_) devices::watch_failures(nullptr);
   if (open_) messenger_->close(orderly);
   const bool ended = end(orderly);
   for (const auto& call : std::exchange(when_closed_, {})) {
@@ -273,13 +334,17 @@ bool Session::close(bool orderly) {
 bool Session::leave(bool interrupted) {
   if (open_ && interrupted) messenger_->transport().tell_interrupted();
   if (open_) messenger_->transport().give_up_sends(std::nullopt);
+  if (open_) devices::watch_failures(nullptr);
   return end(/*orderly=*/false);
 }
 
 bool Session::end(bool orderly) {
+  if (open_) graph::set_current(nullptr);
   open_ = false;
   const bool served = parameter_server_->end();
   const bool ended = job_->end(orderly);
+  runtime::record_passed();
+  runtime::forget_turns(recorder_);
   recorder_.save();
   return served && ended;
 }

@@ -26,7 +26,13 @@ namespace lamina::tensor_parallel {
 class Team;
 }
 
+namespace lamina::graph {
+class Border;
+}
+
 namespace lamina::session {
+
+class GraphLinks;
 
 // The hooks that a face lends to the engine.
 struct FaceHooks {
@@ -60,6 +66,8 @@ class Session {
   pipeline::Job& job() { return *job_; }
   // Modules and parameters that ranks own and others use, outside steps.
   parameter_server::Service& parameter_server() { return *parameter_server_; }
+  // Graphs of other libraries' operations over the ranks of a pipeline.
+  graph::Border& graphs();
   // Groups for tensors; how torch's are made is for the face to say.
   collective::Groups& groups() { return *groups_; }
 
@@ -98,6 +106,10 @@ class Session {
   const std::string& half_cut() const { return half_cut_; }
   void note_half_cut(std::string why) { half_cut_ = std::move(why); }
 
+  // Clips gradients as those of shards are, in a layout without shards, too: the job had some before.
+  bool clips_as_shards() const { return clips_as_shards_; }
+  void clip_as_shards() { clips_as_shards_ = true; }
+
   // Tells the other ranks how this one comes to leave, before it does.
   void tell_leaving(const std::string& how);
   // Has something called at close(), before it returns.
@@ -125,6 +137,7 @@ class Session {
   bool open_ = true;
   std::vector<std::function<void()>> when_closed_;
   std::string half_cut_;
+  bool clips_as_shards_ = false;
   observe::Recorder recorder_;
   std::shared_ptr<verification::RunRecorder> run_recorder_;
   std::unique_ptr<messaging::Messenger> messenger_;
@@ -132,6 +145,7 @@ class Session {
   std::unique_ptr<parameter_server::Service> parameter_server_;
   std::unique_ptr<collective::Groups> groups_;
   std::shared_ptr<tensor_parallel::Team> team_;
+  std::shared_ptr<GraphLinks> graphs_;
 };
 
 }  // namespace lamina::session

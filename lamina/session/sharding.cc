@@ -13,9 +13,13 @@
 #include "lamina/base/module_names.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/memory.h"
+#include "lamina/device/rank_device.h"
 #include "lamina/environment/memory.h"
 #include "lamina/messaging/agreement.h"
 #include "lamina/model/float_types.h"
+#include "lamina/model/room.h"
 #include "lamina/plan/format.h"
 #include "lamina/sharding/memory.h"
 
@@ -52,12 +56,18 @@ collective::Group& sharding_group(Session& session) {
   return groups.by_levels(Group::kShard, Group::kShardWithin, Group::kShardAcross, session.patience());
 }
 
+// The bytes that this rank may still take where it computes.
+std::optional<std::int64_t> memory_of_rank(const Session& session) {
+  if (!devices::is_host(devices::rank_device())) return devices::free_memory();
+  const auto available = environment::available_memory();
+  return available ? std::optional(*available / session.world().local_size) : std::nullopt;
+}
+
 // Collective over the world: throws base::ConfigError where parameters and gradients alone do not fit into the memory
 // that the ranks have, before anything is sharded.
 void require_memory(Session& session, const model::ParameterTable& table) {
   constexpr auto kUnknown = std::numeric_limits<std::int64_t>::max() / 2;
-  const auto available = environment::available_memory();
-  const auto own = sharding::need_of(table, available ? *available / session.world().local_size : kUnknown);
+  const auto own = sharding::need_of(table, memory_of_rank(session).value_or(kUnknown));
   const int degree = session.config().sharded_data_parallel_degree;
   const auto everyone = session.members(Group::kWorld);
   const double is_misfit = own.fits(degree) ? 0 : 1;
@@ -129,7 +139,7 @@ std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model:
 
 }  // namespace
 
-void order_turns(Session& session, std::span<const at::Tensor> parameters) {
+void order_turns(Session& session) {
   const auto& topology = session.topology();
   if (topology.size(topology::kPartitions) == 1 || topology.size(Group::kShard) == 1) return;
   std::vector<base::Rank> team;
@@ -137,10 +147,8 @@ void order_turns(Session& session, std::span<const at::Tensor> parameters) {
     std::ranges::copy(topology.members(Group::kTp, rank), std::back_inserter(team));
   }
   std::ranges::sort(team);
-  // Delayed values come there.
-  const auto in_memory = [](const at::Tensor& each) { return each.is_cpu() || each.is_meta(); };
   const bool gathers = !session.groups().get(Group::kShard, session.patience()).shares_memory() ||
-                       !std::ranges::all_of(parameters, in_memory);
+                       !devices::is_host(devices::rank_device());
   if (messaging::largest(session.mailbox(), team, {gathers ? 1.0 : 0.0}, session.patience()).front() == 0) return;
   session.job().join_team(std::move(team), /*own_batches=*/true);
 }
@@ -193,14 +201,19 @@ void require_persistent(const config::Config& config, const model::ModuleTree& t
 
 std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
                                                 std::span<const std::string> units, model::ValueHooks hooks,
-                                                std::size_t portion_bytes) {
+                                                std::size_t portion_bytes, bool values_follow) {
   std::shared_ptr<sharding::Sharding> sharding;
   if (session.config().sharded_data_parallel_degree > 1) {
     sharding = make_sharding(session, table, units);
     hooks.given = [&](std::span<const model::Parameter> rows) { sharding->take(rows); };
     portion_bytes = 1;  // one parameter whole at a time
   }
-  model::Alike alike{session.members(Group::kWorld), {}};
+  model::Alike alike;
+  if (values_follow) {
+    hooks.make = [&table](std::span<const model::Parameter> rows) { model::make_room(table, rows); };
+  } else {
+    alike.world = session.members(Group::kWorld);
+  }
   const auto slice = [&](base::Rank rank) { return session.topology().coordinates(rank).tp; };
   std::ranges::copy_if(alike.world, std::back_inserter(alike.same_slice),
                        [&](base::Rank rank) { return slice(rank) == slice(session.world().rank); });

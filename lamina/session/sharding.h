@@ -16,9 +16,8 @@
 namespace lamina::session {
 
 // Has the ranks of a sharding group without common memory, and those that have slices of the same layers, take their
-// turns in steps in one order, where there are partitions. Collective over these ranks, when a model is made that has
-// these parameters.
-void order_turns(Session& session, std::span<const at::Tensor> parameters);
+// turns in steps in one order, where there are partitions. Collective over these ranks, when a model is made.
+void order_turns(Session& session);
 
 // True where ranks whose batches differ may have to call the same modules in a step: they have as many microbatches.
 bool needs_all_microbatches(const Session& session);
@@ -33,9 +32,9 @@ void require_persistent(const config::Config& config, const model::ModuleTree& t
 
 // Gives the ranks of a model the values that world rank 0 has, or their shards of them; collective over the world. See
 // model::give_values(). `units`: as units_of() names them. Returns the sharding; nullptr
-// where nothing is to be sharded.
+// where nothing is to be sharded. Where values follow there is memory for them afterwards, and nobody gives any.
 std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
                                                 std::span<const std::string> units, model::ValueHooks hooks,
-                                                std::size_t portion_bytes);
+                                                std::size_t portion_bytes, bool values_follow);
 
 }  // namespace lamina::session

@@ -15,9 +15,6 @@ namespace {
 
 using topology::Group;
 
-// So many bytes of what is whole may travel at a time.
-constexpr std::size_t kPortionBytes = 1 << 26;
-
 std::string description(std::span<const ToSlice> parameters) {
   std::ostringstream lines;
   for (const auto& [name, tensor, slicing] : parameters) {
@@ -55,7 +52,7 @@ void slice(Session& session, std::span<const ToSlice> parameters,
       value::guard(tensor, name, shape);
     }
   };
-  model::give_values(table, {world, {}}, session.mailbox(), session.patience(), hooks, kPortionBytes);
+  model::give_values(table, {world, {}}, session.mailbox(), session.patience(), hooks);
 }
 
 void run_step(Session& session, pipeline::StepSpec spec, const std::function<void(pipeline::StepSpec)>& run) {

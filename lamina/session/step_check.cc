@@ -9,6 +9,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
+#include "lamina/device/capabilities.h"
+#include "lamina/device/memory.h"
 #include "lamina/digests/comparison.h"
 #include "lamina/environment/memory.h"
 #include "lamina/messaging/agreement.h"
@@ -48,12 +50,20 @@ void leave_out_unlike(RankRecording& plain, const std::vector<RankRecording>& ra
   });
 }
 
-// True where the ranks that lead copies have memory for a model of so many bytes, and what it computes, beside the job.
-bool has_room(Session& session, std::int64_t bytes) {
+// The bytes of a model by where its tensors lie.
+struct ModelBytes {
+  std::int64_t on_host = 0, on_device = 0;
+  std::int64_t all() const { return on_host + on_device; }
+};
+
+// True where the ranks that lead copies have memory for such a model, and what it computes, beside the job.
+bool has_room(Session& session, const ModelBytes& bytes) {
   constexpr std::int64_t kParts = 3;  // values, gradients, and what lies between layers
   const auto leading = std::max(1, session.world().local_size / session.topology().size(topology::kPartitions));
-  const auto available = environment::available_memory();
-  const bool lacks = available && *available / kParts / leading < bytes;
+  const auto on_host = environment::available_memory();
+  const auto on_device = bytes.on_device > 0 ? devices::free_memory() : std::nullopt;
+  const bool lacks =
+      (on_host && *on_host / kParts / leading < bytes.on_host) || (on_device && *on_device / kParts < bytes.on_device);
   return messaging::largest(session.mailbox(), session.members(topology::Group::kWorld), {lacks ? 1.0 : 0.0},
                             session.patience())
              .front() == 0;
@@ -92,16 +102,18 @@ bool StepCheck::sees_calls() const { return session_.run_recorder()->microbatch(
 
 void StepCheck::look_for_room(std::span<const CheckedTensor> tensors) {
   if (has_room_) return;
-  std::int64_t bytes = 0;
+  ModelBytes bytes;
   for (const auto& [name, tensor, slicing] : tensors) {
-    if (!tensor.is_cpu()) continue;
+    if (tensor.is_meta()) continue;
     const auto shape = slicing ? tensor_parallel::whole_shape(tensor, *slicing) : tensor.sizes().vec();
-    bytes += c10::multiply_integers(shape) * static_cast<std::int64_t>(tensor.element_size());
+    auto& place = devices::is_host(tensor) ? bytes.on_host : bytes.on_device;
+    place += c10::multiply_integers(shape) * static_cast<std::int64_t>(tensor.element_size());
   }
   has_room_ = has_room(session_, bytes);
   if (*has_room_) return;
   if (session_.job().leads()) {
-    leave_out(base::str("there is no room for the plain model of ", with_thousands(bytes), " bytes and its gradients"));
+    leave_out(
+        base::str("there is no room for the plain model of ", with_thousands(bytes.all()), " bytes and its gradients"));
   }
   end();
 }

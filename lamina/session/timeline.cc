@@ -9,6 +9,8 @@
 #include "lamina/messaging/agreement.h"
 #include "lamina/observe/summary.h"
 #include "lamina/observe/timeline_part.h"
+#include "lamina/runtime/turn_times.h"
+#include "lamina/session/device_end.h"
 #include "lamina/session/session.h"
 
 namespace lamina::session {
@@ -96,6 +98,8 @@ void start_timeline(Session& session, const std::string& path) {
 std::string write_timeline(Session& session, const std::string& path) {
   const auto members = session.members(topology::Group::kWorld);
   const auto self = session.world().rank;
+  await_device(session);
+  runtime::record_passed();
   const auto timeline = gather(session.recorder().stop(), self, members, session.mailbox(), session.patience());
   if (self != members.front()) return "";
   observe::write_file(timeline, path);

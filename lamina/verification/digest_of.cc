@@ -12,6 +12,7 @@
 #include <cstring>
 #include <string>
 
+#include "lamina/device/capabilities.h"
 #include "lamina/value/dtype.h"
 
 namespace lamina::verification {
@@ -97,7 +98,7 @@ Digest make_digest(const at::Tensor& tensor, bool bits, const PartOf& part, bool
     digest.begin *= bytes;
   }
   // Numbers of a device come to the host as they are: sums there would be in another order.
-  values = values.to(at::kCPU).resolve_neg().contiguous();
+  values = values.to(devices::kHost).resolve_neg().contiguous();
   digest.elements = values.numel();
   Summing summing(digest);
   AT_DISPATCH_ALL_TYPES_AND3(at::kHalf, at::kBFloat16, at::kBool, values.scalar_type(), "digest_of", [&] {

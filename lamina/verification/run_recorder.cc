@@ -15,6 +15,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/device/generators.h"
+#include "lamina/device/rank_device.h"
 #include "lamina/digests/variables.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/value/reference_tensor.h"
@@ -50,8 +52,9 @@ bool has_value(const at::Tensor& tensor) {
          !tensor.key_set().has_any(kWithoutOrder) && digest_can_be_made(tensor.scalar_type());
 }
 
-// A hash of where the random numbers of this thread are: of the place in a block of them, and of its first ones.
-std::uint64_t generator() {
+// A hash of where the random numbers of this thread are: of the place in a block of them, and of its first ones; and of
+// the state of the device's.
+std::uint64_t generators() {
   const auto generator = at::detail::getDefaultCPUGenerator();
   auto* const state = at::check_generator<at::CPUGeneratorImpl>(generator);
   const auto engine = state->engine().data();
@@ -62,14 +65,18 @@ std::uint64_t generator() {
   add(static_cast<std::uint64_t>(state->next_float_normal_sample().has_value()));
   add(static_cast<std::uint64_t>(state->next_double_normal_sample().has_value()));
   for (const auto word : {engine.state_[0], engine.state_[1]}) add(word);
+  if (const auto device = devices::rank_generator(); device.defined()) {
+    const auto bytes = devices::state_of(device);
+    for (const auto byte : std::span(bytes.const_data_ptr<std::uint8_t>(), bytes.nbytes())) add(byte);
+  }
   return hash;
 }
 
 std::string modes() {
   std::string text = at::GradMode::is_enabled() ? "gradients" : "no gradients";
   if (c10::InferenceMode::is_enabled()) text += ", inference mode";
-  if (at::autocast::is_autocast_enabled(at::kCPU)) {
-    text += base::str(", autocast to ", c10::toString(at::autocast::get_autocast_dtype(at::kCPU)));
+  if (const auto type = devices::rank_device().type(); at::autocast::is_autocast_enabled(type)) {
+    text += base::str(", autocast to ", c10::toString(at::autocast::get_autocast_dtype(type)));
   }
   return base::str(text, ", default ", c10::toString(c10::get_default_dtype_as_scalartype()));
 }
@@ -236,7 +243,7 @@ void RunRecorder::before_forward(const model::ModuleCall& call) {
   const std::int64_t counted = counted_with(microbatch);
   const std::lock_guard lock(mutex_);
   const std::int64_t number = numbered(counted, calls_of_[{counted, call.name}]++);
-  calls_[call.number] = {{steps_, microbatch, call.name, number}, {modes(), generator(), false}, order_++, {}};
+  calls_[call.number] = {{steps_, microbatch, call.name, number}, {modes(), generators(), false}, order_++, {}};
 }
 
 void RunRecorder::see_reads(const std::string& module, std::span<const Variable> variables) {
@@ -261,7 +268,7 @@ void RunRecorder::after_forward(const model::ModuleCall& call) {
   const std::lock_guard lock(mutex_);
   Call* const ended = begun(call);
   if (ended == nullptr) return;
-  ended->surroundings.drew = ended->surroundings.generator != generator();
+  ended->surroundings.drew = ended->surroundings.generator != generators();
   writer_.write(ended->name, ended->surroundings);
 }
 

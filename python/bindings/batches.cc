@@ -17,8 +17,8 @@ using pipeline::BatchSplitter;
 using Remark = BatchSplitter::Remark;
 
 // An object of its own to Python, not a dictionary.
-struct KnownLists {
-  pipeline::KnownLists lists;
+struct KnownParts {
+  pipeline::KnownParts parts;
 };
 
 // As tuples are shown: (4, 3), and (4,).
@@ -54,8 +54,8 @@ void add_array(BatchSplitter& splitter, std::string name, std::vector<std::int64
 }
 
 // The numbers of lists of samples, and the name of one that may be either.
-std::pair<std::vector<std::size_t>, std::optional<std::string>> lists(BatchSplitter& splitter, KnownLists& known) {
-  const auto found = splitter.lists(known.lists);
+std::pair<std::vector<std::size_t>, std::optional<std::string>> lists(BatchSplitter& splitter, KnownParts& known) {
+  const auto found = splitter.lists(known.parts);
   if (found.not_clear) return {{}, splitter.name(*found.not_clear)};
   std::vector<std::size_t> numbers;
   for (std::size_t i = 0; i < found.by_elements.size(); ++i) {
@@ -108,8 +108,8 @@ std::string text(const BatchSplitter& splitter, std::string_view remark) {
 }
 
 void bind_splitter(py::module_& module) {
-  py::class_<KnownLists>(module, "KnownLists",
-                         "How lists of a step function's batches are cut: see lamina/pipeline/batch_splitter.h.")
+  py::class_<KnownParts>(module, "KnownParts",
+                         "What was decided of a step function's batches: see lamina/pipeline/batch_splitter.h.")
       .def(py::init<>());
   py::class_<BatchSplitter> kind(
       module, "BatchSplitter",
@@ -133,7 +133,7 @@ void bind_splitter(py::module_& module) {
       .def("lists", &lists, py::arg("known"),
            "The numbers of lists of samples, and the name of one that may be either.")
       .def(
-          "decide", [](BatchSplitter& splitter, KnownLists& known) { splitter.decide(known.lists); }, py::arg("known"))
+          "decide", [](BatchSplitter& splitter, KnownParts& known) { splitter.decide(known.parts); }, py::arg("known"))
       .def_property_readonly("microbatches", [](const BatchSplitter& s) { return s.pieces().microbatches(); })
       .def_property_readonly(
           "distinct", [](const BatchSplitter& s) { return s.pieces().distinct(); },

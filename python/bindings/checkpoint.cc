@@ -12,6 +12,7 @@
 
 #include "lamina/checkpoint/tree_json.h"
 #include "lamina/job_checkpoint/copies.h"
+#include "lamina/job_checkpoint/held_job.h"
 #include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/resume_job.h"
 #include "lamina/job_checkpoint/resumption.h"
@@ -28,6 +29,7 @@
 namespace lamina::python {
 namespace {
 
+using job_checkpoint::HeldJob;
 using job_checkpoint::JobRecording;
 using job_checkpoint::Resumption;
 using job_checkpoint::Saves;
@@ -54,6 +56,18 @@ py::object together(Session& session, const py::function& act) {
   py::object result;
   uncarried([&] { job_checkpoint::together(peers_of(session), [&] { carrying([&] { result = act(); }); }); });
   return result;
+}
+
+std::shared_ptr<HeldJob> hold_job(Session& session, py::object lent) {
+  PythonCheckpointedJob job(session, std::move(lent));
+  return uncarried([&] {
+    job_checkpoint::require_changeable(job);
+    return std::make_shared<HeldJob>(job_checkpoint::hold_job(job));
+  });
+}
+
+std::shared_ptr<Resumption> held_resumption(const HeldJob& held, Session& session, py::object lent) {
+  return job_checkpoint::resumption_of(held, std::make_shared<PythonCheckpointedJob>(session, std::move(lent)));
 }
 
 // Makes a method that hears of a call of the face in `lent`, a CheckpointedJob.
@@ -96,6 +110,7 @@ void bind_saves(py::module_& module) {
           "Waits for its end, and raises what it ended with, alike on all ranks.");
   py::class_<Saves, std::unique_ptr<Saves, EndWithoutGil>>(module, "Saves", "The saves of a job: one at a time.")
       .def(py::init<>())
+      .def_property_readonly("are_under_way", &Saves::are_under_way)
       .def("end", &Saves::end, py::call_guard<Release>(),
            "Waits for the one that is under way, and raises what it ended with, unless that was raised already.")
       .def("check_before_step", &Saves::check_before_step, py::call_guard<Release>(),
@@ -116,6 +131,17 @@ void bind_checkpoint(py::module_& module) {
       .def(
           "load", [](Resumption& resumption) { uncarried([&] { resumption.load(); }); },
           "Loads it into a model that is cut; collective over the world.");
+  py::class_<HeldJob, std::shared_ptr<HeldJob>>(module, "HeldJob",
+                                                "A job in the memory of its ranks, while it changes its layout: see "
+                                                "lamina/job_checkpoint/held_job.h.")
+      .def(py::init(&hold_job), py::arg("session"), py::arg("job"),
+           "Lists what the ranks hold; collective over the world. Raises UsageError, on all of them, where something "
+           "cannot be held, or waits.")
+      .def("resumption", &held_resumption, py::arg("session"), py::arg("job"), py::keep_alive<0, 2>(),
+           "The Resumption of it in the session of another layout.")
+      .def_property_readonly(
+          "received_bytes", [](const HeldJob& self) { return self.pieces->received_bytes(); },
+          "So much has come from other ranks.");
   module.def("save_job", &save_job, py::arg("session"), py::arg("job"), py::arg("saves"), py::kw_only(),
              py::arg("folder"), py::arg("tag"), py::arg("partial"), py::arg("keep"), py::arg("asynchronous"),
              py::arg("allow_objects"), py::keep_alive<0, 1>(), py::keep_alive<3, 1>(),

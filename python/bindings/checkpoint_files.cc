@@ -14,7 +14,7 @@
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/save.h"
 #include "lamina/checkpoint/tree_json.h"
-#include "lamina/job_checkpoint/save_job.h"
+#include "lamina/job_checkpoint/contents.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/checkpointed_job.h"
 #include "python/bindings/convert.h"

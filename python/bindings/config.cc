@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "lamina/config/graph_config.h"
 #include "lamina/environment/world.h"
 #include "lamina/rendezvous/master_address.h"
 #include "lamina/verification/configuration.h"
@@ -36,6 +37,8 @@ void bind_config(py::module_& module) {
   module.def("parse_config", &parse, py::arg("config_json"),
              "Config, warnings and the keys that are given, from the caller's JSON and the environment (LAMINA_CONFIG, "
              "SM_HP_MP_PARAMETERS, launcher).");
+  module.def("of_graphs", &config::of_graphs, py::arg("config"),
+             "That of a job whose model is a graph of TensorFlow's. Raises ConfigError naming keys of torch.");
   py::class_<environment::World>(module, "World", "This process among those of its job.")
       .def_property_readonly("rank", [](const environment::World& world) { return world.rank.value; })
       .def_readonly("size", &environment::World::size)

@@ -4,11 +4,14 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "lamina/data_parallel/batch_record.h"
+#include "lamina/data_parallel/device_losses.h"
 #include "lamina/data_parallel/reducer.h"
 #include "lamina/model/float_types.h"
+#include "lamina/pipeline/backwards.h"
 #include "lamina/session/session.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/hooks.h"
+#include "python/bindings/session.h"
 
 namespace lamina::python {
 namespace {
@@ -49,6 +52,7 @@ std::unique_ptr<Reducer> make(const std::shared_ptr<Session>& session, int passe
       gradients_are_views ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied,
       model::scalar_type(session->config().reduce_dtype)};
   Reducer::Parts parts{tensors(parameters), tensors(buffers), group(session, topology::kReplicas)};
+  parts.in_one_order = session->topology().size(topology::kPartitions) == 1;
   if (scaled_batch) parts.scaled.emplace(tensors(*scaled_batch), group(session, topology::kSameParts));
   return std::make_unique<Reducer>(options, session->mailbox(), session->members(topology::kReplicas),
                                    session->patience(), face_hooks().failures, std::move(parts));
@@ -81,6 +85,15 @@ void set_hook(Reducer& reducer, const py::function& hook) {
   });
 }
 
+void run_backward(pipeline::Backwards& backwards, const remote::Tensors& tensors,
+                  const std::vector<std::optional<at::Tensor>>& given, data_parallel::Reducer* reducer) {
+  remote::Tensors gradients;
+  for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
+  const Release release;
+  const auto run = [&] { backwards.run(tensors, gradients); };
+  reducer == nullptr ? run() : reducer->run_backward(run);
+}
+
 }  // namespace
 
 void bind_batch_record(py::module_& module) {
@@ -109,6 +122,47 @@ void bind_batch_record(py::module_& module) {
       .def_readwrite("lacks_data", &BatchRecord::lacks_data)
       .def_readwrite("stops", &BatchRecord::stops)
       .def_readwrite("lacks_memory", &BatchRecord::lacks_memory);
+  module.def(
+      "sum_of_copies",
+      [](const std::shared_ptr<Session>& session, const at::Tensor& own) {
+        const auto patience = session->patience();
+        return data_parallel::sum_of_copies(session->groups().get(topology::kReplicas, patience), own, patience);
+      },
+      py::arg("session"), py::arg("own"), py::call_guard<Release>());
+}
+
+void bind_backwards(py::module_& module) {
+  py::class_<pipeline::Backwards>(module, "Backwards",
+                                  "The backwards of a job's model, which with `averages` make gradients the mean over "
+                                  "a step's samples; see lamina/pipeline/backwards.h.")
+      .def(py::init([](Session& session, bool averages) {
+             return std::make_unique<pipeline::Backwards>(session.job(), averages);
+           }),
+           py::arg("session"), py::arg("averages"), py::keep_alive<1, 2>())
+      .def("add_up", &pipeline::Backwards::add_up,
+           "From now on they divide by nothing: somebody else averages the gradients.")
+      .def(
+          "scale_by",
+          [](pipeline::Backwards& backwards, std::shared_ptr<optim::LossScale> scale) {
+            backwards.scale_by(std::move(scale));
+          },
+          py::arg("scale"), "Losses are multiplied by that, while it lives.")
+      .def_property_readonly("count", &pipeline::Backwards::count, "How many have run on this rank.")
+      .def(
+          "watch",
+          [](pipeline::Backwards& backwards, const std::vector<at::Tensor>& parameters, bool forgets) {
+            backwards.watch(parameters, forgets);
+          },
+          py::arg("parameters"), py::arg("forgets"),
+          "With a loss scale, other backwards are noticed by the gradients that they leave in these, as they are now. "
+          "`forgets`: those of others are gone when none of these has one.")
+      .def_property_readonly("plain", &pipeline::Backwards::plain,
+                             "Counts what other backwards have left while losses were scaled.")
+      .def_property_readonly("plain_forgotten", &pipeline::Backwards::plain_forgotten,
+                             "Counts what of it was there when all gradients were last forgotten.")
+      .def("forget_plain", &pipeline::Backwards::forget_plain, "They are forgotten now.")
+      .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"),
+           "One backward, over all ranks of the pipeline; with several copies of the model the reducer hears of it.");
 }
 
 void bind_data_parallel(py::module_& module) {

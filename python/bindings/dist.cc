@@ -22,6 +22,8 @@ rendezvous::JobStore::Options store_of(const environment::World& world, double t
 }  // namespace
 
 void bind_dist(py::module_& module) {
+  module.def("next_meeting", &rendezvous::next_meeting, py::arg("kind"),
+             "Names the next meeting of a kind in the job's store; see lamina/rendezvous/job_store.h.");
   py::class_<rendezvous::JobStore>(
       module, "JobStore",
       "The job's store; rank 0 hosts it while this lives, on the loopback device only where all ranks meet there.")
@@ -32,12 +34,12 @@ void bind_dist(py::module_& module) {
            "Raises TimeoutError when nothing answers in time. Notices signals.");
   py::class_<dist::Meeting>(
       module, "Meeting", "All ranks of a launched world, met at the job's store, which rank 0 hosts while this lives.")
-      .def(py::init([](const environment::World& world, const std::string& name, double timeout_s) {
-             return std::make_unique<dist::Meeting>(world, rendezvous::start_of_job() + name, milliseconds(timeout_s),
+      .def(py::init([](const environment::World& world, const std::string& kind, double timeout_s) {
+             return std::make_unique<dist::Meeting>(world, rendezvous::next_meeting(kind), milliseconds(timeout_s),
                                                     &check_signals);
            }),
-           py::arg("world"), py::arg("name"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>(),
-           "`name` is new for each meeting. Raises TimeoutError, which names the ranks that did not come, ConfigError "
+           py::arg("world"), py::arg("kind"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>(),
+           "Raises TimeoutError, which names the ranks that did not come, ConfigError "
            "when two processes have one rank, or ranks know of different numbers of ranks. Notices signals.");
   module.def(
       "batch_weights",

@@ -29,9 +29,9 @@ using session::Session;
 using topology::Group;
 
 model::Plan plan_model(const Session& session, const model::ModuleTree& tree, const py::object& measures,
-                       const plan::KeptPartition& kept) {
-  return model::plan_model(tree, to_costs(measures), session.config(), session.world().size,
-                           session.topology().size(topology::kPartitions), kept);
+                       const plan::KeptPartition& kept, const config::Config* changed) {
+  const auto& config = changed == nullptr ? session.config() : *changed;
+  return model::plan_model(tree, to_costs(measures), config, session.world().size, config.partitions, kept);
 }
 
 std::vector<int> hooked_modules(Session& session, const std::vector<std::string>& names) {
@@ -166,6 +166,10 @@ class PythonModel : public session::ModelFace {
     const Acquire acquire;
     return *lent_.attr("table").cast<const ParameterTable*>();
   }
+  bool values_follow() const override {
+    const Acquire acquire;
+    return lent_.attr("values_follow").cast<bool>();
+  }
   model::ValueHooks value_hooks() override {
     const auto make = [this](std::span<const model::Parameter> rows) {
       const Acquire acquire;
@@ -298,11 +302,6 @@ void slice(Session& session, const std::vector<Unsliced>& given, const py::funct
   session::slice(session, parameters, make_here);
 }
 
-void order_turns(Session& session, const std::vector<at::Tensor>& parameters) {
-  const Release release;
-  session::order_turns(session, parameters);
-}
-
 using PythonTwice = std::tuple<std::optional<at::Tensor>, std::optional<at::Tensor>, double>;
 using PythonCompared = std::tuple<std::string, std::int64_t, std::vector<std::int64_t>>;
 
@@ -415,10 +414,10 @@ void bind_updates(py::class_<Session, std::shared_ptr<Session>>& kind) {
       .def_property_readonly(
           "hooks_want_tensors", [](Session& session) { return session.job().call_hooks().want_tensors(); },
           "True where hooks are to be told what calls are given.")
-      .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"),
-           "Says who is to own what, as the configuration asks, given what a trace has measured of each node; or as it "
-           "was, where `kept` has the partition of each module.")
-      .def("order_turns", &order_turns, py::arg("parameters"))
+      .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"), py::arg("config") = py::none(),
+           "Says who is to own what, as the configuration asks, this one or that of another layout, given what a trace "
+           "has measured of each node; or as it was, where `kept` has the partition of each module.")
+      .def("order_turns", &session::order_turns, py::call_guard<Release>())
       .def_property_readonly("needs_all_microbatches", &session::needs_all_microbatches);
 }
 

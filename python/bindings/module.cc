@@ -72,12 +72,14 @@ PYBIND11_MODULE(_lamina, module) {
   bind_layers(module);
   bind_loss_scale(module);
   bind_session(module);
+  bind_graph(module);
   bind_batch_record(module);
   bind_data_parallel(module);
   bind_checkpoint(module);
   bind_checkpoint_files(module);
   bind_collective(module);
   bind_sharding(module);
+  bind_device_errors(module);
   bind_dist(module);
   bind_observe(module);
   bind_offload(module);

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "lamina/runtime/execution_context.h"
+#include "lamina/runtime/turn_times.h"
 #include "lamina/session/session.h"
 #include "lamina/session/timeline.h"
 #include "python/bindings/bindings.h"
@@ -14,6 +15,7 @@ using session::Session;
 
 py::dict take_totals(Session& session) {
   session.recorder().start_counting();
+  runtime::record_passed();
   const auto totals = session.recorder().take_totals();
   py::dict values;
   values["step_s"] = static_cast<double>(totals.step_ns) / 1e9;
@@ -48,7 +50,8 @@ void bind_observe(py::module_& module) {
   module.def(
       "take_totals", &take_totals, py::arg("session"),
       "Sums of this rank's steps since the last call: \"step_s\", \"compute_s\", \"messages\" and \"sent_bytes\", and "
-      "the most memory that its process had, \"memory_bytes\". The first call begins to count.");
+      "the most memory that its process had, or its tensors on an accelerator, \"memory_bytes\". The first call begins "
+      "to count.");
   module.def(
       "records_events", [](Session& session) { return session.recorder().keeps_events(); }, py::arg("session"),
       "True while a timeline is recorded.");

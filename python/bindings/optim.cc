@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "lamina/base/error.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/distributed_optimizer/local_parameters.h"
 #include "lamina/optim/functional.h"
 #include "lamina/optim/registry.h"
@@ -32,15 +33,15 @@ using optim::Functional;
 using Shared = std::shared_ptr<const Functional>;
 
 double number_of(const at::Tensor& tensor) {
-  if (tensor.is_cpu() && tensor.scalar_type() == at::kFloat) return *tensor.const_data_ptr<float>();
-  if (tensor.is_cpu() && tensor.scalar_type() == at::kDouble) return *tensor.const_data_ptr<double>();
+  if (devices::is_host(tensor) && tensor.scalar_type() == at::kFloat) return *tensor.const_data_ptr<float>();
+  if (devices::is_host(tensor) && tensor.scalar_type() == at::kDouble) return *tensor.const_data_ptr<double>();
   return tensor.item<double>();
 }
 
 void set_number(at::Tensor& tensor, double value) {
-  if (tensor.is_cpu() && tensor.scalar_type() == at::kFloat) {
+  if (devices::is_host(tensor) && tensor.scalar_type() == at::kFloat) {
     *tensor.mutable_data_ptr<float>() = static_cast<float>(value);
-  } else if (tensor.is_cpu() && tensor.scalar_type() == at::kDouble) {
+  } else if (devices::is_host(tensor) && tensor.scalar_type() == at::kDouble) {
     *tensor.mutable_data_ptr<double>() = value;
   } else {
     tensor.fill_(value);
@@ -164,8 +165,8 @@ class Slot {
       auto* found = PyDict_GetItemWithError(entry_.ptr(), fields.names[i].ptr());
       if (found != nullptr && THPVariable_Check(found)) {
         fields_[i] = THPVariable_Unpack(found);
-        if (fused::is_number(fields.all[i].kind) && !fields_[i].is_cpu() && !fields_[i].is_meta()) {
-          entry_[fields.names[i]] = fields_[i] = fields_[i].cpu();  // waits for the device this once
+        if (fused::is_number(fields.all[i].kind) && !devices::is_host(fields_[i]) && !fields_[i].is_meta()) {
+          entry_[fields.names[i]] = fields_[i] = devices::on_host(fields_[i]);  // waits for the device this once
         }
       } else {
         fields_[i].reset();
@@ -358,10 +359,8 @@ double squared_gradient_norm(const std::vector<OptimizerGroup*>& groups, double 
   std::vector<std::vector<optim::Update>> all;
   for (auto* group : groups) all.push_back(group->gradients(held, gradients));
   const py::gil_scoped_release release;
-  const auto helpers = optim::shared_threads();
-  double sum = 0;
-  for (auto& each : all) sum += optim::squared_gradient_norm(each, scale, *helpers);
-  return sum;
+  const std::vector<std::span<optim::Update>> updates(all.begin(), all.end());
+  return optim::squared_gradient_norm(updates, scale, *optim::shared_threads());
 }
 
 // With the hyper-parameters of each group. `around` may be nullptr.

@@ -247,6 +247,7 @@ std::shared_ptr<ModelOptimizer> recorded_optimizer(const std::shared_ptr<Session
                                                    bool clips_by_default) {
   auto made =
       std::make_shared<ModelOptimizer>(session->ranks(), session->config(), std::move(scale), number, clips_by_default);
+  if (session->clips_as_shards()) made->clip_as_shards();
   if (const auto& recorder = session->run_recorder()) {
     job_checkpoint::record_updates(*made, session->ranks(), recorder);
   }

@@ -3,7 +3,10 @@
 
 #include <pybind11/stl.h>
 
+#include <map>
+
 #include "lamina/base/error.h"
+#include "lamina/base/own_clock.h"
 #include "lamina/base/str.h"
 
 namespace lamina::python {
@@ -66,11 +69,22 @@ model::Cost to_cost(const py::handle& measures) {
     take(each, "backward_us", stretch.backward_us);
     take(each, "value_bytes", stretch.value_bytes);
     take(each, "works", stretch.works);
+    take(each, "weights_us", stretch.weights_us);
+    auto& reads = stretch.reads.emplace();
+    for (const auto& [at, bytes] : each.attr("reads").cast<std::map<int, std::int64_t>>()) reads.push_back({at, bytes});
   }
   return cost;
 }
 
-// The keys of a node in a plan's file, and its place by hand.
+// A stretch as in a plan's file.
+py::tuple to_row(const plan::Stretch& stretch) {
+  auto row = py::make_tuple(stretch.at, stretch.forward_us, stretch.backward_us, stretch.value_bytes, stretch.works);
+  if (!stretch.reads) return row;
+  py::list reads;
+  for (const auto& [at, bytes] : *stretch.reads) reads.append(py::make_tuple(at, bytes));
+  return row + py::make_tuple(stretch.weights_us, reads);
+}
+
 py::dict to_dict(const plan::Node& node, int id) {
   py::dict row;
   row["id"] = id;
@@ -86,9 +100,7 @@ py::dict to_dict(const plan::Node& node, int id) {
   row["activation_bytes"] = node.activation_bytes;
   row["output_bytes"] = node.output_bytes;
   py::list stretches;
-  for (const auto& each : node.stretches) {
-    stretches.append(py::make_tuple(each.at, each.forward_us, each.backward_us, each.value_bytes, each.works));
-  }
+  for (const auto& each : node.stretches) stretches.append(to_row(each));
   row["stretches"] = stretches;
   row["together"] = node.together;
   return row;
@@ -96,9 +108,7 @@ py::dict to_dict(const plan::Node& node, int id) {
 
 py::tuple rows(const ModuleTree& tree, const py::object& measures) {
   const auto [rows, nodes] = model::plan_rows(tree, to_costs(measures));
-  py::list dicts;
-  for (std::size_t row = 0; row < rows.size(); ++row) dicts.append(to_dict(rows[row], static_cast<int>(row)));
-  return py::make_tuple(dicts, nodes);
+  return py::make_tuple(tree_rows(rows), nodes);
 }
 
 py::dict to_dict(const plan::ModuleTree& tree, const plan::Report& report) {
@@ -128,6 +138,12 @@ py::dict to_dict(const plan::ModuleTree& tree, const plan::Report& report) {
 
 }  // namespace
 
+py::list tree_rows(const plan::ModuleTree& tree) {
+  py::list rows;
+  for (std::size_t row = 0; row < tree.size(); ++row) rows.append(to_dict(tree[row], static_cast<int>(row)));
+  return rows;
+}
+
 model::Costs to_costs(const py::object& measures) {
   if (measures.is_none()) return std::nullopt;
   std::vector<model::Cost> costs;
@@ -136,6 +152,12 @@ model::Costs to_costs(const py::object& measures) {
 }
 
 void bind_plan(py::module_& module) {
+  py::class_<base::OwnClock>(module, "OwnClock",
+                             "Stands while the thread that made it is ready and others have its processor: see "
+                             "lamina/base/own_clock.h.")
+      .def(py::init<>())
+      .def("now_us",
+           [](base::OwnClock& clock) { return std::chrono::duration<double, std::micro>(clock.now()).count(); });
   py::class_<ModuleTree>(
       module, "ModuleTree",
       "The modules that can be owned: see [Note: module tree] in lamina/model/module_tree.h.\n\nAttributes: names, "

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <optional>
 
+#include "lamina/device/generators.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
 #include "python/bindings/bindings.h"
@@ -37,6 +38,13 @@ void bind_random(py::module_& module) {
       .def(py::init<>())
       .def("__enter__", [](InBody& self) { self.here.emplace(); })
       .def("__exit__", [](InBody& self, const py::args&) { self.here.reset(); });
+  module.def(
+      "rank_generator",
+      [] {
+        const auto generator = devices::rank_generator();
+        return generator.defined() ? std::optional(generator) : std::nullopt;
+      },
+      "Torch's generator of the rank's device; None where that is the host.");
   module.def("in_step", &runtime::in_step, "True where this thread runs a step body, or a module for another rank.");
   module.def(
       "microbatch",

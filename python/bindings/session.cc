@@ -9,19 +9,25 @@
 
 #include "lamina/base/hash.h"
 #include "lamina/data_parallel/reducer.h"
+#include "lamina/device/rank_device.h"
+#include "lamina/device/sharing.h"
+#include "lamina/device/upload.h"
+#include "lamina/dist/ranks.h"
 #include "lamina/messaging/agreement.h"
 #include "lamina/messaging/same_arguments.h"
 #include "lamina/model/cut.h"
 #include "lamina/pipeline/backwards.h"
 #include "lamina/remote/anywhere.h"
+#include "lamina/session/chosen_device.h"
+#include "lamina/session/device_end.h"
 #include "lamina/session/slicing.h"
-#include "lamina/tensor_parallel/team.h"
 #include "lamina/topology/saved_place.h"
 #include "python/bindings/batches.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/hooks.h"
 #include "python/bindings/model.h"
+#include "python/bindings/session.h"
 
 namespace lamina::python {
 namespace {
@@ -47,10 +53,8 @@ value::Value make_remote(value::Value arguments) {
 
 std::shared_ptr<Session> open(const config::Config& config) {
   const Release release;
-  auto session =
-      std::make_shared<Session>(config, environment::read_world(environment::process_environment()), face_hooks());
-  session->parameter_server().place({kMaker, &make_remote, {}});
-  return session;
+  return with_maker(
+      std::make_shared<Session>(config, environment::read_world(environment::process_environment()), face_hooks()));
 }
 
 // Objects.
@@ -284,27 +288,6 @@ py::list take_notes(Session& session) {
   return notes;
 }
 
-void run_backward(pipeline::Backwards& backwards, const remote::Tensors& tensors,
-                  const std::vector<std::optional<at::Tensor>>& given, data_parallel::Reducer* reducer) {
-  remote::Tensors gradients;
-  for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
-  const Release release;
-  const auto run = [&] { backwards.run(tensors, gradients); };
-  reducer == nullptr ? run() : reducer->run_backward(run);
-}
-
-// A team of a plan, by its name.
-struct LoneTeam {
-  explicit LoneTeam(int size) { tensor_parallel::note_team(name, std::make_shared<tensor_parallel::Team>(size)); }
-  ~LoneTeam() { tensor_parallel::forget_team(name); }
-  LoneTeam(const LoneTeam&) = delete;
-  const std::string name = "of a plan";
-};
-
-struct PythonAlone {
-  std::optional<tensor_parallel::Alone> here;
-};
-
 // How Python makes torch's groups, until the session is closed.
 void make_groups_by(Session& session, const py::function& make) {
   session.groups().make_by([make](Group axis) {
@@ -328,56 +311,6 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
   const Release release;
   [[maybe_unused]] const auto* kept = new std::shared_ptr<Session>(session);
   return session->leave(interrupted);
-}
-
-void bind_backwards(py::module_& module) {
-  py::class_<pipeline::Backwards>(module, "Backwards",
-                                  "The backwards of a job's model, which with `averages` make gradients the mean over "
-                                  "a step's samples; see lamina/pipeline/backwards.h.")
-      .def(py::init([](Session& session, bool averages) {
-             return std::make_unique<pipeline::Backwards>(session.job(), averages);
-           }),
-           py::arg("session"), py::arg("averages"), py::keep_alive<1, 2>())
-      .def("add_up", &pipeline::Backwards::add_up,
-           "From now on they divide by nothing: somebody else averages the gradients.")
-      .def(
-          "scale_by",
-          [](pipeline::Backwards& backwards, std::shared_ptr<optim::LossScale> scale) {
-            backwards.scale_by(std::move(scale));
-          },
-          py::arg("scale"), "Losses are multiplied by that, while it lives.")
-      .def_property_readonly("count", &pipeline::Backwards::count, "How many have run on this rank.")
-      .def(
-          "watch",
-          [](pipeline::Backwards& backwards, const std::vector<at::Tensor>& parameters, bool forgets) {
-            backwards.watch(parameters, forgets);
-          },
-          py::arg("parameters"), py::arg("forgets"),
-          "With a loss scale, other backwards are noticed by the gradients that they leave in these, as they are now. "
-          "`forgets`: those of others are gone when none of these has one.")
-      .def_property_readonly("plain", &pipeline::Backwards::plain,
-                             "Counts what other backwards have left while losses were scaled.")
-      .def_property_readonly("plain_forgotten", &pipeline::Backwards::plain_forgotten,
-                             "Counts what of it was there when all gradients were last forgotten.")
-      .def("forget_plain", &pipeline::Backwards::forget_plain, "They are forgotten now.")
-      .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"),
-           "One backward, over all ranks of the pipeline; with several copies of the model the reducer hears of it.");
-}
-
-void bind_alone(py::module_& module) {
-  py::class_<PythonAlone>(
-      module, "Alone",
-      "A context of a trace, in which collectives of sliced layers take this rank's part for that of each.")
-      .def(py::init<>())
-      .def("__enter__", [](PythonAlone& self) { self.here.emplace(); })
-      .def("__exit__", [](PythonAlone& self, const py::args&) { self.here.reset(); });
-  py::class_<LoneTeam>(module, "LoneTeam",
-                       "The first of so many ranks that layers are cut over, without the others: for a trace.")
-      .def(py::init<int>(), py::arg("size"))
-      .def_readonly("name", &LoneTeam::name, "By it operators of slices find the team.");
-  module.def("is_alone", &tensor_parallel::Alone::here, "True in an `Alone` of this thread.");
-  module.def(
-      "team_size", [](const std::string& team) { return tensor_parallel::find_team(team)->size(); }, py::arg("team"));
 }
 
 void bind_steps(py::class_<Session, std::shared_ptr<Session>>& kind) {
@@ -451,17 +384,40 @@ void bind_calls(py::class_<Session, std::shared_ptr<Session>>& kind) {
            "Refuses `what` in the body of a step: every rank of a pipeline is to do it.")
       .def("call", &call, py::arg("index"), py::arg("args"), py::arg("kwargs"),
            "Calls module `index` on the rank that owns it. Inside a step only.")
+      .def("await_device", &session::await_device, py::call_guard<Release>(),
+           "Waits for what the rank's device has still to compute.")
       .def(
           "tell_leaving", [](Session& session, const std::string& how) { session.tell_leaving(how); },
           py::call_guard<Release>(), py::arg("how"),
           "Tells the other ranks how this one comes to leave: before close() or leave().");
 }
 
+void bind_devices(py::module_& module) {
+  module.def("upload", &devices::upload, py::call_guard<Release>(), py::arg("tensor"), py::arg("device"),
+             "The tensor on a device; nobody waits for that where it comes from the host.");
+  module.def("rank_device", &devices::rank_device, "The device that this process's rank computes on.");
+  module.def("shares_devices", &devices::shares_devices, "True where ranks of this process's job share accelerators.");
+  module.def(
+      "chosen_device",
+      [](const std::string& key) {
+        const auto local = dist::told("LOCAL_RANK", environment::process_environment());
+        return session::chosen_device(key, static_cast<int>(local.value_or(0)));
+      },
+      py::arg("key"),
+      "The device that the key `device` would choose for a rank of this process; LAMINA_DEVICE is above it. Raises "
+      "ConfigError, which says what there is.");
+}
+
 }  // namespace
 
+std::shared_ptr<Session> with_maker(std::shared_ptr<Session> session) {
+  session->parameter_server().place({kMaker, &make_remote, {}});
+  return session;
+}
+
 void bind_session(py::module_& module) {
-  bind_alone(module);
   module.attr("INTERRUPTED") = base::kInterrupted;
+  bind_devices(module);
   auto kind = py::class_<Session, std::shared_ptr<Session>>(
       module, "Session",
       "The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals.");
@@ -471,6 +427,7 @@ void bind_session(py::module_& module) {
   bind_values(kind);
   bind_calls(kind);
   bind_steps(kind);
+  bind_changes(module, kind);
   kind.def(py::init(&open), py::arg("config"), "Reads the launcher's environment, connects the ranks.")
       .def_property_readonly("config", &Session::config)
       .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })

@@ -5,6 +5,7 @@
 
 #include "lamina/tensor_parallel/layer_cuts.h"
 #include "lamina/tensor_parallel/plans.h"
+#include "lamina/tensor_parallel/team.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -102,9 +103,38 @@ void bind_planned(py::module_& module) {
           py::arg("count"));
 }
 
+// A team of a plan, by its name.
+struct LoneTeam {
+  explicit LoneTeam(int size) { tensor_parallel::note_team(name, std::make_shared<tensor_parallel::Team>(size)); }
+  ~LoneTeam() { tensor_parallel::forget_team(name); }
+  LoneTeam(const LoneTeam&) = delete;
+  const std::string name = "of a plan";
+};
+
+struct PythonAlone {
+  std::optional<tensor_parallel::Alone> here;
+};
+
+void bind_alone(py::module_& module) {
+  py::class_<PythonAlone>(
+      module, "Alone",
+      "A context of a trace, in which collectives of sliced layers take this rank's part for that of each.")
+      .def(py::init<>())
+      .def("__enter__", [](PythonAlone& self) { self.here.emplace(); })
+      .def("__exit__", [](PythonAlone& self, const py::args&) { self.here.reset(); });
+  py::class_<LoneTeam>(module, "LoneTeam",
+                       "The first of so many ranks that layers are cut over, without the others: for a trace.")
+      .def(py::init<int>(), py::arg("size"))
+      .def_readonly("name", &LoneTeam::name, "By it operators of slices find the team.");
+  module.def("is_alone", &tensor_parallel::Alone::here, "True in an `Alone` of this thread.");
+  module.def(
+      "team_size", [](const std::string& team) { return tensor_parallel::find_team(team)->size(); }, py::arg("team"));
+}
+
 }  // namespace
 
 void bind_tensor_parallel(py::module_& module) {
+  bind_alone(module);
   bind_model_modules(module);
   bind_planned(module);
   py::class_<LayerCut>(module, "LayerCut")

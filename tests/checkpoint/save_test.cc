@@ -25,7 +25,7 @@ namespace {
 using archive::testing::TempFolder;
 using messaging::Mailboxes;
 
-constexpr int kRanks = 3;
+constexpr int kRanks = 8;  // of which 2, 4 and 6 tell others what the first one says
 
 std::string text_of(const std::exception_ptr& error) {
   if (!error) return "";
@@ -151,8 +151,9 @@ TEST(Save, NamesARankThatSaysNothing) {
     save.start();
     save.wait();
   });
-  EXPECT_NE(text_of(errors[0]).find("rank 2"), std::string::npos) << text_of(errors[0]);
-  EXPECT_NE(text_of(errors[1]).find("rank 2"), std::string::npos) << text_of(errors[1]);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(text_of(errors[rank]).find("rank 2") != std::string::npos, rank != 2) << text_of(errors[rank]);
+  }
   EXPECT_THROW(std::rethrow_exception(errors[0]), base::TimeoutError);
 }
 
@@ -194,7 +195,7 @@ TEST(Save, OfFilesThatRanksMakeKnowsTheirBytes) {
   }
 }
 
-// Ranks have begun 0, 3 and 6 steps when the last one's file fails.
+// Ranks have begun three steps more than the one before when the file of one fails.
 TEST(Save, ThatFailsThrowsOnceBeforeTheSameStepOnAllRanks) {
   const TempFolder folder;
   Mailboxes boxes(kRanks);
@@ -222,7 +223,7 @@ TEST(Save, ThatFailsThrowsOnceBeforeTheSameStepOnAllRanks) {
     }
   });
   for (const auto& error : errors) EXPECT_TRUE(text_of(error).ends_with("on rank 2: nothing to say"));
-  EXPECT_GE(begun[0], 6);
+  EXPECT_GE(begun[0], 3 * (kRanks - 1));
   EXPECT_EQ(begun, std::vector<int>(kRanks, begun[0]));
 }
 
@@ -232,12 +233,35 @@ TEST(Save, ThatARankGivesUpThrowsAtTheNextStep) {
   Mailboxes boxes(kRanks);
   const auto errors = boxes.run([&](int rank) {
     Save save(archive::file_system(), request_of(folder / "c", "a", rank, 1), peers_of(boxes, rank));
-    if (rank == 1) save.give_up();
+    if (rank == 4) save.give_up();
     save.start();
-    if (rank == 1) return;
+    if (rank == 4) return;
     while (true) save.check_before_step();
   });
-  for (const int rank : {0, 2}) EXPECT_NE(text_of(errors[rank]).find("was interrupted"), std::string::npos);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(text_of(errors[rank]).find("was interrupted") != std::string::npos, rank != 4) << text_of(errors[rank]);
+  }
+}
+
+// Ranks 4 and 6 stand between the first one and the last.
+TEST(Save, OfWhichRanksAreLostThatTellOthersEndsOnAll) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  std::barrier all(kRanks);
+  const auto errors = boxes.run([&](int rank) {
+    Save save(archive::file_system(), request_of(folder / "c", "a", rank, 1), peers_of(boxes, rank));
+    all.arrive_and_wait();
+    for (const int lost : {4, 6}) boxes[rank].lose({base::Rank(lost), "its process ended", ""});
+    if (rank == 4 || rank == 6) return;
+    save.start();
+    save.wait();
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const bool is_lost = rank == 4 || rank == 6;
+    EXPECT_EQ(text_of(errors[rank]).find("is lost: its process ended") != std::string::npos, !is_lost)
+        << rank << ": " << text_of(errors[rank]);
+    if (!is_lost) EXPECT_THROW(std::rethrow_exception(errors[rank]), base::PeerError);
+  }
 }
 
 TEST(Outcome, NamesTheRankThatHasMetAnErrorOnce) {

@@ -194,7 +194,7 @@ void compare(const std::string& where, const Trained& ours, const Trained& their
 std::vector<Layout> layouts() {
   const bool every = world() <= 2 || std::getenv("LAMINA_SOAK") != nullptr;
   std::vector<Layout> all;
-  for (const std::string schedule : {"interleaved", "simple"}) {
+  for (const std::string schedule : {"interleaved", "simple", "zero_bubble"}) {
     for (const int microbatches : {1, 4}) {
       if (!every && (schedule == "simple") == (microbatches == 4)) continue;
       for (const int hand : {-1, schedule == "simple" ? 1 : 0}) all.push_back({schedule, microbatches, hand});

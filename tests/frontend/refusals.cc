@@ -277,6 +277,73 @@ void groups_with_other_parameters() {
   resume_from_checkpoint(folder(), {.tag = "a"});
 }
 
+void a_change_without_a_model() {
+  init({{"ddp", true}});
+  change({{"partitions", 2}});
+}
+
+void a_change_to_more_ranks() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  change({{"partitions", 3}});
+}
+
+void a_change_of_another_key() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  change({{"bf16", true}});
+}
+
+void a_change_by_both_names() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  change({{"partitions", 2}, {"pipeline_parallel_degree", 2}});
+}
+
+void changes_that_differ() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  rank() == 0 ? change({{"partitions", 2}}) : change({{"schedule", "simple"}});
+}
+
+void a_change_that_cannot_share_out() {
+  init({{"pipeline_parallel_degree", 2}, {"microbatches", 3}, {"ddp", true}});
+  DistributedModel model{Net()};
+  change({{"partitions", 1}});
+}
+
+void a_change_with_gradients() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  model(batch()).square().mean().backward();
+  change({{"partitions", 2}});
+}
+
+void a_change_with_another_parameter() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  auto parameters = model.parameters();
+  parameters.push_back(torch::zeros({2}, torch::requires_grad()));
+  DistributedOptimizer optimizer(torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1)));
+  change({{"partitions", 2}});
+}
+
+void a_change_of_lbfgs() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(torch::optim::LBFGS(model.parameters(), torch::optim::LBFGSOptions()));
+  change({{"partitions", 2}});
+}
+
+void a_change_with_a_state_that_waits() {
+  init({{"pipeline_parallel_degree", 2}, {"microbatches", 2}, {"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model));
+  torch::optim::SGD other(Net()->parameters(), torch::optim::SGDOptions(0.1));
+  load(optimizer, other);
+  change({{"partitions", 1}});
+}
+
 // Doubles gradients on their way back.
 struct Doubled : torch::autograd::Function<Doubled> {
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
@@ -374,6 +441,16 @@ int main() {
       {"an_optimizer_of_another_class", an_optimizer_of_another_class},
       {"options_that_were_not_saved", options_that_were_not_saved},
       {"groups_with_other_parameters", groups_with_other_parameters},
+      {"a_change_without_a_model", a_change_without_a_model},
+      {"a_change_to_more_ranks", a_change_to_more_ranks},
+      {"a_change_of_another_key", a_change_of_another_key},
+      {"a_change_by_both_names", a_change_by_both_names},
+      {"changes_that_differ", changes_that_differ},
+      {"a_change_that_cannot_share_out", a_change_that_cannot_share_out},
+      {"a_change_with_gradients", a_change_with_gradients},
+      {"a_change_with_another_parameter", a_change_with_another_parameter},
+      {"a_change_of_lbfgs", a_change_of_lbfgs},
+      {"a_change_with_a_state_that_waits", a_change_with_a_state_that_waits},
       {"a_step_with_another_output", a_step_with_another_output},
       {"a_step_with_another_gradient", a_step_with_another_gradient},
       {"a_step_with_another_gradient_of_a_weight", a_step_with_another_gradient_of_a_weight}};

@@ -5,44 +5,13 @@
 //     lamina run -n 4 -c frontend_sharded
 #include <cmath>
 
+#include "tests/frontend/data_of_copies.h"
 #include "tests/frontend/expect.h"
-#include "tests/frontend/models.h"
 
 namespace {
 
 using namespace lamina;
 using namespace lamina::frontend::test;
-
-struct NetImpl : torch::nn::Module {
-  Child<torch::nn::Linear> in, hidden, out;
-  NetImpl() {
-    in = register_module("in", torch::nn::Linear(6, 5));
-    hidden = register_module("hidden", torch::nn::Linear(5, 3));
-    out = register_module("out", torch::nn::Linear(3, 1));
-  }
-  Tensor forward(const Tensor& x) { return out(torch::tanh(hidden(torch::tanh(in(x))))).square().mean(); }
-};
-using Net = torch::nn::ModuleHolder<NetImpl>;
-
-Net seeded(int seed = 0) {
-  torch::manual_seed(seed);
-  Net model;
-  model->to(torch::kDouble);
-  return model;
-}
-
-// Rows that copy `replica` reads in its step `number`.
-Tensor batch(int replica, int number) {
-  torch::manual_seed(1000 + 10 * replica + number);
-  return torch::randn({8, 6}, torch::kDouble);
-}
-Tensor everybodys(int number) {
-  std::vector<Tensor> all;
-  for (int replica = 0; replica < size_of(Group::kRdp); ++replica) all.push_back(batch(replica, number));
-  return torch::cat(all);
-}
-
-bool close(const Tensor& ours, const Tensor& theirs) { return torch::allclose(ours, theirs, 1e-9, 1e-12); }
 
 struct Layout {
   int degree, partitions, accumulate, threshold;

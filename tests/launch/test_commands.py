@@ -54,6 +54,7 @@ def test_a_doctor_finds_a_machine_where_two_ranks_work(launcher):
     assert ranks["objects"] is ranks["all_reduce"] is True and ranks["pipeline_step_s"] > 0
     assert "libucp" in ranks["ucx"]["library"] and re.fullmatch(r"1\.\d+\.\d+", ranks["ucx"]["version"])
     assert facts["torch"]["version"].startswith("2.") and facts["system"]["cores"] >= 1
+    assert ("devices" in ranks) == (facts["torch"]["accelerator"] is not None)
 
 
 def test_a_plan_imports_nothing_of_the_current_folder_but_the_model(launcher):

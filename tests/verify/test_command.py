@@ -59,6 +59,17 @@ def test_slices_are_compared_as_wholes_and_a_fault_in_one_is_named(launcher):
     assert ", in the code of 2" in result.stdout.partition("\n")[0]
 
 
+@pytest.mark.parametrize("kind", ["pipeline", "replicas", "slices"])
+def test_devices_are_compared_and_a_fault_on_one_is_named(launcher, kind):
+    script = SCRIPT.with_name("on_device.py")
+    result = verify(launcher, script, kind, steps=2)
+    assert result.returncode == 0 and result.stdout.startswith("equal within "), result.stdout + result.stderr
+    result = verify(launcher, script, kind, "fault", steps=2)
+    assert result.returncode == 3, result.stderr
+    first = result.stdout.partition("\n")[0]
+    assert first.startswith("step 0, microbatch ") and ".down" in first, first
+
+
 def test_a_smaller_layout_is_found_and_can_be_run_again(launcher):
     result = verify(launcher, "--bisect", SCRIPT, "rank", 1)
     assert result.returncode == 3, result.stderr

@@ -121,6 +121,9 @@ void add_ends(CLI::App& app, Options& options) {
   add_number(app, "--restarts,--max-restarts,--max_restarts", "how often the job is started again after a failure (0)",
              [&](int number) { options.restarts = number; })
       ->type_name("N");
+  add_number(app, "--elastic", "let the others go on where a signal ends a rank, while so many are left (all)",
+             [&](int number) { options.least = number; })
+      ->type_name("MIN");
   add_number(app, "--hang-timeout,--hang_timeout",
              "end the job when, for so many seconds from its start on, no rank begins or ends a step of lamina (never)",
              [&](int number) { options.hang_timeout = std::chrono::seconds(number); })
@@ -168,6 +171,7 @@ void Options::validate() const {
   at_least(base_rank, 0, "--base_rank");
   at_least(node_rank, 0, "--node_rank");
   at_least(restarts, 0, "--restarts");
+  at_least(least, 1, "--elastic");
   at_least(log_limit_mib, 1, "--log-limit");
   if (master_port && (*master_port < 1 || *master_port > kLargestPort)) {
     note(base::str("--master_port must be from 1 to ", kLargestPort, ", not ", *master_port));

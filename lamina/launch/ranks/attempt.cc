@@ -97,7 +97,9 @@ Outcome Attempt::run() const {
       ranks.push_back(starter.start(i));
       report.started(ranks.back().rank(), ranks.back().pid());
     }
-    outcome = Supervisor({ranks, control, children, report, health, terminal, pipes, prepared.options.grace}).run();
+    const auto& options = prepared.options;
+    outcome =
+        Supervisor({ranks, control, children, report, health, terminal, pipes, options.grace, options.least}).run();
   }
   pipes.finish();
   report.lost_output();

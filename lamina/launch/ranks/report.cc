@@ -51,6 +51,11 @@ void Report::ended(base::Rank rank, const RankEnd& end) const {
   if (verbose_) say("rank ", rank, " has ended: ", end.words());
 }
 
+void Report::lost(base::Rank rank, const RankEnd& end, int left) const {
+  flush();
+  say("rank ", rank, " is lost: ", end.words(), "; ", left, left == 1 ? " other goes on" : " others go on");
+}
+
 void Report::failed(const RootCause::Failure& failure, const std::vector<base::Rank>& left,
                     const std::string& told) const {
   flush();

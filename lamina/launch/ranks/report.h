@@ -31,6 +31,8 @@ class Report {
   void started(base::Rank rank, pid_t pid) const;
   void ended(base::Rank rank, const RankEnd& end) const;
 
+  void lost(base::Rank rank, const RankEnd& end, int left) const;  // others go on without it
+
   // A failure.
   // The first line, which names those that `left` before, then the tail of that rank's log, or what it told instead of
   // writing it to our terminal.

@@ -28,7 +28,7 @@ constexpr seconds kKillLimit{5};
 
 }  // namespace
 
-Supervisor::Supervisor(const Parts& parts) : parts_(parts) {
+Supervisor::Supervisor(const Parts& parts) : parts_(parts), alive_(static_cast<int>(parts.ranks.size())) {
   for (const RankProcess& rank : parts_.ranks) running_.push_back(&rank);
 }
 
@@ -80,7 +80,12 @@ void Supervisor::take_ends() {
     if (!end) return false;
     end->out_of_memory = end->signal == SIGKILL && phase_ <= Phase::kSettling && oom_.increased();
     end = parts_.health.seen(local(rank), *end);
-    root_cause_.add(rank->rank(), *end);
+    --alive_;
+    if (goes_on_without(*end)) {
+      parts_.report.lost(rank->rank(), *end, alive_);
+    } else {
+      root_cause_.add(rank->rank(), *end);
+    }
     parts_.health.forget(local(rank));
     parts_.report.ended(rank->rank(), *end);
     return true;
@@ -89,6 +94,12 @@ void Supervisor::take_ends() {
   ranks.reserve(parts_.ranks.size());
   for (const RankProcess& rank : parts_.ranks) ranks.push_back(rank.pid());
   reap_adopted(ranks);
+}
+
+// A process that was killed is lost to the job. One that has ended itself, by an error, is not: the program has failed.
+bool Supervisor::goes_on_without(const RankEnd& end) const {
+  const bool was_killed = end.signal != 0 && end.signal != SIGABRT && end.signal != SIGPIPE;
+  return was_killed && phase_ == Phase::kRunning && !root_cause_.first() && parts_.least && alive_ >= *parts_.least;
 }
 
 void Supervisor::check_vitals() {

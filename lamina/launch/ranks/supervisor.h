@@ -44,6 +44,7 @@ class Supervisor {
     Terminal& terminal;
     RankPipes& pipes;
     std::chrono::seconds grace;
+    std::optional<int> least;  // see Options
   };
   explicit Supervisor(const Parts& parts);
 
@@ -55,6 +56,7 @@ class Supervisor {
   void wait();
   void take_orders();
   void take_ends();
+  bool goes_on_without(const RankEnd& end) const;
   void advance();
   void check_vitals();
   void check_readers();
@@ -72,6 +74,7 @@ class Supervisor {
 
   const Parts parts_;
   std::vector<const RankProcess*> running_;
+  int alive_;
   RootCause root_cause_;
   OomCounter oom_;
   int interruption_ = 0;  // the signal that ended the job, if one did

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/frontend/change.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/frontend/checkpointed_job.h"
+#include "lamina/frontend/current.h"
+#include "lamina/frontend/job_optimizer.h"
+#include "lamina/frontend/model.h"
+#include "lamina/job_checkpoint/held_job.h"
+#include "lamina/job_checkpoint/saves.h"
+#include "lamina/job_checkpoint/together.h"
+#include "lamina/session/change.h"
+
+namespace lamina {
+namespace {
+
+using frontend::CheckpointedJob;
+using frontend::Current;
+
+session::ChangingJob told(const Current& job) {
+  session::ChangingJob told;
+  told.saves = job.saves != nullptr && job.saves->are_under_way();
+  told.relies = job.relies;
+  told.waits = job.waiting != nullptr;
+  if (job.model == nullptr) return told;
+  job.model->tell(told);
+  for (const auto& optimizer : frontend::optimizers_of(job)) told.optimizers.push_back(optimizer->told());
+  return told;
+}
+
+bool is_whole(const Current& job) {
+  const auto optimizers = frontend::optimizers_of(job);
+  return job.model->is_whole() && std::ranges::all_of(optimizers, [](const auto& each) { return each->is_whole(); });
+}
+
+// The other layout's plan, while this one is whole. Collective over the world.
+model::Proposal proposal_in(Current& job, const config::Config& config) {
+  model::Proposal proposal;
+  job_checkpoint::together(job.lend()->peers(), [&] {
+    try {
+      proposal = job.model->propose_in(config);
+    } catch (const std::exception& wrong) {
+      throw session::refused_change(wrong.what());
+    }
+  });
+  return proposal;
+}
+
+// Ends the one layout and begins the other. From here on an error ends the job.
+void go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
+             const std::optional<job_checkpoint::HeldJob>& held) {
+  auto& job = frontend::current();
+  const auto optimizers = frontend::optimizers_of(job);
+  job.model->let_go();
+  for (const auto& optimizer : optimizers) optimizer->let_go(/*with_states=*/!held);
+  if (held) session::put_aside(job.model->table(), job.model->sharding());
+  auto& changed = frontend::go_over(std::move(session));
+  changed.model = std::make_shared<frontend::Model>(*changed.held->now, changed);
+  changed.held->now = changed.model;
+  for (const auto& optimizer : optimizers) frontend::JobOptimizer::join(optimizer, changed);
+  if (held) changed.waiting = job_checkpoint::resumption_of(*held, std::make_shared<CheckpointedJob>(changed));
+  changed.model->go_on(std::move(proposal));
+}
+
+}  // namespace
+
+void change(Settings settings) { change(frontend::to_json(settings)); }
+
+void change(const std::string& json) {
+  auto& job = frontend::outside_step("lamina.change()");
+  auto& session = *job.session;
+  const auto config = session::changed_config(session, json);
+  session::require_changeable(session, config, told(job));
+  if (job.saves != nullptr) job.saves->end();
+  const bool is_cut = job.model->partitioned();
+  const bool waits = !is_cut || session::waits_for_trace(session, config, job.model->has_trace(), is_whole(job));
+  std::optional<model::Proposal> proposal;
+  if (!waits) proposal = proposal_in(job, config);
+  std::optional<job_checkpoint::HeldJob> held;
+  if (is_cut) {
+    CheckpointedJob lent(job);
+    job_checkpoint::require_changeable(lent);
+    held = job_checkpoint::hold_job(lent);
+  }
+  if (waits) held.reset();  // each rank goes on with what it has
+  go_over(session::open_after(session, config, frontend::face_hooks()), std::move(proposal), held);
+}
+
+}  // namespace lamina

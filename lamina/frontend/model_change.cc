@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/nn/module.h>
+
+#include <utility>
+
+#include "lamina/frontend/current.h"
+#include "lamina/frontend/model.h"
+#include "lamina/session/change.h"
+
+// The part of a model that goes over to another layout: see [Note: change of layout].
+namespace lamina::frontend {
+namespace {
+
+// Without a memory of plain elements.
+bool is_odd(const at::Tensor& buffer) { return buffer.layout() != at::kStrided || buffer.is_quantized(); }
+
+}  // namespace
+
+Model::Model(const Model& before, Current& job) : Model(job, before.tree_.root(), before.options_) {
+  trace_ = before.trace_;
+  join_copies();
+}
+
+void Model::tell(session::ChangingJob& job) const {
+  job.has_model = true;
+  job.has_hook = reducer_ != nullptr && reducer_->hooked();
+  job.joins = reducer_ != nullptr && reducer_->joining();
+  for (const auto& buffer : tree_.root()->named_buffers()) {
+    if (is_odd(buffer.value())) job.odd_buffers.push_back(buffer.key());
+  }
+}
+
+bool Model::has_trace() const { return trace_ && trace_->modules == make_tree().names(); }
+
+model::Proposal Model::propose_in(const config::Config& config) const {
+  const auto& world = job_.session->world();
+  if (world.rank != base::Rank(0)) return {};
+  const TorchModuleTree tree(tree_.root(), !config.auto_partition);
+  const auto costs = has_trace() ? trace_->costs : std::nullopt;
+  return {.plan = model::plan_model(tree, costs, config, world.size, config.partitions), .error = {}, .word = {}};
+}
+
+void Model::let_go() {
+  backwards_.watch({}, /*forgets=*/false);
+  if (reducer_) reducer_->let_go();
+}
+
+void Model::go_on(std::optional<model::Proposal> proposal) {
+  if (proposal || !job_.pipelined()) cut(std::nullopt, std::move(proposal));
+}
+
+}  // namespace lamina::frontend

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/session/change.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/environment/world.h"
+#include "lamina/session/next_epoch.h"
+#include "python/bindings/bindings.h"
+#include "python/bindings/convert.h"
+#include "python/bindings/hooks.h"
+#include "python/bindings/session.h"
+
+namespace lamina::python {
+namespace {
+
+using session::ChangingJob;
+using session::ChangingOptimizer;
+using session::Session;
+
+std::shared_ptr<Session> open_after(Session& before, const config::Config& config) {
+  const Release release;
+  return with_maker(session::open_after(before, config, face_hooks()));
+}
+
+void bind_changing(py::module_& module) {
+  py::class_<ChangingOptimizer>(module, "ChangingOptimizer",
+                                "An optimizer of a job that is to change its layout: see lamina/session/change.h.")
+      .def(py::init([](std::string name, std::string beside, std::string why_not_parts, bool measures_all,
+                       bool takes_sparse, bool waits) {
+             return ChangingOptimizer{std::move(name), std::move(beside), std::move(why_not_parts),
+                                      measures_all,    takes_sparse,      waits};
+           }),
+           py::kw_only(), py::arg("name"), py::arg("beside"), py::arg("why_not_parts"), py::arg("measures_all"),
+           py::arg("takes_sparse"), py::arg("waits"));
+  py::class_<ChangingJob>(module, "ChangingJob",
+                          "A job that is to change its layout, as far as Python knows it: see "
+                          "lamina/session/change.h.")
+      .def(py::init([](bool saves, std::vector<std::string> relies, bool waits) {
+             return ChangingJob{.saves = saves, .relies = std::move(relies), .waits = waits};
+           }),
+           py::kw_only(), py::arg("saves"), py::arg("relies"), py::arg("waits"))
+      .def_readwrite("has_model", &ChangingJob::has_model)
+      .def_readwrite("has_hook", &ChangingJob::has_hook)
+      .def_readwrite("joins", &ChangingJob::joins)
+      .def_readwrite("odd_buffers", &ChangingJob::odd_buffers)
+      .def_readwrite("optimizers", &ChangingJob::optimizers);
+}
+
+void bind_layouts(py::class_<Session, std::shared_ptr<Session>>& kind) {
+  kind.def("take_over", &session::take_over, py::call_guard<Release>(),
+           "The session before is closed: what a process has once is this one's from now on.");
+  kind.def("changed_config", &session::changed_config, py::call_guard<Release>(), py::arg("keys_json"),
+           "The configuration in the layout that keys of init() ask for: see lamina/session/change.h. Raises "
+           "ConfigError and UsageError, alike on all ranks; collective over the world.")
+      .def("require_changeable", &session::require_changeable, py::call_guard<Release>(), py::arg("config"),
+           py::arg("job"),
+           "Raises UsageError, on all ranks, where the job cannot go over to that layout, or not now; collective over "
+           "the world.")
+      .def("waits_for_trace", &session::waits_for_trace, py::call_guard<Release>(), py::arg("config"),
+           py::arg("is_traced"), py::arg("is_whole"),
+           "Whether the model stays whole until the next step, which traces and cuts it; collective over the world.")
+      .def("open_after", &open_after, py::arg("config"),
+           "Opens the session of another layout, which is to take this one's place; collective over the world.");
+  kind.def(
+      "put_aside",
+      [](Session&, const model::ParameterTable& table, const std::shared_ptr<sharding::Sharding>& sharding) {
+        session::put_aside(table, sharding.get());
+      },
+      py::arg("table"), py::arg("sharding").none(true),
+      "Leaves the memory of values and shards to whoever else keeps it for a while.");
+}
+
+void bind_epochs(py::module_& module) {
+  using session::EpochEnd;
+  using session::NextEpoch;
+  py::class_<NextEpoch>(module, "NextEpoch", "The ranks that go on without others: see lamina/session/next_epoch.h.")
+      .def_readonly("number", &NextEpoch::number)
+      .def_readonly("rank", &NextEpoch::rank, "This one's place among them.")
+      .def_property_readonly(
+          "words",
+          [](const NextEpoch& next) {
+            py::list words;
+            for (const auto& word : next.words) words.append(to_object(word));
+            return words;
+          },
+          "Tells by place what each has told.");
+  py::class_<EpochEnd>(module, "EpochEnd",
+                       "The end of a session that has lost ranks, as the others make it: see "
+                       "lamina/session/next_epoch.h.")
+      .def(py::init<Session&>(), py::arg("session"), py::keep_alive<1, 2>())
+      .def(
+          "next",
+          [](EpochEnd& end, const py::object& word, std::int64_t progress) {
+            const auto value = to_value(word);
+            const Release release;
+            return end.next(value, progress);
+          },
+          py::arg("word"), py::arg("progress"),
+          "Agrees with the others who goes on, and what each tells; collective over those who are left. Raises "
+          "PeerError where they are too few.")
+      .def(
+          "open",
+          [](EpochEnd& end, const NextEpoch& next) {
+            const Release release;
+            return with_maker(
+                end.open(next, environment::read_world(environment::process_environment()), face_hooks()));
+          },
+          py::arg("next"), "Opens the session of those who go on, with this one's place as the environment says it.");
+}
+
+}  // namespace
+
+void bind_changes(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
+  bind_changing(module);
+  bind_layouts(kind);
+  bind_epochs(module);
+}
+
+}  // namespace lamina::python
