@@ -19,40 +19,77 @@ TIMEOUT_S = 120
 
 # The program of the two ranks. Rank 0 writes what works into a file, for lines on stdout may be anybody's.
 RANKS = r"""
-import ctypes, json, re, sys, time
+import ctypes, json, os, re, sys, time
 begin = time.monotonic()
 import torch, lamina
 found = {"import_s": round(time.monotonic() - begin, 2)}
 def write():
     if lamina.rank() == 0:
         with open(sys.argv[1], "w") as file: json.dump(found, file)
+def works(name, value=True):
+    found[name] = value
+    write()
+def begun():
+    return round(time.monotonic() - begin, 2)
+def all_reduce(device):
+    value = torch.full((1000,), float(lamina.rank() + 1), device=device)
+    torch.distributed.all_reduce(value, group=lamina.get_world_process_group())
+    assert bool((value == 3).all())
+@lamina.step
+def train(model, x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+def step(model, device):
+    torch.manual_seed(0)
+    loss = train(lamina.distribute(model), torch.ones(4, 8, device=device)).reduce_mean()
+    assert loss.device == device and float(loss) > 0
+def pipeline():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+
+asked, host = os.environ.get("LAMINA_DEVICE", "auto"), torch.device("cpu")
+os.environ["LAMINA_DEVICE"] = "cpu"
 begin = time.monotonic()
 lamina.init(partitions=2, microbatches=2, ddp=True, timeout_s=30)
-found["start_s"] = round(time.monotonic() - begin, 2)
+found["start_s"] = begun()
 paths = sorted(set(re.findall(r"/\S*libucp\S*", open("/proc/self/maps").read())))
 version = ctypes.CDLL(paths[0]).ucp_get_version_string
 version.restype = ctypes.c_char_p
 found["ucx"] = {"library": paths[0], "version": version().decode()}
 assert lamina.allgather({"rank": lamina.rank()}, lamina.WORLD) == [{"rank": 0}, {"rank": 1}]
-found["objects"] = True
-write()
-value = torch.full((1000,), float(lamina.rank() + 1))
-torch.distributed.all_reduce(value, group=lamina.get_world_process_group())
-assert bool((value == 3).all())
-found["all_reduce"] = True
-write()
-torch.manual_seed(0)
-model = lamina.distribute(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)))
-@lamina.step
-def train(x):
-    loss = model(x).square().mean()
-    model.backward(loss)
-    return loss
+works("objects")
+all_reduce(host)
+works("all_reduce")
 begin = time.monotonic()
-assert float(train(torch.ones(4, 8)).reduce_mean()) > 0
-found["pipeline_step_s"] = round(time.monotonic() - begin, 2)
-write()
+step(pipeline(), host)
+works("pipeline_step_s", begun())
 lamina.shutdown()
+
+os.environ["LAMINA_DEVICE"] = asked
+begin = time.monotonic()
+lamina.init(ddp=True, timeout_s=30)
+device = lamina.device()
+if device != host:
+    works("devices", lamina.allgather(str(device), lamina.WORLD))
+    all_reduce(device)
+    works("device_all_reduce")
+    step(torch.nn.Linear(8, 8), device)
+    works("device_step_s", begun())
+    lamina.shutdown()
+    begin = time.monotonic()
+    lamina.init(partitions=2, microbatches=2, timeout_s=30)
+    step(pipeline(), device)
+    works("device_pipeline_step_s", begun())
+lamina.shutdown()
+"""
+
+# Says what torch was built for, and what it sees.
+TORCH = r"""
+import json, torch
+found = torch.accelerator.current_accelerator(check_available=True)
+devices = torch.accelerator.device_count() if found else 0
+names = {"cuda": torch.version.cuda, "accelerator": found and found.type, "devices": devices}
+print(json.dumps(names | {"threads": torch.get_num_threads()}))
 """
 
 
@@ -69,7 +106,8 @@ def last_line(text):
 
 
 def error_in(text):
-    """The last error that a rank has raised, its lines as one."""
+    """The last error that a rank has raised, its lines as one. With process groups torch puts the rank before each."""
+    text = re.sub(r"^\[rank\d+\]: ?", "", text, flags=re.MULTILINE)
     raised = re.findall(r"^\S*Error: .*(?:\n(?!lamina run: |----).+)*", text, re.MULTILINE)
     return " ".join(raised[-1].splitlines()) if raised else last_line(text)
 
@@ -91,12 +129,10 @@ def torch_facts():
     version = version_of("torch")
     if version is None:
         return {"version": None}
-    code = "import json, torch as t; print(json.dumps([t.version.cuda, t.cuda.device_count(), t.get_num_threads()]))"
-    done = run_python(code)
+    done = run_python(TORCH)
     if done.returncode:
         return {"version": version, "error": last_line(done.stderr)}
-    cuda, devices, threads = json.loads(last_line(done.stdout))
-    return {"version": version, "cuda": cuda, "cuda_devices": devices, "threads": threads}
+    return {"version": version} | json.loads(last_line(done.stdout))
 
 
 def lamina_facts():

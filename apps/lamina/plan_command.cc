@@ -61,8 +61,8 @@ void add_model_options(CLI::App& app, PlannedModel& model, Target& target) {
                  ->capture_default_str());
   named->needs(ranks);
   with_model(app.add_option("-m,--microbatches", target.microbatches, "of a step")->capture_default_str());
-  with_model(app.add_option("--schedule", target.schedule, "simple or interleaved")
-                 ->check(CLI::IsMember({"simple", "interleaved"}))
+  with_model(app.add_option("--schedule", target.schedule, "interleaved, simple or zero_bubble")
+                 ->check(CLI::IsMember({"simple", "interleaved", "zero_bubble"}))
                  ->capture_default_str());
   with_model(
       app.add_option("--memory-weight", target.memory_weight, "of memory against time, 0 to 1")->capture_default_str());

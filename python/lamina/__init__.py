@@ -41,6 +41,8 @@ from lamina.composer import paths as _paths  # noqa: F401 -- offers Composer's n
 from lamina.composer.trainer import Trainer
 from lamina.deferred_init.creation import model_creation
 from lamina.deferred_init.delayed import delay_param_initialization
+from lamina.elastic.change import change
+from lamina.elastic.run import Run
 from lamina.errors import (
     CancelledError,
     ConfigError,
@@ -82,6 +84,7 @@ from lamina.job.ranks import (
     WORLD_RANK,
     CommGroup,
     RankType,
+    device,
     dp_rank,
     dp_size,
     get_dp_group,
@@ -163,6 +166,7 @@ __all__ = [
     "PeerError",
     "RankType",
     "RemoteError",
+    "Run",
     "StepOutput",
     "TensorBoard",
     "TimeoutError",
@@ -171,10 +175,12 @@ __all__ = [
     "allgather",
     "barrier",
     "broadcast",
+    "change",
     "checkpoint",
     "checkpoint_sequential",
     "cmake_prefix_path",
     "delay_param_initialization",
+    "device",
     "dist",
     "distribute",
     "dp_barrier",

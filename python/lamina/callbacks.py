@@ -6,6 +6,7 @@ from typing import Any
 from lamina import _lamina, errors
 from lamina.exits import failures
 from lamina.job import codec, current
+from lamina.pipeline import device_lines  # noqa: F401 -- says the lines of errors of devices
 from lamina.remote import placed
 from lamina.util import call_sites
 

@@ -10,6 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lamina import _lamina
 from lamina.job import current
+from lamina.job.ranks import device
 
 
 def around_checkpoint() -> AbstractContextManager[Any]:
@@ -31,7 +32,7 @@ def around_checkpoint() -> AbstractContextManager[Any]:
 
 
 def _offload() -> _lamina.Offload:
-    if not torch.accelerator.is_available():
+    if device().type == "cpu":
         warnings.warn(
             "offload_activations: activations lie in the memory of the host already, and stay there", stacklevel=4
         )

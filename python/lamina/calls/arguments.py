@@ -19,6 +19,8 @@ from lamina.errors import UsageError
 from lamina.script_state.kinds import PLAIN
 
 _UNCHANGING = (*PLAIN, torch.Tensor)
+# Types of what is unchanging, without a look at the value: a class derived from one may have more.
+UNCHANGING_TYPES = frozenset((*_UNCHANGING, nn.Parameter))
 
 
 class ArgumentCheck:

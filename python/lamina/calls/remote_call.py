@@ -3,22 +3,26 @@
 
 import json
 import marshal
+import operator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from lamina import _lamina
-from lamina.calls.arguments import ArgumentCheck, is_unchanging
+from lamina.calls.arguments import UNCHANGING_TYPES, ArgumentCheck, is_unchanging
 from lamina.calls.changes import BorrowedArguments, CallResult, unpacked, write_back
 from lamina.errors import UsageError
-from lamina.job import current
+from lamina.job import current, parts
 from lamina.model.partitioned import PartitionedModel
 from lamina.modules.runs import Run
-from lamina.modules.slots import Parts, Slots
+from lamina.modules.slots import Slot, Slots
 from lamina.shared_state.watch import Watch
 from lamina.torch_patches import module_call
 
-_UNIFORM = (b"\x00", b"\x01")
+# Reads of a flag that no function of Python makes: there is one for each module, or parameter, of a call.
+_TRAINING = operator.attrgetter("training")
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 class CallState(NamedTuple):
@@ -50,8 +54,34 @@ class CallState(NamedTuple):
         return cls(*marshal.loads(state))
 
 
+@dataclass
+class _Callee:
+    """A module that is called between ranks, and what stays so from call to call.
+
+    Attributes:
+        module, name: itself.
+        owner: the partition that owns it; None where it is not known who will run it.
+        modules, parameters: it and all under it, and their parameters.
+        elsewhere: the places of what other ranks own of it, with what was there when the step began.
+        captured: the state of the last call from here as it travels, and what it was made of.
+        told: the state of the last call of another rank, as it came and read.
+    """
+
+    module: nn.Module | Run
+    name: str
+    owner: int | None
+    modules: list[nn.Module]
+    parameters: list[nn.Parameter]
+    elsewhere: list[tuple[Slot, Any]]
+    captured: tuple[tuple, bytes] = ((), b"")
+    told: tuple[bytes, CallState | None] = (b"", None)
+
+
 class RemoteCalls:
     """Both ends of the calls of a model's modules.
+
+    What is read for each call anew is read here without functions of Python of its own where there is nothing to tell:
+    a call costs little more than the interpreter takes for these.
 
     Args:
         model: who owns what of it.
@@ -62,12 +92,14 @@ class RemoteCalls:
     def __init__(self, model: PartitionedModel, slots: Slots, state: Watch):
         self._model, self._slots, self._state = model, slots, state
         self._borrowed = BorrowedArguments()
-        self._context = current.job().call_context
-        self._parts: dict[int, Parts] = {}  # by number; for one step or more, while no parameter is replaced
+        self._job = current.job()
+        self._context = self._job.call_context
+        self._has_context = type(self._context) is not parts.CallContext
+        self._callees: dict[int, _Callee] = {}  # by number; for one step or more, while no parameter is replaced
 
     def forget_parts(self) -> None:
         """Parameters have been replaced."""
-        self._parts.clear()
+        self._callees.clear()
 
     def run(self, number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Runs module `number`, which this rank owns, under the `state` that `capture` gave on another rank.
@@ -78,21 +110,28 @@ class RemoteCalls:
         Errors:
             UsageError: it put something into an argument that cannot be sent back. And whatever it raises.
         """
-        module, name, told = self._model.callee(number), self._name(number), CallState.from_bytes(state)
-        served = self._context.served(told.context, self._model.tree.modules)
-        self._apply_modes(number, told.training)
-        check = ArgumentCheck(module, name, args, kwargs)
+        callee = self._callees.get(number) or self._callee(number)
+        before, told = callee.told
+        if told is None or before != state:
+            told = CallState.from_bytes(state)
+            callee.told = state, told
+        self._apply_modes(callee.modules, told.training)
+        check = None
+        if not UNCHANGING_TYPES.issuperset(map(type, (*args, *kwargs.values()))):
+            check = ArgumentCheck(callee.module, callee.name, args, kwargs)
         try:
-            with self._state.serving(name, told.variables), served:
-                if not isinstance(module, Run):
-                    current.job().recording.record_reads(self._model.tree.names[number])
-                output = module(*args) if isinstance(module, Run) else module_call.call_here(module, args, kwargs)
+            if self._has_context:
+                with self._context.served(told.context, self._model.tree.modules):
+                    output = self._state.serve(callee.name, told.variables, self._run_here, number, args, kwargs)
+            else:
+                output = self._state.serve(callee.name, told.variables, self._run_here, number, args, kwargs)
             self._state.look()
         finally:
-            self._hear_answers(current.session())
+            for note in self._job.session.take_notes():
+                self.hear(note)
             if news := self._state.news_for(told.caller):
                 _lamina.leave_note(json.dumps(news).encode())
-        changed = check.changed()
+        changed = None if check is None else check.changed()
         return CallResult(output, changed).packed() if changed else output
 
     def call(self, session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -101,9 +140,10 @@ class RemoteCalls:
         Errors:
             UsageError: it changed an argument that cannot be changed here. And whatever it raises.
         """
-        lent = [value for value in (*args, *kwargs.values()) if not is_unchanging(value)]
-        if not lent:
+        values = (*args, *kwargs.values())
+        if UNCHANGING_TYPES.issuperset(map(type, values)):
             return self._called(session, number, args, kwargs)
+        lent = [value for value in values if not is_unchanging(value)]
         with self._borrowed.lend(lent):
             result = self._called(session, number, args, kwargs)
             if (changed := unpacked(result)) is None:
@@ -111,74 +151,82 @@ class RemoteCalls:
             try:
                 return write_back(changed, args, kwargs, self._borrowed)
             except UsageError as error:
-                named = UsageError(f"{self._name(number)}: {error}")
+                named = UsageError(f"{self._callee(number).name}: {error}")
                 named.code = error.code
                 raise named from None
 
     def capture(self, number: int) -> tuple[bytes, bytes]:
         """Returns the `CallState` of a call of module `number`, and for `hear` what its owner has not heard yet of the
-        homes of attributes: a call that brings news is as any other one."""
-        is_anywhere = id(self._model.callee(number)) in self._model.anywhere  # then it is not known who will run it
-        news = [] if is_anywhere else self._state.news_for(self._model.callee_owner(number))
-        return self._state_of(number).to_bytes(), json.dumps(news).encode() if news else b""
+        homes of attributes: a call that brings news is as any other one. The state is made anew when it has changed."""
+        callee = self._callees.get(number) or self._callee(number)
+        news = [] if callee.owner is None else self._state.news_for(callee.owner)
+        for slot, tensor in callee.elsewhere:
+            if slot.held.get(slot.key) is not tensor:
+                raise UsageError(self._replaced_text(callee, number, slot.name), code="step-replaced")
+        training = bytes(map(_TRAINING, callee.modules))
+        if training.count(training[:1]) == len(training):
+            training = training[:1]
+        trained = bytes(map(_REQUIRES_GRAD, callee.parameters))
+        variables = self._state.variables()
+        context = self._context.told(self._model.tree.node) if self._has_context else None
+        made_of = training, trained, self._model.conversions, variables, context
+        before, state = callee.captured
+        if context is not None or before != made_of:  # a context may be equal to another one and travel otherwise
+            state = CallState(self._model.partition, *made_of).to_bytes()
+            callee.captured = made_of, state
+        return state, json.dumps(news).encode() if news else b""
 
     def hear(self, news: bytes) -> None:
         """Takes news of another rank."""
         self._state.hear(json.loads(news))
 
-    def _state_of(self, number: int) -> CallState:
-        modules, parameters, elsewhere = self._parts_of(number)
-        for slot, tensor in elsewhere:
-            if slot.held.get(slot.key) is not tensor:
-                raise UsageError(self._replaced_text(number, slot.name), code="step-replaced")
-        training = bytes([module.training for module in modules])
-        uniform = _UNIFORM[training[0]]
-        trained = bytes([parameter.requires_grad for parameter in parameters])
-        if training == uniform * len(training):
-            training = uniform
-        variables, context = self._state.variables(), self._context.told(self._model.tree.node)
-        return CallState(self._model.partition, training, trained, self._model.conversions, variables, context)
-
-    def _parts_of(self, number: int) -> Parts:
-        """Module `number` and all under it, their parameters, and the places of what other ranks own of it."""
-        if number not in self._parts:
+    def _callee(self, number: int) -> _Callee:
+        if number not in self._callees:
             module = self._model.callee(number)
             modules = list(module.modules())
-            elsewhere = self._slots.of(part for part in modules if self._model.elsewhere(part) is not None)
-            self._parts[number] = modules, list(module.parameters()), elsewhere
-        return self._parts[number]
+            self._callees[number] = _Callee(
+                module,
+                self._model.callee_name(number),
+                None if id(module) in self._model.anywhere else self._model.callee_owner(number),
+                modules,
+                list(module.parameters()),
+                self._slots.of(part for part in modules if self._model.elsewhere(part) is not None),
+            )
+        return self._callees[number]
 
-    def _modules_of(self, number: int) -> list[nn.Module]:
-        modules, _, _ = self._parts_of(number)
-        return modules
-
-    def _replaced_text(self, number: int, replaced: str) -> str:
+    def _replaced_text(self, callee: _Callee, number: int, replaced: str) -> str:
         return (
             f"{replaced} was replaced in a step (torch.func.functional_call, parametrize.cached() and assignments do "
-            f"so), and {self._name(number)} runs on partition {self._model.callee_owner(number)}, which goes on with "
+            f"so), and {callee.name} runs on partition {self._model.callee_owner(number)}, which goes on with "
             "the one that it has: place the module in its caller's partition with set_partition, or replace it between "
             "steps, on every rank"
         )
 
-    def _name(self, number: int) -> str:
-        return self._model.callee_name(number)
-
     def _called(self, session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
-        self._state.before_call(self._name(number), lambda: self._modules_of(number))
-        callee = self._model.callee(number)
+        callee = self._callees.get(number) or self._callee(number)
+        self._state.before_call(callee.name, callee.modules)
         try:
-            with self._context.calling(callee.parts if isinstance(callee, Run) else [callee]):
+            if not self._has_context:
+                return session.call(number, args, kwargs)
+            module = callee.module
+            with self._context.calling(module.parts if isinstance(module, Run) else [module]):
                 return session.call(number, args, kwargs)
         finally:
-            self._hear_answers(session)
+            for note in session.take_notes():
+                self.hear(note)
 
-    def _hear_answers(self, session: _lamina.Session) -> None:
-        for note in session.take_notes():
-            self.hear(note)
+    def _run_here(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+        module = self._callees[number].module
+        if isinstance(module, Run):
+            return module(*args)
+        self._job.recording.record_reads(self._model.tree.names[number])
+        return module_call.call_here(module, args, kwargs)
 
-    def _apply_modes(self, number: int, training: bytes) -> None:
-        modules = self._modules_of(number)
-        modes = training * len(modules) if len(training) == 1 else training
-        for part, mode in zip(modules, modes, strict=True):
+    def _apply_modes(self, modules: list[nn.Module], training: bytes) -> None:
+        if len(training) == 1:
+            training *= len(modules)
+        if bytes(map(_TRAINING, modules)) == training:
+            return
+        for part, mode in zip(modules, training, strict=True):
             if part.training != bool(mode):
                 part.training = bool(mode)

@@ -17,7 +17,7 @@ from lamina.job import current
 from lamina.optim.functional import class_name
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.optim.state_rows import options as options_of
-from lamina.script_state.generators import of_process
+from lamina.script_state.generators import not_of_torch
 from lamina.tensor_parallel import layers
 from lamina.util.told import tell
 
@@ -119,9 +119,13 @@ class CheckpointedJob:
         self._require_meant()
         slicings = {} if self.is_cut() else layers.slicings(self._job.model.module)
         by_tensor: dict[int, tuple[list[str], torch.Tensor]] = {}
-        for name, tensor in _persistent(self._job.model.module):
+        for name, tensor in self.tensors():
             by_tensor.setdefault(id(tensor), ([], tensor))[0].append(name)
         return [(names, _whole(tensor, slicings)) for names, tensor in by_tensor.values()]
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors of the model's state, each under all its names."""
+        return _persistent(self._job.model.module)
 
     def whole_shape(self, tensor: torch.Tensor) -> list[int]:
         """The shape of the whole of which a tensor of the model's state is all, or a slice."""
@@ -202,11 +206,8 @@ class CheckpointedJob:
         )
 
     def generators(self) -> dict[str, Any]:
-        """The states of Python's random generator, of NumPy's and CUDA's where they are in use."""
-        found = {each.name: each.get() for each in of_process() if each.name != "torch"}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            found["cuda"] = torch.cuda.get_rng_state()
-        return to_plain(found)
+        """The states of Python's random generator, and of NumPy's where that is in use."""
+        return to_plain({each.name: each.get() for each in not_of_torch()})
 
     # Saved ones.
 
@@ -242,8 +243,6 @@ class CheckpointedJob:
                 random.Random().setstate(self._generators["python"])
             if "numpy" in self._generators and (numpy := sys.modules.get("numpy")) is not None:
                 numpy.random.RandomState().set_state(self._generators["numpy"])
-            if "cuda" in self._generators:
-                self._generators["cuda"] = self._generators["cuda"].cpu()
         except (TypeError, ValueError, OverflowError, LookupError, AttributeError) as error:
             raise FormatError(f"the checkpoint has states of random generators that are none: {error}") from error
 
@@ -254,12 +253,9 @@ class CheckpointedJob:
 
     def set_generators(self) -> None:
         """Has them go on from the saved states; what is not there stays."""
-        found = self._generators
-        for each in of_process():
-            if each.name != "torch" and each.name in found:  # a program in C++ has none
-                each.put(found[each.name])
-        if "cuda" in found and torch.cuda.is_available():
-            torch.cuda.set_rng_state(found["cuda"])
+        for each in not_of_torch():
+            if each.name in self._generators:  # a program in C++ has none
+                each.put(self._generators[each.name])
 
     def wait_for_cut(self, resumption: _lamina.Resumption | None) -> None:
         self._job.life.resumption = resumption

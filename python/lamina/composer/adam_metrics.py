@@ -52,14 +52,14 @@ class AdamMetrics:
         (known,) = (each for each in job.optimizers if each.optimizer is optimizer)
         scale = job.loss_scale.value
         members = [(group, each) for group in optimizer.param_groups for each in group["params"]]
-        self._own = {}
+        measured = {}
         for name, (group, each) in zip(known.local_names(), members, strict=True):
             if each.grad is None:
                 continue
             if name not in self._counts:
                 self._counts[name] = _count(each, known)
-            sums = _sums(each, dict.get(optimizer.state, each), group, scale)
-            self._own[name] = [self._counts[name], *sums]
+            measured[name] = _sums(each, dict.get(optimizer.state, each), group, scale)
+        self._own = {name: [self._counts[name], *sums.tolist()] for name, sums in measured.items()}
 
 
 def _count(local: torch.Tensor, known: OptimizerState) -> float:
@@ -71,7 +71,7 @@ def _count(local: torch.Tensor, known: OptimizerState) -> float:
     return part["exp_avg"].double().sum().item() if part else 0.0
 
 
-def _sums(parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any], scale: float) -> Sums:
+def _sums(parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any], scale: float) -> torch.Tensor:
     with torch.no_grad(), _lamina.Unguarded():  # of a slice, for sums over all
         count, rate, (beta1, beta2) = float(state["step"]), float(group["lr"]), group["betas"]
         second, moment = state["exp_avg_sq"].double(), state["exp_avg"].double()
@@ -86,7 +86,7 @@ def _sums(parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any],
             *((gradient, gradient), (moment, moment), (update, update), (value, value), (second, second)),
             *((gradient, moment), (gradient, update)),
         )
-        return [float((one * other).sum()) for one, other in pairs]
+        return torch.stack([(one * other).sum() for one, other in pairs])
 
 
 def _measures(sums: list[float]) -> dict[str, float]:

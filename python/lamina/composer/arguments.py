@@ -94,7 +94,7 @@ class Arguments:
     fsdp_auto_wrap: bool = refused(
         True, "_fsdp_wrap, fsdp_wrap_fn and fsdp_config's min_params say what becomes a unit"
     )
-    device: str | Device | None = argument(None, read.by(get_device))
+    device: str | torch.device | Device | None = argument(None, read.by(get_device))
     precision: str | None = argument(None, is_alike=True)
     precision_config: dict[str, Any] | None = refused(None, "fp8 is not there")
     grad_accum: int | str | None = argument(1, read.optional(read.number_of_pieces), is_alike=True)
@@ -120,7 +120,7 @@ class Arguments:
         problems = [f"{name}: there is no such argument{_hint(name)}" for name in given if name not in _RULES]
         found = cls(model=None)
         vars(found).update({name: value for name, value in given.items() if name in _RULES})
-        problems += [*found._read(), *found._contradictions()]
+        problems += [*found._read(), *found._contradictions(), *found._take_device()]
         if problems:
             raise ConfigError("\n  ".join(["Trainer: " + problems[0], *problems[1:]]))
         _tell("Trainer", GivenArguments(_RULES, given, _DEFAULTS).idle(found.eval_dataloader))
@@ -154,6 +154,20 @@ class Arguments:
             yield "save_weights_only: autoresume and save_num_checkpoints_to_keep need checkpoints of a whole training"
         if isinstance(self.lamina_config, Mapping) and self.lamina_config.get("microbatches", 1) != 1:
             yield "lamina_config: grad_accum and device_train_microbatch_size say how many microbatches"
+
+    def _take_device(self) -> Iterator[str]:
+        """Has the device that lamina_config names, and says what is wrong with that."""
+        own = self.lamina_config.get("device", "auto") if isinstance(self.lamina_config, Mapping) else "auto"
+        if own == "auto" or self.device is None:
+            return
+        try:
+            found = get_device(own)
+        except ConfigError as error:
+            yield _named("lamina_config", error)
+            return
+        if self.device.key not in ("auto", found.key):
+            yield f"device: it is {self.device.key!r}, but lamina_config has {found.key!r}: say it once"
+        self.device = found
 
 
 _RULES = rules_of(Arguments)

@@ -15,9 +15,9 @@ from lamina.composer.optimizers import DecoupledAdamW
 from lamina.dist.ranks import get_global_rank
 from lamina.errors import ConfigError
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD
+from lamina.job.ranks import WORLD, device
 from lamina.torch_patches import clipping
-from lamina.trainer import checks
+from lamina.trainer import checks, measured
 from lamina.trainer.events import Callback
 from lamina.trainer.time import EPOCH_OR_BATCH, Time, Timestamp, TimeUnit, named_time
 from lamina.util.told import tell
@@ -86,13 +86,14 @@ _MEMORY = {
 
 
 class MemoryMonitor(Callback):
-    """Logs what torch's allocator says of GPUs, `memory/active_mem` for example, and `memory/peak_process_mem`, the
-    most bytes that a process has had on its host. Each is that of the rank with the most."""
+    """Logs what torch's allocator says of the rank's accelerator, `memory/active_mem` for example, and
+    `memory/peak_process_mem`, the most bytes that a process has had on its host. Each is that of the rank with the
+    most."""
 
     def after_train_batch(self, state: Any, logger: Any) -> None:
         own = {"peak_process_mem": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-        if torch.cuda.is_initialized():
-            statistics = torch.cuda.memory_stats()
+        if (there := device()).type != "cpu":
+            statistics = torch.accelerator.memory_stats(there)
             own |= {name: statistics[key] for key, name in _MEMORY.items() if key in statistics}
         ranks = allgather(own, WORLD)
         names = dict.fromkeys(name for rank in ranks for name in rank)
@@ -109,7 +110,7 @@ class OptimizerMonitor(Callback):
 
     def __init__(self, log_optimizer_metrics: bool = True):
         self.log_optimizer_metrics = checks.flag("OptimizerMonitor: log_optimizer_metrics", log_optimizer_metrics)
-        self._norms: dict[str, float] = {}
+        self._norms: dict[str, torch.Tensor] = {}
         self._of_updates: AdamMetrics | None = None
 
     def fit_start(self, state: Any, logger: Any) -> None:
@@ -118,11 +119,11 @@ class OptimizerMonitor(Callback):
             self._of_updates = AdamMetrics(optimizer)
 
     def after_train_batch(self, state: Any, logger: Any) -> None:
-        self._norms = {name: float(clipping.grad_norm([each], 2.0, False, None)) for name, each in _trained(state)}
+        self._norms = {name: clipping.grad_norm([each], 2.0, False, None) for name, each in _trained(state)}
 
     def batch_end(self, state: Any, logger: Any) -> None:
-        metrics = {f"l2_norm/grad/{name}": norm for name, norm in self._norms.items()}
-        metrics["l2_norm/grad/global"] = math.hypot(*self._norms.values())
+        metrics = {f"l2_norm/grad/{name}": norm for name, norm in measured.plain(self._norms).items()}
+        metrics["l2_norm/grad/global"] = math.hypot(*metrics.values())
         if self._of_updates is not None:
             metrics |= self._of_updates.measured({name: each.numel() for name, each in _trained(state)})
         logger.log_metrics(metrics)

@@ -10,6 +10,7 @@ import torch
 from lamina import _lamina
 from lamina.amp import GradScaler
 from lamina.composer.user_words import in_words
+from lamina.job.ranks import likely_device
 from lamina.trainer.ranks import copies
 
 
@@ -68,13 +69,13 @@ def get_precision_context(
     """A context in which a forward and its loss are computed in that precision.
 
     Args:
-        device_type: where; else the accelerator, or the CPU where there is none.
+        device_type: where; else on the rank's device, and without a job on that which a job would have.
 
     Errors:
         ConfigError: there is no such precision.
     """
     if device_type is None:
-        device_type = getattr(torch.accelerator.current_accelerator(check_available=True), "type", "cpu")
+        device_type = likely_device().type
     found = ensure_precision(precision, device_type)
     if found is Precision.FP32 and not torch.is_autocast_enabled(device_type):
         return contextlib.nullcontext()  # to leave it off costs as much as a small layer

@@ -57,7 +57,7 @@ def configure_deterministic_mode() -> None:
 
 
 def get_rng_state() -> list[dict[str, Any]]:
-    """The states of the generators of each rank's host; every rank calls it."""
+    """The states of each rank's generators; every rank calls it."""
     return all_gather_object(generators.states())
 
 

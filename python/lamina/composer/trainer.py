@@ -36,7 +36,7 @@ from lamina.errors import ConfigError
 from lamina.job import current
 from lamina.job.lifetime import require_config
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD
+from lamina.job.ranks import WORLD, device
 from lamina.job.seeds import set_rng_seed
 from lamina.model.shards import holder
 from lamina.trainer import checks, metrics
@@ -45,6 +45,7 @@ from lamina.trainer.data_spec import DataSpec, ensure_data_spec
 from lamina.trainer.evaluation import Evaluation, require_batches
 from lamina.trainer.events import Event
 from lamina.trainer.job import TrainerJob
+from lamina.trainer.layouts import Layouts
 from lamina.trainer.loop import Loop
 from lamina.trainer.prediction import Prediction
 from lamina.trainer.ranks import copies
@@ -129,7 +130,8 @@ class Trainer(Elsewhere):
         fsdp_config, deepspeed_config: a layout in the words of one of them; `{}` has their defaults.
         fsdp_auto_wrap: True; `_fsdp_wrap`, `fsdp_wrap_fn` and fsdp_config's `min_params` say what becomes a unit.
         lamina_config: keys of `lamina.init`, which say any layout.
-        device: "cpu".
+        device: "cpu", "gpu" for an accelerator of any type, or a torch.device; without any the accelerator, if there is
+            one. The model, its optimizer's states and batches go there.
         precision: "fp32", "amp_fp16" or "amp_bf16", of forwards and losses.
         precision_config: nothing; fp8 is not there.
         compile_config: nothing; give a model that `torch.compile` has wrapped.
@@ -200,11 +202,12 @@ class Trainer(Elsewhere):
         if self._saver is not None:
             self._saver.name_folder(self.state.run_name)
             self._saver.take_folder(True)
-        precision = functools.partial(get_precision_context, found.autocast, "cpu")
+        precision = functools.partial(get_precision_context, found.autocast, device().type)
         self._evaluation = Evaluation(self.state, self.engine, self.logger, precision, self._by_tokens)
         self._prediction = Prediction(self.state, self.engine, precision)
-        training_step = TrainingStep(self.state, self.engine, precision)
-        self._loop = Loop(self.state, self.engine, self.logger, training_step, self._evaluation.run)
+        step = TrainingStep(self.state, self.engine, precision)
+        self._layouts = Layouts(self._job, self.state, self.engine, lambda: self._shares, self._tell_layout)
+        self._loop = Loop(self.state, self.engine, self.logger, step, self._evaluation.run, self._layouts.change)
         if self._spec is not None:
             self._read_on()
         self.engine.run_event(Event.INIT)
@@ -275,6 +278,7 @@ class Trainer(Elsewhere):
                 with self._job.training():
                     stops = self._loop.fit(self._shares, self._most, self._steps_every_batch)
             except BaseException:
+                self._layouts.forget()
                 self.engine.close()  # for loggers to write the traceback
                 raise
             state.fits += not (stops or self._is_repeated)
@@ -352,8 +356,9 @@ class Trainer(Elsewhere):
         if eval_dataloader is not None:
             self._set_evaluators(ensure_evaluators(eval_dataloader), 1, -1)
         try:
-            for evaluator in self.state.evaluators:
-                self._evaluation.run(evaluator, most=evaluator.subset_num_batches if most == -1 else most)
+            with self._job.measuring():
+                for evaluator in self.state.evaluators:
+                    self._evaluation.run(evaluator, most=evaluator.subset_num_batches if most == -1 else most)
         finally:
             self.state.evaluators, self.state.eval_metrics = evaluators, measured | self.state.eval_metrics
 
@@ -375,7 +380,9 @@ class Trainer(Elsewhere):
         self._job.require("Trainer.predict")
         spec = ensure_data_spec(dataloader)
         most = checks.count_or_all("predict: subset_num_batches", subset_num_batches)
-        return self._prediction.run(spec, most, bool(checks.flag("predict: return_outputs", return_outputs)))
+        keeps = bool(checks.flag("predict: return_outputs", return_outputs))
+        with self._job.measuring():
+            return self._prediction.run(spec, most, keeps)
 
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False) -> str:
         """Saves the training as it is now, as `load_path` takes it; every rank calls it, between steps.
@@ -421,7 +428,8 @@ class Trainer(Elsewhere):
         before, state = self._shares, self.state
         if before is None or before.is_read or before.spec is not self._spec:
             self._shares = Shares(self._spec, self._by_tokens)
-        is_amid = self._saved is None and before is not None and bool(state.timestamp.batch_in_epoch.value)
+        is_new = before is not None and before is not self._shares
+        is_amid = self._saved is None and is_new and bool(state.timestamp.batch_in_epoch.value)
         if is_amid and before.spec.dataloader is self._spec.dataloader:
             self._saved = [before.state_dict()]
         if self._saved is not None:
@@ -454,7 +462,8 @@ class Trainer(Elsewhere):
         config = current.session().config
         held = all(getattr(config, key, value) == value for key, value in self._found.keys.items())
         layout = f"{self._found.layout + ': ' if held and self._found.layout else ''}{self._division()}"
-        tell(f"{ranks} rank{'s' if ranks > 1 else ''} on cpu, {state.precision.value}, {batch} in {cut}, {layout}")
+        where = f"{ranks} rank{'s' if ranks > 1 else ''} on {device().type}"
+        tell(f"{where}, {state.precision.value}, {batch} in {cut}, {layout}")
 
     def _division(self) -> str:
         """How many parameters the model has, and how they are divided."""
@@ -519,6 +528,7 @@ class Trainer(Elsewhere):
         size = given.device_train_microbatch_size
         facts = Given(
             ranks=get_world_size(),
+            device_type=given.device.there.type,
             batch_size=given.train_dataloader and given.train_dataloader.batch_size,
             device_train_microbatch_size="auto" if self.state.auto_microbatching else size,
             grad_accum=self.state.grad_accum,
@@ -545,6 +555,7 @@ class Trainer(Elsewhere):
         """The configuration of the job."""
         config = {"ddp": True, "timeout_s": given.dist_timeout, "microbatches": self._microbatches()}
         config |= {"sdp_gradient_clipping": None} | found.keys  # else shards clip to 1
+        config["device"] = given.device.key
         require_config(config)
         return config
 
@@ -553,9 +564,11 @@ class Trainer(Elsewhere):
         state = self.state
         give_values(given.model)
         ends = self.engine.close, functools.partial(setattr, state, "model", given.model)
+        given.device.optimizer_to_device(given.optimizers)
         self._job = TrainerJob(config, given.model, given.optimizers, found.optimizer_arguments, *ends)
         self.state.scaler = LossScaler(enabled=found.grad_scaler)
         state.model, state.optimizers = self._job.model, [self._job.optimizer]
+        metrics.put_on_device(state.train_metrics)
         drawn = get_random_seed()
         asked, name = config.get("seed", given.seed), f"{int(time.time())}-{drawn % 10**6:06}"
         seed = drawn if asked is None else asked

@@ -56,7 +56,7 @@ class Replicas(parts.Replicas):
         averaging: Averaging,
     ):
         session, process_groups = job.session, groups.of_job()
-        session.order_turns(list(module.parameters()))
+        session.order_turns()
         self._module = module
         self._partitioned = partitioned
         self._has_two = session.group_size("replicas") != session.group_size("same_parts")  # [Note: two reductions]

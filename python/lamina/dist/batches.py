@@ -12,16 +12,21 @@ from lamina.dist.sampler import ExactSampler, readers
 from lamina.errors import ConfigError
 
 
-def require_distributed_sampler(dataloader: Any) -> None:
+def require_distributed_sampler(dataloader: Any, size: int | None = None) -> None:
     """For trainers: raises where every rank would read the same data. Only torch's DataLoader is looked at, and not one
     of an IterableDataset, which splits itself.
+
+    Args:
+        dataloader: that is read.
+        size: how many ranks read different data; None for as many as do now.
 
     Errors:
         ConfigError: several ranks read, and neither the loader's sampler nor its batch sampler is a DistributedSampler.
     """
     if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
         return
-    if (size := readers()) > 1 and not any(isinstance(each, DistributedSampler) for each in samplers(dataloader)):
+    size = readers() if size is None else size
+    if size > 1 and not any(isinstance(each, DistributedSampler) for each in samplers(dataloader)):
         raise ConfigError(
             f"The world_size({size}) > 1 but dataloader does not use DistributedSampler. This will cause all ranks to "
             "train on the same data: pass sampler=lamina.dist.get_sampler(dataset, ...) to the DataLoader"

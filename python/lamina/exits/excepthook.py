@@ -16,6 +16,7 @@ from typing import Any
 
 from lamina import _lamina
 from lamina.errors import PeerError, RemoteError
+from lamina.exits.device_errors import explain
 from lamina.exits.failures import INTERRUPTED, Failure, exit_argument, interrupted_rank, sendable
 from lamina.exits.frames import hide_ours
 from lamina.util.told import printable
@@ -98,6 +99,7 @@ def _show(
 def _end(
     previous: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
+    explain(error)
     session = _session
     if session is not None and session.size > 1:
         end_without_collecting()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lamina import _lamina
 from lamina.errors import PeerError, RemoteError
+from lamina.exits.device_errors import explain
 from lamina.exits.frames import hide_ours, script_frames
 from lamina.util.told import printable
 
@@ -30,6 +31,7 @@ def describe(exception: BaseException, rank: int) -> tuple[str, str, str, int, b
     failure = getattr(exception, "_failure", None)
     if isinstance(exception, RemoteError) and failure is not None:
         return tuple(failure._replace(traceback=_met(exception, rank, failure)))
+    explain(exception)
     hide_ours(exception)
     kind = type(exception)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -7,6 +7,7 @@ pipeline run the loop; the leading one runs the bodies.
 """
 
 import inspect
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +70,7 @@ class LaminaStrategy(pl.strategies.ParallelStrategy):
     # Copies of the model read shares of the data; the ranks of one copy read the same.
     is_distributed = property(lambda _: lamina.dp_size() > 1)
     distributed_sampler_kwargs = property(lambda _: {"num_replicas": lamina.dp_size(), "rank": lamina.dp_rank()})
-    root_device = property(lambda self: self.parallel_devices[lamina.local_rank() % len(self.parallel_devices)])
+    root_device = property(lambda _: lamina.device())
 
     def __init__(self, checkpoint_io: Any = None, precision_plugin: Any = None, **configuration: Any):
         super().__init__(checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
@@ -79,8 +80,16 @@ class LaminaStrategy(pl.strategies.ParallelStrategy):
     def _configure_launcher(self) -> None:
         """Lightning's call when the Trainer is complete. Ranks are started by `lamina run`."""
         config, precision = current.session().config, self.precision_plugin.precision
+        there, own = self.parallel_devices[0].type, lamina.device()
+        if there != own.type:
+            raise UsageError(
+                f"Lightning's accelerator is {there}, but this rank computes on {own}: say the same in "
+                "Trainer(accelerator=...) and LaminaStrategy(device=...)"
+            )
         if precision not in _PRECISIONS:
             raise UsageError(f"precision={precision!r} is not there with lamina's strategy: take one of {_PRECISIONS}")
+        if isinstance(self.precision_plugin, pl.plugins.MixedPrecision):  # of Lightning's it is CUDA's or the host's
+            self.precision_plugin.device = own.type
         if self._layer_sync is not None:
             raise UsageError("sync_batchnorm is not there with lamina's strategy: a BatchNorm sees microbatches")
         if (lamina.dp_size() > 1 and not config.ddp) or config.tensor_parallel_degree > 1:
@@ -185,8 +194,13 @@ class LaminaStrategy(pl.strategies.ParallelStrategy):
         self.model.load_state_dict(checkpoint["state_dict"], strict=strict)
 
     def model_to_device(self) -> None:
-        """Moves the module before it is wrapped."""
-        self.lightning_module.to(self.root_device)
+        """Tells modules of Lightning's where they are, and moves what is in metrics. Parameters and buffers go there
+        when the model is cut, so that a rank has room only for its part."""
+        for each in self.lightning_module.modules():
+            if isinstance(each, pl.LightningModule):
+                each._device = self.root_device
+            if next(itertools.chain(each.parameters(), each.buffers()), None) is None:
+                each.to(self.root_device)
 
     def barrier(self, name: str | None = None) -> None:
         """Waits for all ranks."""
@@ -200,7 +214,7 @@ class LaminaStrategy(pl.strategies.ParallelStrategy):
         """The tensors of all copies of the model along a new axis."""
         if group is not None or sync_grads:
             raise UsageError("all_gather() with a group, or with gradients, is not there with lamina's strategy")
-        return torch.stack(lamina.allgather(tensor.detach(), lamina.DP_GROUP))
+        return torch.stack(lamina.allgather(tensor.detach().cpu(), lamina.DP_GROUP)).to(tensor.device)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """The mean, sum, minimum or maximum over the copies of the model."""

@@ -42,11 +42,12 @@ class TrainerMixin:
         """Shows Accelerate the copies of the model as its processes, none of which it has to know."""
         _check(self.args)
         copies = {"num_processes": lamina.dp_size(), "distributed_type": DistributedType.NO}
-        vars(PartialState()).update(copies, process_index=lamina.dp_rank())
+        vars(PartialState()).update(copies, process_index=lamina.dp_rank(), device=lamina.device())
         is_first = {"is_main_process": lamina.rank() == 0, "is_local_main_process": lamina.local_rank() == 0}
         ranks = {"process_index": lamina.rank(), "local_process_index": lamina.local_rank()}  # who logs and writes
         self.args.distributed_state = SimpleNamespace(**copies, **ranks, **is_first)
         self.args._n_gpu = min(self.args.n_gpu, 1)
+        vars(self.args)["_setup_devices"] = lamina.device()  # a cached property
         if lamina.dp_size() > 1 and self.args.accelerator_config.dispatch_batches is None:
             self.args.accelerator_config.dispatch_batches = False
         super().create_accelerator_and_postprocess()
@@ -54,6 +55,9 @@ class TrainerMixin:
         if lamina.dp_size() > 1:
             self.accelerator.gather, self.accelerator.pad_across_processes = _gather, _pad
             self.accelerator.reduce = _refuse_reduce
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        """Leaves the model where it is: it moves when it is cut, so that a rank has room only for its part."""
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         job = current.job()
@@ -128,7 +132,10 @@ class TrainerMixin:
             return find_batch_size(inputs) / rows
         copies = lamina.dp_size() if self.args.average_tokens_across_devices else 1
         labels = inputs.get("shift_labels", inputs["labels"][..., 1:] if self._loss_shifts_labels else inputs["labels"])
-        return labels.ne(-100).sum().item() * copies / float(items)
+        count = labels.ne(-100).sum()
+        if count.device.type == "cpu":
+            return count.item() * copies / float(items)
+        return count.double() * copies / items  # there, as `items`: nobody waits for it
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -217,6 +224,9 @@ def _check(args: transformers.TrainingArguments) -> None:
         "auto_find_batch_size": args.auto_find_batch_size,
         f"optim={args.optim!r}": "lomo" in str(args.optim),
         "push_to_hub": args.push_to_hub,
+        f"use_cpu=True in a job on {lamina.device()} (lamina.init(device=...) chooses)": (
+            args.use_cpu and lamina.device().type != "cpu"
+        ),
         "tensor_parallel_degree": config.tensor_parallel_degree > 1,
         "training of several copies without ddp": copies > 1 and not config.ddp,
         "batch_rebalance over copies": copies > 1 and args.train_sampling_strategy == "batch_rebalance",
@@ -230,7 +240,10 @@ def _check(args: transformers.TrainingArguments) -> None:
 def _gather(tensors: Any) -> Any:
     """The tensors of all copies of the model, one after the other: Accelerate's gather()."""
     return recursively_apply(
-        lambda tensor: torch.cat(lamina.allgather(tensor.reshape(tensor.shape or (1,)), lamina.DP_GROUP)), tensors
+        lambda tensor: torch.cat(lamina.allgather(tensor.reshape(tensor.shape or (1,)).cpu(), lamina.DP_GROUP)).to(
+            tensor.device
+        ),
+        tensors,
     )
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from lamina.errors import InternalError, UsageError
 from lamina.job import current
+from lamina.util import devices
 
 _TENSOR_TYPES = (torch.Tensor, nn.Parameter)
 
@@ -77,6 +78,9 @@ class _Pickler(pickle.Pickler):
             self.staying.append(value)
             return "object", len(self.staying) - 1
         return None
+
+    def reducer_override(self, value: Any) -> Any:
+        return devices.reduced(value)
 
     def _place(self, tensor: torch.Tensor) -> int:
         if type(tensor) not in _TENSOR_TYPES:

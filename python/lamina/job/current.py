@@ -42,6 +42,8 @@ class Job:
         call_context: what goes along with calls of modules on other ranks.
         clips_by_default: gradients of shards are clipped to a norm that nobody has set.
         loaded: a state was loaded into the model, and no step has been since.
+        fixed_by: what relies on its layout, so that this cannot change: a clause for each.
+        change: what is asked for another layout, by its keys, in the place of `lamina.change()`; None for nothing.
         on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
         closers: what is closed after the session. Each is told whether the process ends, and says whether all that it
             began has ended.
@@ -61,6 +63,8 @@ class Job:
     call_context: CallContext = field(default_factory=CallContext)
     clips_by_default: bool = False
     loaded: bool = False
+    fixed_by: list[str] = field(default_factory=list)
+    change: Callable[[dict[str, Any]], None] | None = None
     on_end: ExitStack = field(default_factory=ExitStack)
     closers: list[Callable[[bool], bool]] = field(default_factory=list)
     _own: dict[Callable, Any] = field(default_factory=dict)
@@ -107,6 +111,14 @@ class Job:
         if make not in self._own:
             self._own[make] = make()
         return self._own[make]
+
+    def own_of(self, before: "Job", *makers: Callable) -> None:
+        """Has the same of what `own` has given a job before it."""
+        self._own |= {make: before._own[make] for make in makers if make in before._own}
+
+    def own_if_any(self, make: Callable[[], Made]) -> Made | None:
+        """Returns what `own` has given; None where nobody has asked for it."""
+        return self._own.get(make)
 
     def close_rest(self, at_exit: bool = False) -> bool:
         """Closes what outlives the session. Returns whether all of it has ended."""

@@ -2,7 +2,6 @@
 """torch's process groups of this rank, one per axis. See [Note: axes]."""
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,10 +15,9 @@ from torch.distributed.rendezvous import rendezvous
 from lamina import _lamina
 from lamina.errors import Error, PeerError, UsageError, refusal
 from lamina.job import backend, current
-from lamina.job.ranks import CommGroup
+from lamina.job.ranks import CommGroup, device
 
 _AXES = ("mp", "dp", "pp", "tp", "rdp", "shard", "shard_copies", "shard_within", "shard_across", "node")
-_jobs = itertools.count()  # what one job leaves in the store is not the next one's
 
 
 def take_ranks() -> None:
@@ -61,12 +59,17 @@ class ProcessGroups:
             if self._made_default:
                 make_default(session, timeout, _backends(session))
             made = {ranks: dist.new_group(list(ranks), timeout, _backends(session)) for ranks in every_group}
+        self._made = {id(group) for group in (dist.group.WORLD, *made.values())}
         self._by_axis = {"world": dist.group.WORLD} | {axis: made[ranks] for axis, ranks in mine.items()}
         session.make_groups_by(self.get)
 
     def get(self, axis: str) -> dist.ProcessGroup:
         """The group of that axis that this rank is in."""
         return self._by_axis[axis]
+
+    def foreign(self) -> int:
+        """How many others end with them."""
+        return sum(id(group) not in self._made for group in all_of_torch()) if self._made_default else 0
 
     def close(self, at_exit: bool = False) -> bool:
         """Gives the groups up, at exit the script's default group as well: a Gloo group that is alive when Python ends
@@ -141,16 +144,16 @@ def get_device_mesh(group: CommGroup | None = None) -> DeviceMesh:
     Errors:
         UsageError: `ddp` is off, or inside a step function.
     """
-    groups, device = of_job(), "cuda" if torch.cuda.is_available() else "cpu"
+    groups, kind = of_job(), device().type
     if group is not None:
         axis = CommGroup(group).value
-        return DeviceMesh.from_group(groups.get(axis), device, mesh_dim_names=(axis,))
+        return DeviceMesh.from_group(groups.get(axis), kind, mesh_dim_names=(axis,))
     session = current.session()
     axes = ("rdp", "pp", "tp")
     mesh = torch.empty([session.group_size(axis) for axis in axes], dtype=torch.int)
     for rank in range(session.size):
         mesh[tuple(session.group_members(axis, rank).index(rank) for axis in axes)] = rank
-    return DeviceMesh.from_group([groups.get(axis) for axis in axes], device, mesh, mesh_dim_names=axes)
+    return DeviceMesh.from_group([groups.get(axis) for axis in axes], kind, mesh, mesh_dim_names=axes)
 
 
 @contextlib.contextmanager
@@ -167,9 +170,17 @@ def _telling_of_losses(session: _lamina.Session) -> Iterator[None]:
 
 
 def _backends(session: _lamina.Session) -> str:
-    """Ours for tensors of the CPU, or Gloo where `ddp_dist_backend` asks for the plain one; NCCL for those of CUDA."""
-    cpu = backend.NAME if session.config.ddp_dist_backend == "auto" else "gloo"
-    return f"cpu:{cpu},cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else cpu
+    """Ours for tensors of the CPU, or Gloo where `ddp_dist_backend` asks for the plain one. For those of an accelerator
+    what torch names; Gloo for CUDA's where ranks share one of its devices, which NCCL refuses. A group of torch's has
+    one backend that torch does not know by itself: beside such a one of the accelerator, Gloo is the CPU's."""
+    cpu, kind = backend.NAME if session.config.ddp_dist_backend == "auto" else "gloo", device().type
+    if kind == "cpu":
+        return cpu
+    shares = kind == "cuda" and _lamina.shares_devices()
+    there = "gloo" if shares else dist.get_default_backend_for_device(kind)
+    if dist.Backend.backend_type_map.get(there) == dist.ProcessGroup.BackendType.CUSTOM:
+        cpu = "gloo"
+    return f"cpu:{cpu},{kind}:{there}"
 
 
 def _check_default(missing: list[bool]) -> None:
@@ -197,7 +208,7 @@ def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, bac
     else:
         store = dist.HashStore()
     store.set_timeout(timeout)
-    store = dist.PrefixStore(f"lamina/groups/{next(_jobs)}", store)
+    store = dist.PrefixStore(_lamina.next_meeting("groups"), store)
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
 
 
@@ -223,6 +234,12 @@ def _destroy(groups: list[dist.ProcessGroup], default: bool) -> None:
     for group in groups:
         with contextlib.suppress(ValueError):  # the script destroyed it
             dist.destroy_process_group(group)
+
+
+def foreign_of_torch(job: current.Job) -> int:
+    """How many groups that the script has made end with the default group that the job has made."""
+    made = job.own_if_any(_made)
+    return 0 if made is None else made.foreign()
 
 
 def all_of_torch() -> list[dist.ProcessGroup]:

@@ -5,6 +5,27 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 
+class LayoutKeys(TypedDict, total=False):
+    """Lists what `change` takes by keywords."""
+
+    partitions: int
+    pipeline_parallel_degree: int
+    microbatches: int
+    schedule: Literal["simple", "interleaved", "_only_forward"]
+    pipeline: Literal["simple", "interleaved", "_only_forward"]
+    active_microbatches: int | None
+    placement_strategy: str
+    auto_partition: bool
+    default_partition: int | None
+    optimize: Literal["memory", "speed"]
+    memory_weight: float | None
+    sharded_data_parallel_degree: int
+    sdp_param_persistence_threshold: int
+    sdp_persistent_parameters: list[str] | None
+    sdp_units: list[str] | None
+    shard_optimizer_state: bool
+
+
 class Keys(TypedDict, total=False):
     """Lists what `init` takes by keywords. Every key may be left out."""
 
@@ -13,8 +34,8 @@ class Keys(TypedDict, total=False):
     partitions: int
     pipeline_parallel_degree: int
     microbatches: int
-    schedule: Literal["simple", "interleaved", "_only_forward"]
-    pipeline: Literal["simple", "interleaved", "_only_forward"]
+    schedule: Literal["simple", "interleaved", "zero_bubble", "_only_forward"]
+    pipeline: Literal["simple", "interleaved", "zero_bubble", "_only_forward"]
     active_microbatches: int | None
     deterministic_server: bool
     placement_strategy: str
@@ -53,6 +74,7 @@ class Keys(TypedDict, total=False):
     sdp_gradient_clipping: float | None
     xla: bool
     fork: bool
+    device: str
     timeout_s: float
     seed: int | None
     verify_steps: int

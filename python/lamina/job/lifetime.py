@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from lamina import _lamina
 from lamina.errors import ConfigError, Error, refusal, said
@@ -49,15 +51,25 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: "Unpack[Keys]") -> 
             of an earlier call.
         PeerError, TimeoutError: the ranks did not find each other.
     """
+    start(config, keys)
+
+
+def start(
+    config: Mapping[str, Any] | None,
+    keys: dict[str, Any],
+    taken: Callable[[_lamina.Config], _lamina.Config] = lambda read: read,
+) -> None:
+    """`init`, of which another face calls it: it takes a configuration as `taken` says."""
     global _process
     text = _to_json(config, keys)
     if current.is_initialized():
         if text != "{}":
-            _require_same(current.session().config, text)
+            _require_same(current.session().config, taken(_lamina.parse_config(text)[0]))
         return
     parsed, notes, given = _lamina.parse_config(text)
     for note in notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=3)
+    parsed = taken(parsed)
     groups.take_ranks()
     session = _lamina.Session(parsed)
     os.environ.pop("LAMINA_SECRET_FD", None)  # it is read: libraries that put the environment back are not to bring it
@@ -68,6 +80,26 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: "Unpack[Keys]") -> 
     if not _process:
         atexit.register(_at_exit)
     _process = os.getpid()
+
+
+def go_over(job: current.Job, session: _lamina.Session) -> current.Job:
+    """Begins a job of the same ranks in that layout in the place of this one, whose session has opened the other's;
+    collective over the world."""
+    global _stuck, _left
+    with _ends:
+        foreign = groups.foreign_of_torch(job)
+        job.session.await_device()
+        current.end()
+        _stuck = not job.session.close(True) or _stuck
+        _left = not job.close_rest() or _left
+        session.take_over()
+        changed = current.begin(session)
+        changed.clips_by_default, changed.loss_scale = job.clips_by_default, job.loss_scale
+        excepthook.install(session)
+        changed.on_end.callback(excepthook.remove)
+        if foreign and session.rank == 0:
+            tell(f"lamina.change() has ended {foreign} process groups that the script has made: make them again")
+        return changed
 
 
 def require_config(config: Mapping[str, Any]) -> None:
@@ -90,6 +122,7 @@ def shutdown() -> None:
         try:
             job.saves.end()
             job.recording.end()
+            job.session.await_device()
         finally:
             job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
             current.end()
@@ -105,13 +138,12 @@ def _to_json(config: Mapping[str, Any] | None, keys: dict[str, Any]) -> str:
     if not isinstance(given, Mapping):
         raise ConfigError(f"init() takes a dictionary, not {type(given).__name__}")
     try:
-        return json.dumps(dict(given))
+        return json.dumps({key: str(one) if isinstance(one, torch.device) else one for key, one in given.items()})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the configuration cannot be written as JSON: {error}") from None
 
 
-def _require_same(first: _lamina.Config, text: str) -> None:
-    asked, _, _ = _lamina.parse_config(text)
+def _require_same(first: _lamina.Config, asked: _lamina.Config) -> None:
     if difference := first.differences(asked):
         raise refusal("other-configuration", difference, kind=ConfigError)
 
@@ -121,6 +153,10 @@ def _at_exit() -> None:
     for the first cause finds this process first."""
     if os.getpid() != _process:
         return
+    if _lamina.device_has_failed():  # what lies on it is not to be freed, and nothing ends that waits for it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
     last_error = getattr(sys, "last_value", None)
     interrupted = failures.is_interrupt(last_error)
     job = current.job_if_any()

@@ -4,6 +4,8 @@ names. A group of an axis is the ranks that differ in that axis alone."""
 
 import enum
 
+import torch
+
 from lamina import _lamina
 from lamina.errors import refusal
 from lamina.job import current
@@ -43,6 +45,20 @@ def rank() -> int:
 def size() -> int:
     """The number of ranks in the job; without a job as `rank`, and 1 without a launcher."""
     return _in_job_or_told("size", "WORLD_SIZE", 1)
+
+
+def device() -> torch.device:
+    """The device that this rank computes on: the CPU before `init`, then what the key `device` has chosen."""
+    return _lamina.rank_device()
+
+
+def likely_device() -> torch.device:
+    """The rank's device in a job; without one that which a job gets by default, see `lamina.init`.
+
+    Errors:
+        ConfigError: LAMINA_DEVICE names none of this machine.
+    """
+    return device() if current.is_initialized() else _lamina.chosen_device("auto")
 
 
 def local_rank() -> int:

@@ -10,6 +10,8 @@ from torch import nn
 
 from lamina.errors import UsageError
 
+CAPTURING = "transformers.utils.output_capturing"  # that nobody has imported where nothing is to be collected
+
 
 def collect(module: nn.Module, args: tuple, output: Any) -> None:
     """Hands what a module returned, which ran on another rank, to Hugging Face's hooks for `output_hidden_states` and
@@ -18,8 +20,7 @@ def collect(module: nn.Module, args: tuple, output: Any) -> None:
     Errors:
         UsageError: something is asked for that modules inside of this one return, out of sight here.
     """
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    asked = capturing and capturing._active_collector.get()
+    asked = sys.modules[CAPTURING]._active_collector.get()
     if not asked:
         return
     for hook in collectors(module):
@@ -41,7 +42,7 @@ def collectors(module: nn.Module) -> list[Callable[..., Any]]:
 
 def is_collector(hook: Any) -> bool:
     """True for such a hook, which `collect` calls for modules of other ranks."""
-    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
+    return getattr(hook, "__module__", None) == CAPTURING
 
 
 def cached(values: Iterable[Any], number: int) -> Iterator[Any]:

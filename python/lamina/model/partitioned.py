@@ -219,7 +219,9 @@ def _lay_out(root: nn.Module) -> None:
     for module in root.modules():
         if not isinstance(module, torch.jit.ScriptModule):
             for name, buffer in module._buffers.items():
-                if buffer is not None and not is_odd(buffer) and torch._debug_has_internal_overlap(buffer) == 1:
+                if buffer is None or is_odd(buffer) or _lamina.is_released(buffer):
+                    continue
+                if torch._debug_has_internal_overlap(buffer) == 1:
                     module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
 
 

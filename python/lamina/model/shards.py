@@ -23,6 +23,13 @@ def name(sharding: _lamina.Sharding | None, own: Iterable[torch.Tensor], session
         parameter.ds_tensor, parameter.ds_shape, parameter.ds_numel = shard, parameter.shape, parameter.numel()
 
 
+def forget(parameters: Iterable[torch.Tensor]) -> None:
+    """Takes these attributes from parameters again, whose job goes on in another layout."""
+    for parameter in parameters:
+        for attribute in ("ds_tensor", "ds_shape", "ds_numel"):
+            vars(parameter).pop(attribute, None)
+
+
 def _part_of_whole(parameter: nn.Parameter, session: _lamina.Session) -> torch.Tensor:
     """Returns this rank's share of a parameter's memory, which grows where it does not divide by them: it stays the
     same one, for other tensors may lie in it. What has no room to grow has a shorter last part."""

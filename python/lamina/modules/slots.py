@@ -25,10 +25,6 @@ class Slot:
     key: str
 
 
-# Parts of a module: it and all under it, their parameters, and the places of what other ranks own, with what is there.
-Parts = tuple[list[nn.Module], list[nn.Parameter], list[tuple[Slot, torch.Tensor | None]]]
-
-
 class Slots:
     """The places of all parameters and buffers of a model, in an order that is the same on every rank.
 

@@ -83,7 +83,7 @@ class ModuleTree:
             f"{name}.{attribute}" if name else attribute: hashlib.sha256(_bytes(value)).hexdigest()
             for name, module in self.root.named_modules()
             for attribute, value in vars(module).items()
-            if type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
+            if type(value) is torch.Tensor and value.layout is torch.strided and not value.is_meta
         }
 
     def hidden_modules(self) -> dict[str, str]:
@@ -96,7 +96,7 @@ class ModuleTree:
                     continue
                 hidden = [each for each in _modules_in(value) if id(each) not in own]
                 tensors = [tensor for each in hidden for tensor in (*each.parameters(), *each.buffers())]
-                if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
+                if any(tensor.is_meta or tensor.layout is not torch.strided for tensor in tensors):
                     continue
                 digest = hashlib.sha256()
                 for tensor in tensors:
@@ -141,5 +141,5 @@ def _is_same_everywhere(module: nn.Module) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    dense = tensor.detach().contiguous()
+    dense = tensor.detach().cpu().contiguous()
     return ctypes.string_at(dense.data_ptr(), dense.nbytes) if dense.nbytes else b""

@@ -117,10 +117,14 @@ class FunctionalOptimizer(optim.Optimizer):
 
     def _update_scaled(self, groups: list[_lamina.OptimizerGroup]) -> None:
         """As torch's GradScaler leaves it to optimizers made with fused=True."""
-        if (found := getattr(self, "found_inf", None)) is not None and found.item():
-            return
-        scale = getattr(self, "grad_scale", None)
-        self._update(groups, 1.0 if scale is None else 1.0 / scale.item())
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found is None and scale is None:
+            return self._update(groups, 1.0)
+        found = torch.zeros_like(scale) if found is None else found
+        scale = torch.ones_like(found) if scale is None else scale
+        both = torch.cat((found.reshape(1), scale.reshape(1))).tolist()  # with one wait, where a device has them
+        if not both[0]:
+            self._update(groups, 1.0 / both[1])
 
     def is_fused(self) -> bool:
         """False where an update is torch's own; UsageError where torch has none."""

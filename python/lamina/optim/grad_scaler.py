@@ -9,7 +9,9 @@ import torch
 
 from lamina.errors import UsageError
 from lamina.job import current
+from lamina.job.ranks import likely_device
 from lamina.optim.options import is_joining
+from lamina.torch_patches import grad_scaler
 
 _OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
 
@@ -20,8 +22,8 @@ class GradScaler(torch.amp.GradScaler):
     `step` are collective over them.
 
     Args:
-        device: of the scale, as of torch.amp.GradScaler, whose first argument it may be, too: the accelerator, or the
-            CPU where there is none.
+        device: of the scale; as torch's it may be the first argument. Without one it is the rank's, and before
+            `lamina.init` the one that a job gets by default.
         init_scale, growth_factor, backoff_factor, growth_interval, enabled: torch's.
 
     Errors:
@@ -32,7 +34,7 @@ class GradScaler(torch.amp.GradScaler):
         if args and isinstance(args[0], str | torch.device):
             device, *args = args
         if device is None:
-            device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+            device = likely_device().type
         super().__init__(str(device), **dict(zip(_OPTIONS, args, strict=False)), **kwargs)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -53,9 +55,8 @@ class GradScaler(torch.amp.GradScaler):
         job = current.job()
         job.gradients.complete("GradScaler.unscale_()")
         found = super()._unscale_grads_(types.SimpleNamespace(param_groups=[{"params": held}]), *args, **kwargs)
-        here = max((each.item() for each in found.values()), default=0.0)
-        everywhere = job.session.largest("one_copy" if is_joining(job) else "world", here)
-        return {torch.device(self._device): torch.tensor(everywhere, dtype=torch.float32, device=self._device)}
+        everywhere = job.session.largest("one_copy" if is_joining(job) else "world", grad_scaler.largest(found))
+        return grad_scaler.on_host(self, everywhere)
 
 
 def holders(optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:

@@ -45,6 +45,10 @@ class LentOptimizer:
         self._given: list[torch.Tensor] = []
         self.loss: Any = None
 
+    def forget_places(self) -> None:
+        """Nothing stands for parameters any more: they are in the groups themselves."""
+        self._places, self._given = {}, []
+
     def members(self) -> list[torch.Tensor]:
         """Lists all that the groups have."""
         return [member for group in self._optimizer.param_groups for member in group["params"]]

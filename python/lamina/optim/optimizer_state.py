@@ -10,6 +10,7 @@ import torch
 
 from lamina import _lamina
 from lamina.errors import UsageError, refusal
+from lamina.exits.device_errors import explained
 from lamina.job import current, seeds
 from lamina.job.arguments import require_same
 from lamina.optim.optimizer_steps import OptimizerSteps
@@ -37,7 +38,8 @@ class OptimizerState(OptimizerSteps):
             setattr(self.optimizer, name, getattr(self, name))
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            return self.step(closure)
+            with explained():
+                return self.step(closure)
 
         if hasattr(self.optimizer.step, "_wrapped_by_lr_sched"):
             step._wrapped_by_lr_sched = True  # the scheduler warns else that it was overridden
@@ -45,6 +47,15 @@ class OptimizerState(OptimizerSteps):
         self.optimizer.overflow, self.optimizer._global_grad_norm = False, 0.0
         self.optimizer.optimizer = self.optimizer
         self.optimizer.__reduce_ex__ = self._reduced
+        self._name_in_job()
+
+    def go_on_in(self, job: current.Job) -> None:
+        """Is an optimizer of a job of the same ranks in another layout, whose model is not cut yet."""
+        self._begin()
+        job.optimizers.append(self)
+        self._name_in_job()
+
+    def _name_in_job(self) -> None:
         self._name_groups()
         # The job's group goes with the job, whoever keeps the optimizer.
         current.job().on_end.callback(vars(self.optimizer).pop, "ds_param_shard_group", None)
@@ -141,6 +152,11 @@ class OptimizerState(OptimizerSteps):
         for group, own, loaded in zip(groups, written, self.optimizer.param_groups, strict=True):
             group.update(loaded | own)
         self.optimizer.param_groups[:] = groups
+
+    @property
+    def waits(self) -> bool:
+        """True where a state is to be loaded when the model is partitioned."""
+        return self._waiting is not None
 
     # As checkpoints have it: see lamina.checkpoints.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The groups of an optimizer whose parameters live on several ranks, and its steps."""
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,19 +26,42 @@ class OptimizerSteps:
 
     Attributes:
         parameters: knows what stands in the groups for parameters of the model.
+        after_step: called after each step in a job.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scale: _lamina.LossScale):
+        self.optimizer = optimizer
+        self._scale = scale
+        self._torchs = type(optimizer)
+        self.after_step: Callable[[], None] = lambda: None
+        self._lent = LentOptimizer(optimizer, self.parameter_of, self.part_of_state)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Makes the engine's part of it in the current job."""
         job = current.job()
         if job.session.updates_divided_over is not None:
             groups.of_job()
-        self.optimizer = optimizer
-        self._scale = scale
-        self._engine = _lamina.Optimizer(job.session, scale, len(job.optimizers), job.clips_by_default)
+        self._engine = _lamina.Optimizer(job.session, self._scale, len(job.optimizers), job.clips_by_default)
         self.parameters = self._engine.parameters
-        self._lent = LentOptimizer(optimizer, self.parameter_of, self.part_of_state)
-        self._torchs = type(optimizer)
         self._watched = False  # `.grad` of what stands for parameters in the groups
+
+    def beside(self) -> list[str]:
+        """The names of members of its groups that are not the model's."""
+        known = {name for name, _ in current.job().model.named_parameters()}
+        return [name for group in self._members() for name, _, _, _ in group if name not in known]
+
+    def let_go(self, with_states: bool) -> None:
+        """Has all parameters of the model in its groups again, as it had before the model was cut; the job's layout
+        ends. Without states these are kept elsewhere."""
+        for group, members in zip(self.optimizer.param_groups, self._members(), strict=True):
+            group["params"][:] = [parameter for _, _, parameter, _ in members]
+            if "param_names" in group:
+                group["param_names"] = [given for _, given, _, _ in members]
+        states = dict.items(self.optimizer.state)
+        kept = {key: state for key, state in states if with_states or not isinstance(key, torch.Tensor)}
+        self.optimizer.state = collections.defaultdict(dict, kept)
+        self._lent.forget_places()
 
     def trim(self, model: PartitionedModel) -> None:
         """Makes the groups this rank's part of the model: see Groups in lamina/distributed_optimizer/groups.h."""
@@ -125,6 +149,7 @@ class OptimizerSteps:
         self._engine.step(self._lent, *_model_of(job), None if closure is None else closed)
         self._tell_measured()
         loss, self._lent.loss = self._lent.loss, None
+        self.after_step()
         return loss
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:

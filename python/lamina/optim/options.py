@@ -50,6 +50,9 @@ class PlainOptimizers:
             given = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
             is_model_s = any(id(each) in mine for each in given)
             self._known[optimizer] = Options(optimizer, lambda each: each) if is_model_s else None
+            if is_model_s:
+                kind = type(optimizer).__name__
+                job.fixed_by.append(f"{kind} updates the model, and is no DistributedOptimizer, whose states go along")
         if (options := self._known[optimizer]) is not None:
             text = said("broken-off", options.broken_off) + "\n" + options.text(counts=not job.pipelined)
             _lamina.require_same_options(job.session, text, not is_joining(job))

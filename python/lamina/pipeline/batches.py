@@ -8,8 +8,9 @@ from typing import Any
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.job import current
+from lamina.job import current, ranks
 from lamina.pipeline.split import Splitter
+from lamina.util import pytree
 from lamina.util.told import tell, tells_details
 
 
@@ -32,8 +33,16 @@ class Microbatches:
             raise UsageError(f"Microbatches of {len(self.items)} items and {len(self.samples)} numbers of samples")
 
 
+def on_rank(batch: Any) -> Any:
+    """The batch with its tensors of the host on the rank's device."""
+    device = ranks.device()
+    if device.type == "cpu":
+        return batch
+    return pytree.map_tensors(lambda each: _lamina.upload(each, device) if each.device.type == "cpu" else each, batch)
+
+
 class Batches:
-    """Splits the arguments of the calls of one step function.
+    """Splits the arguments of the calls of one step function, and takes them to the rank's device.
 
     Args:
         name: of the function.
@@ -46,7 +55,7 @@ class Batches:
         self._whole = whole
         self._axes = axes
         self._said: set[str] = set()
-        self._lists = _lamina.KnownLists()
+        self._known = _lamina.KnownParts()
 
     def split(
         self, bound: inspect.BoundArguments, owners: int, job: current.Job
@@ -64,7 +73,7 @@ class Batches:
         batch = self._batch(bound, owners)
         if ready := {key: value for key, value in batch.items() if isinstance(value, Microbatches)}:
             return self._ready(bound, ready, job)
-        splitter = Splitter(job.microbatches, job.session.needs_all_microbatches, self._lists)
+        splitter = Splitter(job.microbatches, job.session.needs_all_microbatches, self._known)
         for (_, name), value in batch.items():
             splitter.look(name, value, self._axes.get(name, 0), name in self._axes)
         pieces = splitter.split()
@@ -105,7 +114,9 @@ class Batches:
 
     @staticmethod
     def _part(bound: inspect.BoundArguments, part: dict[tuple[bool, str], Any]) -> inspect.BoundArguments:
-        """Returns the arguments with these in the places of those of the same names."""
+        """Returns the arguments with these in the places of those of the same names. They go to the rank's device only
+        now, for numbers that say how a batch is split are read on the host."""
+        part = {key: on_rank(value) for key, value in part.items()}
         arguments = {}
         for name, value in bound.arguments.items():
             if _is_rest(bound, name):

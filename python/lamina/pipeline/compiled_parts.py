@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from lamina.modules import placement
+from lamina.torch_patches import compiled
 
 _WRAPPED = "_orig_mod"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -24,6 +25,16 @@ def in_place(root: nn.Module) -> nn.Module:
             if child is not None:
                 module._modules[name] = _unwrapped(child, known)
     return _unwrapped(root, known)
+
+
+def require_no_graphs(root: nn.Module) -> None:
+    """UsageError where a module of a model was compiled to be replayed as a graph of an accelerator: see
+    `compiled.refuse_graphs`."""
+    for name, module in root.named_modules():
+        call = module if _is_wrapper(module) else module._compiled_call_impl
+        settings = getattr(call, "get_compiler_config", None)
+        if settings is not None:
+            compiled.refuse_graphs(f"`{name}` of the model" if name else "the model", settings())
 
 
 def in_plain_names(state: Mapping[str, Any], root: nn.Module) -> Mapping[str, Any]:

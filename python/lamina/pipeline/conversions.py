@@ -4,14 +4,13 @@
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
-from lamina.job import current
+from lamina.errors import UsageError
+from lamina.job import current, ranks
 from lamina.model import shards
 from lamina.model.places import only_own, without
 from lamina.pipeline.gradients import Gradients
 from lamina.pipeline.life import Life
-from lamina.util.told import tell
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
@@ -46,15 +45,13 @@ def convert(life: Life, gradients: Gradients, fn: Convert, apply: Callable[[], o
         gradients.watch()  # its parameters may be others now
 
 
-def tell_unmoved(module: nn.Module, device: torch.device | None) -> bool:
-    """Returns whether a move of a model that is not cut yet has no effect. World rank 0 says so, and what happens."""
-    here = {parameter.device.type for parameter in module.parameters()}
-    if device is None or device.type in here or device.type == "meta":
-        return False
-    if device.type == "cuda" and not torch.cuda.is_available():
-        then = "there is no CUDA device here, and it is trained on the CPU"
-    else:
-        then = "call it once more after the first step, which partitions the model"
-    if current.session().rank == 0:
-        tell(f'model.to("{device}") had no effect, as no rank is to hold all of the model there: {then}')
-    return True
+def require_own(device: torch.device | None) -> None:
+    """Raises UsageError where a model is moved to an accelerator that the rank does not compute on."""
+    own = ranks.device()
+    if device is None or device.type in ("cpu", "meta") or device in (own, torch.device(own.type)):
+        return
+    raise UsageError(
+        f"a model was moved to {device}, but this rank computes on {own}, where its model goes by itself: leave the "
+        "move out, or name the device in lamina.init (the key `device`, or LAMINA_DEVICE)",
+        code="model-device",
+    )

@@ -16,11 +16,14 @@ from lamina.data_parallel.comm_hooks import CommHook
 from lamina.data_parallel.replicas import Averaging, Replicas
 from lamina.deferred_init import delayed
 from lamina.errors import UsageError, refusal, said
+from lamina.exits.device_errors import explain, explained
 from lamina.job import current, groups, parts
 from lamina.model import precision
+from lamina.model.partitioned import is_odd
 from lamina.optim.sliced import see_to_steps
 from lamina.pipeline import conversions, replaced_model
-from lamina.pipeline.compiled_parts import in_place
+from lamina.pipeline.batches import on_rank
+from lamina.pipeline.compiled_parts import in_place, require_no_graphs
 from lamina.pipeline.gradients import Gradients
 from lamina.pipeline.life import Life
 from lamina.pipeline.model_hooks import Hook, ModelHooks
@@ -98,6 +101,8 @@ class DistributedModel(WrappedModule, parts.Model):
         module = in_place(require_wrappable(module))
         if job.has_model:
             raise refusal("model-twice")
+        if job.pipelined:
+            require_no_graphs(module)
         require_booleans(
             trace_execution_times=trace_execution_times,
             overlapping_allreduce=overlapping_allreduce,
@@ -107,7 +112,7 @@ class DistributedModel(WrappedModule, parts.Model):
             gradient_as_bucket_view=gradient_as_bucket_view,
             find_unused_parameters=find_unused_parameters,
         )
-        trace_options = options_of(trace_device, trace_execution_times, trace_memory_usage, job.session.local_rank)
+        trace_options = options_of(trace_device, trace_execution_times, trace_memory_usage)
         require_count(backward_passes_per_step=backward_passes_per_step)
         require_positive(bucket_cap_mb=bucket_cap_mb)
         averaging = Averaging(
@@ -120,23 +125,46 @@ class DistributedModel(WrappedModule, parts.Model):
         )
         # Set before the module is there: of a name that this has, too, it would be set in the module.
         module = self._prepare(module, job)
-        self._told_unmoved = False  # that a device had no effect
         self._steps = 0  # that have ended well
         self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
         self._outside_calls = OutsideCalls()
-        self._routing, self._gradients = Routing(self.get_module), Gradients()
-        self._life = Life(self.get_module, trace_options, vars(averaging), self._routing, self._gradients)
-        self._life.when_routed = self._tell_partitioned
-        self._states = StateDicts(self.get_module, self._life, self._gradients)
-        self._backwards = _lamina.Backwards(job.session, average_grads_across_microbatches)
-        self._backwards.scale_by(job.loss_scale)
-        self._overlapping = overlapping_allreduce
-        self._replicas: Replicas | None = None  # also of one copy, which a communication hook may have
+        self._trace_options, self._averaging = trace_options, averaging
+        self._has_comm_hook = False
+        self._begin(job)
         super().__init__(module)
-        job.model, job.life, job.routing, job.gradients = self, self._life, self._routing, self._gradients
-        self._average(job, averaging)
+        self._join(job)
         if not job.pipelined:
             self._life.make()
+
+    def _begin(self, job: current.Job) -> None:
+        """Makes its parts in a job, which has another layout than one before."""
+        self._routing, self._gradients = Routing(self.get_module), Gradients()
+        self._life = Life(self.get_module, self._trace_options, vars(self._averaging), self._routing, self._gradients)
+        self._life.when_routed = self._tell_partitioned
+        self._states = StateDicts(self.get_module, self._life, self._gradients)
+        self._backwards = _lamina.Backwards(job.session, self._averaging.average_grads_across_microbatches)
+        self._backwards.scale_by(job.loss_scale)
+        self._replicas: Replicas | None = None  # also of one copy, which a communication hook may have
+
+    def _join(self, job: current.Job) -> None:
+        """Is the job's model from now on."""
+        job.model, job.life, job.routing, job.gradients = self, self._life, self._routing, self._gradients
+        self._average(job, self._averaging)
+
+    def go_on_in(self, job: current.Job) -> None:
+        """Is the model of a job of the same ranks in another layout; whole, and not cut yet."""
+        before = self._life
+        self._begin(job)
+        self._life.go_on_from(before)
+        self._join(job)
+
+    def tell(self, job: _lamina.ChangingJob) -> None:
+        """Tells what of it does not allow another layout."""
+        job.has_model, job.has_hook = True, self._has_comm_hook
+        job.joins = self._replicas is not None and self._replicas.are_joining
+        job.odd_buffers = [name for name, buffer in self.named_buffers() if is_odd(buffer)]
+        if self._has_replaced:
+            job.relies = [*job.relies, "the job translates names of modules that have become others"]
 
     def _prepare(self, module: nn.Module, job: current.Job) -> nn.Module:
         """The model as it is wrapped: with others for marked modules, in the dtype of the job, with sliced layers."""
@@ -144,7 +172,7 @@ class DistributedModel(WrappedModule, parts.Model):
         module = replaced.root
         precision.convert_model(module, job.session.config)
         self._dtype = precision.half_of(job.session.config)
-        self._is_sliced = job.sliced
+        self._is_sliced, self._has_replaced = job.sliced, bool(replaced.modules)
         self._proofs = _sliced(module, job) if self._is_sliced else None
         one_batch = self._is_sliced and job.session.config.prescaled_batch
         self._calls = Calls(module, job.session) if one_batch else None
@@ -174,17 +202,21 @@ class DistributedModel(WrappedModule, parts.Model):
     @as_in_wrapped
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. With more than one partition inside step functions; outside of them without gradients, and
-        on all ranks of the pipeline alike. Else UsageError."""
-        if self._life.pipelined and not torch.is_grad_enabled() and not current.in_step():
+        on all ranks of the pipeline alike. Else UsageError. Outside of them tensors of the host go to the rank's
+        device."""
+        in_step = _lamina.in_step()
+        if self._life.pipelined and not torch.is_grad_enabled() and not in_step:
             self._life.require_job("a call")
             return self._outside_calls.call(args, kwargs)
-        self._check_called("the model was called", "a call", _EVALUATION)
         job = self._life.job_if_any()
+        if job is None or not in_step:
+            self._check_called("the model was called", "a call", _EVALUATION)
         replicas = parts.Replicas() if job is None else job.replicas
-        if not current.in_step():
+        if not in_step:
             if job is not None:
                 self._life.share_written()
             replicas.see_batch((args, kwargs))
+            args, kwargs = on_rank((args, kwargs))
         if torch.is_grad_enabled() and not self._life.pipelined:
             self._life.slice_again()
             if job is not None:
@@ -201,7 +233,8 @@ class DistributedModel(WrappedModule, parts.Model):
                 with self._proofs.watching(self.module):
                     output = wholes(self.module(*args, **kwargs))
         except BaseException as error:
-            if self._is_sliced and job is not None and not current.in_step():
+            explain(error)
+            if self._is_sliced and job is not None and not in_step:
                 job.session.give_up_step(error)  # the others wait for what this call was to give them
             raise
         replicas.note_forward(call, output)
@@ -238,7 +271,8 @@ class DistributedModel(WrappedModule, parts.Model):
             raise refusal("gradients-for-tensors", len(outputs), len(gradients))
         job = current.job()
         job.step_check.see_backward(outputs)
-        self._backwards.run(outputs, gradients, job.replicas.reducer)
+        with explained():
+            self._backwards.run(outputs, gradients, job.replicas.reducer)
 
     def grad_norm(
         self, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
@@ -302,11 +336,12 @@ class DistributedModel(WrappedModule, parts.Model):
         job = self._life.job("DistributedModel.register_comm_hook()")
         if self._replicas is None:
             raise refusal("needs-ddp", "register_comm_hook()")
-        if not self._overlapping:
+        if not self._averaging.overlapping_allreduce:
             raise UsageError("register_comm_hook() needs overlapping_allreduce=True")
         if not hasattr(callable, "__call__"):  # noqa: B004 -- the argument's name is the original's
             raise refusal("not-a-function", "register_comm_hook()", type(callable).__name__)
         self._replicas.set_hook(state, callable)
+        self._has_comm_hook = True
         self._backwards.add_up()  # the hook does all of the averaging
         job.replicas = self._replicas
         self._gradients.watch()
@@ -558,14 +593,22 @@ class DistributedModel(WrappedModule, parts.Model):
 
     def to(self, *args: Any, **kwargs: Any) -> nn.Module:
         """As torch's, on every rank. With more than one partition, a device is ignored until the model is partitioned:
-        it may have no room for the whole model."""
+        it may have no room for the whole model.
+
+        Errors:
+            UsageError: an accelerator that the rank does not compute on.
+        """
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        conversions.require_own(device)
         if not self._life.pipelined or self.partitioned:
             return super().to(*args, **kwargs)
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        self._told_unmoved = self._told_unmoved or conversions.tell_unmoved(self.module, device)
         given = {"dtype": dtype, "memory_format": memory_format}
         given = {name: value for name, value in given.items() if value is not None}
         return super().to(non_blocking=non_blocking, **given) if given else self
+
+    def cuda(self, device: int | torch.device | None = None) -> nn.Module:
+        """As `to`."""
+        return self.to("cuda" if device is None else torch.device("cuda", device) if type(device) is int else device)
 
     def cpu(self) -> nn.Module:
         """Moves the model to the CPU, and with more than one partition, or slices, brings it together. On every rank it

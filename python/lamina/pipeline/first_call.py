@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import nn
 
 from lamina import _lamina
@@ -19,12 +18,13 @@ from lamina.errors import ConfigError, said
 from lamina.job import current
 from lamina.modules.tree import ModuleTree
 from lamina.pipeline.before_cut import BeforeCut
+from lamina.script_state.generators import Streams, of_torch
 from lamina.torch_patches import module_call
 from lamina.tracing.proposal import Tracer
 from lamina.tracing.sandbox import Call
 from lamina.tracing.trace import Trace, TraceOptions, trace
 
-Called = tuple[Call, torch.Tensor]
+Called = tuple[Call, Streams]
 
 
 class FirstCall:
@@ -35,7 +35,7 @@ class FirstCall:
         root: the model, not cut yet. From now on its modules' calls come here.
         options: how it is traced; None: it is not.
         cut: cuts the model: called once, in the thread that entered the step, with what traces it, and the call with
-            the state of its generator. Where the body calls a part of it first, or ends without a call, the first finds
+            its random numbers. Where the body calls a part of it first, or ends without a call, the first finds
             nothing, and there is no call.
         before: the model as the step began.
     """
@@ -74,7 +74,7 @@ class FirstCall:
         self._raise_error()
         module = self._modules[number]
         if module is self._root:
-            called = Call(args, kwargs), torch.get_rng_state()
+            called = Call(args, kwargs), Streams(of_torch())
             make = functools.partial(self._make, functools.partial(self._trace, called[0]), called)
         else:
             part = self._nothing("the first step called a part of the model before the model")

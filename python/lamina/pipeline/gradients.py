@@ -9,11 +9,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lamina.errors import UsageError
-from lamina.job import current, parts
+from lamina.job import current, parts, ranks
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim.grad_scaler import holders
 from lamina.optim.options import PlainOptimizers
+from lamina.optim.placing import FollowParameters
 from lamina.torch_patches import clipping, grad_scaler, zero_grad
 
 
@@ -33,6 +34,8 @@ class Gradients(parts.Gradients):
             zero_grad.install(shards.zero_grad, model.sharding, job.on_end)
         self.watch()
         self.see_to_norms()
+        if ranks.device().type != "cpu":
+            job.on_end.callback(register_optimizer_step_pre_hook(FollowParameters().before_step).remove)
         if job.session.size > 1:
             plain = PlainOptimizers(job)
             job.on_end.callback(register_optimizer_step_pre_hook(plain.before_step).remove)

@@ -11,7 +11,9 @@ from lamina.errors import ConfigError, DesyncError, UsageError, refusal
 from lamina.job import current, parts
 from lamina.model.partitioned import PartitionedModel, bring_together, let_go
 from lamina.model.statistics import Statistics
+from lamina.modules.tree import ModuleTree
 from lamina.pipeline.before_cut import BeforeCut
+from lamina.pipeline.compiled_parts import require_no_graphs
 from lamina.pipeline.first_call import Called, FirstCall
 from lamina.pipeline.gradients import Gradients
 from lamina.pipeline.model_face import ModelFace
@@ -19,8 +21,8 @@ from lamina.pipeline.routing import Routing, in_turns
 from lamina.saved_state.state_dicts import ModelState
 from lamina.tensor_parallel import unslicing
 from lamina.torch_patches import module_call
-from lamina.tracing.proposal import Tracer
-from lamina.tracing.trace import TraceOptions
+from lamina.tracing.proposal import Proposal, Tracer
+from lamina.tracing.trace import Trace, TraceOptions
 
 
 class Life(parts.Life):
@@ -40,6 +42,7 @@ class Life(parts.Life):
         statistics: of the model's BatchNorms; None before it is cut.
         reads_counts: whether its forwards compute with what they count, where runs are to give the same bits.
         pipelined: whether its calls are to go to several ranks.
+        trace: what world rank 0 has found out of the modules; None on other ranks, and before.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Life(parts.Life):
         self.statistics: Statistics | None = None
         self.reads_counts = False
         self.pipelined = current.job().pipelined
+        self.trace: Trace | None = None
         self._module, self._routing, self._gradients = module, routing, gradients
         self._trace_options = trace_options
         self._announced = False  # that it is cut
@@ -100,6 +104,8 @@ class Life(parts.Life):
         check = job.step_check
         self.share_written()
         self._routing.watch_tensors()
+        if self.pipelined:
+            require_no_graphs(self._module())
         config = job.session.config
         options = self._trace_options if config.auto_partition and not config.skip_tracing else None
         if not self.pipelined:
@@ -120,11 +126,25 @@ class Life(parts.Life):
             raise
         return None
 
-    def make(self, tracer: Tracer | None = None) -> None:
-        """Cuts the model, the first time, with what the tracer finds; collective over the world."""
+    def make(self, tracer: Tracer | None = None, proposal: Proposal | None = None) -> None:
+        """Cuts the model, the first time, with what the tracer finds, or as a change of the layout has proposed it;
+        collective over the world."""
+
+        def keeping(tree: ModuleTree) -> Trace:
+            self.trace = tracer(tree)
+            return self.trace
+
         if self.model is None:
-            current.session().begin_life(ModelFace(self, self._module(), self._routing, self._gradients, tracer))
+            kept = None if tracer is None else keeping
+            if proposal is not None:  # no step has begun
+                self._routing.watch_tensors()
+            face = ModelFace(self, self._module(), self._routing, self._gradients, kept, proposal)
+            current.session().begin_life(face)
             current.job().recording.note_cut()
+
+    def go_on_from(self, before: "Life") -> None:
+        """The model's life in another layout has ended: goes on with what does not depend on it."""
+        self.trace, self.waiting = before.trace, before.waiting
 
     def take_back(self) -> None:
         """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective

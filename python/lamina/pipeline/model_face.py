@@ -19,7 +19,7 @@ from lamina.pipeline.gradients import Gradients
 from lamina.pipeline.routing import Routing
 from lamina.script_state.counted import reads_counts
 from lamina.torch_patches import averages, foreign
-from lamina.tracing.proposal import Tracer, propose
+from lamina.tracing.proposal import Proposal, Tracer, propose
 
 
 class ModelFace:
@@ -30,13 +30,25 @@ class ModelFace:
         module: the model.
         routing, gradients: its own, which begin with the cut.
         tracer: finds what the modules cost; None for no trace.
+        proposal: of this rank, where it is made already, as in a change of the layout: values follow then.
 
     Attributes:
         model: who owns what, from when the ranks have agreed.
+        values_follow: whether no rank has values before `load`.
     """
 
-    def __init__(self, life: Any, module: nn.Module, routing: Routing, gradients: Gradients, tracer: Tracer | None):
+    def __init__(
+        self,
+        life: Any,
+        module: nn.Module,
+        routing: Routing,
+        gradients: Gradients,
+        tracer: Tracer | None,
+        proposal: Proposal | None = None,
+    ):
         self.model: PartitionedModel | None = None
+        self.values_follow = proposal is not None
+        self._proposal = proposal
         self._life, self._module, self._routing, self._gradients = life, module, routing, gradients
         self._tracer = tracer
         self._tree: ModuleTree | None = None
@@ -51,7 +63,7 @@ class ModelFace:
         session, resumption = current.session(), self._life.resumption
         self._tree = ModuleTree(self._module)
         kept = {} if resumption is None else resumption.partition
-        proposal = propose(self._tree, session, self._tracer, kept)
+        proposal = self._proposal or propose(self._tree, session, self._tracer, kept)
         return self._tree.filled(), proposal.plan, proposal.error, (proposal.report, proposal.writes)
 
     def take_cut(self, cut: _lamina.Cut, plan: str, word: tuple) -> None:

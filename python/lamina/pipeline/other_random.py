@@ -5,7 +5,7 @@ import dataclasses
 import pickle
 import warnings
 
-from lamina.script_state.generators import Source, of_process
+from lamina.script_state.generators import Source, not_of_torch
 
 _NAMES = {"python": "random", "numpy": "numpy.random"}
 _told = False
@@ -13,7 +13,7 @@ _told = False
 
 def sources() -> list[Source]:
     """Returns these generators without names, for messages: `tell_if_drawn` tells of them."""
-    return [dataclasses.replace(each, name="") for each in of_process() if each.name in _NAMES]
+    return [dataclasses.replace(each, name="") for each in not_of_torch()]
 
 
 def states() -> list[bytes]:

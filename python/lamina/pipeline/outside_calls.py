@@ -38,7 +38,7 @@ class OutsideCalls(StepFunction):
         steps = session.seeded_steps
         self._calls += 1
         with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed((torch.initial_seed() + self._calls) % 2**63)
+            torch.default_generator.manual_seed((torch.initial_seed() + self._calls) % 2**63)
             if steps is not None:
                 session.seeded_steps = steps + 2**40 + self._calls
             try:

@@ -3,6 +3,7 @@
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -42,6 +43,7 @@ class Routing(parts.Routing):
         self.calls: RemoteCalls | None = None
         self._module = module
         self._model: PartitionedModel | None = None
+        self._session = current.session()
         self._pipelined = current.job().pipelined
         self._slots: Slots | None = None  # where its parameters and buffers are; None before the first step
         self._waited: list[str] = []  # names of modules that are waited for
@@ -137,12 +139,12 @@ class Routing(parts.Routing):
         Errors:
             UsageError: outside of steps; see `RemoteCalls.call`.
         """
-        model = self._model
-        if not current.in_step():
-            owner = current.session().translate("partitions", model.callee_owner(number))
-            raise refusal("called-elsewhere", model.callee_name(number), owner)
-        output = self.calls.call(current.session(), number, args, kwargs)
-        hugging_face.collect(model.callee(number), args, output)
+        if not _lamina.in_step():
+            owner = self._session.translate("partitions", self._model.callee_owner(number))
+            raise refusal("called-elsewhere", self._model.callee_name(number), owner)
+        output = self.calls.call(self._session, number, args, kwargs)
+        if hugging_face.CAPTURING in sys.modules:
+            hugging_face.collect(self._model.callee(number), args, output)
         return output
 
     def _install_calls(self) -> None:

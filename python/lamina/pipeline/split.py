@@ -106,16 +106,16 @@ class Splitter:
     Args:
         microbatches: as many as there are to be.
         needs_all: whether there are so many of a batch with fewer samples, too.
-        known: how lists of earlier batches were cut.
+        known: what was decided of earlier batches.
 
     Attributes:
         engine: what decides.
     """
 
-    def __init__(self, microbatches: int, needs_all: bool = False, known: _lamina.KnownLists | None = None):
+    def __init__(self, microbatches: int, needs_all: bool = False, known: _lamina.KnownParts | None = None):
         self.engine = _lamina.BatchSplitter(microbatches, needs_all)
         self._walk = Walk(self.engine, parts_of, reads_offsets=microbatches > 1)
-        self._known = known or _lamina.KnownLists()
+        self._known = known or _lamina.KnownParts()
         self._arguments: list[Node] = []
         self._pieces: dict[tuple[int, int], list[Any]] = {}  # by id and axis
 

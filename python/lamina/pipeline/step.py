@@ -12,6 +12,7 @@ import torch
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.exits import excepthook
+from lamina.exits.device_errors import explained
 from lamina.job import current, seeds
 from lamina.pipeline import other_random
 from lamina.pipeline.around import Around
@@ -53,10 +54,11 @@ def step(
     """Makes a function a step function: `@lamina.step`, or `@lamina.step(...)`; methods too.
 
     Calling it splits the tensors among its arguments into microbatches (`Splitter` says how; the first call says
-    what it found) and runs the function once for each, on the rank of partition 0. The other ranks of the pipeline call
-    it as well, and run what they own of the model; of their call only the function's name is looked at. All of them get
-    the result: a StepOutput in the place of each tensor that the function returns, a list of one value per microbatch
-    in the place of anything else (see `output.merge`).
+    what it found) and runs the function once for each, on the rank of partition 0. What is split, and lies on the host,
+    is copied to the rank's device before. The other ranks of the pipeline call it as well, and run what they own of the
+    model; of their call only the function's name is looked at. All of them get the result: a StepOutput in the place of
+    each tensor that the function returns, a list of one value per microbatch in the place of anything else (see
+    `output.merge`).
 
     Args:
         function: the function. It may call the model and `model.backward`.
@@ -191,10 +193,11 @@ class StepFunction(Generic[Parameters, Result]):
         if job.leads:
             job.replicas.see_batch((args, kwargs))
         run = functools.partial(job.session.run_step, len(bodies), samples=samples, **job.model.in_step())
-        if job.pipelined:
-            result = self._run_pipelined(job, state, body, run, first_call, (owner, args, kwargs))
-        else:
-            result = self._run_here(job, body, run, first_call)
+        with explained():
+            if job.pipelined:
+                result = self._run_pipelined(job, state, body, run, first_call, (owner, args, kwargs))
+            else:
+                result = self._run_here(job, body, run, first_call)
         if self.is_of_training:
             job.model.end_step()
             job.recording.end_step()

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lamina.errors import Error, UsageError
 from lamina.exits.frames import hide_ours
 from lamina.modules.tree import ModuleTree
+from lamina.planning import others
 from lamina.planning.first_rank import FirstRank, as_wrapped
 from lamina.tracing.record import WritesParameterError
 from lamina.tracing.sandbox import Call
@@ -71,8 +72,8 @@ def plan_of(
     return {"nodes": nodes} | slices
 
 
-def arguments(inputs: list[str]) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of a call: each input is a Python expression, in which torch is known, or NAME=EXPRESSION.
+def arguments(inputs: list[str], **known: Any) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call: each input is a Python expression, in which torch and `known` are, or NAME=EXPRESSION.
 
     Errors:
         UsageError: it is neither, or it raises.
@@ -82,7 +83,7 @@ def arguments(inputs: list[str]) -> tuple[tuple, dict[str, Any]]:
         name, equals, rest = text.partition("=")
         named = bool(equals) and name.strip().isidentifier() and not rest.startswith("=")
         try:
-            value = eval(rest if named else text, {"torch": torch})
+            value = eval(rest if named else text, {"torch": torch} | known)
         except Exception as error:
             raise UsageError(f"--input {text!r}: {type(error).__name__}: {error}") from error
         if named:
@@ -128,14 +129,25 @@ def main() -> int:
     parser.add_argument("--optimize", default="memory", help="memory or speed")
     given = parser.parse_args()
     try:
-        rank = FirstRank(given.tensor_parallel_degree, given.partitions, given.prescaled_batch, given.optimize)
         with redirect_stdout(sys.stderr):
-            plan = plan_of(find(given.model), given.input, given.times, rank)
+            plan = _planned(given)
         print(json.dumps(plan)[1:-1])
     except Exception as error:
         _show(error)
         return 2
     return 0
+
+
+def _planned(given: argparse.Namespace) -> dict[str, Any]:
+    build = find(given.model)
+    planner = others.planner()
+    if planner is None:
+        rank = FirstRank(given.tensor_parallel_degree, given.partitions, given.prescaled_batch, given.optimize)
+        return plan_of(build, given.input, given.times, rank)
+    for name, differs in (("times", given.times), ("tensor-parallel-degree", given.tensor_parallel_degree > 1)):
+        if differs:
+            raise UsageError(f"--{name} is for models of torch alone")
+    return {"nodes": [_row(row) for row in planner(build, given.input)]}
 
 
 def _show(error: Exception) -> None:

@@ -26,7 +26,7 @@ from lamina.tensor_parallel import layers, partial
 from lamina.tensor_parallel.layers import Slicing
 from lamina.tensor_parallel.unslicing import make_plain
 from lamina.torch_patches import module_call
-from lamina.tracing.sandbox import Call, copied, put_stand_ins, undisturbed
+from lamina.tracing.sandbox import Call, copied, outside_inference, put_stand_ins, undisturbed
 from lamina.util import pytree
 
 _NOISE = 0.1  # of a parameter's values
@@ -132,7 +132,7 @@ class Runs:
             added: parameters whose gradients are added over the team.
         """
         region, found = self._region, Outcome()
-        with self._sandbox(whole) as (stand_ins, reach), torch.inference_mode(False), partial.inside(added), _unkept():
+        with self._sandbox(whole) as (stand_ins, reach), outside_inference(), partial.inside(added), _unkept():
             inputs: list[torch.Tensor] = []
             args, kwargs = copied(self._given[whole], lambda tensor: self._input(tensor, inputs))
             given = SideEffects([("its arguments", (args, kwargs))])

@@ -15,7 +15,7 @@ from torch import nn
 from lamina.proof.parts import PartOfResult
 from lamina.script_state.kinds import codes
 from lamina.tensor_parallel import layers
-from lamina.tensor_parallel.unslicing import kind_before
+from lamina.tensor_parallel.unslicing import attributes_before, kind_before
 from lamina.util import pytree
 
 _OF_CALLS = (bool, str, type(None))
@@ -31,7 +31,8 @@ Kind = tuple[Any, ...]
 
 def kinds_of(regions: Mapping[str, nn.Module]) -> dict[str, Kind]:
     """Kinds of regions, of which those that are alike are proven once. Classes, styles, sizes and numbers make a kind,
-    but no number that counts the regions, as that of a layer does."""
+    but no number that counts the regions, as that of a layer does. They are those before the cut, for ranks are to
+    agree which are alike: of two widths one rank may have the same part, and another one not."""
     kinds = {name: _structure(region) for name, region in regions.items()}
     numbers = {name: _numbers(region) for name, region in regions.items()}
     alike: dict[Kind, list[str]] = defaultdict(list)
@@ -85,7 +86,9 @@ def _structure(region: nn.Module) -> Kind:
             kind_before(module).__qualname__,
             layers.style_of(module),
             tuple(
-                (name, tuple(each.shape), each.dtype) for name, each in module._parameters.items() if each is not None
+                (name, tuple(layers.whole_shape(module, name) or each.shape), each.dtype)
+                for name, each in module._parameters.items()
+                if each is not None
             ),
         )
         for path, module in region.named_modules(remove_duplicate=False)
@@ -96,7 +99,7 @@ def _numbers(region: nn.Module) -> dict[tuple[str, str], Any]:
     return {
         (path, name): value
         for path, module in region.named_modules()
-        for name, value in vars(module).items()
+        for name, value in attributes_before(module).items()
         if type(value) in _NUMBERS and name not in _TORCHS
     }
 

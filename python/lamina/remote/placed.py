@@ -247,6 +247,8 @@ def _call(address: tuple[int, int, int], label: str, method: str, args: tuple, k
 def _rebuilt(told: tuple) -> RemoteModule | RemoteParameter:
     """As the engine tells of it: see to_remote_module() in lamina/parameter_server/protocol.cc."""
     owner, job, number, name, rows = told
+    if (kept := "lamina.remote has placed modules or parameters") not in (fixed_by := current.job().fixed_by):
+        fixed_by.append(kept)
     address = owner, job, number
     module = RemoteModule(owner, name, address, ())
     parameters = tuple(

@@ -22,6 +22,7 @@ from lamina.script_state.generators import Source
 from lamina.script_state.holders import Content, Elements, Holder
 from lamina.script_state.kinds import MISSING, InPlaceOfValue
 from lamina.script_state.walk import Reach
+from lamina.util import devices
 
 Address = tuple[str, str, int]
 Refuse = Callable[[str, str], None]  # takes what cannot be brought, and why
@@ -57,7 +58,8 @@ def differences(reach: Reach) -> list[Difference]:
         fresh = {key: value for key, value in now.items() if before.get(key, MISSING) is not value}
         fresh = {key: value for key, value in fresh.items() if not isinstance(value, (ModuleType, InPlaceOfValue))}
         gone = [key for key, value in before.items() if key not in now and not isinstance(value, InPlaceOfValue)]
-        grown = isinstance(holder, Elements) and not gone and fresh.keys().isdisjoint(before)
+        is_row = isinstance(holder, Elements) and holder.kind is not set
+        grown = is_row and not gone and fresh.keys().isdisjoint(before)
         if fresh or gone:
             found.append(Difference(name, holder, fresh, gone, grown))
     return found
@@ -232,10 +234,10 @@ class _Pickler(pickle.Pickler):
         return self._addresses.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
-        """Tensors without their graph."""
+        """Tensors without their graph, and devices."""
         if isinstance(value, torch.Tensor) and value.requires_grad:
             return value.detach().__reduce_ex__(self._protocol)
-        return NotImplemented
+        return devices.reduced(value)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generators of random numbers: those of this process, and those that objects have."""
+"""Generators of random numbers: those of this process and of the rank's device, and those that objects have."""
 
 import contextlib
 import functools
+import itertools
 import random
 import sys
 from collections import deque
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lamina import _lamina
 from lamina.script_state.kinds import PLAIN
 
 _DEPTH, _MOST, _ALL = 8, 100, 10_000  # how deep they are looked for, in containers of how many items, in all
@@ -34,29 +36,34 @@ class Source:
     put: Callable[[Any], None]
 
 
-def of_process() -> Iterator[Source]:
-    """The generators that functions draw from: torch's of the host, Python's, and NumPy's where something has imported
-    it."""
+def of_torch() -> Iterator[Source]:
+    """Torch's: of the host, and by the name of its type of the rank's device, where that is another."""
     yield Source("torch", "Generator", torch.get_rng_state, torch.set_rng_state)
+    if (own := _lamina.rank_generator()) is not None:
+        yield Source(own.device.type, "Generator", own.get_state, own.set_state)
+
+
+def not_of_torch() -> Iterator[Source]:
+    """Python's, and NumPy's where something has imported it."""
     yield Source("python", "Random", random.getstate, random.setstate)
     if (numpy := sys.modules.get("numpy")) is not None:
         yield Source("numpy", "RandomState", numpy.random.get_state, numpy.random.set_state)
 
 
-class Streams:
-    """Generators of the process, and of its devices, as they are now."""
+def of_process() -> Iterator[Source]:
+    """The generators that functions draw from."""
+    return itertools.chain(of_torch(), not_of_torch())
 
-    def __init__(self):
-        self._states = [(source, source.get()) for source in of_process()]
-        if torch.cuda.is_initialized():
-            devices = Source("cuda", "Generator", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
-            self._states.append((devices, devices.get()))
+
+class Streams:
+    """Generators as they are now: all of the process, or these."""
+
+    def __init__(self, sources: Iterable[Source] | None = None):
+        self._states = [(source, source.get()) for source in (of_process() if sources is None else sources)]
 
     def have_advanced(self) -> bool:
-        """True where torch's numbers, on the host or a device, have been drawn since."""
-        torchs = [(source.get(), before) for source, before in self._states if source.name in ("torch", "cuda")]
-        pairs = [(now, before) if isinstance(now, list) else ([now], [before]) for now, before in torchs]
-        return not all(torch.equal(*each) for pair in pairs for each in zip(*pair, strict=True))
+        """True where torch's numbers, on the host or the rank's device, have been drawn since."""
+        return not all(torch.equal(each.get(), before) for each, before in self._states if each.kind == "Generator")
 
     def restore(self) -> None:
         """Puts them back."""

@@ -64,6 +64,8 @@ class AttributeContents:
 
     def look(self) -> None:
         """Touches the attributes whose content has changed since it was looked at last."""
+        if not self._used and not self._past:
+            return
         used, self._used = self._used | self._past, {}
         contents = _Contents()
         for key, module in used.items():

@@ -49,6 +49,7 @@ class Attributes:
 
     Attributes:
         homes: the partitions that set them.
+        look: looks at what is in them, before others hear of it; UsageError as `Homes.touch`.
         setters: the calls that set them.
     """
 
@@ -69,18 +70,11 @@ class Attributes:
         self.setters = Setters(modules, waited)
         self._contents = AttributeContents(modules, codes, self.homes.touch)
         self._contents.hold_all(self._guard)
+        self.look = self._contents.look
 
     def begin_step(self) -> None:
         """A step begins."""
         self._contents.begin_step()
-
-    def look(self) -> None:
-        """Looks at what is in them, before others hear of it.
-
-        Errors:
-            UsageError: see `Homes.touch`.
-        """
-        self._contents.look()
 
     def before_set(self, module: nn.Module, name: str, value: Any) -> None:
         """Before `module.name = value` in a step: it may be the first of that name.

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of calls that set an attribute and read it, on a rank that other ranks call."""
 
-import functools
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import nn
 
 from lamina.errors import UsageError
 from lamina.shared_state.modules import Key, Modules
-from lamina.util.settings import setting
 
 
 @dataclass
@@ -21,27 +18,32 @@ class _Setter:
     again: bool = False  # it was set in another turn before
 
 
+class _Served(threading.local):
+    """The name of the module that this thread runs for another rank."""
+
+    name: str | None = None
+
+
 class Setters:
     """The call of another rank that has set an attribute last.
 
     Args:
         modules: the model's.
         waited: names of modules whose callers wait for them, so that what is called next finds what they set.
+
+    Attributes:
+        served: what this thread runs for another rank, which whoever runs it says.
     """
 
     def __init__(self, modules: Modules, waited: Sequence[str]):
         self._modules, self._waited = modules, set(waited)
         self._setters: dict[Key, _Setter] = {}
-        self._served = threading.local()  # `.name`: of the module that this thread runs for another rank
+        self.served = _Served()
         self._steps = 0
-
-    def serving(self, name: str) -> AbstractContextManager[None]:
-        """Inside, this thread runs the module of that name for another rank."""
-        return setting(name, self._served_name, functools.partial(setattr, self._served, "name"))
 
     def note(self, key: Key, microbatch: int) -> None:
         """A microbatch has set an attribute in this thread."""
-        if (name := self._served_name()) is not None:
+        if (name := self.served.name) is not None:
             turn, before = (self._steps, microbatch), self._setters.get(key)
             again = before is not None and (before.again or before.turn != turn)
             self._setters[key] = _Setter(name, turn, again)
@@ -51,7 +53,7 @@ class Setters:
         another module: their order is kept where the caller waits for the first."""
         if (setter := self._setters.get((id(module), name))) is None:
             return
-        reader = self._served_name()
+        reader = self.served.name
         crosses = setter.turn == (self._steps, microbatch) and reader not in (None, setter.name)
         if crosses and setter.again and setter.name not in self._waited:
             raise UsageError(
@@ -64,6 +66,3 @@ class Setters:
     def end_step(self) -> None:
         """Attributes that are set from now on are set in another turn."""
         self._steps += 1
-
-    def _served_name(self) -> str | None:
-        return getattr(self._served, "name", None)

@@ -17,9 +17,14 @@ _MISSING = object()
 
 
 class ContextVariables:
-    """The context variables that functions of the script use."""
+    """The context variables that functions of the script use.
+
+    Attributes:
+        are_used: whether there are any.
+    """
 
     def __init__(self) -> None:
+        self.are_used = False
         self._places: dict[str, Place] = {}  # by what they are called on every rank
         self._before: dict[str, tuple[Any, Content]] = {}  # when the step began, in the thread that entered it
         self._changed: set[str] = set()  # those whose value has changed while it stayed one object
@@ -32,6 +37,7 @@ class ContextVariables:
         """
         found = [(_label(place), place) for place in places if travels(place)]
         self._places = dict(sorted(found, key=lambda each: each[0]))
+        self.are_used = bool(found)
         self._before = {label: (_value(place), place.look()) for label, place in self._places.items()}
 
     def captured(self) -> bytes:

@@ -3,7 +3,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -117,7 +117,7 @@ class Watch:
         """Called where other ranks, or another microbatch, may go on with what is here: see `WatchedNames.look`."""
         self._names.look()
 
-    def before_call(self, name: str, modules: Callable[[], list[nn.Module]]) -> None:
+    def before_call(self, name: str, modules: list[nn.Module]) -> None:
         """Before module `name`, with all under it `modules`, is called on its rank.
 
         Errors:
@@ -125,17 +125,23 @@ class Watch:
         """
         self._names.look()
         if swapping.caches():
-            self._swapping.refuse_cached(name, modules())
+            self._swapping.refuse_cached(name, modules)
 
-    @contextmanager
-    def serving(self, name: str, variables: bytes) -> Iterator[None]:
-        """Inside, this thread runs the module of that name for another rank, of which `variables` gave those."""
-        with self._attributes.setters.serving(name), self._names.variables.set_here(variables, name):
-            yield
+    def serve(self, name: str, variables: bytes, run: Callable[..., Any], *args: Any) -> Any:
+        """Returns `run(*args)`: it runs the module of that name for another rank, of which `variables` gave those."""
+        served = self._attributes.setters.served
+        outer, served.name = served.name, name
+        try:
+            if not variables and not self._names.variables.are_used:
+                return run(*args)
+            with self._names.variables.set_here(variables, name):
+                return run(*args)
+        finally:
+            served.name = outer
 
     def variables(self) -> bytes:
         """See `ContextVariables.captured`."""
-        return self._names.variables.captured()
+        return self._names.variables.captured() if self._names.variables.are_used else b""
 
     def news_for(self, partition: int) -> list[News]:
         """See `Homes.news_for`.

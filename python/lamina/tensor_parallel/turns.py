@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 from lamina import _lamina
 from lamina.errors import DesyncError, UsageError
 from lamina.job import codec
+from lamina.script_state.generators import of_torch
 from lamina.script_state.kinds import PLAIN
 from lamina.tensor_parallel.kept import Kept
 from lamina.torch_patches import compiled
@@ -138,9 +139,8 @@ def take(
     own = [*own, *statistics]
     is_on = torch.is_grad_enabled()
     device = next((each.device for each in itertools.chain(region.parameters(), own)), torch.device("cpu"))
-    generators = _Generators(device)
     kinds = [_Kind(each.dtype, each.shape, each.device.type, is_on and each.requires_grad) for each in own]
-    mine = _Given(packed, kinds, generators.states(), (is_on, region.training))
+    mine = _Given(packed, kinds, _generators(), (is_on, region.training))
     given, values = _exchanged(turns, mine, own, device)
     if len({each.modes for each in given}) > 1:
         raise DesyncError(
@@ -153,14 +153,14 @@ def take(
     outputs = []
     kept.begin(region)
     for index, (rank, tensors) in enumerate(zip(given, received, strict=True)):
-        generators.set(rank.generators)
+        _set_generators(rank.generators)
         last = len(tensors) - len(statistics)
         its_args, its_kwargs = codec.unpack(rank.packed, tensors[:last], [each[index] for each in objects])
         with _turn(), kept.turn(index, tensors[last:]):
             outputs.append(forward(*its_args, **its_kwargs))
         if index == turns.index:
-            after = generators.states()
-    generators.set(after)
+            after = _generators()
+    _set_generators(after)
     return _leave(turns, outputs)
 
 
@@ -186,23 +186,18 @@ def _held_tensors(value: Any, depth: int = 4) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in _held_tensors(part, depth - 1)]
 
 
-class _Generators:
-    """The generators of the CPU, and of the device on which the region computes."""
-
-    def __init__(self, device: torch.device):
-        self._modules: list[Any] = [torch]
-        if device.type != "cpu":
-            self._modules.append(torch.get_device_module(device))
-
-    def states(self) -> list[bytes]:
-        return [module.get_rng_state().numpy().tobytes() for module in self._modules]
-
-    def set(self, states: list[bytes]) -> None:
-        for module, state in zip(self._modules, states, strict=True):
-            module.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+def _generators() -> list[bytes]:
+    """The states of torch's generators."""
+    return [each.get().numpy().tobytes() for each in of_torch()]
 
 
-# Values between ranks, as bytes: those of all tensors, one after the other.
+def _set_generators(states: list[bytes]) -> None:
+    for each, state in zip(of_torch(), states, strict=True):
+        each.put(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+# Values between ranks, as bytes: those of all tensors of a device, one after the other. They travel from there, so that
+# nobody waits for it.
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -222,15 +217,26 @@ def _tensors_of(data: torch.Tensor, kinds: list[_Kind]) -> list[torch.Tensor]:
 def _exchanged(
     turns: Turns, given: _Given, own: list[torch.Tensor], device: torch.device
 ) -> tuple[list[_Given], list[list[torch.Tensor]]]:
-    head = torch.frombuffer(bytearray(pickle.dumps(given)), dtype=torch.uint8).to(device)
-    body = torch.cat([head, *(_bytes_of(each.to(device)) for each in own)])
-    lengths = torch.tensor([head.numel(), body.numel()], device=device)
-    sizes = [each.tolist() for each in turns.gather(lengths, [2] * turns.size)]
-    everyone, values = [], []
-    for (head_size, _), data in zip(sizes, turns.gather(body, [total for _, total in sizes]), strict=True):
-        everyone.append(pickle.loads(data[:head_size].cpu().numpy().tobytes()))
-        values.append(_tensors_of(data[head_size:], everyone[-1].tensors))
-    return everyone, values
+    head = torch.frombuffer(bytearray(pickle.dumps(given)), dtype=torch.uint8)
+    here = torch.cat([head, *(_bytes_of(each) for each in own if each.device.type == "cpu")])
+    there = [_bytes_of(each) for each in own if each.device.type != "cpu"]
+    lengths = torch.tensor([head.numel(), here.numel(), sum(each.numel() for each in there)])
+    heads, of_hosts, of_devices = zip(*(each.tolist() for each in turns.gather(lengths, [3] * turns.size)), strict=True)
+    sent = turns.gather(here, list(of_hosts))
+    everyone = [pickle.loads(data[:size].numpy().tobytes()) for size, data in zip(heads, sent, strict=True)]
+    left = [{"cpu": data[size:]} for size, data in zip(heads, sent, strict=True)]
+    if any(of_devices):
+        body = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *there])
+        for data, on_device in zip(left, turns.gather(body, list(of_devices)), strict=True):
+            data[device.type] = on_device
+    return everyone, [_tensors_by_device(data, given.tensors) for data, given in zip(left, everyone, strict=True)]
+
+
+def _tensors_by_device(data: dict[str, torch.Tensor], kinds: list[_Kind]) -> list[torch.Tensor]:
+    found = {
+        name: iter(_tensors_of(part, [kind for kind in kinds if kind.device == name])) for name, part in data.items()
+    }
+    return [next(found[kind.device]) for kind in kinds]
 
 
 # Gradients.

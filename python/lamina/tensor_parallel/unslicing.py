@@ -40,6 +40,12 @@ def kind_before(module: nn.Module) -> type:
     return type(module) if was is None else was.kind
 
 
+def attributes_before(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module before it was cut."""
+    was = module.__dict__.get(_WAS)
+    return vars(module) if was is None else vars(module) | was.attributes
+
+
 @torch.no_grad()
 def make_whole(root: nn.Module, session: _lamina.Session) -> Callable[[], None]:
     """Gives sliced layers whole parameters, and makes them what they were; collective over TP_GROUP. Returns what

@@ -8,6 +8,7 @@ parameters counts as these. Norms and values are those without the loss scale, o
 tensors are torch's business as before.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import CellType
@@ -150,14 +151,12 @@ def _clip_value(
     clip = _norms.originals[nn.utils.clip_grad_value_]
     if not scale.is_on or not are_global(parameters):
         return clip(holders, clip_value, foreach)
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for holder in holders:
+    for gradient in [holder.grad for holder in holders if holder.grad is not None]:
         # An infinity stays: it says that the step is to be left out.
+        bound = min(float(clip_value) * scale.value, torch.finfo(gradient.dtype).max)
         with _lamina.Unguarded():
-            if holder.grad is not None and holder.grad.isfinite().all():
-                by_dtype.setdefault(holder.grad.dtype, []).append(holder)
-    for dtype, alike in by_dtype.items():
-        clip(alike, min(float(clip_value) * scale.value, torch.finfo(dtype).max), foreach)
+            largest = torch.where(gradient.isfinite().all(), bound, math.inf).to(gradient.dtype)
+            gradient.clamp_(-largest, largest)
 
 
 def _holders(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:

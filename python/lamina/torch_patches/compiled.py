@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lamina import _lamina
+from lamina.errors import UsageError
 from lamina.util import pytree
 from lamina.util.settings import replace
 
@@ -32,6 +33,24 @@ def install(undo: ExitStack, references: bool, shards: bool) -> bool:
     for reader in (torch._subclasses.meta_utils, torch._dynamo.variables.builder) if shards else ():
         _replace(reader, "safe_grad", _without_shards, undo)
     return True
+
+
+def refuse_graphs(what: str, settings: Any) -> None:
+    """Raises UsageError where `what` was compiled to be replayed as a graph of the rank's accelerator. Each replay
+    writes to the memory of the one before, whose results other microbatches and ranks are still to read.
+
+    Args:
+        what: a module or a function, for messages.
+        settings: those that torch's compiler has for it; None for those of another backend.
+    """
+    is_graph = isinstance(settings, dict) and settings.get("triton.cudagraphs", False)
+    if is_graph and _lamina.rank_device().type != "cpu":
+        raise UsageError(
+            f"{what} was compiled into graphs of the device, as the modes reduce-overhead and max-autotune of "
+            "torch.compile do: a replay overwrites what the one before gave, which other microbatches and ranks of a "
+            'pipeline have still to read. Compile it with the default mode, or mode="max-autotune-no-cudagraphs"',
+            code="model-graphs",
+        )
 
 
 def outside(function: Callable) -> Callable:
@@ -62,6 +81,9 @@ def _before_a_call(original: Callable) -> Callable:
 
     def callback(given: Any) -> Any:
         wrapper = sys._getframe(1).f_locals
+        if _lamina.in_step():
+            name = getattr(wrapper.get("fn"), "__qualname__", "a function")
+            refuse_graphs(name, getattr(wrapper.get("self"), "compiler_config", None))
         _fetched((wrapper.get("args"), wrapper.get("kwargs")))
         return original(given)
 

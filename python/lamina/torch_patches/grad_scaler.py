@@ -33,14 +33,20 @@ def install(worst: Worst, holders: Holders, complete: Complete, undo: ExitStack)
         held = holders(optimizer)
         of = optimizer if held is None else types.SimpleNamespace(param_groups=[{"params": held}])
         found = original(self, of, *args, **kwargs)
-        here = max((each.item() for each in found.values()), default=0.0)
-        everywhere = worst(optimizer, here)
-        for each in found.values():
-            each.fill_(everywhere)
-        alone = torch.tensor(everywhere, dtype=torch.float32, device=self._device)
-        return found or {torch.device(self._device): alone}
+        return on_host(self, worst(optimizer, largest(found)))
 
     replace(undo, GradScaler, "_unscale_grads_", unscale)
+
+
+def largest(found: dict[torch.device, torch.Tensor]) -> float:
+    """The largest of what was found on each device; 0 for nothing. Waits for them."""
+    return max((each.item() for each in found.values()), default=0.0)
+
+
+def on_host(scaler: GradScaler, found: float) -> dict[torch.device, torch.Tensor]:
+    """Gives a GradScaler what was found as it keeps it: on the host, where it reads it once more without a wait."""
+    device = torch.device(scaler._device)
+    return {device: torch.full((), found, dtype=torch.float32, pin_memory=device.type != "cpu")}
 
 
 def refuse(undo: ExitStack) -> None:

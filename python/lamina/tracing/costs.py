@@ -6,7 +6,7 @@ takes to start it. An exchange of slices with other ranks takes the time of a me
 What counts are ratios between modules; times of a real device come from `times`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +70,26 @@ def tensors_of(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(value)
 
 
-def times_us(device: Device, operation: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> tuple[float, float]:
-    """Forward and backward time of one operation; (0, 0) for those that only look at memory in another way."""
+def times_us(
+    device: Device,
+    operation: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    output: Any,
+    of_parameters: Callable[[torch.Tensor], bool],
+) -> tuple[float, float, float]:
+    """Forward and backward time of one operation, and of the latter the weight part: what only gradients of parameters
+    need. All are 0 for operations that only look at memory in another way.
+
+    Args:
+        device: it runs on.
+        operation, args, kwargs, output: it.
+        of_parameters: whether a tensor is a parameter, or was computed of nothing but these.
+    """
     if operation.namespace == "lamina":
-        return _exchange_times_us(device, operation, args, output)
+        return *_exchange_times_us(device, operation, args, output), 0.0
     if operation.is_view or operation.namespace == "prim":
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     inputs = list(tensors_of((*args, *kwargs.values())))
     outputs = list(tensors_of((output,)))
     moved_bytes = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
@@ -83,12 +97,15 @@ def times_us(device: Device, operation: Any, args: tuple, kwargs: dict[str, Any]
     forward_us = device.time_us(flops, moved_bytes)
     trained = [t for t in inputs if t.requires_grad]
     if not trained or not torch.is_grad_enabled():
-        return forward_us, 0.0
+        return forward_us, 0.0, 0.0
     if "attention" in operation.name():
-        return forward_us, device.time_us(_BACKWARD_OF_ATTENTION * flops, 2 * moved_bytes)
-    # One product for the gradient of each factor; a bias takes a sum.
-    factors = sum(t.dim() > 1 for t in trained) if flops else 1
-    return forward_us, sum(device.time_us(flops, moved_bytes) for _ in range(max(factors, 1)))
+        return forward_us, device.time_us(_BACKWARD_OF_ATTENTION * flops, 2 * moved_bytes), 0.0
+    # One product for the gradient of each factor; a bias takes a sum. Elementwise gradients come in one pass.
+    factors = [t for t in trained if t.dim() > 1] if flops else []
+    backward_us = max(len(factors), 1) * device.time_us(flops, moved_bytes)
+    if all(map(of_parameters, trained)):
+        return forward_us, backward_us, backward_us
+    return forward_us, backward_us, backward_us * sum(map(of_parameters, factors)) / max(len(factors), 1)
 
 
 def _exchange_times_us(device: Device, operation: Any, args: tuple, output: Any) -> tuple[float, float]:

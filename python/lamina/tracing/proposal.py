@@ -36,13 +36,18 @@ class Proposal:
 
 
 def propose(
-    tree: ModuleTree, session: _lamina.Session, tracer: Tracer | None, kept: dict[str, int] | None = None
+    tree: ModuleTree,
+    session: _lamina.Session,
+    tracer: Tracer | None,
+    kept: dict[str, int] | None = None,
+    config: _lamina.Config | None = None,
 ) -> Proposal:
     """Traces and plans, on world rank 0. What the plan raises is its error: every rank's.
 
     Args:
         tracer: finds out what the modules cost; None for no trace.
         kept: the partition of each module, as it was before.
+        config: of another layout than the session's; None for that one.
     """
     if session.rank != 0:
         return Proposal()
@@ -56,7 +61,7 @@ def propose(
             )
         for note in found.notes + placement.ignored(tree.modules) + _said(tree, found.ties):
             tell(note)
-        plan = session.plan(tree.filled(), found.measures, kept or {})
+        plan = session.plan(tree.filled(), found.measures, kept or {}, config)
     except Exception as raised:
         return Proposal(error=str(raised) or type(raised).__name__)
     return Proposal(plan, "", plan.report | summary(tree, found), found.writes)

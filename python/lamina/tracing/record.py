@@ -107,6 +107,7 @@ class Recorder(TorchDispatchMode):
         self._counted = {(storage := _storage(tensor)).cdata: storage for tensor in strided}
         parameters = [tensor for tensor in self._holders.tensors if protect and isinstance(tensor, nn.Parameter)]
         self._protected = {_storage(parameter).cdata for parameter in parameters}
+        self._weights = {_storage(each) for each in strided}  # and what is computed of nothing but these
         self._outside = {_storage(each).cdata: each for each in written if each.layout is torch.strided}
         self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # what was written, and its value
 
@@ -127,14 +128,20 @@ class Recorder(TorchDispatchMode):
         measures.draws = measures.draws or _draws(func, args)
         output = func(*args, **kwargs)
         batches = self._batches[node]
-        forward_us, backward_us = (batches * each for each in times_us(self._device, func, args, kwargs, output))
+        forward_us, backward_us, weights_us = (
+            batches * each for each in times_us(self._device, func, args, kwargs, output, self._of_parameters)
+        )
         if func.namespace == "lamina":
             measures.exchange_us = (measures.exchange_us[0] + forward_us, measures.exchange_us[1] + backward_us)
         measures.forward_us += forward_us
         backward_us += forward_us if self._recomputed else 0
         measures.backward_us += backward_us
         if func.namespace != "prim":
-            self._way.work(node, forward_us, backward_us)
+            outputs = list(tensors_of((output,)))
+            if inputs and all(map(self._of_parameters, inputs)):
+                self._weights.update(_storage(each) for each in outputs if each.layout is torch.strided)
+            self._way.work(node, inputs, (forward_us, backward_us, weights_us))
+            self._way.made((*outputs, *written))
         return output
 
     def node(self) -> int:
@@ -204,6 +211,9 @@ class Recorder(TorchDispatchMode):
         if place is None:
             raise RunsBackwardError("it runs a backward in its forward")
         return self._saved[place]
+
+    def _of_parameters(self, tensor: torch.Tensor) -> bool:
+        return tensor.layout is torch.strided and _storage(tensor) in self._weights
 
     def _see_to_writes(self, written: list[torch.Tensor]) -> None:
         for tensor in written if self._protected or self._outside else ():

@@ -13,6 +13,7 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.job import codec
+from lamina.job.ranks import device
 from lamina.script_state.generators import Streams
 from lamina.script_state.walk import Reach
 from lamina.util import pytree
@@ -32,7 +33,7 @@ class Call:
 
     args: tuple
     kwargs: dict[str, Any]
-    autocast: list[tuple[str, bool, torch.dtype]] = field(default_factory=lambda: list(map(_autocast, ("cpu", "cuda"))))
+    autocast: list[tuple[str, bool, torch.dtype]] = field(default_factory=lambda: list(map(_autocast, _kinds())))
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
     def of(self, root: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -42,11 +43,24 @@ class Call:
     @contextmanager
     def surroundings(self) -> Iterator[None]:
         """Autocast is as there, in this thread; with gradients, and nothing left in autocast's cache."""
-        with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
+        with outside_inference(), torch.enable_grad(), ExitStack() as stack:
             for device, enabled, dtype in self.autocast:
                 if enabled != torch.is_autocast_enabled(device) or enabled:
                     stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
             yield
+
+
+@contextmanager
+def outside_inference() -> Iterator[None]:
+    """Ends inference mode inside. A backward stays in this thread: torch's mode lets go of that, too, and a thread of
+    an accelerator would not know what is run here."""
+    with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+def _kinds() -> list[str]:
+    """The types of device that a rank computes on."""
+    return list(dict.fromkeys(("cpu", device().type)))
 
 
 def _autocast(device: str) -> tuple[str, bool, torch.dtype]:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long each module takes, forward and backward, on a device: the model is run a few times."""
+"""How long each module takes, forward and backward, on a device: the model is run a few times. What other processes
+take of the host's processors does not count."""
 
 import bisect
+import functools
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina._lamina import OwnClock
 from lamina.modules.tree import ModuleTree
 from lamina.tensor_parallel import regions
 from lamina.torch_patches import scoped
@@ -54,7 +57,9 @@ class _Stopwatch:
         self.backward_us = [0.0] * len(tree.modules)
         self._tree = tree
         self._holders = Holders(tree)
-        self._wait = torch.cuda.synchronize if device is not None and device.type == "cuda" else lambda: None
+        has_streams = device is not None and device.type != "cpu"
+        self._clock = OwnClock()
+        self._wait = functools.partial(torch.accelerator.synchronize, device) if has_streams else lambda: None
         self._stack: list[int] = [0]
         self._since = 0.0
         self._marks: list[tuple[int, int]] = []  # (number of the next node of the graph, node of the tree)
@@ -62,7 +67,7 @@ class _Stopwatch:
     @contextmanager
     def forward(self):
         with scoped.calls(self._call):
-            self._since = time.perf_counter()
+            self._since = self._clock.now_us()
             self._mark()
             yield
             self._pass_time()
@@ -91,8 +96,8 @@ class _Stopwatch:
 
     def _pass_time(self) -> None:
         self._wait()
-        now = time.perf_counter()
-        self.forward_us[self._stack[-1]] += (now - self._since) * 1e6
+        now = self._clock.now_us()
+        self.forward_us[self._stack[-1]] += now - self._since
         self._since = now
 
     def _mark(self) -> None:
@@ -104,11 +109,11 @@ class _Stopwatch:
         def begins(_: Any) -> None:
             nonlocal began
             self._wait()
-            began = time.perf_counter()
+            began = self._clock.now_us()
 
         def ends(*_: Any) -> None:
             self._wait()
-            self.backward_us[node] += (time.perf_counter() - began) * 1e6
+            self.backward_us[node] += self._clock.now_us() - began
 
         function.register_prehook(begins)
         function.register_hook(ends)

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lamina import _lamina
 from lamina.errors import Error, UsageError, said
+from lamina.job.ranks import device
 from lamina.modules.tree import ModuleTree
 from lamina.tensor_parallel import layers
 from lamina.tracing import leftovers
@@ -110,7 +111,7 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
     return found
 
 
-def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) -> TraceOptions:
+def options_of(trace_device: str, times: bool, memory: bool) -> TraceOptions:
     """Returns what the arguments of `DistributedModel` ask for.
 
     Errors:
@@ -118,7 +119,8 @@ def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) ->
     """
     if trace_device not in ("cpu", "gpu"):
         raise UsageError(f'trace_device is "cpu" or "gpu", not {trace_device!r}')
-    has_device = torch.cuda.is_available()
+    own = device()
+    has_device = own.type != "cpu"
     if trace_device == "cpu" and times and has_device:
         raise UsageError(
             'trace_execution_times=True with trace_device="cpu": times of the host say nothing about the device that '
@@ -126,7 +128,7 @@ def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) ->
         )
     if trace_device == "cpu":
         return TraceOptions(torch.device("cpu"), times, memory)
-    return TraceOptions(torch.device("cuda", local_rank) if has_device else None, times, memory)
+    return TraceOptions(own if has_device else None, times, memory)
 
 
 def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def _attempt(
     try:
         with ExitStack() as stack:
             reach = stack.enter_context(undisturbed(tree.root, call))
-            device, make = _device(tree, real), moved(real.device) if real else None
+            make = moved(real.device) if real else None
             if fake is not None:
                 make = _faked(fake)
                 stack.enter_context(fake)
@@ -221,7 +223,9 @@ def _attempt(
             args, kwargs = copied((call.args, call.kwargs), make)
             kept = reach.tensors if real else ()
             watch = StateWatch(tree)
-            recorder = Recorder(tree, nominal(device), watch, protect=bool(real), keep=keep, tell=tell, written=kept)
+            recorder = Recorder(
+                tree, nominal(_device(tree, real)), watch, protect=bool(real), keep=keep, tell=tell, written=kept
+            )
             stack.enter_context(call.surroundings())
             stack.enter_context(recorder.watching(saved))
             with watch.watching():
@@ -261,6 +265,8 @@ def described(error: Exception) -> str:
 def _device(tree: ModuleTree, real: TraceOptions | None) -> torch.device:
     if real is not None and real.device is not None:
         return real.device
+    if device().type != "cpu":
+        return device()
     first = next(_tensors(tree), None)
     return torch.device("cpu") if first is None else first.device
 
@@ -286,4 +292,6 @@ def _fake_mode(tree: ModuleTree) -> FakeTensorMode:
 
 
 def _faked(mode: FakeTensorMode) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda tensor: tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+    """Makes fake stand-ins, where the rank computes: the model may not be there yet."""
+    on_device = moved(device()) if device().type != "cpu" else lambda tensor: tensor
+    return lambda tensor: on_device(tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor))

@@ -126,7 +126,7 @@ class PlainBatches:
     of them holds for the others."""
 
     def __init__(self) -> None:
-        self._lists = _lamina.KnownLists()
+        self._lists = _lamina.KnownParts()
 
     def count(self, batch: Any) -> int:
         """The number of samples: rows of tensors, and elements of lists that have one for each.

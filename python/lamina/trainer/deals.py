@@ -74,6 +74,16 @@ class Deal:
         return left // self.of_all if self._drop_last else -(-left // self.of_all)
 
 
+def set_batch_size(loader: DataLoader, rows: int) -> None:
+    """Has a loader that a Deal knows give batches of so many samples, from its next iterator on."""
+    loader.batch_sampler.batch_size = rows
+    if loader.batch_size is not None:  # else its script has given it the batch sampler
+        vars(loader)["batch_size"] = rows  # which torch does not let set by its name
+    for each in samplers(loader):
+        if isinstance(each, ExactSampler) and each.batch_size is not None:
+            each.batch_size = rows
+
+
 def is_torchdatas(loader: Any) -> bool:
     """Tells whether it is a loader of torch's with a state that counts what it has read, of a dataset without one."""
     return (

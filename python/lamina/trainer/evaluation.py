@@ -13,7 +13,7 @@ from lamina.errors import ConfigError, UsageError
 from lamina.job.ranks import WORLD, set_num_microbatches
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
-from lamina.trainer import metrics
+from lamina.trainer import measured, metrics
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.events import Event
 from lamina.trainer.job import Method
@@ -74,11 +74,11 @@ class Evaluation:
         """
         state, spec = self._state, evaluator.dataloader
         read = state.dataloader, state.dataloader_label, state.dataloader_len
-        measured = self._measured = metrics.fresh(state.eval_metrics[evaluator.label])
+        self._metrics = metrics.fresh(state.eval_metrics[evaluator.label])
         total, counts, since, is_whole = 0.0, 0, time.monotonic(), True
         with undisturbed(state.model, spec.dataloader):
             state.model.eval()
-            shares = Shares(spec, self._by_tokens and spec.counts_tokens and not measured)
+            shares = Shares(spec, self._by_tokens and spec.counts_tokens and not self._metrics)
             set_num_microbatches(1)
             state.set_dataloader(spec, evaluator.label, shares.batches())
             state.eval_timestamp = Timestamp()
@@ -88,14 +88,17 @@ class Evaluation:
                     break
                 state.batch = share.batch
                 self._engine.run_event(Event.EVAL_BATCH_START)
-                total += sum(self._measure(Microbatches([state.batch]), Microbatches([share.counts])))
+                total += measured.added(self._measure(Microbatches([state.batch]), Microbatches([share.counts])))
                 counts += share.all_counts
                 of_all = share.everyone
                 state.eval_timestamp = state.eval_timestamp.to_next_batch(of_all.samples, of_all.tokens)
                 self._engine.run_event(Event.EVAL_BATCH_END)
             if is_whole:
                 _require_counted(evaluator, state.eval_timestamp, counts)
-                values = metrics.computed(measured) if measured else {"loss": sum(of_each_copy(total)) / counts}
+                if self._metrics:
+                    values = measured.plain(metrics.computed(self._metrics))
+                else:
+                    values = {"loss": sum(of_each_copy(measured.plain(total))) / counts}
         if is_whole:
             self._tell(evaluator, values, time.monotonic() - since)
         state.dataloader, state.dataloader_label, state.dataloader_len = read
@@ -105,26 +108,26 @@ class Evaluation:
         """Says what was measured, and how long it took."""
         state, elapsed = self._state, datetime.timedelta(seconds=gathered(seconds, WORLD)[0])
         state.eval_timestamp = state.eval_timestamp.copy(total_wct=elapsed, epoch_wct=elapsed)
-        state.eval_metrics[evaluator.label] = self._measured
+        state.eval_metrics[evaluator.label] = self._metrics
         state.eval_metric_values |= values
         self._logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
         self._engine.run_event(Event.EVAL_END)
 
     @step
     @torch.no_grad()
-    def _measure(self, batch: Any, counts: int) -> float:
+    def _measure(self, batch: Any, counts: int) -> float | torch.Tensor:
         """Adds a batch to the metrics; without any it returns its loss times what counts of it."""
-        state, model, measured = self._state, self._state.model.module, self._measured
+        state, model = self._state, self._state.model.module
         state.batch = batch
         self._engine.run_event(Event.EVAL_BEFORE_FORWARD)
         with self._precision():
             state.outputs = state.model(Method("eval_forward"), batch)
         self._engine.run_event(Event.EVAL_AFTER_FORWARD)
-        if not measured:
+        if not self._metrics:
             with self._precision():
                 loss = loss_of(model, state.outputs, batch)
-            return parts_of(loss)["total"].item() * counts if counts else 0.0
-        for metric in measured.values() if counts else ():
+            return measured.times(parts_of(loss)["total"], counts) if counts else 0.0
+        for metric in self._metrics.values() if counts else ():
             model.update_metric(batch, state.outputs, metric)
         return 0.0
 

@@ -8,7 +8,8 @@ from typing import Any
 
 class Event(str, enum.Enum):
     """A moment of a training, in the order of the names. Those between BEFORE_FORWARD and AFTER_BACKWARD are of a
-    microbatch, and happen inside of a step, on the ranks that lead."""
+    microbatch, and happen inside of a step, on the ranks that lead. LAYOUT_CHANGE follows a `lamina.change()`, between
+    two batches."""
 
     INIT = "init"
     AFTER_LOAD = "after_load"
@@ -42,6 +43,7 @@ class Event(str, enum.Enum):
     PREDICT_AFTER_FORWARD = "predict_after_forward"
     PREDICT_BATCH_END = "predict_batch_end"
     PREDICT_END = "predict_end"
+    LAYOUT_CHANGE = "layout_change"
 
     @property
     def is_before_event(self) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina._lamina import Config
+from lamina.elastic.change import change_now, checked, refused
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.lifetime import init, shutdown
@@ -19,7 +21,7 @@ from lamina.pipeline.distributed_model import DistributedModel
 from lamina.pipeline.step import step
 from lamina.tensor_parallel.unslicing import make_plain
 from lamina.torch_patches.compiled import left_alone
-from lamina.trainer.shares import Loaders
+from lamina.trainer.shares import Ends, Loaders
 from lamina.util.settings import replace
 
 
@@ -37,6 +39,9 @@ class TrainerJob:
         optimizer: of its parameters.
         scaling: of losses, by DistributedOptimizer's arguments.
         before_end, after_end: are called when the job is about to end, and when all is plain again.
+
+    Attributes:
+        is_training: whether `fit` is under way.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class TrainerJob:
         _end_current()
         init(config)
         self._before_end, self._after_end = before_end, after_end
-        self._is_training = False
+        self.is_training = self._is_measuring = False
         self.has_loaded = False  # values that a model in parts has from its first step on
         self._plain = dict(vars(optimizer))
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
@@ -73,24 +78,54 @@ class TrainerJob:
         if not current.is_initialized() or current.job().model is not self.model:
             raise UsageError(f"{what}: this Trainer was closed, or another one was made after it")
         current.outside_step(what)
-        if self._is_training and not amid_training:
+        if self.is_training and not amid_training:
             raise UsageError(f"{what}: a callback of fit() calls it: state.max_duration says how far that one goes")
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Inside, the job may not end."""
-        self._is_training = True
+        self.is_training = True
         try:
             yield
         finally:
-            self._is_training = False
+            self.is_training = False
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Inside, the layout may not change, unless in a training."""
+        before, self._is_measuring = self._is_measuring, True
+        try:
+            yield
+        finally:
+            self._is_measuring = before
+
+    def other_layout(self, keys: dict[str, Any]) -> Config:
+        """The configuration in another layout, see `lamina.change`. Errors: what refuses it; nothing has changed."""
+        self.require("lamina.change()")
+        if self._is_measuring and not self.is_training:
+            raise refused("a callback of eval() or predict() calls it: call it before or after that")
+        take_loaded()
+        current.job().saves.end()
+        return checked(current.job(), keys)
+
+    def change(self, keys: dict[str, Any]) -> None:
+        """Goes over to another layout, with what belongs to the training."""
+        before = current.job()
+        self.optimizer.zero_grad(set_to_none=True)
+        change_now(before, keys)
+        current.job().own_of(before, _Trainers, Loaders, Ends)
+        current.job().change, self.has_loaded = before.change, False
+
+    def at_end(self, undo: Callable[..., None], *arguments: Any) -> None:
+        """Has something called when the job has ended."""
+        self._undo.callback(undo, *arguments)
 
     def end(self) -> None:
         """Ends the job, where it has not; every rank calls it. The model is the plain one again, with all values and
         buffers on every rank, in the dtypes that they had, and so is the optimizer, with all states."""
         if not current.is_initialized() or current.job().model is not self.model:
             return
-        if self._is_training:
+        if self.is_training:
             raise UsageError(
                 "a Trainer is closed, or another one made, when fit() has ended, not in one of its callbacks: "
                 "state.stop_training() ends it"

@@ -24,13 +24,20 @@ class Loop:
         logger: gets the metrics.
         training_step: runs the step of a batch.
         measure: evaluates with an EvaluationData, see `Evaluation.run`.
+        change: makes the change of the layout that was asked for, see `Layouts.change`.
     """
 
     def __init__(
-        self, state: TrainingState, engine: Any, logger: Any, training_step: TrainingStep, measure: Callable[..., bool]
+        self,
+        state: TrainingState,
+        engine: Any,
+        logger: Any,
+        training_step: TrainingStep,
+        measure: Callable[..., bool],
+        change: Callable[[], bool],
     ):
         self._state, self._engine, self._logger = state, engine, logger
-        self._step, self._measure = training_step, measure
+        self._step, self._measure, self._change = training_step, measure, change
 
     def fit(self, shares: Shares, most: int, steps_every_batch: bool) -> bool:
         """Trains until the state says that it is done.
@@ -56,6 +63,8 @@ class Loop:
                 self._logger.log_metrics({"epoch": state.timestamp.epoch.value})
             batches = shares.of_epoch(state.timestamp.epoch.value, most)
             while not state.is_done:
+                if self._change():
+                    batches = shares.of_epoch(state.timestamp.epoch.value, most)
                 self._engine.run_event(Event.BEFORE_DATALOADER)
                 if (share := next(batches, None)) is None:
                     break
@@ -78,7 +87,10 @@ class Loop:
                 return True
         shares.end()
         self._engine.run_event(Event.FIT_END)
-        return not self._evaluate(Event.FIT_END) or shares.end()
+        if not self._evaluate(Event.FIT_END) or shares.end():
+            return True
+        self._change()
+        return False
 
     def _train(self, share: Share) -> bool:
         """Trains with one batch of all copies, and evaluates what is due then; see `_evaluate`."""

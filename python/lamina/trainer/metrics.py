@@ -7,7 +7,11 @@ from typing import Any
 import torch
 
 from lamina.errors import ConfigError
+from lamina.job.ranks import device, size
+from lamina.trainer import measured
+from lamina.trainer.moves import moved
 from lamina.trainer.ranks import of_each_copy
+from lamina.util import pytree
 
 
 def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -26,12 +30,19 @@ def fresh(metrics: dict[str, Any]) -> dict[str, Any]:
     for metric in copies.values():
         metric.reset()
         metric.distributed_available_fn = _alone
+    put_on_device(copies)
     return copies
+
+
+def put_on_device(metrics: dict[str, Any]) -> None:
+    """Has metrics add up where the rank computes."""
+    for metric in metrics.values():
+        metric.to(device())
 
 
 def computed(metrics: dict[str, Any]) -> dict[str, Any]:
     """The values over what all copies of the model have seen; each of them calls this, and the metrics become those of
-    all. A number is a plain one, several are a list."""
+    all. Numbers are as `measured.unread` has them."""
     own = {name: (metric._update_count, _states(metric)) for name, metric in metrics.items()}
     everyone = of_each_copy(own)
     values = {}
@@ -41,18 +52,20 @@ def computed(metrics: dict[str, Any]) -> dict[str, Any]:
             _join(metric, [states for _, states in seen])
             metric._update_count = sum(count for count, _ in seen)
         metric._computed = None
-        values[name] = _plain(metric.compute())
+        values[name] = measured.unread(metric.compute())
     return values
 
 
 def _states(metric: Any) -> dict[str, Any]:
-    return {name: getattr(metric, name) for name in metric._defaults}
+    """The states of a metric, as they go to other ranks: on the host."""
+    states = {name: getattr(metric, name) for name in metric._defaults}
+    return states if size() == 1 else pytree.map_tensors(torch.Tensor.cpu, states)
 
 
 def _join(metric: Any, copies: list[dict[str, Any]]) -> None:
     """Has the metric become that of several."""
     for name, reduce in metric._reductions.items():
-        of_copies = [states[name] for states in copies]
+        of_copies = [moved(states[name], metric.device) for states in copies]
         if isinstance(of_copies[0], list):
             setattr(metric, name, [item for items in of_copies for item in items])
         elif len(of_copies) == 1:  # perhaps another rank's
@@ -62,12 +75,6 @@ def _join(metric: Any, copies: list[dict[str, Any]]) -> None:
         else:
             stacked = torch.stack(of_copies)
             setattr(metric, name, stacked if reduce is None else reduce(stacked))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 def _alone() -> bool:

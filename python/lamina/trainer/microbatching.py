@@ -8,7 +8,7 @@ import torch
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.job.ranks import num_microbatches, rank, set_num_microbatches
+from lamina.job.ranks import device, num_microbatches, rank, set_num_microbatches
 from lamina.trainer.ranks import leads
 from lamina.trainer.shares import Share
 from lamina.trainer.training_state import TrainingState
@@ -84,6 +84,8 @@ def halve(state: TrainingState, lacking: Sequence[tuple[int, str]]) -> None:
             code="trainer-memory",
         )
     state.device_train_microbatch_size = size // 2
+    if device().type != "cpu":
+        torch.accelerator.empty_cache()  # blocks of the sizes before
     if rank() == 0:
         ranks = ", ".join(str(number) for number, _ in lacking)
         tell(f"out of memory on rank {ranks}: microbatches of {size // 2} in the place of {size}")

@@ -24,6 +24,7 @@ from lamina.job.ranks import WORLD, rank
 from lamina.script_state import generators
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.deals import Deal, goes_past_batches, is_torchdatas
+from lamina.trainer.moves import on_rank
 from lamina.trainer.ranks import copies, leads, own_copy
 from lamina.trainer.states_of_ranks import are_alike
 from lamina.trainer.workers import ending_workers
@@ -81,15 +82,26 @@ class Reader:
     def state_dict(self) -> dict[str, Any]:
         """How far this rank has read, and its random generators."""
         if self._saved is not None:
-            return self._saved
+            return {"now": generators.states(self._loader)} | self._saved
         loader = getattr(self._loader, "state_dict", None)
         read = {} if loader is None or not leads() else {"loader": loader()}
         own = {"began": self._began, "now": generators.states(self._loader), "is_through": self._is_through}
         return {"place": self._place, **own, **read, "read": self._facts() | self._counted()}
 
+    def handed_on(self) -> dict[str, Any]:
+        """As `state_dict`, for processes that go on in another layout, with their generators as they are then."""
+        if self._saved is not None:
+            return self._saved
+        return {name: value for name, value in self.state_dict().items() if name != "now"}
+
+    @property
+    def rows(self) -> int | None:
+        """How many samples a full batch of a copy has, where that of all copies is known."""
+        return self._deal.of_all // copies() if self._is_placed else None
+
     def _facts(self) -> dict[str, Any]:
         """Says on what batches depend."""
-        rows = self._deal.of_all // copies() if self._is_placed else self._spec.batch_size
+        rows = self.rows if self._is_placed else self._spec.batch_size
         workers = getattr(self._loader, "num_workers", 0)
         return {"rows": rows, "workers": workers, "length": self._length, "order": self._order}
 
@@ -108,13 +120,14 @@ class Reader:
             return {"samples": self._samples, "anew": self.is_dealt_anew}
         return {"samples": self._samples, "dealt": self._deal.after(self._given, self._begun)}
 
-    def go_on(self, saved: list[dict[str, Any]], batches: int, samples: int) -> None:
+    def go_on(self, saved: list[dict[str, Any]], batches: int, samples: int, is_told: bool = True) -> None:
         """See Shares.
 
         Args:
             saved: states of the ranks of a job, see `state_dict`.
             batches: of all copies, that were read of the epoch.
             samples: of all copies, in these.
+            is_told: whether a line says how the epoch goes on, where that is in another way.
         """
         self._begin_epoch()
         own = next((each for each in (*saved[rank() :], *saved) if each["place"] == self._place), None)
@@ -127,6 +140,8 @@ class Reader:
         states = [each["loader"] for each in leading if "loader" in each]
         is_known = before == copies() or are_alike(states)
         self._loads = bool(states) and is_known and self._fits(own is not None)
+        if not is_told:
+            return
         if batches:
             self._tell(read, before)
         elif states and not is_known and rank() == 0 and not is_torchdatas(self._loader):
@@ -224,7 +239,8 @@ class Reader:
         """An iterator over the loader, after what is read already. What it draws when it is made is what it drew when
         the epoch began."""
         if saved is not None:
-            generators.put_states(saved["began"] if self._read else saved["now"], self._loader)
+            now = saved.get("now") or generators.states(self._loader)
+            generators.put_states(saved["began"] if self._read else now, self._loader)
         self._began = generators.states(self._loader)
         loader = self._loader if leads() else ()
         goes_on = saved is not None and leads() and self._loads
@@ -238,13 +254,13 @@ class Reader:
         is_read = self._is_iterable or getattr(loader, "num_workers", 0) or not hasattr(batches, "_sampler_iter")
         if past and not (is_read or self.is_dealt_anew):  # by indices in this process
             past = sum(0 for _ in itertools.islice(batches._sampler_iter, self._read))
-        batches = map(self._spec.device_transforms, batches)
+        batches = map(self._spec.device_transforms, on_rank(batches))
         if past:
             batches = _after(batches, past, self._spec)
             if rank() == 0 and not self.is_dealt_anew:
                 tell(f"{self._read} batches of the epoch are read again, to go on after them")
         if saved is not None and self._read:
-            generators.put_states(saved["now"], self._loader)
+            generators.put_states(now, self._loader)
         return batches
 
     def _fits(self, is_own: bool) -> bool:

@@ -103,6 +103,25 @@ class Shares:
         """
         self._reader.go_on(saved, batches, samples)
 
+    @property
+    def rows(self) -> int | None:
+        """How many samples a full batch of a copy has, where it is known what all copies together have read."""
+        return self._reader.rows
+
+    def handed_on(self) -> dict[str, Any]:
+        """As `state_dict`, for `go_over`."""
+        return self._reader.handed_on()
+
+    def go_over(self, of_ranks: list[dict[str, Any]], batches: int, samples: int) -> None:
+        """The job has another layout, in which the copies go on where those of the one before were: see `go_on`.
+
+        Args:
+            of_ranks: what each rank has handed on.
+            batches, samples: of all copies, that were read of the epoch.
+        """
+        self._reader, self._speaks = Reader(self.spec), speaks()
+        self._reader.go_on(of_ranks, batches, samples, is_told=False)
+
     def of_epoch(self, number: int, most: int = -1) -> Iterator[Share]:
         """Goes through the loader, which is told the epoch's number; to batch number `most` at most, if it is not -1.
         All copies get as many."""

@@ -4,6 +4,9 @@
 import contextvars
 from typing import Any
 
+import torch
+
+from lamina.trainer import measured
 from lamina.trainer.data_spec import DataSpec
 from lamina.trainer.time import Time, Timestamp, ensure_time
 
@@ -45,8 +48,8 @@ class TrainingState:
         dataloader, dataloader_label, dataloader_len: what is being read, and its number of batches.
         train_metrics, eval_metrics: metrics, the latter by the evaluator's label.
         evaluators: what is evaluated in the training, see EvaluationData.
-        train_metric_values, eval_metric_values: their values, as plain numbers.
-        total_loss_dict: the losses of the last batch of all ranks.
+        train_metric_values, eval_metric_values: their values as plain numbers, in training `measured.unread`.
+        total_loss_dict: the losses of the last batch of all ranks, numbers as in `train_metric_values`.
         fits: how many calls of `fit` have ended.
         fit_began: where the latest one began.
         unfinished: an event and the number of the evaluator with which the training goes on, where it ended amid that.
@@ -78,7 +81,7 @@ class TrainingState:
         self.eval_metrics: dict[str, dict[str, Any]] = {}
         self.train_metric_values: dict[str, Any] = {}
         self.eval_metric_values: dict[str, Any] = {}
-        self.total_loss_dict: dict[str, float] = {}
+        self.total_loss_dict: dict[str, float | torch.Tensor] = {}
         self.unfinished: tuple[str, int] | None = None
         self.fits = 0
         self.fit_began: Timestamp | None = None
@@ -122,7 +125,7 @@ class TrainingState:
             else self.epochs(self.timestamp) - self.timestamp.epoch.value,
             "fits": self.fits,
             "fit_began": None if self.fit_began is None else self.fit_began.state_dict(),
-            **{name: dict(getattr(self, name)) for name in _MEASURED},
+            **{name: measured.plain(dict(getattr(self, name))) for name in _MEASURED},
         }
 
     def go_on(self, progress: dict[str, Any]) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from lamina._lamina import BatchRecord
-from lamina.job.ranks import WORLD, rank
+from lamina._lamina import BatchRecord, sum_of_copies
+from lamina.job import current
+from lamina.job.ranks import WORLD, rank, size
 from lamina.job.seeds import set_rng_step
 from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.step import step
-from lamina.trainer import microbatching
+from lamina.trainer import measured, microbatching
 from lamina.trainer.events import Event
 from lamina.trainer.losses import added_up, loss_of, parts_of, require_trainable
 from lamina.trainer.ranks import copies, gathered, of_each_copy, speaks, together
@@ -62,31 +63,43 @@ class TrainingStep:
                 if kept is None or not microbatching.is_out_of_memory(error):
                     raise
                 lack = getattr(error, "rank", rank()), str(error).partition("\n")[0] or type(error).__name__
-            losses = {name: sum(values) for name, values in losses.items()}
+            losses = {name: measured.added(values) for name, values in losses.items()}
+            on_device = size() > 1 and measured.are_on_device(losses.values())
+            losses = losses if size() == 1 or on_device else measured.plain(losses)  # ranks tell each other numbers
             now = time.monotonic()
-            everyone = self._together(losses, now - self._clock, lack is not None)
+            everyone = self._together(losses, on_device, now - self._clock, lack is not None)
             if not everyone.lacks_memory:
                 break
             kept.put_back()
             microbatching.halve(state, sorted({each for each in gathered(lack, WORLD) if each}))
         self._clock = now
-        if everyone.names_differ:
-            all_losses = added_up(of_each_copy(losses))
-        else:
-            all_losses = dict(zip(losses, everyone.losses, strict=True))
-        state.total_loss_dict = {f"loss/train/{name}": loss for name, loss in all_losses.items()}
+        sums = self._sums(losses, on_device, everyone)
+        state.total_loss_dict = {f"loss/train/{name}": loss for name, loss in sums.items()}
         return everyone.seconds
 
-    def _together(self, losses: dict[str, float], seconds: float, lacks_memory: bool) -> BatchRecord:
+    def _sums(self, losses: dict[str, Any], on_device: bool, everyone: BatchRecord) -> dict[str, Any]:
+        """The losses of all copies, added up where they are."""
+        if size() == 1:
+            return losses
+        if everyone.names_differ:
+            return added_up(of_each_copy(measured.plain(losses)))
+        if not on_device:
+            return dict(zip(losses, everyone.losses, strict=True))
+        if copies() == 1:
+            return losses
+        own = torch.stack(list(losses.values()))
+        return dict(zip(losses, sum_of_copies(current.session(), own).unbind(), strict=True))
+
+    def _together(self, losses: dict[str, Any], on_device: bool, seconds: float, lacks_memory: bool) -> BatchRecord:
         """The record of all ranks after a step, with rank 0's seconds and the sums of losses."""
         own = BatchRecord(is_after_step=True)
-        own.name_losses(list(losses))
+        own.name_losses([f"{name} of a device" for name in losses] if on_device else list(losses))
         own.lacks_memory, own.seconds = lacks_memory, 0.0 if rank() else seconds
-        own.losses = list(losses.values()) if speaks() else []
+        own.losses = list(losses.values()) if speaks() and size() > 1 and not on_device else []
         return together(own)
 
     @step
-    def _step(self, batch: Any, part: float) -> dict[str, float]:
+    def _step(self, batch: Any, part: float) -> dict[str, float | torch.Tensor]:
         """Runs a microbatch, which is such a part of the batch of all copies. Returns its part of the losses. Gradients
         are averaged over the copies, and added up over microbatches."""
         state, run, state.batch = self._state, self._engine.run_event, batch
@@ -106,7 +119,7 @@ class TrainingStep:
         run(Event.AFTER_BACKWARD)
         if state.train_metrics:
             self._update_train_metrics(bool(part))
-        return {name: loss.item() * part for name, loss in losses.items()}
+        return {name: measured.times(loss, part) for name, loss in losses.items()}
 
     @torch.no_grad()
     def _update_train_metrics(self, counts: bool) -> None:

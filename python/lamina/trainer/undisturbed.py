@@ -27,12 +27,10 @@ class Kept:
         self._buffers = {place: (buffer, buffer.clone()) for place, buffer in _buffers(model).items()}
         self._microbatches, self._session = num_microbatches(), current.session()
         self._steps, self._readers, self._generators = self._session.seeded_steps, readers, generators.states(*readers)
-        self._of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def put_back(self, alone: bool = False) -> None:
         """Makes all of it what it was; every rank calls it. One that does so alone leaves buffers that were moved."""
         generators.put_states(self._generators, *self._readers)
-        torch.cuda.set_rng_state_all(self._of_devices)
         set_num_microbatches(self._microbatches)
         if self._steps is not None:
             self._session.seeded_steps = self._steps
@@ -50,8 +48,15 @@ class Kept:
         modules = dict(self._model.named_modules())
         for (module, name), (buffer, _) in self._buffers.items():
             modules[module]._buffers[name] = buffer  # a forward may have put another one there
-            if not torch.equal(buffer, values[module, name]):  # batch_norm's kernel writes without a new version
-                buffer.copy_(values[module, name])
+            _put_back(buffer, values[module, name])
+
+
+def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Writes the value, without a new version: a backward to come may read it. Nobody wrote to elements that share
+    memory."""
+    if buffer.layout is not torch.strided or torch._debug_has_internal_overlap(buffer) != 1:
+        with torch.autograd._unsafe_preserve_version_counter(buffer):
+            buffer.copy_(value)
 
 
 @contextlib.contextmanager

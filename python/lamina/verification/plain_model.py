@@ -14,6 +14,7 @@ from lamina.errors import UsageError
 from lamina.job import current
 from lamina.model.partitioned import named_tensors
 from lamina.modules.tree import ModuleTree
+from lamina.script_state.generators import Streams
 from lamina.tensor_parallel import unslicing
 from lamina.torch_patches import module_call, sequential
 from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
@@ -27,11 +28,11 @@ class PlainModel:
     Args:
         tree: the model's modules.
         call: of the model.
-        generator: the state of torch's generator then.
+        streams: torch's random numbers then.
     """
 
-    def __init__(self, tree: ModuleTree, call: Call, generator: torch.Tensor):
-        self._tree, self._call, self._generator = tree, call, generator
+    def __init__(self, tree: ModuleTree, call: Call, streams: Streams):
+        self._tree, self._call, self._streams = tree, call, streams
         self._run: _lamina.PlainRun | None = None
         self._values: _lamina.PlainValues | None = None
         self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id, with whose it is
@@ -70,7 +71,7 @@ class PlainModel:
         self._run.watch(trained)
         with self._in_place():
             args, kwargs = copied((self._call.args, self._call.kwargs), alias)
-            torch.set_rng_state(self._generator)
+            self._streams.restore()
             self._returned = pytree.tensors(self._call.of(self._tree.root, args, kwargs))
 
     def _run_backward(self, gradients: dict[int, torch.Tensor]) -> None:

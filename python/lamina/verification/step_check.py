@@ -14,6 +14,7 @@ from lamina.deferred_init.delayed import is_delayed
 from lamina.job import current, parts
 from lamina.model.partitioned import PartitionedModel, named_tensors
 from lamina.modules.tree import ModuleTree
+from lamina.script_state.generators import Streams
 from lamina.tensor_parallel import layers, regions
 from lamina.torch_patches import backwards
 from lamina.tracing.sandbox import Call
@@ -64,17 +65,15 @@ class StepCheck(parts.StepCheck):
         elif not any(map(is_delayed, root.parameters())):
             self._check.take_first_values(_rows(root, named_tensors(root)))
 
-    def run_plainly(self, root: nn.Module, called: tuple[Call, torch.Tensor] | None) -> None:
+    def run_plainly(self, root: nn.Module, called: tuple[Call, Streams] | None) -> None:
         if called is None:
             self._check.run_plainly(None, [], [], [], set())
         elif any(map(is_delayed, root.parameters())):
             self._check.leave_out("values of parameters are made only as the model is cut")
         else:
-            tree, (call, generator) = ModuleTree(root), called
+            tree, (call, streams) = ModuleTree(root), called
             parameters, given = list(root.named_parameters()), pytree.tensors((call.args, call.kwargs))
-            self._check.run_plainly(
-                PlainModel(tree, call, generator), tree.names, given, parameters, _hooked(parameters)
-            )
+            self._check.run_plainly(PlainModel(tree, call, streams), tree.names, given, parameters, _hooked(parameters))
 
     def begin_step(self, model: PartitionedModel) -> None:
         root = model.tree.root

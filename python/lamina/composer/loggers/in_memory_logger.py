@@ -7,6 +7,7 @@ from typing import Any
 from lamina.composer.loggers.destination import LoggerDestination
 from lamina.composer.metric_names import MetricsByName
 from lamina.errors import UsageError
+from lamina.trainer import measured
 from lamina.trainer.time import Timestamp
 
 
@@ -44,5 +45,5 @@ class InMemoryLogger(LoggerDestination):
 
         if metric not in self.data:
             raise UsageError(f"no metric {metric!r} was logged; there are {', '.join(self.data)}")
-        rows = [{metric: value} | now.state_dict() for now, value in self.data[metric]]
+        rows = [{metric: measured.plain(value)} | now.state_dict() for now, value in self.data[metric]]
         return {name: numpy.array([row[name] for row in rows]) for name in rows[0]}

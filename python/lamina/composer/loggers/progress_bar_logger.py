@@ -27,11 +27,11 @@ class ProgressBarLogger(LoggerDestination):
     def __init__(self, stream: str | TextIO = "stderr"):
         self.stream = text_stream(stream)
         self._view: _Bar | _Lines | None = None
-        self._metrics: dict[str, float] = {}
+        self._metrics: dict[str, Any] = {}
         self._evaluated = 0  # batches
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self._metrics |= numbers(metrics)
+        self._metrics |= metrics
 
     def fit_start(self, state: Any, logger: Any) -> None:
         if self._view is None and get_global_rank() == 0:
@@ -62,7 +62,7 @@ class ProgressBarLogger(LoggerDestination):
 
     def _show(self, what: str, done: int, total: int | None, kind: str | None = None, *, is_last: bool) -> None:
         if self._view is not None and self._view.is_due(is_last):
-            known = self._metrics.items() if kind is not None else ()
+            known = numbers(self._metrics).items() if kind is not None else ()
             values = [f"{name} {format_log_data_value(value)}" for name, value in known if name.startswith(kind)]
             self._view.show(what, done, total, ", ".join(values))
 
