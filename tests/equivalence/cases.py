@@ -57,7 +57,12 @@ def adamw(parameters):
 
 
 def snapshot(named):
-    return {n: None if p.grad is None else p.grad.clone() for n, p in named}
+    return {n: None if p.grad is None else p.grad.cpu().clone() for n, p in named}
+
+
+def on_host(named):
+    """Values as they are compared, wherever a rank computes."""
+    return {name: None if tensor is None else tensor.detach().cpu() for name, tensor in named.items()}
 
 
 def plain(case: Case) -> Trained:
@@ -106,7 +111,7 @@ def distributed(case: Case) -> Trained:
     for x in batches(getattr(torch, case.dtype)):
         optimizer.zero_grad()
         # Only the leading rank's inputs count: the others pass nonsense.
-        loss = train(model, x if lamina.pp_rank() == 0 else torch.empty(BATCH, 0))
+        loss = train(model, (x if lamina.pp_rank() == 0 else torch.empty(BATCH, 0)).to(lamina.device()))
         losses.append(loss.reduce_mean().item())
         first = first or snapshot(model.local_named_parameters())
         optimizer.step()
@@ -114,7 +119,7 @@ def distributed(case: Case) -> Trained:
     full = model.state_dict()
     assert set(local) <= set(full), "names of local parameters are not those of the state dict"
     lamina.shutdown()
-    return Trained(losses, first, snapshot(local.items()), local)
+    return Trained(losses, first, snapshot(local.items()), on_host(local))
 
 
 def difference(ours: dict, theirs: dict, tolerance: float, what: str) -> list[str]:

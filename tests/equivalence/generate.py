@@ -8,7 +8,7 @@ from equivalence.cases import Case
 from equivalence.models import MODELS
 from soak import SOAK, paired
 
-SCHEDULES = ("simple", "interleaved")
+SCHEDULES = ("simple", "interleaved", "zero_bubble")
 MICROBATCHES = (1, 4)
 WORLDS = (2, 3)
 

@@ -183,7 +183,7 @@ def draw_case(number: int) -> RandomCase:
         replicas=replicas,
         microbatches=microbatches,
         active_microbatches=draw.randint(1, partitions + 3),
-        schedule=draw.choice(("simple", "interleaved")),
+        schedule=draw.choice(("simple", ("interleaved", "zero_bubble")[number % 2])),
         rows=draw.randint(1, 2),
         placed_by_hand=by_hand,
         traits=frozenset(wanted - {"reads_weight_anywhere"} | seen_in(parts)),

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable
 
 import torch
-from equivalence.cases import adamw
+from equivalence.cases import adamw, on_host
 from equivalence.random_cases import RandomCase
 from equivalence.random_training import Model, Trained, build, evaluation_body, states, train, train_body
 from torch import nn
@@ -110,8 +110,9 @@ def train_here(case: RandomCase, model, optimizer, named_parameters=None) -> Tra
     def clip(norm):
         return model.clip_grad_norm_(norm)
 
-    trained = train(case, model, optimizer, step, evaluate, clip, named_parameters or model.local_named_parameters)
-    trained.buffers = dict(model.local_named_buffers())
+    named_parameters = named_parameters or model.local_named_parameters
+    trained = train(case, model, optimizer, step, evaluate, clip, named_parameters, lamina.device())
+    trained.buffers = on_host(dict(model.local_named_buffers()))
     if lamina.pp_rank() != 0:  # the inputs live on the leading rank
         trained.others = {name: value for name, value in trained.others.items() if "input" not in name}
     assert set(trained.parameters) <= set(model.state_dict()), "names of parameters are not those of the state dict"

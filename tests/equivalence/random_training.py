@@ -5,7 +5,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 import torch
-from equivalence.cases import STEPS, snapshot
+from equivalence.cases import STEPS, on_host, snapshot
 from equivalence.random_cases import RandomCase
 from equivalence.random_operations import build_part
 from equivalence.random_parts import VOCABULARY, WIDTH
@@ -78,7 +78,7 @@ def train_body(case: RandomCase, model, backward, x, y, tokens) -> dict:
 
     def forward(x):
         on = "autocast" in case.traits
-        with torch.autocast("cpu", torch.bfloat16) if on else contextlib.nullcontext():
+        with torch.autocast(x.device.type, torch.bfloat16) if on else contextlib.nullcontext():
             return model(x, y=y, tokens=tokens)
 
     if "writes_input" in case.traits:
@@ -110,11 +110,13 @@ def evaluation_body(model, x, y, tokens) -> dict:
     return {**out, "graph": out["hidden"].requires_grad}
 
 
-def train(case: RandomCase, model, optimizer, step, evaluate, clip, named_parameters) -> Trained:
-    """The loop that both sides run. step(batch) and evaluate(batch) give outputs by microbatch of the whole batch."""
+def train(case: RandomCase, model, optimizer, step, evaluate, clip, named_parameters, device="cpu") -> Trained:
+    """The loop that both sides run. step(batch) and evaluate(batch) give outputs by microbatch of the whole batch,
+    which is on that device. What comes of it is on the host."""
     trained = Trained()
     calls = 2 if "accumulated" in case.traits else 1
-    for at, batch in enumerate(batches(case)):
+    for at, given in enumerate(batches(case)):
+        batch = {name: tensor.to(device) for name, tensor in given.items()}
         if at % calls == 0:
             optimizer.zero_grad(set_to_none="zeroed" not in case.traits)
         batch["x"].requires_grad_("input_gradient" in case.traits)
@@ -134,19 +136,21 @@ def train(case: RandomCase, model, optimizer, step, evaluate, clip, named_parame
                 trained.outputs.append(by_name(evaluate(batch)))
             model.train()
     trained.gradients = snapshot(named_parameters())
-    trained.parameters = dict(named_parameters())
+    trained.parameters = on_host(dict(named_parameters()))
+    trained.others = on_host(trained.others)
     return trained
 
 
 def by_name(outputs: dict[int, dict]) -> dict:
-    return {f"{name} of microbatch {at}": value for at, output in outputs.items() for name, value in output.items()}
+    values = {f"{name} of microbatch {at}": value for at, output in outputs.items() for name, value in output.items()}
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
 
 def states(optimizer) -> dict[str, torch.Tensor]:
     """Tensors that an optimizer keeps, by number of the parameter and name."""
     state = optimizer.state_dict()["state"]
     return {
-        f"state {name} of {number}": value.clone()
+        f"state {name} of {number}": value.to("cpu", copy=True)
         for number, values in state.items()
         for name, value in values.items()
         if isinstance(value, torch.Tensor)

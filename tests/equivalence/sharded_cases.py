@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, replace
 
 import torch
-from equivalence.cases import BATCH, STEPS, Trained, build, difference
+from equivalence.cases import BATCH, STEPS, Trained, build, difference, on_host
 from equivalence.models import MODELS, WIDTH
 
 import lamina
@@ -151,14 +151,14 @@ def distributed(case: ShardedCase) -> Trained:
     for passes in data(lamina.rdp_size(), case.accumulate):
         optimizer.zero_grad()
         for of_replicas in passes:
-            own = train(of_replicas[lamina.rdp_rank()]).reduce_mean()
+            own = train(of_replicas[lamina.rdp_rank()].to(lamina.device())).reduce_mean().cpu()
             losses.append(torch.stack(lamina.allgather(own, lamina.RDP_GROUP)).mean().item())
         local = list(model.local_named_parameters())
         gradients = {name: lamina.get_full_gradient(parameter) for name, parameter in local}
         optimizer.step()
     parameters = {name: lamina.get_full_parameter(parameter) for name, parameter in local}
     lamina.shutdown()
-    return Trained(losses, {}, gradients, parameters)
+    return Trained(losses, {}, on_host(gradients), on_host(parameters))
 
 
 def check(case: ShardedCase) -> list[str]:

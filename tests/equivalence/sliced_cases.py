@@ -90,7 +90,7 @@ def draw_case(number: int) -> SlicedCase:
         replicas=replicas,
         microbatches=microbatches,
         active_microbatches=draw.randint(1, partitions + 2),
-        schedule=draw.choice(("simple", "interleaved")),
+        schedule=draw.choice(("simple", ("interleaved", "zero_bubble")[number % 2])),
         rows=draw.randint(1, 2),
         placed_by_hand=partitions > 1 and (draw.random() < 0.5 or not prescaled),
         traits=frozenset(wanted | seen_in(parts) | draws | ({CHECKPOINTS} if checkpoints else set())),

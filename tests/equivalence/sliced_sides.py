@@ -126,7 +126,7 @@ def _look(case: SlicedCase, model: Any) -> None:
         with torch.no_grad():
             return evaluation_body(model, x, y, tokens)
 
-    evaluate(model, **batches(case)[0])
+    evaluate(model, **{name: tensor.to(lamina.device()) for name, tensor in batches(case)[0].items()})
 
 
 def _loaded(case: SlicedCase, state: dict, parameters: dict[str, torch.Tensor]) -> list[str]:

@@ -95,7 +95,7 @@ def main():
 
     for phases.step in range(1000):
         phases.calls.clear()  # the trace of the model calls layers too
-        train(torch.randn(32, 128))
+        train(torch.randn(32, 128, device=lamina.device()))
         if "reduction" in phases.began:
             phases.end("reduction")
         phases.begin("between")

@@ -39,7 +39,7 @@ def main():
     train = train_step(model)
 
     for _ in range(1000):
-        train(torch.randn(8, 4))
+        train(torch.randn(8, 4, device=lamina.device()))
 
 
 if __name__ == "__main__":

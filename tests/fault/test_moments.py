@@ -29,14 +29,21 @@ def drawn(phase, number):
 
 
 COUNT = 20 if SOAK else 1
-CHOSEN = [drawn(phase, number) for phase in PHASES for number in range(COUNT)]
+CHOSEN = [
+    (device, *drawn(phase, number + (device == "emulated")))
+    for device in ("cpu", "emulated")
+    for phase in PHASES
+    for number in range(COUNT)
+]
 
 
-@pytest.mark.parametrize(("phase", "ranks", "partitions", "victim", "fraction"), CHOSEN)
+@pytest.mark.parametrize(("device", "phase", "ranks", "partitions", "victim", "fraction"), CHOSEN)
 def test_every_survivor_names_the_dead_rank_its_step_and_microbatch_within_2_s(
-    phase, ranks, partitions, victim, fraction, launcher
+    device, phase, ranks, partitions, victim, fraction, launcher
 ):
-    started = launcher.start_ranks(ranks, MOMENTS, victim, phase, fraction, partitions)
+    started = launcher.start_ranks(
+        ranks, MOMENTS, victim, phase, fraction, partitions, env={"LAMINA_DEVICE": device, "EMULATED_DELAY_US": "300"}
+    )
     for rank, error, _ in survivors(launcher, started, victim):
         assert re.search(rf"rank {victim} (is|was) lost", error), error
         # Survivors may have begun the next step.

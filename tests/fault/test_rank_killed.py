@@ -12,7 +12,7 @@ from soak import some
 
 VICTIM = Path(__file__).with_name("victim.py")
 LEAVES = Path(__file__).with_name("leaves.py")
-PLACES = ("forward", "backward", "between")
+PLACES = ("forward", "backward", "weights", "between")
 BOUND_S = 5.0
 
 # Every place for every rank of two in a soak; a seeded few otherwise.
@@ -59,7 +59,7 @@ def test_every_survivor_ends_within_5_s_and_names_the_dead_rank(size, victim, pl
         assert f"rank {victim} is lost" in output
 
 
-@pytest.mark.parametrize(("victim", "place"), [(1, "backward"), (0, "forward")])
+@pytest.mark.parametrize(("victim", "place"), [(1, "backward"), (1, "weights"), (0, "forward")])
 def test_the_launcher_names_the_dead_rank_first_and_ends_within_5_s(victim, place, launcher):
     check_launcher(launcher, 2, VICTIM, victim, place)
 

@@ -14,11 +14,14 @@ from launch.launcher_harness import PRELOAD, eventually
 REPLICA = Path(__file__).with_name("replica.py")
 
 
-@pytest.mark.parametrize(("size", "partitions", "victim"), [(2, 1, 0), (2, 1, 1), (4, 2, 3)])
+@pytest.mark.parametrize(
+    ("size", "partitions", "victim", "device"),
+    [(2, 1, 0, "cpu"), (2, 1, 1, "cpu"), (4, 2, 3, "cpu"), (2, 1, 1, "emulated"), (4, 2, 3, "emulated")],
+)
 def test_when_it_is_killed_every_survivor_ends_within_5_s_and_says_what_it_was_doing(
-    size, partitions, victim, launcher
+    size, partitions, victim, device, launcher
 ):
-    ranks = launcher.start_ranks(size, REPLICA, victim, "killed", partitions, 60)
+    ranks = launcher.start_ranks(size, REPLICA, victim, "killed", partitions, 60, env={"LAMINA_DEVICE": device})
     for rank, error, _ in survivors(launcher, ranks, victim):
         assert "is lost" in error
         if rank % partitions == victim % partitions:
@@ -26,8 +29,9 @@ def test_when_it_is_killed_every_survivor_ends_within_5_s_and_says_what_it_was_d
             assert f"averaging gradients over ranks {members}: rank {victim} is lost" in error
 
 
-def test_when_it_is_silent_the_others_leave_after_timeout_s(launcher):
-    silent, other = launcher.start_ranks(2, REPLICA, 0, "silent", 1, 4)
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_when_it_is_silent_the_others_leave_after_timeout_s(device, launcher):
+    silent, other = launcher.start_ranks(2, REPLICA, 0, "silent", 1, 4, env={"LAMINA_DEVICE": device})
     with Beside([other]) as beside:
         output = other.communicate(timeout=60)[1]
     late = time.time() - read(launcher, "death.0")["at"] - 4

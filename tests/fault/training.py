@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training of the scripts that meet a fault."""
 
+import importlib
+import os
+import sys
+from pathlib import Path
+
 from torch import nn
 
 import lamina
 from lamina.data_parallel.replicas import Replicas
+
+if os.environ.get("LAMINA_DEVICE") == "emulated":
+    sys.path.insert(0, str(Path(__file__).parents[2] / "build/emulated"))
+    importlib.import_module("emulated")  # makes the devices known to torch
 
 
 def spread(layers, partitions):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains until one rank dies: victim.py RANK PLACE, with PLACE one of forward, backward, body, between.
+"""Trains until one rank dies: victim.py RANK PLACE, with PLACE one of forward, backward, weights (the part of a
+backward that is the parameters' in a schedule without bubbles), body, between.
 
 The victim writes the time of its death; each survivor writes when its error came, and what it said.
 """
@@ -34,6 +35,7 @@ class Dies(nn.Module):
         die_at("forward", self.place)
         y = self.linear(x)
         y.register_hook(lambda gradient: die_at("backward", self.place))
+        self.linear.weight.register_hook(lambda gradient: die_at("weights", self.place))
         return y
 
 
@@ -63,12 +65,18 @@ def noted(main):
 
 def main():
     place = sys.argv[2]
-    lamina.init(partitions=int(os.environ["WORLD_SIZE"]), microbatches=4, auto_partition=False, default_partition=0)
+    lamina.init(
+        partitions=int(os.environ["WORLD_SIZE"]),
+        microbatches=4,
+        auto_partition=False,
+        default_partition=0,
+        schedule="zero_bubble" if place == "weights" else "interleaved",
+    )
     model = spread([Dies(place) for _ in range(2 * lamina.pp_size())], lamina.pp_size())
     train = train_step(model, lambda: die_at("body", place))
 
     for Dies.step in range(1000):
-        train(torch.randn(8, 4))
+        train(torch.randn(8, 4, device=lamina.device()))
         die_at("between", place)
         model.zero_grad()
 

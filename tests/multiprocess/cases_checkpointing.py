@@ -17,7 +17,7 @@ import lamina
 
 RANK = int(os.environ.get("RANK", 0))
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-SCHEDULES = ("simple", "interleaved")
+SCHEDULES = ("simple", "interleaved", "zero_bubble")
 
 
 class Log:

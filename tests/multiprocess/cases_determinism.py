@@ -141,7 +141,7 @@ class CountingNet(Net):
 
 
 def case_what_forwards_count_and_read_is_in_the_order_of_microbatches():
-    for schedule in ("simple", "interleaved"):
+    for schedule in ("simple", "interleaved", "zero_bubble"):
         plain = build(nn.LayerNorm, CountingNet)
         state = train(nn.LayerNorm, schedule, CountingNet)
         for call in range(CALLS):

@@ -55,8 +55,8 @@ class Job:
         require_equal_optimizers(self.optimizers[0].state_dict(), self.optimizers[1].state_dict())
 
 
-def case_updates_are_those_of_the_plain_model_in_both_schedules():
-    for schedule in ("interleaved", "simple"):
+def case_updates_are_those_of_the_plain_model_in_all_schedules():
+    for schedule in ("interleaved", "simple", "zero_bubble"):
         job = Job(pipeline=schedule)
         job.train(10, length=lambda step, copy_number: 5 + (step + copy_number) % 3)
         job.require_equal()

@@ -78,7 +78,7 @@ def case_with_one_partition_all_copies_begin_with_the_values_of_rank_0():
 
 def case_random_numbers_over_four_partitions_are_those_of_one_rank():
     alone = drawing.train(1, replica=0)
-    for schedule in ("simple", "interleaved"):
+    for schedule in ("simple", "interleaved", "zero_bubble"):
         drawing.assert_same(drawing.train(4, schedule=schedule), alone)
         drawing.assert_same(drawing.train(4, schedule=schedule, reentrant=False, default_partition=3), alone)
 
@@ -110,6 +110,6 @@ def case_checkpoints_within_checkpoints_over_four_partitions():
             lamina.set_partition(model.get_submodule(path), depth % 4)
         lamina.set_activation_checkpointing(model.get_submodule("1.child"))
 
-    for schedule, use_reentrant in zip(SCHEDULES, (True, False), strict=True):
+    for schedule, use_reentrant in zip(SCHEDULES, (True, False, False), strict=True):
         found = train(seeded(lambda use=use_reentrant: build(use)), place, partitions=4, schedule=schedule)
         assert_equal(found, plain(seeded(lambda use=use_reentrant: build(use))))

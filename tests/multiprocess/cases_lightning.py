@@ -65,12 +65,12 @@ def data(samples):
     return TensorDataset(torch.randn(samples, 6, generator=generator), torch.randn(samples, 1, generator=generator))
 
 
-def trainer_of(strategy, *callbacks, max_epochs=2, **options):
+def trainer_of(strategy, *callbacks, max_epochs=2, accelerator="cpu", **options):
     options = {"logger": False, "enable_checkpointing": bool(callbacks), "log_every_n_steps": 1} | options
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     return pl.Trainer(
         strategy=strategy,
-        accelerator="cpu",
+        accelerator=accelerator,
         devices=1,
         max_epochs=max_epochs,
         callbacks=[Seen(), *callbacks],

@@ -262,7 +262,7 @@ def case_arguments_that_do_not_fit_are_an_error_everywhere_and_the_next_step_wor
 
 
 def case_an_uneven_batch_trains_as_one_of_the_plain_model_and_all_ranks_have_its_means():
-    for schedule in ("simple", "interleaved"):
+    for schedule in ("simple", "interleaved", "zero_bubble"):
         start(schedule=schedule)
         plain, model = seeded(), lamina.distribute(seeded())
         step = train_step(model)

@@ -48,7 +48,7 @@ def case_it_trains_like_one_process_with_the_whole_batch():
 
 
 def case_copies_with_batches_of_other_sizes_train_like_one_process_with_all():
-    for schedule in ("simple", "interleaved"):
+    for schedule in ("simple", "interleaved", "zero_bubble"):
         start(microbatches=4, schedule=schedule)
         train_on_sizes(layers(), [[8, 8], [5, 7], [1, 6], [3, 2]])
         lamina.shutdown()

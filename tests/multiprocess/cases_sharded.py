@@ -5,6 +5,7 @@ import collections
 import contextlib
 import copy
 import itertools
+import math
 import pathlib
 import re
 import tempfile
@@ -342,6 +343,29 @@ def case_gradients_accumulate_over_passes():
 def case_gradients_are_clipped_to_their_global_norm():
     start(2, sdp_gradient_clipping=0.05)
     train(network(), sgd, clip=0.05)
+
+
+def case_gradients_stay_clipped_after_the_step():
+    """As torch's clip_grad_norm_ leaves them."""
+    start(2, sdp_gradient_clipping=0.05)
+    plain, model = network(), lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(sgd(model))
+    plain(whole()).square().mean().backward()
+    train_step(model)(share())
+    clip_grad_norm_(plain.parameters(), 0.05)
+    optimizer.step()
+    for name, parameter in model.local_named_parameters():
+        close(lamina.get_full_gradient(parameter), plain.get_parameter(name).grad)
+
+
+def case_the_norm_is_there_where_nothing_is_clipped():
+    start(2, sdp_gradient_clipping=None)
+    plain, model = network(), lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(sgd(model))
+    plain(whole()).square().mean().backward()
+    train_step(model)(share())
+    optimizer.step()
+    assert optimizer._global_grad_norm == pytest.approx(clip_grad_norm_(plain.parameters(), math.inf).item())
 
 
 def case_small_parameters_stay_whole():
@@ -766,7 +790,7 @@ def case_over_gloo_it_trains_alike():
 
 
 def case_over_gloo_a_pipeline_trains_alike():
-    for schedule in ("interleaved", "simple"):
+    for schedule in ("interleaved", "simple", "zero_bubble"):
         start(2, pipeline_parallel_degree=2, microbatches=4, pipeline=schedule, ddp_dist_backend="nccl")
         train(network(), adamw)
         lamina.shutdown()

@@ -217,8 +217,8 @@ def case_a_distributed_module_with_a_batch_of_each_ranks_own_is_cut_between_its_
     require_equal_states(model.state_dict(), plain.state_dict())
 
 
-def case_updates_are_those_of_the_plain_model_in_both_schedules():
-    for schedule in ("interleaved", "simple"):
+def case_updates_are_those_of_the_plain_model_in_all_schedules():
+    for schedule in ("interleaved", "simple", "zero_bubble"):
         plain, model = job(pipeline=schedule)
         optimizer, plains = require_plain_updates(plain, model, steps=12)
         require_equal_copies(model)
@@ -340,7 +340,20 @@ def case_a_model_that_has_to_run_to_be_traced_is_traced_by_one_rank():
 
 
 def case_each_rank_of_a_team_has_a_batch_of_its_own_of_any_length():
-    plain, model = job(prescaled_batch=False)
+    for keys in ({}, {"schedule": "zero_bubble"}):
+        require_updates_by_own_batches(frozen=(), **keys)
+
+
+def case_teams_with_batches_of_their_own_split_backwards_beside_frozen_parameters():
+    for frozen in (["blocks.0.norm.weight", "blocks.1.up.weight"], ["embedding.weight"]):
+        require_updates_by_own_batches(frozen, schedule="zero_bubble")
+
+
+def require_updates_by_own_batches(frozen, **keys):
+    plain, model = job(prescaled_batch=False, **keys)
+    for name in frozen:
+        for each in (plain, model):
+            each.get_parameter(name).requires_grad_(False)
     plain.eval(), model.eval()
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain)]
     optimizers[0] = lamina.DistributedOptimizer(optimizers[0])

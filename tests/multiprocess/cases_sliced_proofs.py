@@ -375,6 +375,24 @@ def case_what_two_modules_of_one_class_do_otherwise_is_proven_apart():
             lamina.distribute(net)(numbers())
 
 
+def case_widths_whose_parts_are_alike_on_one_rank_alone_are_proven_apart_on_all():
+    class Narrow(MLP):
+        def __init__(self, width):
+            super().__init__()
+            self.up, self.down = nn.Linear(16, width), nn.Linear(width, 16)
+
+    class Heads(Attention):
+        def __init__(self, heads):
+            super().__init__()
+            self.num_heads, width = heads, 4 * heads
+            self.q, self.k, self.v = (nn.Linear(16, width) for _ in range(3))
+            self.o = nn.Linear(width, 16)
+
+    updated(made(lambda: nn.Sequential(Narrow(7), Narrow(6))), {"*.up": "colwise", "*.down": "rowwise"})
+    plan = {f"*.{name}": style for name, style in QKVO.items()}
+    updated(made(lambda: nn.Sequential(Heads(3), Heads(2))), plan)
+
+
 def case_hooks_and_what_they_keep_are_proven():
     kept = []
     for hook in (

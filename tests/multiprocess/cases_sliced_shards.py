@@ -89,8 +89,8 @@ def require_plain_training(make, steps, rtol=1e-10, **keys):
     return job
 
 
-def case_updates_are_those_of_the_plain_model_in_both_schedules():
-    for schedule in ("interleaved", "simple"):
+def case_updates_are_those_of_the_plain_model_in_all_schedules():
+    for schedule in ("interleaved", "simple", "zero_bubble"):
         job = require_plain_training(adamw, 4, pipeline=schedule)
         sharded = [each for each in job.model.local_parameters() if hasattr(each, "ds_tensor")]
         assert any(job.model.is_distributed_parameter(each) for each in sharded)

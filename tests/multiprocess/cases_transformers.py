@@ -78,7 +78,7 @@ def arguments(path, copies=1, **options):
     options = {"num_train_epochs": 2, "save_strategy": "no", "eval_strategy": "epoch", **options}
     batches = {"per_device_train_batch_size": rows, "per_device_eval_batch_size": rows}
     quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
-    return TrainingArguments(str(path), learning_rate=0.01, **quiet, **(batches | options))
+    return TrainingArguments(str(path), learning_rate=0.01, **(quiet | batches | options))
 
 
 def metrics(prediction):
@@ -227,8 +227,9 @@ def case_autocast_is_that_of_one_process_with_the_same_microbatches():
         expected = alone(float32, path, **options, **same)["log"]
         found = over_ranks(PIPELINE, float32, path, **options)["log"]
         for one, other in zip(found, expected, strict=True):
-            # Float32 of halves: a norm of torch 2.15's operations differs in its sixth digit.
-            assert one == pytest.approx(other, rel=1e-5), (one, other)
+            # Float32 is rounded to halves. With other kernels the last bit of a sum moves an element of a half by 1
+            # part in 256: the norm differs in its fifth digit.
+            assert one == pytest.approx(other, rel=1e-4), (one, other)
 
 
 def case_what_is_not_there_is_named():

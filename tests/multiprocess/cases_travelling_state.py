@@ -13,7 +13,7 @@ from torch import nn
 import lamina
 
 RANK = int(os.environ.get("RANK", 0))
-SCHEDULES = ("simple", "interleaved")
+SCHEDULES = ("simple", "interleaved", "zero_bubble")
 X = BATCH.float()
 
 

@@ -16,9 +16,9 @@ import lamina
 HANG_S = 300  # of one case; longer than its `timeout_s`
 
 
-def main() -> None:
+def main(package: str = "multiprocess") -> None:
     with Report() as report:
-        for name, case in cases(*sys.argv[1:]).items():
+        for name, case in cases(*sys.argv[1:], package=package).items():
             if not report.runs(name):
                 continue
             faulthandler.dump_traceback_later(HANG_S, exit=True)

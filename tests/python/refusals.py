@@ -292,6 +292,70 @@ def groups_with_other_parameters():
     lamina.resume_from_checkpoint(folder(), "a")
 
 
+def a_change_without_a_model():
+    lamina.init(ddp=True)
+    lamina.change(partitions=2)
+
+
+def a_change_to_more_ranks():
+    lamina.init(ddp=True)
+    lamina.DistributedModel(Net())
+    lamina.change(partitions=3)
+
+
+def a_change_of_another_key():
+    lamina.init(ddp=True)
+    lamina.DistributedModel(Net())
+    lamina.change(bf16=True)
+
+
+def a_change_by_both_names():
+    lamina.init(ddp=True)
+    lamina.DistributedModel(Net())
+    lamina.change(partitions=2, pipeline_parallel_degree=2)
+
+
+def changes_that_differ():
+    lamina.init(ddp=True)
+    lamina.DistributedModel(Net())
+    lamina.change(**({"schedule": "simple"} if lamina.rank() else {"partitions": 2}))
+
+
+def a_change_that_cannot_share_out():
+    lamina.init(pipeline_parallel_degree=2, microbatches=3, ddp=True)
+    lamina.DistributedModel(Net())
+    lamina.change(partitions=1)
+
+
+def a_change_with_gradients():
+    lamina.init(ddp=True)
+    model = lamina.DistributedModel(Net())
+    model(batch()).square().mean().backward()
+    lamina.change(partitions=2)
+
+
+def a_change_with_another_parameter():
+    lamina.init(ddp=True)
+    model = lamina.DistributedModel(Net())
+    parameters = [*model.parameters(), nn.Parameter(torch.zeros(2))]
+    lamina.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))
+    lamina.change(partitions=2)
+
+
+def a_change_of_lbfgs():
+    lamina.init(ddp=True)
+    model = lamina.DistributedModel(Net())
+    lamina.DistributedOptimizer(torch.optim.LBFGS(model.parameters()))
+    lamina.change(partitions=2)
+
+
+def a_change_with_a_state_that_waits():
+    lamina.init(pipeline_parallel_degree=2, microbatches=2, ddp=True)
+    optimizer = sgd(lamina.DistributedModel(Net()))
+    optimizer.load_state_dict(torch.optim.SGD(Net().parameters(), lr=0.1).state_dict())
+    lamina.change(partitions=1)
+
+
 def train_with(spoil):
     lamina.init(partitions=2, microbatches=1, auto_partition=False, default_partition=0, verify_steps=1)
     torch.manual_seed(0)
@@ -352,6 +416,16 @@ CASES = (
     an_optimizer_of_another_class,
     options_that_were_not_saved,
     groups_with_other_parameters,
+    a_change_without_a_model,
+    a_change_to_more_ranks,
+    a_change_of_another_key,
+    a_change_by_both_names,
+    changes_that_differ,
+    a_change_that_cannot_share_out,
+    a_change_with_gradients,
+    a_change_with_another_parameter,
+    a_change_of_lbfgs,
+    a_change_with_a_state_that_waits,
     a_step_with_another_output,
     a_step_with_another_gradient,
     a_step_with_another_gradient_of_a_weight,

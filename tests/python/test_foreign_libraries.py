@@ -54,14 +54,6 @@ def test_a_job_trains_beside_a_library_that_exports_them(when, launcher):
     runs(launcher, when, f"ctypes.CDLL({str(library)!r}, ctypes.RTLD_GLOBAL)")
 
 
-@pytest.mark.multiprocess
-@pytest.mark.skipif(not SOAK, reason="takes TensorFlow: make soak, where it is installed")
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_job_trains_beside_tensorflow(when, launcher):
-    pytest.importorskip("tensorflow")
-    runs(launcher, when, "__import__('tensorflow')")
-
-
 def runs(launcher, when, foreign):
     program = launcher.folder / "program.py"
     program.write_text(PROGRAM.format(foreign=foreign, when=when))

@@ -304,7 +304,7 @@ def test_a_list_that_may_be_either_is_named_and_what_is_said_of_it_decides():
 
 
 def test_what_a_list_was_in_the_first_batch_holds_for_a_smaller_one():
-    known = _lamina.KnownLists()
+    known = _lamina.KnownParts()
     for rows in (8, 3, 2):
         pieces, _ = cut(2, known, states=[torch.ones(rows, 5, 2)] * 3)
         assert [len(each) for each in pieces["states"][1]] == [rows // 2] * 3

@@ -75,23 +75,17 @@ def smallest_heaviest(costs, parts):
 
 
 @pytest.mark.parametrize("seed", some(range(1000), 40))
-def test_a_chain_is_cut_at_most_once_between_two_partitions_and_evenly(seed, tmp_path):
+def test_a_chain_is_cut_once_or_into_a_v_and_evenly_where_memory_alone_counts(seed, tmp_path):
     draw = random.Random(seed)
     model = any_chain(draw)
     rows = rows_of(lambda: model, [f"torch.ones({draw.choice([1, 32])}, {WIDTH})"])
     partitions = draw.randint(2, 5)
-    times = [row["forward_us"] + row["backward_us"] for row in in_order(rows)]
     memory = [2 * row["parameter_bytes"] + row["activation_bytes"] for row in in_order(rows)]
     for weight in (0.0, 0.8, 1.0):
         found = plan(rows, tmp_path, partitions=partitions, memory_weight=weight)
-        assert crossings(rows, found) <= partitions - 1
-
-        def weighed(time, byte, weight=weight):
-            return (1 - weight) * time / max(sum(times), 1e-9) + weight * byte / max(sum(memory), 1)
-
-        alone = [weighed(*pair) for pair in zip(times, memory, strict=True)]
-        parts = [weighed(stage["time_us"], stage["memory_bytes"]) for stage in found["stages"]]
-        assert max(parts) <= 1.05 * smallest_heaviest(alone, partitions) + 1e-9
+        assert crossings(rows, found) <= (1 if weight == 1 else 2) * (partitions - 1)
+    parts = [stage["memory_bytes"] for stage in found["stages"]]
+    assert max(parts) <= 1.05 * smallest_heaviest(memory, partitions) + 1e-9
 
 
 class AlexNet(nn.Module):
@@ -133,7 +127,7 @@ def visits(rows, found):
 
 IMAGES = "torch.ones(4, 3, 32, 32)"
 MODELS = {  # model, input, and how often a microbatch may go from one partition to the other
-    "mlp": (of_the_benchmarks("mlp"), "torch.ones(16, 512)", 1),
+    "mlp": (of_the_benchmarks("mlp"), "torch.ones(16, 512)", 2),
     "vgg": (plan_models.VGG, IMAGES, 2),
     "alexnet": (AlexNet, "torch.ones(4, 3, 64, 64)", 2),
     "resnet": (of_the_benchmarks("resnet"), IMAGES, 2),
@@ -153,14 +147,13 @@ def test_a_model_that_people_train_is_cut_in_few_places(name, weight, tmp_path):
 
 @pytest.mark.parametrize("name", ["mlp", "vgg", "alexnet", "unet"])
 @pytest.mark.parametrize("weight", [0.0, 0.2, 0.8])
-def test_modules_that_are_called_one_after_the_other_are_cut_once(name, weight, tmp_path):
+def test_modules_that_are_called_one_after_the_other_are_cut_once_or_into_a_v(name, weight, tmp_path):
     build, example, _ = MODELS[name]
     rows = rows_of(build, [example])
-    assert crossings(rows, plan(rows, tmp_path, partitions=2, microbatches=4, memory_weight=weight)) == 1
+    assert crossings(rows, plan(rows, tmp_path, partitions=2, microbatches=4, memory_weight=weight)) <= 2
 
 
-# A chain without work between its modules is cut evenly, whatever that does to the step: here not the MLP.
-@pytest.mark.parametrize("name", ["vgg", "alexnet", "resnet", "unet", "moe"])
+@pytest.mark.parametrize("name", ["mlp", "vgg", "alexnet", "resnet", "unet", "moe"])
 def test_the_step_of_a_plan_is_at_most_five_per_cent_longer_than_that_of_the_best_cut_by_hand(name, tmp_path):
     build, example, _ = MODELS[name]
     rows = rows_of(build, [example])

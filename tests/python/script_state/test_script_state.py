@@ -42,12 +42,15 @@ class State:
             Named(),
         )
         self.array, self.draws, self.tensor = np.zeros(2), random.Random(3), torch.zeros(2)
+        self.members = {"a"}
 
 
 CHANGES = {
     "another item": lambda state: state.items.update(a=2),
     "another name": lambda state: state.items.update(b=state.items.pop("a")),
     "a longer list": lambda state: state.elements.append(3),
+    "a larger set": lambda state: state.members.add("b"),
+    "another member": lambda state: state.members.symmetric_difference_update("ab"),
     "another order": lambda state: state.elements.reverse(),
     "a table of its own": lambda state: state.table.update(a=2),
     "a slot": lambda state: setattr(state.slotted, "last", 1),
@@ -59,7 +62,7 @@ CHANGES = {
 
 
 def content(state):
-    named = {name: vars(state)[name] for name in ("items", "elements", "table")} | vars(state.named)
+    named = {name: vars(state)[name] for name in ("items", "elements", "table", "members")} | vars(state.named)
     last = getattr(state.slotted, "last", None)
     return named, last, state.array.tolist(), state.tensor.tolist(), state.draws.getstate()
 

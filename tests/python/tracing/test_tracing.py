@@ -169,6 +169,76 @@ def test_costs_are_those_of_the_operations_on_a_nominal_device():
     assert found[""].forward_us == 0
 
 
+def test_weight_parts_are_the_products_for_parameters():
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512), nn.ReLU())
+    found, _ = traced(model, torch.randn(64, 512))
+    part = {name: each.stretches[0].weights_us for name, each in found.items() if each.stretches}
+    assert part["0"] == found["0"].backward_us, "its input needs no gradient"
+    assert part["1"] == found["1"].backward_us / 2
+    assert part["2"] == 0
+
+
+def test_weight_parts_are_all_of_what_only_computes_weights():
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(8, 8, bias=False)
+            self.scale = nn.Parameter(torch.ones(8, 1))
+
+        def forward(self, x):
+            return F.linear(x, self.weight * self.scale)
+
+    found, _ = traced(nn.Sequential(nn.Linear(8, 8), Scaled(), nn.Linear(8, 8, bias=False)), X)
+    for_inputs_us = {name: each.backward_us - each.stretches[0].weights_us for name, each in found.items() if name}
+    assert found["1"].backward_us > found["2"].backward_us
+    assert for_inputs_us["1"] == pytest.approx(for_inputs_us["2"])
+
+
+class Skips(nn.Module):
+    """A value goes past a module, another through one that hands it on, and a third through a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.same, self.second = nn.Linear(8, 8), nn.Identity(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        skip = self.first(x)
+        return self.second(self.same(skip)[:, :4].clone()) + skip[:, 4:]
+
+
+@pytest.mark.parametrize("options", [TraceOptions(), TraceOptions(memory=True)])
+@pytest.mark.parametrize("training", [True, False])
+def test_stretches_name_those_whose_values_they_read(options, training):
+    with torch.set_grad_enabled(training):
+        found, _ = traced(Skips(), X, options=options)
+    (first,), (same,), (second,) = (found[name].stretches for name in ("first", "same", "second"))
+    own = found[""].stretches
+    assert first.reads == {}
+    assert same.reads == {first.at: 4 * 8 * 4}, "it only hands its argument on"
+    assert own[1].reads == {first.at: 4 * 8 * 4}
+    assert second.reads == {own[1].at: 4 * 4 * 4}
+    assert own[2].reads == {first.at: 4 * 8 * 4, second.at: 4 * 4 * 4}
+
+
+def test_a_stretch_reads_what_was_written_from_who_wrote_it_last():
+    class Writes(nn.Module):
+        def forward(self, x):
+            return x.mul_(2)
+
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.writes = nn.Linear(8, 8), Writes()
+
+        def forward(self, x):
+            y = self.layer(x)
+            self.writes(y)
+            return y + y
+
+    found, _ = traced(Adds(), X)
+    assert found["writes"].stretches[0].reads == {found["layer"].stretches[0].at: 4 * 8 * 4}
+    assert found[""].stretches[-1].reads == {found["writes"].stretches[0].at: 4 * 8 * 4}
+
+
 def test_attention_counts():
     class Attends(nn.Module):
         def forward(self, q, k, v):
@@ -335,13 +405,13 @@ class Clock:
     def __init__(self):
         self.now = 0.0
 
-    def perf_counter(self):
-        return self.now
+    def now_us(self):
+        return self.now * 1e6
 
 
 def test_times_are_each_modules_own(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("lamina.tracing.times.time", clock)
+    monkeypatch.setattr("lamina.tracing.times.OwnClock", lambda: clock)
 
     class Work(torch.autograd.Function):
         @staticmethod
@@ -379,11 +449,11 @@ def test_times_are_each_modules_own(monkeypatch):
 
 
 def test_times_of_the_host_where_another_device_trains_are_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert options_of("gpu", True, False, 3).device == torch.device("cuda:3")
-    assert options_of("cpu", False, True, 3) == TraceOptions(torch.device("cpu"), memory=True)
+    monkeypatch.setattr("lamina.tracing.trace.device", lambda: torch.device("cuda:3"))
+    assert options_of("gpu", True, False).device == torch.device("cuda:3")
+    assert options_of("cpu", False, True) == TraceOptions(torch.device("cpu"), memory=True)
     with pytest.raises(UsageError, match='leave trace_device at "gpu"'):
-        options_of("cpu", True, False, 0)
+        options_of("cpu", True, False)
 
 
 def test_recurrent_and_old_style_modules_are_traced_without_a_run():

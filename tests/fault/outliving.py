@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains copies of a model, some of which die: outliving.py PLACE RANK[:STEP]..., with the ranks, and the steps that
+they die in. PLACE is in the forward, before the update, after it, or after one that another copy has lost (behind).
+
+Writes, of those who are left, their losses, the model, and how long it took from a death to the end of the next step.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import lamina
+from lamina.job import current
+
+STEPS, ROWS, FATAL = 9, 12, 3
+
+
+class Counts(nn.Module):
+    """Counts steps in a buffer, of which each microbatch is a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1 / (lamina.num_microbatches() if lamina.is_initialized() else 1)
+        die("forward")
+        return x
+
+
+def layers(dropout):
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.Tanh(), Counts(), nn.Dropout(dropout), nn.Linear(9, 1))
+    return module.double()
+
+
+def batch(number):
+    return torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+
+
+def made(module):
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.02, weight_decay=0.1)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+
+def plain():
+    """Losses and state of one process."""
+    module = layers(0.0)
+    optimizer, schedule = made(module)
+    losses = []
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = module(batch(number)).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        schedule.step()
+    return losses, module.state_dict(), optimizer.state_dict()
+
+
+DEATHS = {}  # rank of the beginning: step
+PLACE, SELF, NOW = "", int(os.environ.get("RANK", 0)), -1
+
+
+def die(place):
+    if place == PLACE and DEATHS.get(SELF) == NOW:
+        from victim import note  # beside this program; who takes `plain` alone may lack it
+
+        note(f"death-{NOW}", "")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loses_rank_1(_):
+    """Takes the place of an update that rank 1 has made."""
+    del current.job().optimizers[0]._lent.update
+    assert current.session().loss(1, 20)
+    raise lamina.PeerError("rank 1 is lost before the update")
+
+
+def main():
+    global NOW
+    lamina.init(ddp=True, microbatches=ROWS // int(os.environ["WORLD_SIZE"]), timeout_s=30, seed=5)
+    model = lamina.distribute(layers(float(os.environ.get("DROPOUT", "0"))))
+    optimizer, schedule = made(model)
+    lamina.DistributedOptimizer(optimizer)
+    run = lamina.Run(model, optimizer, schedule=schedule)
+    losses, went_on = [0.0] * STEPS, []
+
+    @lamina.step
+    def step(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    @run.elastic
+    def train(updates):
+        global NOW
+        for number in range(updates, STEPS):
+            NOW = number
+            optimizer.zero_grad()
+            loss = step(batch(number).chunk(lamina.dp_size())[lamina.dp_rank()]).reduce_mean()
+            every = lamina.allgather(loss.item(), lamina.WORLD)
+            losses[number] = sum(every) / len(every)
+            die("before")
+            if PLACE == "behind" and SELF == 0 and number == FATAL and lamina.size() == 3:
+                current.job().optimizers[0]._lent.update = loses_rank_1
+            optimizer.step()
+            schedule.step()
+            die("after" if PLACE != "behind" else "behind")
+            if number == updates and updates:
+                went_on.append(time.time())
+
+    found = {"losses": losses, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "went_on": went_on}
+    torch.save(found | {"rates": schedule.get_last_lr(), "size": lamina.size()}, Path(os.environ["DIR"], f"end.{SELF}"))
+    lamina.shutdown()
+
+
+if __name__ == "__main__":
+    PLACE = sys.argv[1]
+    DEATHS = {int(rank): int(step or FATAL) for rank, _, step in (each.partition(":") for each in sys.argv[2:])}
+    main()

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that dies while the layout of its job changes: everyone ends in time, with an error that names it."""
+
+from pathlib import Path
+
+import pytest
+from fault.test_rank_killed import survivors
+from soak import some
+
+CHANGES = Path(__file__).with_name("changes.py")
+PLACES = ("listing", "between", "meeting", "ending", "cutting", "loading")
+CHOSEN = some([(victim, place) for place in PLACES for victim in range(3)], 6, seed=7)
+
+
+@pytest.mark.parametrize(("victim", "place"), CHOSEN)
+def test_every_survivor_ends_within_5_s_and_names_the_dead_rank(victim, place, launcher):
+    for _, error, _ in survivors(launcher, launcher.start_ranks(3, CHANGES, victim, place), victim):
+        assert f"rank {victim} is lost" in error
