@@ -8,6 +8,10 @@ other, made by rank 0 in one step:
   call                 forward alone, under no_grad, until the value is there
   call and backward    forward and backward of each call
   same module here     the same, with the module on rank 0: what of it is the work itself
+what a call costs, and one with its backward, at the caller (rank 0) and at the owner (rank 1):
+  context switches     of all threads of the process
+  processor time       likewise
+  Python functions     that the thread which makes the call, or serves it, enters
 beside torch:
   gloo send and recv   to rank 1 and back: a floor for a call; twice that for a call and its backward
   rpc                  torch.distributed.rpc, rpc_sync of the same multiplication; with distributed autograd
@@ -17,6 +21,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from call_costs import UNITS, Usage, costs_of, functions_of
 from call_peers import of_gloo, of_rpc
 from measure import Report, arguments, each_us
 from torch import nn
@@ -44,17 +49,18 @@ class Both(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.here, self.there = Scale(), Scale()
+        self.here, self.there, self.usage = Scale(), Scale(), Usage()
         lamina.set_partition(self.here, 0)
         lamina.set_partition(self.there, 1)
+        lamina.set_partition(self.usage, 1)
 
-    def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return getattr(self, name)(x)
+    def forward(self, given: torch.Tensor | bool, name: str) -> torch.Tensor:
+        return getattr(self, name)(given)
 
 
-def of_lamina(model: nn.Module, x: torch.Tensor, count: int) -> dict[str, float]:
-    """The figures of lamina; both ranks call it."""
-    figures = {}
+def of_lamina(model: nn.Module, x: torch.Tensor, count: int) -> tuple[dict[str, float], dict[str, float]]:
+    """The figures of lamina, and what calls cost; both ranks call it."""
+    figures, costs = {}, {}
 
     @lamina.step(non_split_inputs=["x"])
     def step(x):
@@ -69,10 +75,14 @@ def of_lamina(model: nn.Module, x: torch.Tensor, count: int) -> dict[str, float]
         for name, label in (("there", "lamina"), ("here", "same module here")):
             figures[f"{label}: {CALL}"] = each_us(partial(call, name), count)
             figures[f"{label}: {BACKWARD}"] = each_us(partial(call_and_backward, name), count)
+        for label, each in ((CALL, call), (BACKWARD, call_and_backward)):
+            made, at_owner = partial(each, "there"), partial(model, name="usage")
+            found = costs_of(made, at_owner, count) | functions_of(made, at_owner, count)
+            costs.update({f"lamina: {label}: {name}": cost for name, cost in found.items()})
         return torch.zeros(1)
 
     step(x)
-    return figures
+    return figures, costs
 
 
 def main() -> None:
@@ -90,15 +100,15 @@ def main() -> None:
         x = torch.ones(8, size_bytes // 32, requires_grad=True)
         count = (50 if options.quick else 300) if size_bytes < 1 << 16 else (10 if options.quick else 60)
         for _ in range(2 if options.quick else 7):
-            figures = of_lamina(model, x, count)
+            figures, costs = of_lamina(model, x, count)
             dist.barrier()
             figures |= of_gloo(x.detach(), count)
             figures |= of_rpc(x.detach(), count) if with_rpc else {}
             dist.barrier()
-            for name, value in figures.items():
+            for name, value in (figures | costs).items():
                 samples.setdefault(name, []).append(value)
         for name, values in samples.items():
-            report.add(size, name, "us", values)
+            report.add(size, name, next((unit for cost, unit in UNITS.items() if cost in name), "us"), values)
     if rank == 0:
         report.finish()
     lamina.shutdown()

@@ -5,7 +5,7 @@
 
 #include <cstdio>
 
-#include "benchmarks/emulated_stage.h"
+#include "benchmarks/sleeping_stage.h"
 #include "lamina/lamina.h"
 
 namespace {
@@ -14,7 +14,7 @@ using namespace lamina;
 
 struct StageImpl : torch::nn::Module {
   at::Tensor weight = register_parameter("weight", at::full({1}, 1.0));
-  at::Tensor forward(const at::Tensor& x) { return bench::Sleep::apply(x, weight); }
+  at::Tensor forward(const at::Tensor& x) { return bench::stage(x, weight); }
 };
 TORCH_MODULE(Stage);
 

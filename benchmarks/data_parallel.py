@@ -84,8 +84,11 @@ def main() -> None:
             for name, net in nets.items():
                 samples.setdefault(name, []).append(statistics.median(measured(net, x, count)))
         for name, values in samples.items():
-            ratios = [value / other for value, other in zip(values, samples["DDP, gloo"], strict=True)]
-            report.add(batch, name, "ms", values, of_DDP_over_gloo=statistics.median(ratios))
+            of_peers = {}
+            for peer in ("gloo", "lamina"):
+                ratios = [value / other for value, other in zip(values, samples[f"DDP, {peer}"], strict=True)]
+                of_peers[f"of_DDP_over_{peer}"] = statistics.median(ratios)
+            report.add(batch, name, "ms", values, **of_peers)
     if rank == 0:
         report.finish()
     dist.destroy_process_group()

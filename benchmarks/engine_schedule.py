@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedule on emulated devices without Python in the ranks (schedule_bench.cc), beside its simulation.
+"""The schedule on sleeping devices without Python in the ranks (schedule_bench.cc), beside its simulation.
 
     python benchmarks/engine_schedule.py PATH_TO_schedule_bench
 
@@ -21,11 +21,12 @@ def samples(program: Path, ranks: int, *case: object) -> list[tuple[float, ...]]
 
 def main() -> None:
     options = arguments(__doc__, "program")
-    report = Report(options.name or "engine_schedule", "Schedule on emulated devices, C++: tf 10 ms, tb 20 ms")
+    report = Report(options.name or "engine_schedule", "Schedule on sleeping devices, C++: tf 10 ms, tb 20 ms")
     turns, steps = options.pick((1, 2), (1, 8), (5, 4))
     for ranks in (2, 4):
         for m in options.pick((8,), (8,), (4, 8, 16)):
             cases = [(schedule, window) for schedule in ("simple", "interleaved") for window in (0, m)]
+            cases.append(("zero_bubble", 0))
             found: dict[tuple[str, int], list] = {case: [] for case in cases}
             for _ in range(turns):
                 for case in cases:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedule on emulated devices (emulated.py), lamina beside torch.distributed.pipelining, in turns in one run.
+"""The schedule on sleeping devices (sleeping.py), lamina beside torch.distributed.pipelining, in turns in one run.
 
     lamina run -n P benchmarks/pipeline_schedule.py
 
-A chain of P stages, one per rank, m microbatches of 4 KiB. A sample is one step, from a barrier until the last rank has
-left it. `of ideal` is the median of samples over (m + P - 1) * (tf + tb): one forward and one backward took tf and tb
-alone, in the same turn. lamina computes the loss on rank 0 (one hop more, each way), torch on the last rank.
+A chain of P stages, one per rank, m microbatches of 4 KiB. In a V there are twice as many of half the time, which go to
+the last rank and back. Half of a backward is for the stage's weight, where nothing else is said. A sample is one step,
+from a barrier until the last rank has left it. `of ideal` is the median of samples over 1F1B's (m + P - 1) * (tf + tb):
+one forward and one backward took tf and tb alone, in the same turn. lamina computes the loss on rank 0 (one hop more,
+each way, in a chain), torch on that of the last stage.
 """
 
 import statistics
@@ -15,18 +17,36 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from emulated import Stage, seconds_alone
 from measure import Report, arguments
+from sleeping import Stage, seconds_alone
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 import lamina
 
 FORWARD_S, BACKWARD_S = 0.010, 0.020
 WIDTH = 1024
-PEERS = {"torch ScheduleGPipe": ScheduleGPipe, "torch Schedule1F1B": Schedule1F1B}
+PEERS = {
+    "torch ScheduleGPipe": ScheduleGPipe,
+    "torch Schedule1F1B": Schedule1F1B,
+    "torch InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
+    "torch ZBVZeroBubble, in a V": ScheduleZBVZeroBubble,
+}
 
 Step = Callable[[], object]
+
+
+def stages_of(p: int, in_v: bool, share: float = 0.5) -> list[tuple[int, Stage]]:
+    """Stages in their order, each with its rank; `share` of a backward is for the weight."""
+    ranks = [*range(p), *reversed(range(p))] if in_v else range(p)
+    part = p / len(ranks)
+    return [(rank, Stage(part * FORWARD_S, part * BACKWARD_S, part * share * BACKWARD_S)) for rank in ranks]
 
 
 def largest(value: float) -> float:
@@ -37,15 +57,17 @@ def largest(value: float) -> float:
 
 
 @contextmanager
-def lamina_step(m: int, schedule: str, active: int | None) -> Iterator[Step]:
+def lamina_step(
+    m: int, schedule: str, active: int | None = None, in_v: bool = False, share: float = 0.5
+) -> Iterator[Step]:
     """A step of lamina; `active` is the key active_microbatches, None its default."""
     p = dist.get_world_size()
     window = {} if active is None else {"active_microbatches": active}
     lamina.init(partitions=p, microbatches=m, schedule=schedule, auto_partition=False, default_partition=0, **window)
-    stages = [Stage(FORWARD_S, BACKWARD_S) for _ in range(p)]
-    for index, stage in enumerate(stages):
-        lamina.set_partition(stage, index)
-    model = lamina.distribute(nn.Sequential(*stages))
+    stages = stages_of(p, in_v, share)
+    for rank, stage in stages:
+        lamina.set_partition(stage, rank)
+    model = lamina.distribute(nn.Sequential(*(stage for _, stage in stages)))
     batch = torch.ones(m, WIDTH)
 
     @lamina.step
@@ -62,10 +84,16 @@ def lamina_step(m: int, schedule: str, active: int | None) -> Iterator[Step]:
 def torch_step(m: int, schedule: type) -> Iterator[Step]:
     """A step of one of torch's own schedules."""
     rank, p = dist.get_rank(), dist.get_world_size()
-    stage = PipelineStage(Stage(FORWARD_S, BACKWARD_S), rank, p, torch.device("cpu"))
-    runner = schedule(stage, m, loss_fn=lambda output, _: output.mean())
+    all_stages = stages_of(p, in_v=schedule is ScheduleZBVZeroBubble)
+    own = [
+        PipelineStage(stage, index, len(all_stages), torch.device("cpu"))
+        for index, (place, stage) in enumerate(all_stages)
+        if place == rank
+    ]
+    of_one = schedule in (ScheduleGPipe, Schedule1F1B)
+    runner = schedule(own[0] if of_one else own, m, loss_fn=lambda output, _: output.mean())
     batch = torch.ones(m, WIDTH)
-    given = {"target": batch} if rank == p - 1 else {}
+    given = {"target": batch} if rank == all_stages[-1][0] else {}
     yield lambda: runner.step(*((batch,) if rank == 0 else ()), **given)
 
 
@@ -77,6 +105,10 @@ def cases(m: int) -> dict[str, Callable]:
         )
         for schedule in ("simple", "interleaved")
         for active in (None, m)
+    }
+    ours |= {
+        f"lamina zero_bubble{about}": lambda k=keys: lamina_step(m, "zero_bubble", **k)
+        for about, keys in {"": {}, ", weights 30 %": {"share": 0.3}, ", in a V": {"in_v": True}}.items()
     }
     return ours | {name: lambda s=schedule: torch_step(m, s) for name, schedule in PEERS.items()}
 
@@ -96,9 +128,9 @@ def main() -> None:
     options = arguments(__doc__)
     dist.init_process_group("gloo")
     p = dist.get_world_size()
-    title = f"Schedule on emulated devices: {p} stages, tf {1e3 * FORWARD_S:.0f} ms, tb {1e3 * BACKWARD_S:.0f} ms"
+    title = f"Schedule on sleeping devices: {p} stages, tf {1e3 * FORWARD_S:.0f} ms, tb {1e3 * BACKWARD_S:.0f} ms"
     report = Report(options.name or f"pipeline_schedule_{p}", title)
-    for m in options.pick((8,), (8,), (4, 8, 16)):
+    for m in (16,) if p == 8 else options.pick((8,), (8,), (4, 8, 16)):
         alone = []
         samples = {name: [] for name in cases(m)}
         ratios = {name: [] for name in cases(m)}

@@ -4,10 +4,9 @@
 //     plan_bench TREES
 //
 // Prints, of so many random trees, a line each: "tree" KIND PUBLISHED OPTIMUM SIMULATED. The first two are the steps of
-// the published plan and of the best one (0 where there are too many to try), over the default plan's. Steps of chains
-// are as predicted, those of others as in the simulated schedule. The last is the default plan's simulated step over
-// its predicted one. Then lines "time" PARTITIONS SECONDS for a tree of 1,000 modules. Messages cost time in every
-// second tree.
+// the published plan and of the best one (0 where there are too many to try), over the default plan's, as in the
+// simulated schedule. The last is the default plan's simulated step over that of the formula. Then lines "time"
+// PARTITIONS SECONDS for a tree of 1,000 modules. Messages cost time in every second tree.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -50,8 +49,7 @@ double predicted_step(const Problem& problem, const lamina::plan::Assignment& ow
 
 // As the default planner has it.
 double step_of(const Problem& problem, const lamina::plan::Assignment& owners) {
-  return !problem.chain.empty() ? predicted_step(problem, owners)
-                                : simulated_step_us(problem.route, owners, problem.goal);
+  return mean_step_us(work_of(problem.route, owners, problem.goal), problem.goal);
 }
 
 double best_step(const Problem& problem) {

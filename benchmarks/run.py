@@ -25,6 +25,7 @@ from record import keep, write_page
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE.parent / "build" / "release" / "bin"
+WITH_TENSORFLOW = HERE.parent / "build" / "tensorflow" / "venv" / "bin" / "python"
 LIMIT_S = 1200
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
@@ -40,13 +41,20 @@ class Benchmark:
     needs: Path | None = None  # is left out without it; an argument of the file
     usual_s: int = 30  # about how long it takes on a quiet machine with 2 cores
     full_s: int | None = None  # with --full, where that is another time
+    python: Path = Path(sys.executable)  # is left out where there is none
 
     def command(self, options: Options) -> list[str]:
         """The command that runs it: `lamina run`, which leaves no process behind, for one that starts its own too."""
         start = [LAMINA, "run", "--grace-period", "5", "-n", str(self.ranks or 1)]
         needed = [str(self.needs)] if self.needs else []
         effort = [f"--{effort}" for effort in ("quick", "full") if getattr(options, effort)]
-        return [*start, "-c", sys.executable, str(HERE / self.file), *needed, "--name", self.name, *effort]
+        return [*start, "-c", str(self.python), str(HERE / self.file), *needed, "--name", self.name, *effort]
+
+    def lacks(self) -> str:
+        """Returns why it cannot run, and what would help; else an empty text."""
+        if self.needs and not self.needs.exists():
+            return f"{self.needs.name} is not built"
+        return "" if self.python.exists() else f"{self.python} is not there: run `make tensorflow`"
 
     def expected_s(self, options: Options) -> int:
         """The time that it is said to take; when quick, less."""
@@ -79,12 +87,21 @@ BENCHMARKS = [
     Benchmark("call_overhead", "call_overhead.py", ranks=2),
     Benchmark("local_call", "local_call.py", usual_s=10),
     Benchmark("pipeline_schedule_2", "pipeline_schedule.py", ranks=2, usual_s=40, full_s=150),
-    Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4, usual_s=50, full_s=180),
+    Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4, usual_s=80, full_s=300),
+    Benchmark("pipeline_schedule_8", "pipeline_schedule.py", ranks=8, usual_s=150, full_s=200),
     Benchmark("slices", "slices.py", ranks=2, usual_s=120, full_s=300),
     Benchmark("slices_plan", "slices_plan.py", ranks=4, usual_s=30, full_s=30),
     Benchmark("team_turns", "team_turns.py", ranks=4, usual_s=50, full_s=120),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
     Benchmark("timeline_cost", "timeline_cost.py", ranks=2, usual_s=40),
+    Benchmark(
+        "tensorflow_graphs",
+        "tensorflow_graphs.py",
+        needs=PROGRAMS / "simulation_bench",
+        python=WITH_TENSORFLOW,
+        usual_s=120,
+        full_s=300,
+    ),
     Benchmark("script_state", "script_state.py", ranks=2, usual_s=90),
     Benchmark("verify_1", "recorded_steps.py", usual_s=60),
     Benchmark("verify_2", "recorded_steps.py", ranks=2, usual_s=90),
@@ -142,8 +159,8 @@ def main() -> int:
         expected_s = benchmark.expected_s(options)
         about = f"about {expected_s} s, then {(left_s := left_s - expected_s) / 60:.0f} min"
         print(f"{benchmark.name} ({number} of {len(chosen)}): {about}", file=sys.stderr, flush=True)
-        if benchmark.needs and not benchmark.needs.exists():
-            done.append(f"{benchmark.name}: left out, {benchmark.needs.name} is not built\n")
+        if lacks := benchmark.lacks():
+            done.append(f"{benchmark.name}: left out, {lacks}\n")
             print(done[-1], flush=True)
             continue
         begin = time.monotonic()

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages and bytes that ranks send in a start, a step, a clipped step, a save and a resumption, in jobs of 2 to 256
-ranks. These are all in one process, two ranks to a copy of the model (scale_bench.cc).
+"""Messages and bytes that ranks send in a start, a step, a clipped step, a resumption and a save, and the sockets that
+they have after it, in jobs of 2 to 256 ranks. These are all in one process, two ranks to a copy of the model
+(scale_bench.cc).
 
     python benchmarks/scale.py PATH_TO_scale_bench
 
 Of each act it shows what the rank sends that sends most. Counted are the words of the engine itself. Tensors that a
 backend of collectives reduces or gathers are not, nor the messages of the pipeline between the ranks of one copy, which
-no other copy changes.
+no other copy changes. Sockets are those that a job of processes has: to a rank's neighbours, and to the ranks with
+which it has exchanged messages so far.
 """
 
 import tempfile
@@ -20,13 +22,13 @@ def main() -> None:
     report = Report(options.name or "scale", "Sent by the rank that sends most, by the number of ranks")
     with tempfile.TemporaryDirectory() as folder:
         lines = output_of(options.program, options.pick(16, 64, 256), folder).splitlines()
-    sent: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
-    for act, ranks, messages, size in map(str.split, lines):
-        sent[act][int(ranks)] = int(messages), int(size)
+    sent: dict[str, dict[int, tuple[int, ...]]] = defaultdict(dict)
+    for act, ranks, *counted in map(str.split, lines):
+        sent[act][int(ranks)] = tuple(map(int, counted))
     for act, by_ranks in sent.items():
-        for place, unit in enumerate(("messages", "bytes")):
+        for place, (what, unit) in enumerate((("sent", "messages"), ("sent", "bytes"), ("open", "sockets"))):
             figures = {f"{ranks}_ranks": each[place] for ranks, each in by_ranks.items()}
-            report.add(act.replace("_", " "), "sent", unit, [figures[max(figures, key=_ranks)]], **figures)
+            report.add(act.replace("_", " "), what, unit, [figures[max(figures, key=_ranks)]], **figures)
     report.note("the median is that of the largest job")
     report.finish()
 

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -31,6 +32,7 @@
 #include "lamina/transport/forwarding.h"
 #include "lamina/transport/inproc/network.h"
 #include "lamina/transport/message.h"
+#include "lamina/transport/news.h"
 
 namespace lamina::benchmarks {
 
@@ -39,14 +41,15 @@ struct Sent {
   std::int64_t messages = 0, bytes = 0;
 };
 
-// Counts what is sent through another transport.
+// Counts what is sent through another transport, and notes to whom.
 class CountingTransport : public transport::ForwardingTransport {
  public:
   CountingTransport(std::unique_ptr<transport::Transport> inner, std::atomic<std::int64_t>& messages,
-                    std::atomic<std::int64_t>& bytes)
-      : ForwardingTransport(std::move(inner)), messages_(messages), bytes_(bytes) {}
+                    std::atomic<std::int64_t>& bytes, std::vector<std::atomic<bool>>& sent_to)
+      : ForwardingTransport(std::move(inner)), messages_(messages), bytes_(bytes), sent_to_(sent_to) {}
 
   void send(base::Rank to, const transport::Message& message) override {
+    sent_to_[to.value] = true;
     const auto frame = transport::pack(message);
     ++messages_;
     bytes_ += static_cast<std::int64_t>(frame.head.size());
@@ -57,6 +60,7 @@ class CountingTransport : public transport::ForwardingTransport {
 
  private:
   std::atomic<std::int64_t>&messages_, &bytes_;
+  std::vector<std::atomic<bool>>& sent_to_;
 };
 
 // A job of so many ranks in this process, two of which have one copy of a model of two tensors together. Its acts are
@@ -65,10 +69,10 @@ class ScaleJob {
  public:
   explicit ScaleJob(int size) : network_(size, 0), topology_(size, 2, 1) {
     for (int i = 0; i < size; ++i) {
-      auto& rank = *ranks_.emplace_back(std::make_unique<Rank>());
+      auto& rank = *ranks_.emplace_back(std::make_unique<Rank>(size));
       world_.emplace_back(i);
       rank.messenger = std::make_unique<messaging::Messenger>(
-          std::make_unique<CountingTransport>(network_.connect(base::Rank(i)), rank.messages, rank.bytes),
+          std::make_unique<CountingTransport>(network_.connect(base::Rank(i)), rank.messages, rank.bytes, rank.sent_to),
           rank.recorder);
       rank.messenger->start();
       rank.passes = std::make_unique<data_parallel::Passes>(rank.messenger->mailbox(), copies(i), patience(),
@@ -166,14 +170,33 @@ class ScaleJob {
     return most;
   }
 
+  // The most sockets that a rank has by now: to its neighbours, and to those with which it has exchanged messages.
+  int most_sockets() const {
+    int most = 0;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const auto neighbours = transport::neighbours(world_, rank);
+      std::set<base::Rank> peers(neighbours.begin(), neighbours.end());
+      for (std::size_t other = 0; other < ranks_.size(); ++other) {
+        if (have_talked(rank, other)) peers.insert(world_[other]);
+      }
+      most = std::max(most, static_cast<int>(peers.size()));
+    }
+    return most;
+  }
+
  private:
   struct Rank {
+    explicit Rank(int size) : sent_to(static_cast<std::size_t>(size)) {}
     std::atomic<std::int64_t> messages = 0, bytes = 0;
+    std::vector<std::atomic<bool>> sent_to;
     observe::Recorder recorder;
     std::unique_ptr<messaging::Messenger> messenger;
     std::unique_ptr<data_parallel::Passes> passes;
   };
 
+  bool have_talked(std::size_t one, std::size_t other) const {
+    return one != other && (ranks_[one]->sent_to[other] || ranks_[other]->sent_to[one]);
+  }
   messaging::Mailbox& mailbox(int rank) { return ranks_[rank]->messenger->mailbox(); }
   int partition(int rank) const { return topology_.index(topology::Group::kPp, base::Rank(rank)); }
   std::vector<base::Rank> copies(int rank) const { return topology_.members(topology::kSameParts, base::Rank(rank)); }

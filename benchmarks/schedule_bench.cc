@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedule on emulated devices, without Python: a chain of one stage per rank, whose operation sleeps 10 ms forward
-// and 20 ms backward; the loss is computed on rank 0.
+// The schedule on sleeping devices, without Python: a chain of one stage per rank, whose operations sleep 10 ms forward
+// and 20 ms backward. Half of that is for their weight. The loss is computed on rank 0.
 //
 //     lamina run -n P -c schedule_bench M SCHEDULE WINDOW STEPS      (WINDOW 0: the default)
 //
@@ -11,7 +11,7 @@
 #include <cstdlib>
 
 #include "benchmarks/bench_session.h"
-#include "benchmarks/emulated_stage.h"
+#include "benchmarks/sleeping_stage.h"
 
 namespace {
 
@@ -19,7 +19,7 @@ using namespace lamina;
 
 value::Value stage(const value::Value& x) {
   thread_local const at::Tensor weight = at::full({1}, 1.0).set_requires_grad(true);
-  return bench::Sleep::apply(x.as<at::Tensor>(), weight);
+  return bench::stage(x.as<at::Tensor>(), weight);
 }
 
 void run(const config::Config& config, int steps) {

@@ -5,8 +5,10 @@ one run.
     lamina run -n 2 benchmarks/sharding.py
 
 A sample is one plain iteration of rank 0, all ranks beginning together: forward, backward and, apart, AdamW's step. A
-GPT of 25 million parameters in float32; the batch is large, or tiny, so that communication weighs.
+GPT of 25 million parameters in float32; the batch is large, or tiny, so that communication weighs. Nothing is clipped,
+or, in a case of its own, everything is: torch's by clip_grad_norm_, which belongs to the update.
   lamina, sharded  sharded_data_parallel_degree: all ranks
+  lamina.optim     the same with lamina.optim's AdamW in the place of torch's
   lamina           data parallelism: all of the model on each rank
   FSDP2, gloo      torch's fully_shard around each block and the model, over Gloo
   FSDP2, lamina    the same over the backend "lamina"
@@ -20,6 +22,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -32,7 +35,8 @@ from torch.distributed.fsdp import fully_shard
 import lamina
 
 WIDTH, LAYERS, WORDS = 512, 8, 256
-BATCHES = {"large": (4, 128), "tiny": (1, 16)}  # sequences, and their length
+LARGE, TINY = (4, 128), (1, 16)  # sequences, and their length
+CASES = {"large": (LARGE, None), "tiny": (TINY, None), "tiny, clipped": (TINY, 1e-3)}  # to which norm, if any
 
 
 class Block(nn.Module):
@@ -70,6 +74,10 @@ def adamw(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
 
 
+def own_adamw(net: nn.Module) -> torch.optim.Optimizer:
+    return lamina.optim.AdamW(net.parameters(), lr=1e-4)
+
+
 def sharded_by_torch(group: dist.ProcessGroup) -> nn.Module:
     net, mesh = model(), DeviceMesh.from_group(group, "cpu")
     for block in net.blocks:
@@ -84,7 +92,7 @@ def sharded_by_deepspeed() -> tuple[Callable[[torch.Tensor], SimpleNamespace], S
 
     net = model()
     config = {
-        "train_micro_batch_size_per_gpu": BATCHES["large"][0],
+        "train_micro_batch_size_per_gpu": LARGE[0],
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 10_000},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -102,15 +110,21 @@ Samples = dict[str, list[float]]  # of "forward and backward", and of "update"
 
 
 def measured(
-    net: Callable, optimizer: torch.optim.Optimizer | SimpleNamespace, words: torch.Tensor, count: int
+    net: Callable,
+    optimizer: torch.optim.Optimizer | SimpleNamespace,
+    words: torch.Tensor,
+    count: int,
+    clip: float | None,
 ) -> Samples:
-    """Samples after two iterations that are not counted."""
+    """Samples after two iterations that are not counted. `clip`: to this norm, by torch's function."""
     samples: Samples = {"forward and backward": [], "update": []}
     for _ in range(count + 2):
         dist.barrier()
         begin = time.perf_counter()
         net(words).backward()
         middle = time.perf_counter()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
         optimizer.step()
         end = time.perf_counter()
         optimizer.zero_grad()
@@ -119,11 +133,19 @@ def measured(
     return {what: values[2:] for what, values in samples.items()}
 
 
-def of_lamina(words: torch.Tensor, count: int, degree: int) -> Samples:
-    """Samples of a job of lamina's own, which has one model."""
-    lamina.init(ddp=True, sharded_data_parallel_degree=degree, sdp_param_persistence_threshold=10_000)
+def of_lamina(
+    words: torch.Tensor, count: int, degree: int, clip: float | None, make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> Samples:
+    """Samples of a job of lamina's own, which has one model; shards are clipped by the job itself."""
+    lamina.init(
+        ddp=True,
+        sharded_data_parallel_degree=degree,
+        sdp_param_persistence_threshold=10_000,
+        sdp_gradient_clipping=clip,
+    )
     net = lamina.distribute(model())
-    samples = measured(net, lamina.DistributedOptimizer(adamw(net)), words, count)
+    optimizer = lamina.DistributedOptimizer(make(net))
+    samples = measured(net, optimizer, words, count, clip if degree == 1 else None)
     lamina.shutdown()
     return samples
 
@@ -142,20 +164,22 @@ def main() -> None:
     if importlib.util.find_spec("deepspeed"):
         trained["DeepSpeed"] = sharded_by_deepspeed()
     report = Report(options.name or "sharding", f"An iteration of a GPT of 25 million parameters over {ranks} ranks")
-    for batch, shape in BATCHES.items():
+    for case, (shape, clip) in CASES.items():
         words = torch.randint(WORDS, shape, generator=torch.Generator().manual_seed(rank))
         count = options.pick(2, 3, 5)
         ways: dict[str, Callable[[], Samples]] = {
-            "lamina, sharded": lambda words=words, count=count: of_lamina(words, count, ranks),
-            "lamina": lambda words=words, count=count: of_lamina(words, count, 1),
+            "lamina, sharded": partial(of_lamina, words, count, ranks, clip, adamw),
+            "lamina.optim": partial(of_lamina, words, count, ranks, clip, own_adamw),
+            "lamina": partial(of_lamina, words, count, 1, clip, adamw),
         }
         for name, pair in trained.items():
-            ways[name] = lambda pair=pair, words=words, count=count: measured(*pair, words, count)
+            if name != "DeepSpeed" or clip is None:  # which is told at its start
+                ways[name] = partial(measured, *pair, words, count, clip)
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for _ in range(options.pick(1, 3, 7)):
             for name, way in ways.items():
                 rounds[name].append({what: statistics.median(values) for what, values in way().items()})
-        add_rows(report, batch, rounds)
+        add_rows(report, case, rounds)
     if "DeepSpeed" not in trained:
         report.note("DeepSpeed is not installed, and left out")
     if rank == 0:
@@ -163,20 +187,20 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def add_rows(report: Report, batch: str, rounds: dict[str, list[dict[str, float]]]) -> None:
+def add_rows(report: Report, case: str, rounds: dict[str, list[dict[str, float]]]) -> None:
     both, peer = "forward and backward", "FSDP2, gloo"
     for what in (both, "update"):
         for name, values in rounds.items():
             own = [value[what] for value in values]
             ratios = [a / b[what] for a, b in zip(own, rounds[peer], strict=True)]
-            report.add(f"{batch}: {what}", name, "ms", own, of_FSDP2=statistics.median(ratios))
+            report.add(f"{case}: {what}", name, "ms", own, of_FSDP2=statistics.median(ratios))
     for name, values in rounds.items():
         if name == "alone":
             continue
         exposed = [value[both] - alone[both] for value, alone in zip(values, rounds["alone"], strict=True)]
         of_peer = [value[both] - alone[both] for value, alone in zip(rounds[peer], rounds["alone"], strict=True)]
         ratios = [a / b for a, b in zip(exposed, of_peer, strict=True)]
-        report.add(f"{batch}: exposed", name, "ms", exposed, of_FSDP2=statistics.median(ratios))
+        report.add(f"{case}: exposed", name, "ms", exposed, of_FSDP2=statistics.median(ratios))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ run: what the turns of teams, and their collectives, add.
 
     lamina run -n 4 benchmarks/team_turns.py
 
-A sample is one step of rank 0, all ranks beginning together: 8 microbatches over 2 partitions of emulated devices. Each
+A sample is one step of rank 0, all ranks beginning together: 8 microbatches over 2 partitions of sleeping devices. Each
 stage takes 10 ms forward and 20 ms backward beside a small MLP, which is whole, or cut over two ranks.
 """
 
@@ -13,8 +13,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from emulated import slow_down
 from measure import Report, arguments
+from sleeping import slow_down
 from torch import nn
 
 import lamina

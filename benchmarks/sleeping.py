@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated devices: stages that sleep, without the GIL, where a device would compute.
+"""Sleeping devices: stages that sleep, without the GIL, where a device would compute.
 
 Wall time then shows the schedule and what the engine adds to it, whatever the machine's cores can do.
 """
@@ -13,7 +13,7 @@ from torch import nn
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, forward_s, backward_s):
+    def forward(ctx, x, forward_s, backward_s):
         ctx.backward_s = backward_s
         time.sleep(forward_s)
         return x.clone()
@@ -21,26 +21,31 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         time.sleep(ctx.backward_s)
-        return gradient, gradient[:1, 0] if ctx.needs_input_grad[1] else None, None, None
+        return gradient, None, None
 
 
 class Stage(nn.Module):
-    """x -> x, after `forward_s`; its backward takes `backward_s`. Has one parameter, as a stage that learns has."""
+    """x -> x, after `forward_s`; its backward takes `backward_s`. Has one parameter, as a stage that learns has.
 
-    def __init__(self, forward_s: float, backward_s: float):
+    Of the backward `weights_s` are for the parameter, in a node of its own, and all where nobody wants a gradient of x.
+    """
+
+    def __init__(self, forward_s: float, backward_s: float, weights_s: float = 0.0):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self.seconds = (forward_s, backward_s)
+        self.seconds = (forward_s, backward_s, weights_s)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Sleep.apply(x, self.weight, *self.seconds)
+        forward_s, backward_s, weights_s = self.seconds
+        weights_s = weights_s if x.requires_grad else backward_s
+        return _Sleep.apply(x, forward_s, backward_s - weights_s) + _Sleep.apply(self.weight, 0.0, weights_s)
 
 
 def slow_down(module: nn.Module, forward_s: float, backward_s: float) -> None:
     """From now on a call of the module takes so much longer, as on a device of its own, and so does its backward."""
 
     def forward(self, *args):
-        return _Sleep.apply(super(slow, self).forward(*args), None, forward_s, backward_s)
+        return _Sleep.apply(super(slow, self).forward(*args), forward_s, backward_s)
 
     slow = type(f"Slow{type(module).__name__}", (type(module),), {"forward": forward})
     module.__class__ = slow
