@@ -25,7 +25,7 @@ SAMPLE ?= 1
 # Whose engines `make wheels` puts into one wheel, besides the default's.
 TORCHES ?= 2.14.1 2.15.0
 
-.PHONY: build configure-tests build-tests wheel wheels docs demo test test-torch test-ucx test-debian13 test-pytest test-ctest check unit bench soak format lint clean
+.PHONY: build configure-tests build-tests emulated wheel wheels docs demo test test-torch test-ucx test-tensorflow tensorflow test-debian13 test-pytest test-ctest check unit gpu-check gpu-pack bench soak format lint clean
 .DEFAULT_GOAL := build
 
 # Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
@@ -95,8 +95,19 @@ wheels: build $(TOOLS)
 	@for torch in $(TORCHES); do $(MAKE) wheel TORCH=$$torch; done
 	@scripts/wheel.sh $(BUILD) $(DIST) $(TORCHES:%=build/torch-%/dist/lamina-*.whl)
 
+# The emulated accelerator alone, in build/emulated.
+emulated: $(WITH_TESTS)
+	@cmake --build $(BUILD) --target _emulated -j $$(scripts/jobs.sh)
+
 build-tests: build $(TOOLS) $(WITH_TESTS)
 	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)
+
+# TensorFlow in an environment of its own, beside all that .venv has, and the library of operators for it. Its tests.
+tensorflow: build
+	@scripts/tensorflow.sh $(BUILD)
+
+test-tensorflow: tensorflow $(TOOLS)
+	@build/tensorflow/venv/bin/python -m pytest tests/tensorflow $(PYTEST_ARGS)
 
 # Both halves run whatever the other says, and at the same time: one computes while the other waits, and so do the workers
 # of pytest, one more than there are cores. ctest's lines come when it has ended. What make tells its children is not for
@@ -144,6 +155,14 @@ unit: build $(TOOLS) $(WITH_TESTS)
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -L unit -j $$(scripts/jobs.sh)
 	@$(BIN)/pytest -q -m unit -n $$(scripts/jobs.sh) $(PYTEST_ARGS)
 
+# On a machine with an accelerator, of which no more is asked than torch and compilers: only the emulated one is made before.
+gpu-check: $(if $(filter emulated,$(LAMINA_DEVICE)),emulated)
+	@scripts/gpu_check.sh $(STAGES)
+
+# What such a machine lacks, in build/gpu-pack.
+gpu-pack: build
+	@scripts/gpu_pack.sh
+
 bench: build $(WITH_TESTS)
 	@cmake --build $(BUILD) --target bench_programs
 	@$(BIN)/python benchmarks/run.py
@@ -167,6 +186,7 @@ lint: $(TOOLS)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/python scripts/check_layers.py
+	@$(BIN)/python scripts/check_devices.py
 	@$(BIN)/python scripts/check_python_layers.py
 	@$(BIN)/python scripts/check_globals.py
 	@$(BIN)/python scripts/check_comments.py

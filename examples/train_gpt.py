@@ -93,7 +93,7 @@ class Steps:
     def generate(self, text: torch.Tensor, length: int, seed: int, temperature: float = 0.7) -> torch.Tensor:
         random = torch.Generator().manual_seed(seed)  # on every rank, so that all choose the same bytes
         for _ in range(length):
-            logits = self._predict(text[:, -CONTEXT:]).concat()
+            logits = self._predict(text[:, -CONTEXT:]).concat().cpu()  # where the numbers are drawn
             chosen = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)
             text = torch.cat((text, chosen), dim=1)
         return text

@@ -42,6 +42,7 @@ ORDER = (
     "pipeline",
     "checkpoints",
     "verification",
+    "elastic",
     "callbacks",
     "activation_checkpointing",
     "observe",
@@ -51,6 +52,7 @@ ORDER = (
     "state",
     "hugging_face",
     "__init__",
+    "tensorflow",  # the other half of the original's names, for scripts that import TensorFlow
     "integrations",  # imports lamina as a script does
 )
 
