@@ -20,8 +20,8 @@ using topology::Group;
 using Clock = std::chrono::steady_clock;
 using Start = std::function<Started(JobRank&, collective::Group&)>;
 
-// The last rank starts and is killed while 64 MiB are on their way. A rank that begins later than that hears of the loss
-// as it begins.
+// The last rank starts and is killed while 64 MiB are on their way. A rank that begins later than that hears of the
+// loss as it begins.
 void lose_the_last(int size, const Start& start) {
   const auto body = [&](JobRank& job) {
     auto& group = job.group();
