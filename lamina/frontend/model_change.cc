@@ -5,16 +5,11 @@
 
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
+#include "lamina/model/make_table.h"
 #include "lamina/session/change.h"
 
 // The part of a model that goes over to another layout: see [Note: change of layout].
 namespace lamina::frontend {
-namespace {
-
-// Without a memory of plain elements.
-bool is_odd(const at::Tensor& buffer) { return buffer.layout() != at::kStrided || buffer.is_quantized(); }
-
-}  // namespace
 
 Model::Model(const Model& before, Current& job) : Model(job, before.tree_.root(), before.options_) {
   trace_ = before.trace_;
@@ -26,7 +21,7 @@ void Model::tell(session::ChangingJob& job) const {
   job.has_hook = reducer_ != nullptr && reducer_->hooked();
   job.joins = reducer_ != nullptr && reducer_->joining();
   for (const auto& buffer : tree_.root()->named_buffers()) {
-    if (is_odd(buffer.value())) job.odd_buffers.push_back(buffer.key());
+    if (model::is_odd(buffer.value())) job.odd_buffers.push_back(buffer.key());
   }
 }
 

@@ -47,6 +47,8 @@ class Memories {
 
 }  // namespace
 
+bool is_odd(const at::Tensor& buffer) { return buffer.layout() != at::kStrided || buffer.is_quantized(); }
+
 bool updates_masters(const config::Config& config) { return config.fp16 || config.bf16; }
 
 std::optional<topology::Group> updates_divided_over(const topology::Topology& topology, const config::Config& config) {

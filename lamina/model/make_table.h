@@ -22,6 +22,9 @@ struct NamedTensor {
   std::optional<layout::Slicing> slicing = {};  // of the whole that it is a slice of
 };
 
+// True of a buffer without a memory of plain elements, sparse or quantised: it is in no table, all ranks keep it.
+bool is_odd(const at::Tensor& buffer);
+
 // The table of a model that is cut, of its tensors as they are now: parameters before buffers, in the model's order.
 // Here alone the configuration decides on the ranks that hold and that update parameters. Throws base::UsageError as
 // whole_in() does.

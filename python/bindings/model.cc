@@ -262,6 +262,8 @@ std::string kind_of(Group group) {
 }
 
 static void bind_parameter_table(py::module_& module) {
+  module.def("is_odd", &model::is_odd, py::arg("buffer"),
+             "True of a buffer without a memory of plain elements, sparse or quantised: all ranks keep it.");
   py::class_<ParameterTable>(
       module, "ParameterTable",
       "The table of who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h.")

@@ -16,7 +16,7 @@ from torch import nn
 from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook, GradBucket
 from lamina.job import current, groups, parts
-from lamina.model.partitioned import PartitionedModel, is_odd
+from lamina.model.partitioned import PartitionedModel
 from lamina.util import pytree
 
 
@@ -185,4 +185,4 @@ class Replicas(parts.Replicas):
         """The buffers of this rank, with their names; sparse and quantised buffers stay each replica's own."""
         owns = self._partitioned().owns
         own = ((name, tensor) for name, tensor in getattr(self._module, names)() if owns(name))
-        return [(name, tensor) for name, tensor in own if not is_odd(tensor)]
+        return [(name, tensor) for name, tensor in own if not _lamina.is_odd(tensor)]

@@ -219,7 +219,7 @@ def _lay_out(root: nn.Module) -> None:
     for module in root.modules():
         if not isinstance(module, torch.jit.ScriptModule):
             for name, buffer in module._buffers.items():
-                if buffer is None or is_odd(buffer) or _lamina.is_released(buffer):
+                if buffer is None or _lamina.is_odd(buffer) or _lamina.is_released(buffer):
                     continue
                 if torch._debug_has_internal_overlap(buffer) == 1:
                     module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
@@ -227,7 +227,7 @@ def _lay_out(root: nn.Module) -> None:
 
 def _give_odd_buffers(model: PartitionedModel) -> None:
     """Sparse and quantised buffers, which stay on all ranks, get the values of world rank 0."""
-    odd = [(name, buffer) for name, buffer in model.tree.root.named_buffers() if is_odd(buffer)]
+    odd = [(name, buffer) for name, buffer in model.tree.root.named_buffers() if _lamina.is_odd(buffer)]
     if not odd or model.session.size == 1:
         return
     mine = [packed(buffer) for _, buffer in odd] if model.session.rank == 0 else None
@@ -305,7 +305,8 @@ def _tell_of_constants(session: _lamina.Session, everyone: Sequence[dict[str, st
 
 def named_tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Parameters and buffers under a module, but for odd ones."""
-    return [*root.named_parameters(), *((name, each) for name, each in root.named_buffers() if not is_odd(each))]
+    plain = ((name, buffer) for name, buffer in root.named_buffers() if not _lamina.is_odd(buffer))
+    return [*root.named_parameters(), *plain]
 
 
 @dataclass
@@ -317,7 +318,7 @@ class _Odd:
 
 def packed(value: Any) -> Any:
     """A value as it travels: what no message can hold is packed."""
-    if not isinstance(value, torch.Tensor) or not is_odd(value):
+    if not isinstance(value, torch.Tensor) or not _lamina.is_odd(value):
         return value
     file = io.BytesIO()
     torch.save(value.detach(), file)
@@ -327,8 +328,3 @@ def packed(value: Any) -> Any:
 def unpacked(value: Any) -> Any:
     """Undoes `packed`."""
     return torch.load(io.BytesIO(value.data), weights_only=True) if isinstance(value, _Odd) else value
-
-
-def is_odd(buffer: torch.Tensor) -> bool:
-    """True for one without a memory of plain elements, sparse or quantised: all ranks keep it."""
-    return buffer.layout is not torch.strided or buffer.is_quantized

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina.model.partitioned import PartitionedModel, Row, is_odd
+from lamina import _lamina
+from lamina.model.partitioned import PartitionedModel, Row
 
 Place = tuple[dict[str, Any], str, Any]  # a module's dictionary, a name in it, and the value
 
@@ -40,7 +41,7 @@ def own_and_shapes(model: PartitionedModel) -> Iterator[None]:
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     """One of its shape without memory; of a sparse or quantised one a copy."""
-    if is_odd(tensor):
+    if _lamina.is_odd(tensor):
         return tensor.detach().clone()
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 

@@ -19,7 +19,6 @@ from lamina.errors import UsageError, refusal, said
 from lamina.exits.device_errors import explain, explained
 from lamina.job import current, groups, parts
 from lamina.model import precision
-from lamina.model.partitioned import is_odd
 from lamina.optim.sliced import see_to_steps
 from lamina.pipeline import conversions, replaced_model
 from lamina.pipeline.batches import on_rank
@@ -162,7 +161,7 @@ class DistributedModel(WrappedModule, parts.Model):
         """Tells what of it does not allow another layout."""
         job.has_model, job.has_hook = True, self._has_comm_hook
         job.joins = self._replicas is not None and self._replicas.are_joining
-        job.odd_buffers = [name for name, buffer in self.named_buffers() if is_odd(buffer)]
+        job.odd_buffers = [name for name, buffer in self.named_buffers() if _lamina.is_odd(buffer)]
         if self._has_replaced:
             job.relies = [*job.relies, "the job translates names of modules that have become others"]
 
