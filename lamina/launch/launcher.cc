@@ -47,6 +47,7 @@ Job describe(const Preparation& prepared, const std::optional<ReservedPort>& por
           .nodes = layout.nodes,
           .cores = environment::available_cores(),
           .restarts = prepared.options.restarts,
+          .least = prepared.options.least,
           .stacks = prepared.options.hang_timeout.has_value()};
 }
 

@@ -163,18 +163,19 @@ NextEpoch EpochEnd::next(const Value& word, std::int64_t progress) {
   }
 }
 
-std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, environment::World world, FaceHooks hooks) {
+std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int> microbatches,
+                                        environment::World world, FaceHooks hooks) {
   const auto copies = static_cast<std::int64_t>(next.members.size());
   const auto all = std::int64_t{before_.job().microbatches()} * before_.world().size;
   auto config = before_.config();
-  if (all % copies != 0) {
+  if (!microbatches && all % copies != 0) {
     throw base::ConfigError(
         base::str(copies, " copies of the model that are left cannot share out ", all,
                   " microbatches alike, which a batch of all copies has: give init() such `microbatches` that fewer "
                   "copies can"),
         base::Code{"elastic-refused"});
   }
-  config.microbatches = static_cast<int>(all / copies);
+  config.microbatches = microbatches.value_or(static_cast<int>(all / copies));
   config.verify_steps = 0;
   return open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
                      "the ranks that are left meet");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,10 +34,11 @@ class EpochEnd {
   // several the lowest rank. Throws base::PeerError where too few are left: they may not go on, for others might.
   NextEpoch next(const value::Value& word, std::int64_t progress);
 
-  // Opens the next epoch's session. In it copies of the model share out as many microbatches as before.
-  // `world`: this rank's place there. Throws base::PeerError where one of them is lost meanwhile, base::ConfigError
-  // where copies cannot share microbatches out alike.
-  std::shared_ptr<Session> open(const NextEpoch& next, environment::World world, FaceHooks hooks);
+  // Opens the next epoch's session. `microbatches`: of each copy of the model; without, the copies share out as many as
+  // before. `world`: this rank's place there. Throws base::PeerError where one of them is lost meanwhile,
+  // base::ConfigError where copies cannot share microbatches out alike.
+  std::shared_ptr<Session> open(const NextEpoch& next, std::optional<int> microbatches, environment::World world,
+                                FaceHooks hooks);
 
  private:
   void agree();

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -106,12 +107,14 @@ void bind_epochs(py::module_& module) {
           "PeerError where they are too few.")
       .def(
           "open",
-          [](EpochEnd& end, const NextEpoch& next) {
+          [](EpochEnd& end, const NextEpoch& next, std::optional<int> microbatches) {
             const Release release;
-            return with_maker(
-                end.open(next, environment::read_world(environment::process_environment()), face_hooks()));
+            return with_maker(end.open(next, microbatches, environment::read_world(environment::process_environment()),
+                                       face_hooks()));
           },
-          py::arg("next"), "Opens the session of those who go on, with this one's place as the environment says it.");
+          py::arg("next"), py::arg("microbatches"),
+          "Opens the session of those who go on, with this one's place as the environment says it, and so many "
+          "microbatches of each copy; None: as many of all copies as before.");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,10 +19,11 @@ struct Job {
   int local_world_size = 1;
   int node_rank = 0;
   int nodes = 1;
-  int cores = 1;        // of this machine, shared by its ranks
-  int restart = 0;      // how often the job was started before
-  int restarts = 0;     // how often it may be
-  bool stacks = false;  // Python is to write its stacks down when it is aborted
+  int cores = 1;             // of this machine, shared by its ranks
+  int restart = 0;           // how often the job was started before
+  int restarts = 0;          // how often it may be
+  std::optional<int> least;  // so many ranks go on where others are lost
+  bool stacks = false;       // Python is to write its stacks down when it is aborted
 };
 
 // Facts that one rank is told.

@@ -50,6 +50,7 @@ from lamina.trainer.loop import Loop
 from lamina.trainer.prediction import Prediction
 from lamina.trainer.ranks import copies
 from lamina.trainer.shares import Ends, Shares
+from lamina.trainer.survival import Survival
 from lamina.trainer.time import Time, Timestamp, TimeUnit
 from lamina.trainer.training_step import TrainingStep
 from lamina.util.told import tell
@@ -172,8 +173,7 @@ class Trainer(Elsewhere):
         self._most, self._by_tokens = given.train_subset_num_batches, given.accumulate_train_batch_on_tokens
         self._model = given.model
         self.state = State(given.model, given.run_name or "", given.seed)
-        self.state.device = given.device
-        self.state.max_duration = given.max_duration
+        self.state.device, self.state.max_duration = given.device, given.max_duration
         self.state.fsdp_config, self.state.deepspeed_config = given.fsdp_config, given.deepspeed_config
         self._saved_by_hand: list[str] = []
         self._set_microbatches(given.device_train_microbatch_size, given.grad_accum)
@@ -205,9 +205,10 @@ class Trainer(Elsewhere):
         precision = functools.partial(get_precision_context, found.autocast, device().type)
         self._evaluation = Evaluation(self.state, self.engine, self.logger, precision, self._by_tokens)
         self._prediction = Prediction(self.state, self.engine, precision)
-        step = TrainingStep(self.state, self.engine, precision)
         self._layouts = Layouts(self._job, self.state, self.engine, lambda: self._shares, self._tell_layout)
-        self._loop = Loop(self.state, self.engine, self.logger, step, self._evaluation.run, self._layouts.change)
+        parts = self.logger, TrainingStep(self.state, self.engine, precision), self._evaluation.run
+        self._loop = Loop(self.state, self.engine, *parts, self._layouts.change)
+        self._survival = Survival(self._job, self.state, self.engine, self._loop, self._layouts, self._saver)
         if self._spec is not None:
             self._read_on()
         self.engine.run_event(Event.INIT)
@@ -276,7 +277,10 @@ class Trainer(Elsewhere):
         with _asked_to_end(self._saver is not None and self._saver.saves):
             try:
                 with self._job.training():
-                    stops = self._loop.fit(self._shares, self._most, self._steps_every_batch)
+                    stops = self._survival.run(
+                        lambda: self._loop.fit(self._shares, self._most, self._steps_every_batch),
+                        lambda: self._loop.go_on(self._shares, self._most),
+                    )
             except BaseException:
                 self._layouts.forget()
                 self.engine.close()  # for loggers to write the traceback

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lamina.checkpoints.loading import resume_from_checkpoint
-from lamina.checkpoints.saving import save_checkpoint
-from lamina.errors import ConfigError
+from lamina.checkpoints.saving import CheckpointHandle, save_checkpoint
+from lamina.errors import ConfigError, Error
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, rank
 from lamina.job.seeds import set_rng_seed
@@ -40,6 +40,7 @@ class Saver(Callback):
 
     Attributes:
         saves: whether any is saved.
+        owes: whether one is saved at the next time of checkpoints in any case: a rank was lost while one was saved.
 
     Errors:
         ConfigError: a name that is none.
@@ -63,6 +64,8 @@ class Saver(Callback):
         self.saves, self._keeps = keeps != 0, None if keeps == -1 else keeps
         self._weights_only, self._shares = weights_only, shares
         self._saved: Timestamp | None = None
+        self.owes = False
+        self._is_saving, self._handle = False, None  # the save is being put together; is perhaps being written
         self.places: list[str] = []  # of all that were saved
         self.tag_of(TrainingState(None, "run", 0))
 
@@ -105,11 +108,13 @@ class Saver(Callback):
 
     def run_event(self, event: Event, state: TrainingState, logger: Any) -> None:
         """Saves, where it is time."""
-        if event not in (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) or self._saved == state.timestamp:
+        if event not in (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) or not self.saves:
             return
-        if not self.saves:
+        if self.owes:
+            self.save(state)
+        elif self._saved == state.timestamp:
             return
-        if self._is_due(state, event) or (self._saves_end and state.is_done):
+        elif self._is_due(state, event) or (self._saves_end and state.is_done):
             self.save(state)
 
     def save(self, state: TrainingState, asynchronous: bool = True) -> None:
@@ -123,13 +128,29 @@ class Saver(Callback):
                 "a checkpoint of a training has its place in the data, and there is no train_dataloader yet: "
                 "weights_only=True saves the model"
             )
+        self._is_saving = True
+        self._handle = self._save(state, asynchronous)
+        self._is_saving = self.owes = False
+
+    def was_broken_off(self) -> bool:
+        """Tells, once a rank is lost and saves are given up, whether the latest checkpoint was not saved."""
+        if self._is_saving or self.owes:
+            return True
+        try:
+            if self._handle is not None:
+                self._handle.wait()
+        except Error:
+            return True
+        return False
+
+    def _save(self, state: TrainingState, asynchronous: bool) -> CheckpointHandle | None:
         take_loaded()  # where no step came before
-        self._saved = state.timestamp
-        self.places.append(os.path.join(self.folder, self.tag_of(state)))
+        self._saved, place = state.timestamp, os.path.join(self.folder, self.tag_of(state))
+        if not self.owes or self.places[-1:] != [place]:
+            self.places.append(place)
         arguments = {"model": state.model, "asynchronous": asynchronous}
         if self._weights_only:
-            save_checkpoint(self.folder, self.tag_of(state), partial=False, **arguments)
-            return
+            return save_checkpoint(self.folder, self.tag_of(state), partial=False, **arguments)
         states = {"callbacks": _states(state.callbacks), "algorithms": _states(state.algorithms)}
         content = {
             "form": _FORM,
@@ -140,7 +161,7 @@ class Saver(Callback):
             "readers": allgather(self._shares().state_dict(), WORLD),
         }
         kept = {"user_content": content, "num_kept_partial_checkpoints": self._keeps}
-        save_checkpoint(self.folder, self.tag_of(state), optimizer=state.optimizers[0], **arguments, **kept)
+        return save_checkpoint(self.folder, self.tag_of(state), optimizer=state.optimizers[0], **arguments, **kept)
 
 
 def load(

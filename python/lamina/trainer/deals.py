@@ -2,6 +2,7 @@
 """How a DataLoader's sampler deals samples to the copies of the model, from any sample of an epoch on."""
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
@@ -9,10 +10,67 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lamina.dist.batches import samplers
 from lamina.dist.sampler import ExactSampler
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UsageError
 from lamina.trainer.ranks import copies, own_copy
 
 _TORCHDATA = "torchdata.stateful_dataloader.sampler"  # has samplers of its own, which deal as torch's
+
+
+class UnevenSampler(DistributedSampler):
+    """Deals this copy its part of batches that do not divide among the copies. Each sample of a batch goes to one of
+    them; those of an ExactSampler with rows stay in a row.
+
+    Args:
+        sampler: says the order of an epoch.
+        of_all: samples of a full batch of all copies.
+        microbatch: a row has a multiple of that many samples, or is the last one of a batch.
+
+    Attributes:
+        sampler, of_all: as they were given.
+        begun: the number, in the order, of the first sample that is dealt out.
+    """
+
+    def __init__(self, sampler: DistributedSampler, of_all: int, microbatch: int):
+        super().__init__(sampler.dataset, 1, 0, sampler.shuffle, sampler.seed)
+        self.sampler, self.of_all, self.begun = sampler, of_all, 0
+        self.set_epoch(sampler.epoch)
+        most = -(-of_all // copies())
+        is_in_rows = isinstance(sampler, ExactSampler) and sampler.batch_size is not None
+        self._row = -(-most // microbatch) * microbatch if is_in_rows else None
+        self._copies, self._own = copies(), own_copy()
+
+    @property
+    def rows(self) -> int:
+        """How many samples of a full batch are this copy's."""
+        return len(self._part(0, self.of_all))
+
+    def set_epoch(self, epoch: int) -> None:
+        """As torch's."""
+        super().set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        whole, count = self.sampler, len(self.dataset)
+        if isinstance(whole, ExactSampler):
+            whole.move(1, 0)
+        else:
+            whole.num_replicas, whole.rank, whole.total_size, whole.num_samples = 1, 0, count, count
+        order = list(whole)
+        return iter([order[at] for at in self._mine()])
+
+    def __len__(self) -> int:
+        return len(self._mine())
+
+    def _mine(self) -> list[int]:
+        count = len(self.dataset)
+        begins = range(self.begun, count, self.of_all)
+        return [at for begin in begins for at in self._part(begin, min(begin + self.of_all, count))]
+
+    def _part(self, begin: int, end: int) -> range:
+        if self._row is None:
+            return range(begin + self._own, end, self._copies)
+        first = begin + self._own * self._row
+        return range(min(first, end), min(first + self._row, end))
 
 
 class Deal:
@@ -33,6 +91,8 @@ class Deal:
     def __init__(self, sampler: DistributedSampler, rows: int | None, drop_last: bool):
         self._sampler, self._drop_last = sampler, drop_last
         self.samples, self.of_all = len(sampler.dataset), None if rows is None else rows * copies()
+        if isinstance(sampler, UnevenSampler):
+            self.of_all = sampler.of_all
         self.order = [self.samples, bool(sampler.shuffle), sampler.seed if sampler.shuffle else None]
         self.begin()
 
@@ -43,7 +103,10 @@ class Deal:
         Errors:
             ConfigError: the loader has other batches than its sampler.
         """
-        sampler = next((each for each in samplers(loader) if isinstance(each, DistributedSampler)), None)
+        found = [each for each in samplers(loader) if isinstance(each, DistributedSampler)]
+        if uneven := [each for each in found if isinstance(each, UnevenSampler)]:
+            return cls(uneven[0], loader.batch_sampler.batch_size, loader.batch_sampler.drop_last)
+        sampler = found[0] if found else None
         if sampler is None or not _is_known(sampler, (DistributedSampler, ExactSampler), "StatefulDistributedSampler"):
             return None
         rows = getattr(loader.batch_sampler, "batch_size", None)
@@ -56,6 +119,9 @@ class Deal:
     def begin(self, at: int = 0) -> None:
         """Has the sampler deal the samples from number `at` of the order on."""
         of, own, sampler = copies(), own_copy(), self._sampler
+        if isinstance(sampler, UnevenSampler):
+            sampler.begun = at
+            return
         if isinstance(sampler, ExactSampler):
             sampler.move(of, own, at)
             return
@@ -72,6 +138,37 @@ class Deal:
             return None
         left = self.samples - at
         return left // self.of_all if self._drop_last else -(-left // self.of_all)
+
+
+def share_out(loader: DataLoader, of_all: int, microbatch: int) -> None:
+    """Has each copy read its part of batches of so many samples, from the next iterator of a loader on that a Deal
+    knows. Where these do not divide among the copies, some read more than others.
+
+    Args:
+        loader: with batches of the same size on all copies, or shared out before.
+        of_all: samples of a batch of all copies.
+        microbatch: samples of each.
+
+    Errors:
+        UsageError: they do not divide, and the loader keeps an own state of what it deals.
+    """
+    put_together(loader)
+    if of_all % copies() == 0:
+        return set_batch_size(loader, of_all // copies())
+    if is_torchdatas(loader):
+        raise UsageError(
+            f"a batch of {of_all} samples does not divide among {copies()} copies of the model, which a loader of "
+            "torchdata needs"
+        )
+    own = next(each for each in samplers(loader) if isinstance(each, DistributedSampler))
+    loader.batch_sampler.sampler = uneven = UnevenSampler(own, of_all, microbatch)
+    loader.batch_sampler.batch_size = max(uneven.rows, 1)
+
+
+def put_together(loader: DataLoader) -> None:
+    """Gives a loader the sampler that it had before `share_out`."""
+    if isinstance(uneven := loader.batch_sampler.sampler, UnevenSampler):
+        loader.batch_sampler.sampler = uneven.sampler
 
 
 def set_batch_size(loader: DataLoader, rows: int) -> None:

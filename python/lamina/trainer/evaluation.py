@@ -72,8 +72,15 @@ class Evaluation:
             may_end: whether it ends where a rank wants the training to end.
             most: how many batches are read, in the place of the evaluator's number; -1: all.
         """
-        state, spec = self._state, evaluator.dataloader
+        state = self._state
         read = state.dataloader, state.dataloader_label, state.dataloader_len
+        try:
+            return self._run(evaluator, may_end, most)
+        finally:
+            state.dataloader, state.dataloader_label, state.dataloader_len = read
+
+    def _run(self, evaluator: EvaluationData, may_end: bool, most: int | None) -> bool:
+        state, spec = self._state, evaluator.dataloader
         self._metrics = metrics.fresh(state.eval_metrics[evaluator.label])
         total, counts, since, is_whole = 0.0, 0, time.monotonic(), True
         with undisturbed(state.model, spec.dataloader):
@@ -101,7 +108,6 @@ class Evaluation:
                     values = {"loss": sum(of_each_copy(measured.plain(total))) / counts}
         if is_whole:
             self._tell(evaluator, values, time.monotonic() - since)
-        state.dataloader, state.dataloader_label, state.dataloader_len = read
         return is_whole
 
     def _tell(self, evaluator: EvaluationData, values: dict[str, Any], seconds: float) -> None:

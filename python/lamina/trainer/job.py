@@ -113,6 +113,10 @@ class TrainerJob:
         before = current.job()
         self.optimizer.zero_grad(set_to_none=True)
         change_now(before, keys)
+        self.take_over(before)
+
+    def take_over(self, before: current.Job) -> None:
+        """The current job is the training's from now on, in the place of another one."""
         current.job().own_of(before, _Trainers, Loaders, Ends)
         current.job().change, self.has_loaded = before.change, False
 

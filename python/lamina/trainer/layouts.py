@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts of a Trainer's job, one after the other."""
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lamina.checkpoints.together import everywhere
 from lamina.dist.batches import require_distributed_sampler
 from lamina.elastic.change import refused
+from lamina.errors import ConfigError, UsageError
 from lamina.job import current
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, num_microbatches, size
-from lamina.trainer.deals import set_batch_size
+from lamina.job.ranks import WORLD, num_microbatches, rank, size
+from lamina.trainer.deals import put_together, set_batch_size, share_out
 from lamina.trainer.events import Event
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.ranks import copies
 from lamina.trainer.shares import Loaders, Shares
 from lamina.trainer.training_state import TrainingState
+from lamina.util.told import tell
 
 
 class _Change(NamedTuple):
@@ -23,7 +26,7 @@ class _Change(NamedTuple):
 
     keys: dict[str, Any]
     reads_on: bool  # the same ranks read for the same copies
-    rows: int | None  # samples in a batch of a copy; None where they read on, or there is no loader yet
+    of_all: int | None  # samples in a batch of all copies; None where they read on, or there is no loader yet
     grad_accum: int | None
 
 
@@ -53,6 +56,7 @@ class Layouts:
     ):
         self._job, self._state, self._engine, self._shares, self._tell = job, state, engine, shares, tell
         self._asked: dict[str, Any] | None = None
+        self._shared: list[Any] = []  # loaders that are the script's again at the end of the job
         current.job().change = self.ask
 
     def ask(self, keys: dict[str, Any]) -> None:
@@ -71,21 +75,68 @@ class Layouts:
         """Makes the change that was asked for, if any. Returns whether the rest of the epoch is dealt out anew."""
         if self._asked is None:
             return False
-        asked, self._asked = self._asked, None
-        there, shares, time = self._change_to(asked), self._shares(), self._state.timestamp
-        if there.rows is not None:
-            of_ranks, rows = allgather(shares.handed_on(), WORLD), shares.rows
+        there, shares = self._change_to(self._asked), self._shares()
+        if there.of_all is not None:
+            of_ranks = allgather(shares.handed_on(), WORLD)
         if not there.reads_on:
             current.job().own(Loaders).end_workers()
         self._job.change(there.keys)
-        self._state.grad_accum = there.grad_accum
-        if there.rows is not None:
-            self._job.at_end(set_batch_size, shares.spec.dataloader, rows)
-            set_batch_size(shares.spec.dataloader, there.rows)
-            shares.go_over(of_ranks, time.batch_in_epoch.value, time.sample_in_epoch.value)
+        self._asked, self._state.grad_accum = None, there.grad_accum
+        if there.of_all is not None:
+            self._read_on(shares, there.of_all, 1, of_ranks)
         self._tell()
         self._engine.run_event(Event.LAYOUT_CHANGE)
-        return there.rows is not None
+        return there.of_all is not None
+
+    def why_not_fewer(self) -> str | None:
+        """Says why the training cannot go on with fewer copies; None where it can."""
+        shares = self._shares()
+        if shares.of_all is None:
+            return _reads_itself(self._state)
+        return None
+
+    def cut(self) -> tuple[list[int | None], int, str]:
+        """How batches are cut on this number of copies, and the change that is asked for; for `go_over`."""
+        return [self._state.grad_accum, copies()], self._microbatch(), json.dumps(self._asked, sort_keys=True)
+
+    def go_over(self, cuts: list[tuple[list[int | None], int, str]]) -> None:
+        """The job has fewer copies: they share out the same batches, from the place in the epoch on that the state has.
+        The change that was asked for stays so where it can be made of these ranks. Collective.
+
+        Args:
+            cuts: what `cut` gave each rank of now.
+
+        Errors:
+            UsageError: batches that these copies cannot share out.
+        """
+        ((grad_accum, before), microbatch, asked), shares = cuts[0], self._shares()
+        self._state.grad_accum = None if grad_accum is None else -(-grad_accum * before // copies())
+        of_ranks = allgather(shares.handed_on_after(self._state.timestamp.batch_in_epoch.value), WORLD)
+        self._read_on(shares, shares.of_all, microbatch, of_ranks)
+        self._asked = json.loads(asked) if len({each[-1] for each in cuts}) == 1 else None
+        if self._asked is not None:
+            try:
+                self._change_to(self._asked)
+            except (ConfigError, UsageError) as error:
+                self._asked = None
+                if rank() == 0:
+                    tell(f"the layout that was asked for is not taken: {error}")
+
+    def _read_on(self, shares: Shares, of_all: int, microbatch: int, of_ranks: list[dict[str, Any]]) -> None:
+        loader, time = shares.spec.dataloader, self._state.timestamp
+        if not any(each is loader for each in self._shared):
+            self._shared.append(loader)
+            self._job.at_end(set_batch_size, loader, loader.batch_sampler.batch_size)
+            self._job.at_end(put_together, loader)
+        share_out(loader, of_all, microbatch)
+        shares.go_over(of_ranks, time.batch_in_epoch.value, time.sample_in_epoch.value)
+
+    def _microbatch(self) -> int:
+        """How many samples a microbatch has, of a full batch; 1 where there is no such number."""
+        state, of_all = self._state, self._shares().of_all
+        if state.device_train_microbatch_size is not None or of_all is None:
+            return state.device_train_microbatch_size or 1
+        return max(-(-of_all // (copies() * (state.grad_accum or 1))), 1)
 
     def _change_to(self, keys: dict[str, Any]) -> _Change:
         """The change that these keys ask for.
@@ -98,26 +149,29 @@ class Layouts:
         config, before = self._job.other_layout(keys | {"microbatches": 1}), current.session().config
         then = size() // (config.partitions * config.tensor_parallel_degree)
         reads_on = (config.partitions, config.placement_strategy) == (before.partitions, before.placement_strategy)
-        rows, grad_accum = everywhere(current.job(), lambda: self._shared_out(then, reads_on))
+        of_all, grad_accum = everywhere(current.job(), lambda: self._shared_out(then, reads_on))
         microbatches = max(num_microbatches() * copies() // then, 1)
-        return _Change(keys | {"microbatches": microbatches}, reads_on, rows, grad_accum)
+        return _Change(keys | {"microbatches": microbatches}, reads_on, of_all, grad_accum)
 
     def _shared_out(self, then: int, reads_on: bool) -> tuple[int | None, int | None]:
-        """How many samples and microbatches a batch has of each of so many copies."""
+        """How many samples all of so many copies have in a batch, and how many microbatches each."""
         state, shares, of = self._state, self._shares(), copies()
         if reads_on:
             return None, state.grad_accum
         for each in state.evaluators:
             if not each.dataloader.already_split:
                 require_distributed_sampler(each.dataloader.dataloader, then)
-        rows = None
+        of_all = None
         if shares is not None:
-            if shares.rows is None:
-                raise refused(
-                    f"the loader {state.dataloader_label!r} says itself what each copy of the model reads, so that "
-                    "others cannot go on with it: with sampler=lamina.dist.get_sampler(dataset) a DataLoader's can"
-                )
-            rows, left = divmod(shares.rows * of, then)
-            if left:
-                raise refused(f"a batch of {shares.rows * of} samples does not divide among {then} copies of the model")
-        return rows, None if state.grad_accum is None else -(-state.grad_accum * of // then)
+            if (of_all := shares.of_all) is None:
+                raise refused(_reads_itself(state))
+            if of_all % then:
+                raise refused(f"a batch of {of_all} samples does not divide among {then} copies of the model")
+        return of_all, None if state.grad_accum is None else -(-state.grad_accum * of // then)
+
+
+def _reads_itself(state: TrainingState) -> str:
+    return (
+        f"the loader {state.dataloader_label!r} says itself what each copy of the model reads, so that others cannot "
+        "go on with it: with sampler=lamina.dist.get_sampler(dataset) a DataLoader's can"
+    )

@@ -3,7 +3,7 @@
 
 import datetime
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from lamina.errors import UsageError
 from lamina.trainer import metrics
@@ -13,6 +13,34 @@ from lamina.trainer.training_state import TrainingState
 from lamina.trainer.training_step import TrainingStep
 
 _CHECKPOINTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
+_AFTER, _NEXT, _LAST = range(3)  # what begins, a batch or an epoch; the next batch; the end of the training
+
+
+class Place(NamedTuple):
+    """A place in the loop where it may go on, in the order in which they come while the time stands.
+
+    Attributes:
+        part: after something, before the next batch, or at the end.
+        number: in these: 0 the event itself, then the evaluations by their numbers, and one for checkpoints.
+    """
+
+    part: int
+    number: int
+
+    @property
+    def is_before_batch(self) -> bool:
+        """Tells whether the next thing is a batch."""
+        return self.part == _NEXT
+
+    @classmethod
+    def first(cls) -> "Place":
+        """Gives the first one of a time."""
+        return cls(_AFTER, 0)
+
+    @classmethod
+    def of_checkpoint(cls, evaluators: int) -> "Place":
+        """Gives that of checkpoints, after so many evaluators."""
+        return cls(_AFTER, 1 + evaluators)
 
 
 class Loop:
@@ -25,6 +53,11 @@ class Loop:
         training_step: runs the step of a batch.
         measure: evaluates with an EvaluationData, see `Evaluation.run`.
         change: makes the change of the layout that was asked for, see `Layouts.change`.
+
+    Attributes:
+        place: where it is.
+        after: the event that began the time of now: of the beginning, a batch or an epoch.
+        when_there: is called with each place.
     """
 
     def __init__(
@@ -38,6 +71,9 @@ class Loop:
     ):
         self._state, self._engine, self._logger = state, engine, logger
         self._step, self._measure, self._change = training_step, measure, change
+        self.place, self.after = Place.first(), Event.FIT_START
+        self.when_there: Callable[[Place], None] = lambda place: None
+        self._steps_every_batch = True
 
     def fit(self, shares: Shares, most: int, steps_every_batch: bool) -> bool:
         """Trains until the state says that it is done.
@@ -50,20 +86,68 @@ class Loop:
         Returns:
             Whether a rank wants the training to end before.
         """
-        state = self._state
         self._steps_every_batch = steps_every_batch
         self._step.begin()
-        self._engine.run_event(Event.FIT_START)
-        if state.unfinished is not None and not self._evaluate(*state.unfinished):
+        self._begin(Event.FIT_START)
+        return self.go_on(shares, most, False)
+
+    def go_on(self, shares: Shares, most: int, is_again: bool = True) -> bool:
+        """As `fit`, from its place on; `is_again`: where it was there before."""
+        if self.place.part == _AFTER and not self._hear_and_evaluate():
             return True
-        while not state.is_done:
-            state.model.train()
+        if self.place.part != _LAST and self._train_on(shares, most, is_again):
+            return True
+        if self.place.part != _LAST:
+            shares.end()
+            self._go_to(Place(_LAST, 0))
+        if not self.place.number:
+            self._engine.run_event(Event.FIT_END)
+        if not self._evaluate(Event.FIT_END, self._first()) or shares.end():
+            return True
+        self._change()
+        return False
+
+    def _begin(self, after: Event) -> None:
+        """A time begins."""
+        self.after = after
+        self._go_to(Place.first())
+
+    def _go_to(self, place: Place) -> None:
+        self.place = place
+        self.when_there(place)
+
+    def _first(self) -> int:
+        """The first evaluator that is due."""
+        return max(self.place.number - 1, 0)
+
+    def _hear_and_evaluate(self) -> bool:
+        """The event that began the time of now, and what is due after it; see `_evaluate`."""
+        if not self.place.number:
+            self._engine.run_event(self.after)
+        if self.after is not Event.FIT_START:
+            return self._evaluate(self.after, self._first())
+        if self._state.unfinished is None:
+            return True
+        after, first = self._state.unfinished
+        self.after = Event(after)
+        return self._evaluate(self.after, first)
+
+    def _train_on(self, shares: Shares, most: int, is_again: bool) -> bool:
+        """Trains until the state says that it is done. Returns whether a rank wants that before."""
+        state, is_amid = self._state, is_again and self.after is Event.BATCH_END
+        while is_amid or not state.is_done:
+            if not is_amid:
+                state.model.train()
+            is_amid = False  # of an epoch, which it ends in any case
             if not state.timestamp.batch_in_epoch.value:
+                self._go_to(Place(_NEXT, 0))
                 self._engine.run_event(Event.EPOCH_START)
                 self._logger.log_metrics({"epoch": state.timestamp.epoch.value})
             batches = shares.of_epoch(state.timestamp.epoch.value, most)
             while not state.is_done:
+                self._go_to(Place(_NEXT, 0))
                 if self._change():
+                    self._go_to(Place(_NEXT, 0))
                     batches = shares.of_epoch(state.timestamp.epoch.value, most)
                 self._engine.run_event(Event.BEFORE_DATALOADER)
                 if (share := next(batches, None)) is None:
@@ -80,16 +164,11 @@ class Loop:
                 raise UsageError(f"the loader {state.dataloader_label!r} gave no batch: {why}")
             state.timestamp, state.dataloader_len = state.timestamp.to_next_epoch(), shares.batches(most)
             state.go_on_amid_epoch(False)
-            for scheduler in [] if steps_every_batch else state.schedulers:
+            for scheduler in [] if self._steps_every_batch else state.schedulers:
                 scheduler.step()
-            self._engine.run_event(Event.EPOCH_END)
-            if not self._evaluate(Event.EPOCH_END):
+            self._begin(Event.EPOCH_END)
+            if not self._hear_and_evaluate():
                 return True
-        shares.end()
-        self._engine.run_event(Event.FIT_END)
-        if not self._evaluate(Event.FIT_END) or shares.end():
-            return True
-        self._change()
         return False
 
     def _train(self, share: Share) -> bool:
@@ -103,10 +182,10 @@ class Loop:
         (optimizer,) = state.optimizers
         state.scaler.unscale_(optimizer)
         self._engine.run_event(Event.AFTER_TRAIN_BATCH)
+        if state.train_metrics:  # before the update, after which no rank needs another one for this batch
+            state.train_metric_values |= metrics.computed(state.train_metrics)
         state.scaler.step(optimizer)
         state.scaler.update()
-        if state.train_metrics:
-            state.train_metric_values |= metrics.computed(state.train_metrics)
         self._logger.log_metrics(
             {
                 "trainer/global_step": state.timestamp.batch.value,
@@ -121,19 +200,22 @@ class Loop:
         )
         for scheduler in state.schedulers if self._steps_every_batch else []:
             scheduler.step()
-        self._engine.run_event(Event.BATCH_END)
-        return self._evaluate(Event.BATCH_END)
+        self._begin(Event.BATCH_END)
+        return self._hear_and_evaluate()
 
-    def _evaluate(self, event: Event | str, first: int = 0) -> bool:
+    def _evaluate(self, event: Event, first: int) -> bool:
         """Evaluates what is due after an event, from evaluator number `first` on; then is the time of checkpoints.
         Returns whether it has ended: where a rank wants the training to end, it goes on with that evaluator."""
-        state, event = self._state, Event(event)
+        state = self._state
         then = _CHECKPOINTS.get(event)
         for number, evaluator in enumerate(state.evaluators[first:], first):
-            if evaluator.eval_interval(state, event) and not self._measure(evaluator, may_end=True):
-                state.unfinished = then and (event.value, number)  # a training at its end evaluates again
-                return False
+            if evaluator.eval_interval(state, event):
+                self._go_to(Place(self.place.part, 1 + number))
+                if not self._measure(evaluator, may_end=True):
+                    state.unfinished = then and (event.value, number)  # a training at its end evaluates again
+                    return False
         state.unfinished = None
         if then:
+            self._go_to(Place.of_checkpoint(len(state.evaluators)))
             self._engine.run_event(then)
         return True

@@ -94,14 +94,21 @@ class Reader:
             return self._saved
         return {name: value for name, value in self.state_dict().items() if name != "now"}
 
+    def handed_on_after(self, batches: int) -> dict[str, Any]:
+        """As `handed_on`, after so many batches of the epoch, of one whose place in the data is known: what was read
+        beyond is read again."""
+        dealt = self._deal.after(max(batches - self._read, 0), self._begun)
+        read = self._facts() | {"samples": self._samples, "dealt": dealt}
+        return {"place": self._place, "began": self._began, "is_through": False, "read": read}
+
     @property
-    def rows(self) -> int | None:
-        """How many samples a full batch of a copy has, where that of all copies is known."""
-        return self._deal.of_all // copies() if self._is_placed else None
+    def of_all(self) -> int | None:
+        """How many samples a full batch of all copies has, where that is known."""
+        return self._deal.of_all if self._is_placed else None
 
     def _facts(self) -> dict[str, Any]:
         """Says on what batches depend."""
-        rows = self.rows if self._is_placed else self._spec.batch_size
+        rows = self.of_all // copies() if self._is_placed else self._spec.batch_size
         workers = getattr(self._loader, "num_workers", 0)
         return {"rows": rows, "workers": workers, "length": self._length, "order": self._order}
 

@@ -104,13 +104,17 @@ class Shares:
         self._reader.go_on(saved, batches, samples)
 
     @property
-    def rows(self) -> int | None:
-        """How many samples a full batch of a copy has, where it is known what all copies together have read."""
-        return self._reader.rows
+    def of_all(self) -> int | None:
+        """How many samples a full batch of all copies has, where it is known what these together have read."""
+        return self._reader.of_all
 
     def handed_on(self) -> dict[str, Any]:
         """As `state_dict`, for `go_over`."""
         return self._reader.handed_on()
+
+    def handed_on_after(self, batches: int) -> dict[str, Any]:
+        """As `handed_on`, after so many batches of the epoch; `of_all` is known."""
+        return self._reader.handed_on_after(batches)
 
     def go_over(self, of_ranks: list[dict[str, Any]], batches: int, samples: int) -> None:
         """The job has another layout, in which the copies go on where those of the one before were: see `go_on`.

@@ -62,6 +62,13 @@ TEST(RankEnvironment, PassesOnWhatIsNotItsBusiness) {
   for (const char* entry : {"HOME=/root", "EMPTY=", "RANKS=5"}) EXPECT_TRUE(holds(environment, entry)) << entry;
 }
 
+TEST(RankEnvironment, SaysHowManyGoOnWithoutOthersWhereSomeMay) {
+  Job elastic = job();
+  elastic.least = 2;
+  EXPECT_EQ(count(rank_environment(job(), kPlace, {"LAMINA_ELASTIC=3"}), "LAMINA_ELASTIC"), 0);
+  EXPECT_TRUE(holds(rank_environment(elastic, kPlace, {"LAMINA_ELASTIC=3"}), "LAMINA_ELASTIC=2"));
+}
+
 TEST(RankEnvironment, SharesTheCoresAmongTheRanks) {
   EXPECT_TRUE(holds(rank_environment(job(), kPlace, {}), "OMP_NUM_THREADS=2"));
   EXPECT_TRUE(holds(rank_environment(job(2), kPlace, {}), "OMP_NUM_THREADS=1"));

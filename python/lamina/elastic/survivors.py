@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of a model that outlive ranks: see [Note: ranks that are left] in lamina/session/next_epoch.h."""
+
+import os
+import socket
+import time
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from lamina import _lamina
+from lamina.errors import PeerError
+from lamina.job import current, lifetime
+from lamina.optim.optimizer_state import OptimizerState
+from lamina.pipeline.distributed_model import DistributedModel
+from lamina.util.told import tell
+
+_HEARD_S, _EACH_S = 2.0, 0.01  # how long a loss may take to be heard of here; looks at each rank
+
+
+class Training(Protocol):
+    """A training of copies, as whoever runs its loop knows it.
+
+    Attributes:
+        progress: how far it is. It grows with each update, and states are those of the last one.
+    """
+
+    progress: int
+
+    def word(self) -> Any:
+        """Gives what this copy tells the others, in plain values."""
+
+    def microbatches(self, copies: int) -> int | None:
+        """How many each of so many copies has; None: they share out as many as before."""
+
+    def moved(self, before: current.Job) -> None:
+        """The current job goes on in the place of another one."""
+
+    def state(self) -> Any:
+        """Gives what it has besides model and optimizer, to copies that have not come so far."""
+
+    def take(self, state: Any) -> None:
+        """Takes what `state` gave."""
+
+
+class _Kept(NamedTuple):
+    """A buffer as it was in that version."""
+
+    buffer: torch.Tensor
+    value: torch.Tensor
+    version: int
+
+
+class Survivors:
+    """The copies that go on where others are lost, with what the one has that has come furthest.
+
+    Args:
+        model: each rank has a whole copy of it.
+        optimizer: the state of its only optimizer.
+        training: what they go on with.
+
+    Attributes:
+        lost: the ranks that were lost since the last `tell_going_on`, by their numbers when they were.
+    """
+
+    def __init__(self, model: DistributedModel, optimizer: OptimizerState, training: Training):
+        self._model, self._optimizer, self._training = model, optimizer, training
+        self._is_whole = True  # what is here is of one update
+        self._kept: dict[str, _Kept] = {}
+        self._seeded: int | None = None
+        self.lost: list[int] = []
+        self._since = 0.0  # the first of them was heard of
+        self.keep()
+
+    def keep(self) -> None:
+        """Notes what a batch changes besides the parameters, where it has been changed."""
+        self._job = current.job()
+        if why_not(self._job):
+            return
+        before, self._kept = self._kept, {}
+        for name, buffer in self._model.named_buffers():
+            kept = before.get(name)
+            is_kept = kept is not None and kept.buffer is buffer and kept.version == buffer._version
+            self._kept[name] = kept if is_kept else _Kept(buffer, buffer.clone(), buffer._version)
+        self._seeded = current.session().seeded_steps
+
+    def go_on(self, lost: PeerError) -> list[tuple[int, Any]]:
+        """Goes on with the copies that are left, whoever else is lost meanwhile. Collective over these.
+
+        Returns:
+            The progress of each and its word, in the order of their ranks from now on: the one that has come furthest
+            is the first.
+
+        Errors:
+            PeerError: too few are left, or what a lost rank had is lost with it; `lost` itself where that is known.
+        """
+        while True:
+            self.require(lost)
+            self._since = self._since or time.monotonic()
+            session, told = self._meet(lost)
+            try:
+                self._go_over(session, [progress for progress, _ in told])
+            except PeerError as error:
+                lost = error
+            else:
+                return told
+
+    def require(self, lost: PeerError) -> None:
+        """Raises `lost` where nobody goes on, with a line that says why."""
+        job = current.job_if_any()
+        if job is not self._job or job.model is not self._model:
+            refuse(lost, "the job was about to take another layout")
+        if not _has_lost(job.session):
+            raise lost
+        if why := why_not(job):
+            refuse(lost, why)
+
+    def tell_going_on(self, step: int, is_again: bool) -> None:
+        """Says once, on the first rank, who was lost in that step, and what the others do."""
+        session, lost, seconds = current.session(), sorted(self.lost), time.monotonic() - self._since
+        self.lost, self._since = [], 0.0
+        if session.rank != 0:
+            return
+        ranks = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
+        left = f"{session.size} rank{'s' if session.size > 1 else ''}, copies {session.group_size('replicas')}"
+        then = f"step {step} again" if is_again else f"step {step} is done"
+        tell(f"lost {ranks} (machine {socket.gethostname()}) in step {step}: {left}; {then}, {seconds:.1f} s")
+
+    def _meet(self, lost: PeerError) -> tuple[_lamina.Session, list[tuple[int, Any]]]:
+        job, training = current.job(), self._training
+        job.saves.drop()
+        end, epochs = _lamina.EpochEnd(job.session), int(os.environ.get("LAMINA_EPOCH", "0"))
+        while True:
+            with socket.socket() as reserved:
+                reserved.bind(("127.0.0.1", 0))
+                word = (training.progress, job.session.rank, reserved.getsockname()[1], training.word())
+                next_ = end.next(word, training.progress if self._is_whole else -1)
+            try:
+                if not self._is_whole and next_.rank == 0:
+                    raise lost  # the states of all others were lost with those who had them
+                _set_place(next_, epochs)
+                session = end.open(next_, training.microbatches(len(next_.words)))
+                break
+            except PeerError as error:
+                if error is lost:
+                    raise
+        left = {rank for _, rank, _, _ in next_.words}
+        self.lost += [rank for rank in range(job.session.size) if rank not in left]
+        return session, [(progress, word) for progress, *_, word in next_.words]
+
+    @torch.no_grad()
+    def _bring_back(self) -> None:
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(self._kept[name].value)
+        for parameter in self._model.parameters():
+            parameter.grad = None
+
+    def _go_over(self, session: _lamina.Session, progress: list[int]) -> None:
+        before = self._job
+        self._bring_back()
+        before.gradients.let_go()
+        self._optimizer.let_go(with_states=True)
+        changed = self._job = lifetime.go_over(before, session)
+        self._training.moved(before)
+        self._model.go_on_in(changed)
+        self._optimizer.go_on_in(changed)
+        self._is_whole = progress[session.rank] == progress[0]
+        changed.life.make()
+        if len(set(progress)) > 1:
+            own = (self._optimizer.optimizer.state_dict(), self._training.state(), self._seeded)
+            _, told = session.first_given("world", own if session.rank == 0 else None)
+            states, state, self._seeded = told
+            self._optimizer.optimizer.load_state_dict(states)  # the first one, too: it counts what was loaded into it
+            self._training.take(state)
+        if self._seeded is not None:
+            session.seeded_steps = self._seeded
+        self._is_whole = True
+        self.keep()
+
+
+def why_not(job: current.Job) -> str | None:
+    """Says why the job cannot go on without a rank; None where it can."""
+    config = job.session.config
+    parts = {
+        "partitions": config.partitions > 1,
+        "tensor_parallel_degree": config.tensor_parallel_degree > 1,
+        "sharded_data_parallel_degree": config.sharded_data_parallel_degree > 1,
+        "shard_optimizer_state": config.shard_optimizer_state,
+    }
+    if named := [name for name, is_on in parts.items() if is_on]:
+        return f"{named[0]} gives ranks parts that no other one has, and that are lost with a rank"
+    if job.session.group_size("node") < job.session.size:
+        return "it knows ranks of one machine alone yet"
+    return None if config.ddp else "without ddp each rank trains by itself"
+
+
+def refuse(lost: PeerError, why: str) -> None:
+    """Raises `lost`; the first rank that is left says why nobody goes on."""
+    job = current.job_if_any()
+    if job is not None and all(job.session.loss(rank, 0.0) for rank in range(job.session.rank)):
+        tell(f"--elastic: a rank is lost, and the others end with it: {why}")
+    raise lost
+
+
+def _has_lost(session: _lamina.Session) -> bool:
+    """True where a rank is lost to this one, too: others may have heard of it first."""
+    by = time.monotonic() + _HEARD_S
+    while time.monotonic() < by:
+        if any(session.loss(rank, _EACH_S) for rank in range(session.size) if rank != session.rank):
+            return True
+    return False
+
+
+def _set_place(next_: "_lamina.NextEpoch", epochs: int) -> None:
+    """Has the environment say who this rank is from now on, as a launcher does."""
+    size, port = len(next_.words), next_.words[0][2]
+    told = {"RANK": next_.rank, "LOCAL_RANK": next_.rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LAMINA_EPOCH": epochs + next_.number}
+    os.environ.update({name: str(value) for name, value in told.items()})

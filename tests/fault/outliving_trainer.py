@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains copies of a model by a Trainer, some of which die: outliving_trainer.py WAY PLACE RANK[:BATCH]..., with the
+ranks, and the batches that they die in, or after. PLACE is an event, or one of these: forward, gradient (the first),
+update, updated, behind (an update that another one has lost), evaluation, change (of the layout). `saving` is before
+the part of a save that all make together, `saved` after that, and `going on` is without another one.
+
+Writes, of those who are left, what they have heard and computed, and how long it took from a death to the next batch.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lamina
+from lamina.elastic import change, survivors
+from lamina.job import current
+from lamina.trainer import Callback, ComposerModel, Event, Trainer, checkpoints
+from lamina.trainer.schedulers import LinearScheduler
+
+FATAL = 3
+EPOCH = 6  # batches, of which the last has half as many samples
+BATCHES = {3: 9, 4: 8, 5: 10}  # of all of so many copies; those that are left share them unevenly
+
+DEATHS = {}  # rank of the beginning: batch
+PLACE, SELF, NOW = "", int(os.environ.get("RANK", 0)), -1
+
+
+def die(place):
+    here = "forward" if os.environ.get("FIRST") == str(SELF) else PLACE
+    if place == here and DEATHS.get(SELF) == NOW:
+        from victim import note  # beside this program; who takes `trainer_of` alone may lack it
+
+        note(f"death-{SELF}", "")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Net(ComposerModel):
+    """Counts batches in a buffer, and draws numbers."""
+
+    def __init__(self, dropout, is_measured):
+        super().__init__()
+        self.is_measured = is_measured
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(
+            nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        ).double()
+        self.register_buffer("forwards", torch.zeros((), dtype=torch.float64))
+        self.layers[0].weight.register_hook(lambda gradient: die("gradient"))
+
+    def forward(self, batch):
+        die("forward" if self.training else "evaluation")
+        if self.training:
+            self.forwards += 1 / lamina.num_microbatches()
+        return self.layers(batch[0])
+
+    def loss(self, outputs, batch):
+        return functional.cross_entropy(outputs, batch[1], reduction="none")
+
+    def get_metrics(self, is_train=False):
+        if not self.is_measured or not is_train:
+            return {}
+        from torchmetrics.classification import MulticlassAccuracy  # takes four seconds
+
+        return {"MulticlassAccuracy": MulticlassAccuracy(3, average="micro")}
+
+    def update_metric(self, batch, outputs, metric):
+        metric.update(outputs.softmax(1), batch[1])
+
+
+class Watches(Callback):
+    """Notes what each batch is of, by its number: the last time counts."""
+
+    def __init__(self, changes=None):
+        self.changes = dict(changes or {})
+        self.losses, self.read, self.rates, self.metrics, self.layouts, self.went_on = {}, {}, {}, {}, [], []
+
+    def run_event(self, event, state, logger):
+        global NOW
+        number = int(state.timestamp.batch)
+        NOW = number
+        die(event.value)
+        if event is Event.BATCH_START:
+            own = [] if state.batch is None else state.batch[2].tolist()
+            theirs = lamina.allgather(own, lamina.WORLD)
+            self.read[number] = sorted(sample for each in theirs for sample in each)
+            self.rates[number] = state.optimizers[0].param_groups[0]["lr"]
+        if event is Event.BATCH_END:
+            self.losses[number] = float(state.total_loss_dict["loss/train/total"])
+            self.metrics[number] = state.train_metric_values.get("MulticlassAccuracy", 0.0)
+        if event is Event.LAYOUT_CHANGE:
+            self.layouts.append((number, lamina.size(), lamina.rank()))
+            self.went_on.append(time.time())
+        if event is Event.BATCH_END and number in self.changes:
+            lamina.change(**self.changes[number])
+
+
+def dataset(samples):
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 5, generator=draw, dtype=torch.float64)
+    return TensorDataset(x, torch.randint(3, (samples,), generator=draw), torch.arange(samples))
+
+
+def evaluator():
+    data = dataset(9)
+    return DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
+
+
+# Ways to train: the dropout, whether copies read rows, how batches are cut, and the layout.
+WAYS = {
+    "plain": {},
+    "workers": {"workers": 2},
+    "rows": {"dropout": 0.4, "in_rows": True, "device_train_microbatch_size": 1},
+    "cut": {"grad_accum": 2},
+    "measured": {"is_measured": True},
+    "memory": {"device_train_microbatch_size": "auto"},
+    "partitions": {"keys": {"partitions": 2}},
+    "divided": {"keys": {"shard_optimizer_state": True}},
+    "changes": {"changes": {FATAL: {"shard_optimizer_state": True}}},
+}
+
+
+def trainer_of(way, copies, batch, folder=None):
+    """A Trainer of which so many copies share a batch of so many samples, and what it trains."""
+    given = dict(WAYS[way])
+    model = Net(given.pop("dropout", 0.0), given.pop("is_measured", False))
+    in_rows, workers = given.pop("in_rows", False), given.pop("workers", 0)
+    data, watches = dataset(EPOCH * batch - (0 if in_rows else batch // 2)), Watches(given.pop("changes", None))
+    if copies == 1:
+        watches.changes = {}
+    rows = batch // copies
+    exact = {"exact": True, "batch_size": rows} if in_rows else {}
+    sampler = lamina.dist.get_sampler(data, shuffle=True, seed=2, **exact)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02, weight_decay=0.1)
+    if folder is not None:
+        given |= {"save_folder": folder, "save_interval": "1ba", "save_filename": "ba{batch}"}
+    trainer = Trainer(
+        model=model,
+        optimizers=optimizer,
+        train_dataloader=DataLoader(data, rows, sampler=sampler, num_workers=workers, persistent_workers=workers > 0),
+        schedulers=LinearScheduler(t_max="2ep"),
+        max_duration="2ep",
+        seed=7,
+        progress_bar=False,
+        eval_dataloader=evaluator(),
+        eval_interval="3ba",
+        callbacks=watches,
+        lamina_config={"timeout_s": 30, **given.pop("keys", {})} if copies > 1 else {},
+        **given,
+    )
+    return trainer, model, optimizer, watches
+
+
+def trained(trainer, model, optimizer, watches):
+    """Trains, and returns what it has come to."""
+    rows = trainer.state.train_dataloader.batch_size
+    trainer.fit()
+    found = {"size": lamina.size() if lamina.is_initialized() else 1, "saved": trainer.saved_checkpoints}
+    found |= {"eval": trainer.state.eval_metric_values["loss"], "events": len(watches.layouts)}
+    trainer.close()
+    loader = trainer.state.train_dataloader
+    batches = loader.batch_sampler
+    found["is_scripts_own"] = (loader.batch_size, batches.batch_size, batches.sampler) == (rows, rows, loader.sampler)
+    return found | {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]} | vars(watches)
+
+
+def dies_before(owner, name, place):
+    inner = getattr(owner, name)
+
+    def dying(*arguments, **keywords):
+        die(place)
+        return inner(*arguments, **keywords)
+
+    setattr(owner, name, dying)
+
+
+def dies_after(owner, name, place):
+    inner = getattr(owner, name)
+
+    def dying(*arguments, **keywords):
+        found = inner(*arguments, **keywords)
+        die(place)
+        return found
+
+    setattr(owner, name, dying)
+
+
+def is_behind():
+    """One of two that are left has lost the victim before the update that the other has made."""
+    (optimizer,) = current.job().optimizers
+    update, victim = optimizer._lent.update, min(DEATHS)
+
+    def loses_it(*arguments):
+        if PLACE == "behind" and DEATHS[victim] == NOW and int(os.environ["BEHIND"]) == SELF:
+            optimizer._lent.update = update
+            assert current.session().loss(victim, 20)
+            raise lamina.PeerError("a rank is lost before the update")
+        die("update")
+        update(*arguments)
+        die("updated")
+        die("behind")
+
+    optimizer._lent.update = loses_it
+
+
+def main():
+    copies = int(os.environ["WORLD_SIZE"])
+    trainer, *rest = trainer_of(sys.argv[1], copies, BATCHES[copies], os.environ.get("SAVES"))
+    is_behind()
+    dies_before(checkpoints, "save_checkpoint", "saving")
+    dies_after(checkpoints, "save_checkpoint", "saved")
+    dies_before(change, "everywhere", "change")
+    dies_before(survivors.Survivors, "_go_over", "going on")
+    found = trained(trainer, *rest)
+    torch.save(found, Path(os.environ["DIR"], f"end.{SELF}"))
+
+
+if __name__ == "__main__":
+    PLACE = sys.argv[2]
+    DEATHS = {int(rank): int(batch or FATAL) for rank, _, batch in (each.partition(":") for each in sys.argv[3:])}
+    main()
