@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains copies of a model by a Trainer, some of which die: outliving_trainer.py WAY PLACE RANK[:BATCH]..., with the
-ranks, and the batches that they die in, or after. PLACE is an event, or one of these: forward, gradient (the first),
-update, updated, behind (an update that another one has lost), evaluation, change (of the layout). `saving` is before
-the part of a save that all make together, `saved` after that, and `going on` is without another one.
+"""Trains copies of a model by a Trainer, some of which die: outliving_trainer.py WAY PLACE RANK[:BATCH[:PLACE]]...,
+with the ranks, and the batches that they die in, or after. PLACE is an event, or one of these: forward,
+gradient, update, updated, behind (an update that another one has lost), evaluation, change (of the layout), changing
+(once all have met in the other one). `saving` is before the part of a save that all make together, `saved` after that,
+and `going on` is without another one.
 
 Writes, of those who are left, what they have heard and computed, and how long it took from a death to the next batch.
 """
@@ -28,13 +29,12 @@ FATAL = 3
 EPOCH = 6  # batches, of which the last has half as many samples
 BATCHES = {3: 9, 4: 8, 5: 10}  # of all of so many copies; those that are left share them unevenly
 
-DEATHS = {}  # rank of the beginning: batch
+DEATHS, PLACES = {}, {}  # by the rank of the beginning: batch, and the place where it is another one
 PLACE, SELF, NOW = "", int(os.environ.get("RANK", 0)), -1
 
 
 def die(place):
-    here = "forward" if os.environ.get("FIRST") == str(SELF) else PLACE
-    if place == here and DEATHS.get(SELF) == NOW:
+    if place == (PLACES.get(SELF) or PLACE) and DEATHS.get(SELF) == NOW:
         from victim import note  # beside this program; who takes `trainer_of` alone may lack it
 
         note(f"death-{SELF}", "")
@@ -216,6 +216,7 @@ def main():
     dies_before(checkpoints, "save_checkpoint", "saving")
     dies_after(checkpoints, "save_checkpoint", "saved")
     dies_before(change, "everywhere", "change")
+    dies_before(change, "_go_over", "changing")
     dies_before(survivors.Survivors, "_go_over", "going on")
     found = trained(trainer, *rest)
     torch.save(found, Path(os.environ["DIR"], f"end.{SELF}"))
@@ -223,5 +224,7 @@ def main():
 
 if __name__ == "__main__":
     PLACE = sys.argv[2]
-    DEATHS = {int(rank): int(batch or FATAL) for rank, _, batch in (each.partition(":") for each in sys.argv[3:])}
+    for each in sys.argv[3:]:
+        rank, batch, place = [*each.split(":"), "", ""][:3]
+        DEATHS[int(rank)], PLACES[int(rank)] = int(batch or FATAL), place
     main()

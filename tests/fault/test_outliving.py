@@ -63,6 +63,9 @@ def test_the_launcher_lets_the_others_go_on_while_enough_are_left(launcher):
     run = launcher.run("run", *PRELOAD, "-n", 3, "--elastic", 2, PROGRAM, "before", "1")
     assert run.returncode == 0, run.stderr
     assert "lamina run: rank 1 is lost: killed by signal 9 (SIGKILL); 2 others go on" in run.stderr.splitlines()
+    said = [line for line in run.stderr.splitlines() if line.startswith("lamina: lost rank")]
+    assert len(said) == 1 and said[0].startswith("lamina: lost rank 1 (machine "), said
+    assert " in step 3: 2 ranks, copies 2; step 3 again, " in said[0], said
     require_undisturbed({rank: torch.load(launcher.folder / f"end.{rank}") for rank in (0, 2)}, 2)
 
 

@@ -4,6 +4,7 @@ sample of an epoch once."""
 
 import functools
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def test_copies_are_lost_at_once_or_one_after_the_other(deaths, launcher):
 
 
 def test_one_is_lost_while_others_go_on_without_another_one(launcher):
-    found, lines = ends(launcher, 5, "plain", "going on", "0", "3", FIRST=3)
+    found, lines = ends(launcher, 5, "plain", "going on", "0", "3::forward")
     require_undisturbed(found, 3, of=5)
     require_said_once(lines, 3, 0, 3)
 
@@ -134,6 +135,21 @@ def test_a_change_is_made_without_the_lost_one(place, number, launcher):
     require_undisturbed(found, 3)
 
 
+@pytest.mark.parametrize("seed", some(range(40), 2, seed=9))
+def test_random_histories(seed, launcher):
+    draw = random.Random(seed)
+    deaths = []
+    for victim in draw.sample(range(5), 2):  # most of the last ones are left each time
+        place = draw.choice(PLACES)
+        number = NUMBERS[place] if place in NUMBERS else draw.randrange(1, 12)
+        if place in ("evaluation", "eval_start", "eval_batch_end", "eval_end"):
+            number = draw.choice((3, 6, 9, 12))
+        deaths.append(f"{victim}:{number}:{place}")
+    way = draw.choice(("plain", *WAYS[1:]))
+    found, _ = ends(launcher, 5, way, "none", *deaths)
+    require_undisturbed(found, 3, way, of=5)
+
+
 def failed(launcher, ranks, way, place, *deaths, elastic=True):
     env = {} if elastic else {"LAMINA_ELASTIC": None}
     processes = started(launcher, ranks, way, place, *deaths, **env)
@@ -149,6 +165,12 @@ def test_parts_that_nobody_else_has_end_the_job_with_a_line(way, named, launcher
     lines = failed(launcher, 4, way, "batch_end", "1")
     said = [line for line in lines if line.startswith("lamina: --elastic: a rank is lost, and the others end with it")]
     assert len(said) == 1 and named in said[0], lines
+
+
+def test_a_loss_in_the_midst_of_a_change_ends_the_job_with_a_line(launcher):
+    lines = failed(launcher, 4, "changes", "changing", "1")
+    said = [line for line in lines if line.startswith("lamina: --elastic: a rank is lost, and the others end with it")]
+    assert len(said) == 1 and "another layout" in said[0], lines
 
 
 def test_without_elastic_a_loss_ends_the_training(launcher):
