@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import lamina
 from lamina.elastic import change, survivors
@@ -107,6 +107,16 @@ def dataset(samples):
     return TensorDataset(x, torch.randint(3, (samples,), generator=draw), torch.arange(samples))
 
 
+class Stream(IterableDataset):
+    """Reads of itself what its copy of the model is to have."""
+
+    def __init__(self, data, copy, of):
+        self.data, self.copy, self.of = data, copy, of
+
+    def __iter__(self):
+        return (self.data[number] for number in range(self.copy, len(self.data), self.of))
+
+
 def evaluator():
     data = dataset(9)
     return DataLoader(data, 2, sampler=lamina.dist.get_sampler(data))
@@ -120,6 +130,7 @@ WAYS = {
     "cut": {"grad_accum": 2},
     "measured": {"is_measured": True},
     "memory": {"device_train_microbatch_size": "auto"},
+    "stream": {"is_stream": True},
     "partitions": {"keys": {"partitions": 2}},
     "divided": {"keys": {"shard_optimizer_state": True}},
     "changes": {"changes": {FATAL: {"shard_optimizer_state": True}}},
@@ -137,14 +148,17 @@ def trainer_of(way, copies, batch, folder=None):
     rows = batch // copies
     exact = {"exact": True, "batch_size": rows} if in_rows else {}
     sampler = lamina.dist.get_sampler(data, shuffle=True, seed=2, **exact)
+    loader = DataLoader(data, rows, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+    if given.pop("is_stream", False):
+        loader = DataLoader(Stream(data, SELF, copies), rows)
     optimizer = torch.optim.AdamW(model.parameters(), 0.02, weight_decay=0.1)
     if folder is not None:
         given |= {"save_folder": folder, "save_interval": "1ba", "save_filename": "ba{batch}"}
     trainer = Trainer(
         model=model,
         optimizers=optimizer,
-        train_dataloader=DataLoader(data, rows, sampler=sampler, num_workers=workers, persistent_workers=workers > 0),
-        schedulers=LinearScheduler(t_max="2ep"),
+        train_dataloader=loader,
+        schedulers=LinearScheduler(t_max="12ba"),
         max_duration="2ep",
         seed=7,
         progress_bar=False,

@@ -160,8 +160,11 @@ def failed(launcher, ranks, way, place, *deaths, elastic=True):
     return [line for output in outputs for line in output.splitlines()]
 
 
-@pytest.mark.parametrize(("way", "named"), [("partitions", "partitions"), ("divided", "shard_optimizer_state")])
-def test_parts_that_nobody_else_has_end_the_job_with_a_line(way, named, launcher):
+ENDS = {"partitions": "partitions", "divided": "shard_optimizer_state", "stream": "says itself what each copy"}
+
+
+@pytest.mark.parametrize(("way", "named"), ENDS.items())
+def test_what_nobody_else_has_ends_the_job_with_a_line(way, named, launcher):
     lines = failed(launcher, 4, way, "batch_end", "1")
     said = [line for line in lines if line.startswith("lamina: --elastic: a rank is lost, and the others end with it")]
     assert len(said) == 1 and named in said[0], lines

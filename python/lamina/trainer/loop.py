@@ -92,7 +92,12 @@ class Loop:
         return self.go_on(shares, most, False)
 
     def go_on(self, shares: Shares, most: int, is_again: bool = True) -> bool:
-        """As `fit`, from its place on; `is_again`: where it was there before."""
+        """As `fit`, from its place on.
+
+        Args:
+            shares, most: see `fit`.
+            is_again: whether it was at that place before.
+        """
         if self.place.part == _AFTER and not self._hear_and_evaluate():
             return True
         if self.place.part != _LAST and self._train_on(shares, most, is_again):
