@@ -3,7 +3,7 @@
 with the ranks, and the batches that they die in, or after. PLACE is an event, or one of these: forward,
 gradient, update, updated, behind (an update that another one has lost), evaluation, change (of the layout), changing
 (once all have met in the other one). `saving` is before the part of a save that all make together, `saved` after that,
-and `going on` is without another one.
+`going on` is without another one, and `error` raises in the place of a death.
 
 Writes, of those who are left, what they have heard and computed, and how long it took from a death to the next batch.
 """
@@ -27,7 +27,7 @@ from lamina.trainer.schedulers import LinearScheduler
 
 FATAL = 3
 EPOCH = 6  # batches, of which the last has half as many samples
-BATCHES = {3: 9, 4: 8, 5: 10}  # of all of so many copies; those that are left share them unevenly
+BATCHES = {2: 6, 3: 9, 4: 8, 5: 10}  # of all of so many copies; those that are left share them unevenly
 
 DEATHS, PLACES = {}, {}  # by the rank of the beginning: batch, and the place where it is another one
 PLACE, SELF, NOW = "", int(os.environ.get("RANK", 0)), -1
@@ -86,6 +86,8 @@ class Watches(Callback):
         number = int(state.timestamp.batch)
         NOW = number
         die(event.value)
+        if event is Event.BATCH_START and PLACES.get(SELF) == "error" and DEATHS[SELF] == number:
+            raise ValueError("of the program")
         if event is Event.BATCH_START:
             own = [] if state.batch is None else state.batch[2].tolist()
             theirs = lamina.allgather(own, lamina.WORLD)

@@ -190,3 +190,17 @@ def test_the_launcher_lets_a_trainer_go_on(launcher):
     run = launcher.run("run", *PRELOAD, "-n", 3, PROGRAM, "plain", "forward", "0")
     assert run.returncode == 128 + 9, run.stderr
     assert "lamina: lost rank" not in run.stderr
+
+
+def test_an_error_of_the_program_ends_the_job(launcher):
+    run = launcher.run("run", *PRELOAD, "-n", 3, "--elastic", 1, PROGRAM, "plain", "none", "1:3:error")
+    assert run.returncode == 1, run.stderr
+    assert "ValueError: of the program" in run.stderr
+    assert "lamina: lost rank" not in run.stderr
+
+
+def test_of_two_the_first_goes_on_alone_and_the_other_one_does_not(launcher):
+    found, _ = ends(launcher, 2, "rows", "forward", "1")
+    require_undisturbed(found, 1, "rows", of=2)
+    lines = failed(launcher, 2, "plain", "forward", "0")
+    assert any("[elastic-ended]" in line for line in lines), lines
