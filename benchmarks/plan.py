@@ -16,16 +16,17 @@ def main() -> None:
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     seconds: dict[str, list[float]] = defaultdict(list)
     for word, kind, *values in map(str.split, output_of(options.program, trees).splitlines()):
-        if word == "time":
-            seconds[kind].append(float(values[0]))
+        if word in ("time", "operations"):
+            what = "1,000 modules" if word == "time" else "2,000 operations"
+            seconds[f"{what}, p={kind}"].append(float(values[0]))
             continue
         for figure, value in zip(("published", "optimum", "simulated"), map(float, values), strict=True):
             if value > 0:
                 ratios[kind, figure].append(value)
     for (kind, figure), values in sorted(ratios.items()):
         report.add(kind, figure, "ratio", values)
-    for partitions, values in seconds.items():
-        report.add(f"1,000 modules, p={partitions}", "to plan", "ms", [1e3 * each for each in values])
+    for what, values in seconds.items():
+        report.add(what, "to plan", "ms", [1e3 * each for each in values])
     report.note(f'{trees} trees; "optimum" of those small enough to try every plan, "simulated" over predicted')
     report.finish()
 

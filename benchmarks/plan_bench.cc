@@ -6,7 +6,9 @@
 // Prints, of so many random trees, a line each: "tree" KIND PUBLISHED OPTIMUM SIMULATED. The first two are the steps of
 // the published plan and of the best one (0 where there are too many to try), over the default plan's, as in the
 // simulated schedule. The last is the default plan's simulated step over that of the formula. Then lines "time"
-// PARTITIONS SECONDS for a tree of 1,000 modules. Messages cost time in every second tree.
+// PARTITIONS SECONDS for a tree of 1,000 modules, and "operations" PARTITIONS SECONDS for a graph of 2,000, cut so that
+// few bytes go between ranks. Messages cost time in every second tree.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -14,6 +16,7 @@
 #include <limits>
 #include <random>
 
+#include "lamina/plan/graph_plan.h"
 #include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
 #include "lamina/plan/problem.h"
@@ -95,6 +98,40 @@ void measure(std::mt19937& random, int partitions) {
   std::printf("time %d %.6f\n", partitions, took.count());
 }
 
+// Each operation reads one or two of those before it, most of them near.
+ModuleTree random_graph(std::mt19937& random, int operations) {
+  const auto up_to = [&](int most) { return static_cast<int>(random() % most); };
+  ModuleTree tree{{.name = "model", .stretches = {{}}}};
+  for (int at = 1; at <= operations; ++at) {
+    Node& node = tree.emplace_back();
+    node.parent = 0;
+    node.name = std::to_string(at);
+    node.forward_us = 1 + up_to(3);
+    Stretch& stretch = node.stretches.emplace_back();
+    stretch.at = at;
+    stretch.forward_us = node.forward_us;
+    stretch.value_bytes = 1 + up_to(100'000);
+    stretch.works = true;
+    stretch.reads.emplace();
+    const int first = at > 1 ? std::max(1, at - 1 - up_to(8)) : 0;
+    const int other =
+        at > 1 && up_to(2) == 0 ? (up_to(30) == 0 ? 1 + up_to(at - 1) : std::max(1, at - 1 - up_to(8))) : 0;
+    if (first > 0) stretch.reads->push_back({first, tree[first].stretches[0].value_bytes});
+    if (other > 0 && other != first) stretch.reads->push_back({other, tree[other].stretches[0].value_bytes});
+  }
+  return tree;
+}
+
+void measure_graph(std::mt19937& random, int partitions) {
+  const ModuleTree tree = random_graph(random, 2000);
+  Goal goal;
+  goal.partitions = partitions;
+  const auto begin = std::chrono::steady_clock::now();
+  graph_planner()->assign(tree, goal);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  std::printf("operations %d %.6f\n", partitions, took.count());
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -102,4 +139,5 @@ int main(int count, char** words) {
   std::mt19937 random(1);
   for (int number = 0; number < trees; ++number) compare(random, number);
   for (const int partitions : {2, 8, 32, 128, 300}) measure(random, partitions);
+  for (const int partitions : {2, 4, 8, 32}) measure_graph(random, partitions);
 }

@@ -11,6 +11,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
 #include "lamina/launch/options/command_line.h"
+#include "lamina/plan/graph_plan.h"
 #include "lamina/plan/plan_file.h"
 #include "lamina/plan/planner.h"
 
@@ -107,8 +108,10 @@ int plan(const std::vector<std::string>& arguments) {
     if (!members) return 2;
     const plan::PlanFile file =
         plan::read_plan_file(path.empty() ? plan_of(target, *members) : base::read_file(path, "", base::kMostOfRows));
-    const auto planner = baseline ? plan::tree_planner() : plan::step_planner();
-    print(file, plan::report(file.tree, planner->assign(file.tree, file.goal), file.goal), json);
+    const auto automatic = file.graph ? plan::graph_planner : plan::step_planner;
+    const auto owners = (baseline ? plan::tree_planner : automatic)()->assign(file.tree, file.goal);
+    const auto report = file.graph ? plan::report_graph : plan::report;
+    print(file, report(file.tree, owners, file.goal), json);
     return 0;
   } catch (const base::ConfigError& error) {
     complain("lamina plan: ", what, ": ", error.what());

@@ -8,6 +8,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/plan/graph_plan.h"
 #include "lamina/plan/plan_from_config.h"
 
 namespace lamina::graph {
@@ -82,50 +83,99 @@ std::vector<base::Partition> placed_by_hand(const std::vector<TracedOperation>& 
   return partitions;
 }
 
-// Per operation: the bytes that live behind it.
-std::vector<std::int64_t> bytes_behind(const std::vector<TracedOperation>& operations) {
-  std::vector<int> last(operations.size());
+void check(const TracedGraph& graph) {
+  const auto& operations = graph.operations;
+  const auto require = [](bool right, const auto&... words) {
+    if (!right) throw base::ConfigError(base::str(words...));
+  };
+  const auto require_output = [&](const std::string& reader, const OperationOutput& read) {
+    const bool is_there = read.operation >= 0 && read.operation < static_cast<int>(operations.size());
+    require(is_there, reader, " reads operation ", read.operation, ", which is not there");
+    const auto& maker = operations[read.operation];
+    require(read.output >= 0 && read.output < static_cast<int>(maker.output_bytes.size()), reader, " reads output ",
+            read.output, " of operation ", maker.name, ", which is not there");
+  };
   for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
-    last[i] = i;
-    for (const int input : operations[i].inputs) last[input] = i;
+    const auto name = base::str("operation ", operations[i].name);
+    for (const auto bytes : operations[i].output_bytes)
+      require(bytes >= 0, name, " has an output of ", bytes, " bytes");
+    for (const OperationOutput& read : operations[i].inputs) {
+      require_output(name, read);
+      require(read.operation < i, name, " reads operation ", operations[read.operation].name, " before it is made");
+    }
+    for (const int variable : operations[i].variables) {
+      require(variable >= 0 && variable < static_cast<int>(graph.variables.size()), name, " uses variable ", variable,
+              ", which is not there");
+    }
   }
-  std::vector<std::int64_t> begins(operations.size() + 1), bytes(operations.size());
-  for (std::size_t i = 0; i < operations.size(); ++i) {
-    begins[i] += operations[i].output_bytes;
-    begins[last[i]] -= operations[i].output_bytes;
-  }
-  std::partial_sum(begins.begin(), begins.end() - 1, bytes.begin());
-  return bytes;
+  for (const OperationOutput& result : graph.results) require_output("what is outside", result);
 }
 
 // The items, and which of them each operation belongs to.
-struct ItemTree {
+class ItemTree {
+ public:
+  explicit ItemTree(const TracedGraph& graph) : ties_(graph.operations, /*layers=*/true) {
+    find_shared(graph);
+    tree.push_back({.name = "model", .stretches = {{.reads = std::vector<plan::Read>{}}}});
+    std::map<int, int> nodes;
+    bool ended = true;  // the stretch before
+    for (int i = 0; i < static_cast<int>(graph.operations.size()); ++i) {
+      const auto& operation = graph.operations[i];
+      const auto [found, is_new] = nodes.try_emplace(ties_.first(i), static_cast<int>(tree.size()));
+      if (is_new) tree.push_back({.parent = 0, .name = name_of(operation)});
+      auto& node = tree[found->second];
+      if (ended || node_of.back() != found->second) begin(node);
+      node_of.push_back(found->second);
+      for (const OperationOutput& input : operation.inputs) read(node.stretches.back(), input, graph);
+      add(node, operation, graph.variables);
+      ended = make_values(node, i, operation.output_bytes);
+    }
+    begin(tree.front());
+    for (const OperationOutput& result : graph.results) read(tree.front().stretches.back(), result, graph);
+  }
+
   plan::ModuleTree tree;
   std::vector<int> node_of;  // per operation
-
-  ItemTree(const std::vector<TracedOperation>& operations, const std::vector<Variable>& variables) {
-    const Ties ties(operations, /*layers=*/true);
-    const auto bytes = bytes_behind(operations);
-    tree.push_back({.name = "model", .stretches = {{}}});
-    std::map<int, int> nodes;
-    int at = 0;
-    for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
-      const auto [found, is_new] = nodes.try_emplace(ties.first(i), static_cast<int>(tree.size()));
-      if (is_new) tree.push_back({.parent = 0, .name = name_of(operations[i])});
-      auto& node = tree[found->second];
-      if (is_new || node_of.back() != found->second) node.stretches.push_back({.at = ++at, .works = true});
-      node_of.push_back(found->second);
-      add(node, operations[i], variables);
-      node.stretches.back().value_bytes = bytes[i];
-    }
-    for (auto& node : tree) {
-      if (!node.stretches.empty()) node.output_bytes = node.stretches.back().value_bytes;
-    }
-  }
 
  private:
   static std::string name_of(const TracedOperation& operation) {
     return operation.layer.empty() ? operation.name : operation.layer;
+  }
+
+  // Finds the outputs that other items, or what is outside, read.
+  void find_shared(const TracedGraph& graph) {
+    for (int i = 0; i < static_cast<int>(graph.operations.size()); ++i) {
+      for (const OperationOutput& input : graph.operations[i].inputs) {
+        if (ties_.first(input.operation) != ties_.first(i)) made_at_[input] = 0;
+      }
+    }
+    for (const OperationOutput& result : graph.results) made_at_[result] = 0;
+  }
+
+  void begin(plan::Node& node) {
+    node.stretches.push_back({.at = ++at_, .works = true, .reads = std::vector<plan::Read>{}});
+  }
+
+  void read(plan::Stretch& stretch, const OperationOutput& input, const TracedGraph& graph) const {
+    const auto found = made_at_.find(input);
+    if (found == made_at_.end()) return;
+    const plan::Read read{found->second, graph.operations[input.operation].output_bytes[input.output]};
+    if (std::ranges::count(*stretch.reads, read) == 0) stretch.reads->push_back(read);
+  }
+
+  // True where the operation makes any, which ends the stretch.
+  bool make_values(plan::Node& node, int operation, const std::vector<std::int64_t>& bytes) {
+    bool made = false;
+    for (int output = 0; output < static_cast<int>(bytes.size()); ++output) {
+      const auto found = made_at_.find({operation, output});
+      if (found == made_at_.end()) continue;
+      if (made) begin(node);
+      node.stretches.back().value_bytes = bytes[output];
+      node.output_bytes = bytes[output];
+      found->second = at_;
+      made = true;
+    }
+    return made;
   }
 
   static void add(plan::Node& node, const TracedOperation& operation, const std::vector<Variable>& variables) {
@@ -140,19 +190,24 @@ struct ItemTree {
     for (double* time : {&node.forward_us, &node.stretches.back().forward_us}) *time += work;
     for (double* time : {&node.backward_us, &node.stretches.back().backward_us}) *time += 2 * work;
   }
+
+  const Ties ties_;
+  std::map<OperationOutput, int> made_at_;  // outputs that are values: the places of their stretches
+  int at_ = 0;
 };
 
 }  // namespace
 
-plan::ModuleTree items(const std::vector<TracedOperation>& operations, const std::vector<Variable>& variables) {
-  return ItemTree(operations, variables).tree;
+plan::ModuleTree items(const TracedGraph& graph) {
+  check(graph);
+  return ItemTree(graph).tree;
 }
 
-Placement place(const std::vector<TracedOperation>& operations, const std::vector<Variable>& variables,
-                const config::Config& config) {
-  if (!config.auto_partition) return {placed_by_hand(operations, variables, config), ""};
-  const ItemTree items(operations, variables);
-  const auto report = plan::plan_for(config, items.tree);
+Placement place(const TracedGraph& graph, const config::Config& config) {
+  check(graph);
+  if (!config.auto_partition) return {placed_by_hand(graph.operations, graph.variables, config), ""};
+  const ItemTree items(graph);
+  const auto report = plan::plan_graph_for(config, items.tree);
   Placement made;
   made.text = plan::printed(items.tree, report, config);
   for (const int node : items.node_of) made.partitions.push_back(report.owners[node]);

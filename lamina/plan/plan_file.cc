@@ -62,6 +62,7 @@ PlanFile read_plan_file(std::string_view text) {
   PlanFile file;
   file.goal = read_goal(reader);
   FileTree tree(reader.list("nodes"), reader.has("shared") ? reader.list("shared") : Json::array(), file.goal);
+  if (reader.has("graph")) file.graph = reader.flag("graph");
   if (reader.has("slices")) file.sliced = read_sliced_layers(reader.at("slices"));
   reader.finish();
   file.tree = settled(std::move(tree.tree));

@@ -17,6 +17,7 @@ struct PlanFile {
   ModuleTree tree;
   std::vector<std::string> ids;  // per node
   SlicedLayers sliced;           // none where all layers are whole
+  bool graph = false;            // of operations: see plan/graph_plan.h
 };
 
 // Throws base::ConfigError: one line that names the field, and the node it belongs to.

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/plan_from_config.h"
 
+#include <memory>
+#include <utility>
+
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/plan/graph_plan.h"
 #include "lamina/plan/planner.h"
 #include "lamina/plan/route.h"
 #include "lamina/plan/settle.h"
@@ -27,12 +31,13 @@ Goal goal_of(const config::Config& config) {
   return goal;
 }
 
-}  // namespace
+using Reporting = Report (*)(const ModuleTree&, const Assignment&, const Goal&);
 
-Report plan_for(const config::Config& config, const ModuleTree& given, const KeptPartition& kept) {
+Report planned(const config::Config& config, const ModuleTree& given, const KeptPartition& kept,
+               std::unique_ptr<Planner> automatic, Reporting report) {
   const ModuleTree tree = settled(given);
-  const auto planner =
-      config.auto_partition ? step_planner() : manual_planner(base::Partition(config.default_partition.value_or(0)));
+  const auto planner = config.auto_partition ? std::move(automatic)
+                                             : manual_planner(base::Partition(config.default_partition.value_or(0)));
   Goal goal = goal_of(config);
   auto known = owners_of(config.load_partition ? read_partition(config.partition_file.value_or("")) : kept, tree,
                          config.partitions);
@@ -44,6 +49,16 @@ Report plan_for(const config::Config& config, const ModuleTree& given, const Kep
   if (config.partition_file && !config.load_partition) write_partition(*config.partition_file, tree, owners);
   if (find_route(tree).timed) goal.link = goal.nominal;
   return report(tree, owners, goal);
+}
+
+}  // namespace
+
+Report plan_for(const config::Config& config, const ModuleTree& tree, const KeptPartition& kept) {
+  return planned(config, tree, kept, step_planner(), report);
+}
+
+Report plan_graph_for(const config::Config& config, const ModuleTree& tree) {
+  return planned(config, tree, {}, graph_planner(), report_graph);
 }
 
 std::string printed(const ModuleTree& tree, const Report& report, const config::Config& config) {

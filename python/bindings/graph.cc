@@ -34,15 +34,15 @@ GraphCut cut(const std::vector<int>& partitions, const std::vector<Sources>& inp
 using Operations = std::vector<graph::TracedOperation>;
 using Variables = std::vector<std::pair<std::string, std::int64_t>>;  // name, bytes
 
-std::vector<graph::Variable> known(const Variables& variables) {
-  std::vector<graph::Variable> known;
-  for (const auto& [name, size_bytes] : variables) known.push_back({name, size_bytes});
-  return known;
+graph::TracedGraph traced(const Operations& operations, const Variables& variables, const Sources& results) {
+  graph::TracedGraph graph{operations, {}, sources(results)};
+  for (const auto& [name, size_bytes] : variables) graph.variables.push_back({name, size_bytes});
+  return graph;
 }
 
 std::pair<std::vector<int>, std::string> place(const config::Config& config, const Operations& operations,
-                                               const Variables& variables) {
-  const auto made = graph::place(operations, known(variables), config);
+                                               const Variables& variables, const Sources& results) {
+  const auto made = graph::place(traced(operations, variables, results), config);
   std::vector<int> partitions;
   for (const auto partition : made.partitions) partitions.push_back(static_cast<int>(partition.value));
   return {partitions, made.text};
@@ -58,14 +58,15 @@ std::int64_t add_graph(session::Session& session, const GraphCut& cut, const Sou
 
 void bind_graph(py::module_& module) {
   py::class_<graph::TracedOperation>(module, "GraphOperation", "An operation of a graph, to be placed.")
-      .def(py::init([](std::string name, std::vector<int> inputs, std::vector<int> variables, std::string layer,
-                       std::vector<int> together, std::optional<int> placed_at, std::int64_t output_bytes) {
-             return graph::TracedOperation{std::move(name),  std::move(inputs),   std::move(variables),
-                                           std::move(layer), std::move(together), placed_at,
-                                           output_bytes};
-           }),
-           py::kw_only(), py::arg("name"), py::arg("inputs"), py::arg("variables"), py::arg("layer"),
-           py::arg("together"), py::arg("placed_at"), py::arg("output_bytes"));
+      .def(
+          py::init([](std::string name, const Sources& inputs, std::vector<int> variables, std::string layer,
+                      std::vector<int> together, std::optional<int> placed_at, std::vector<std::int64_t> output_bytes) {
+            return graph::TracedOperation{std::move(name),        sources(inputs),     std::move(variables),
+                                          std::move(layer),       std::move(together), placed_at,
+                                          std::move(output_bytes)};
+          }),
+          py::kw_only(), py::arg("name"), py::arg("inputs"), py::arg("variables"), py::arg("layer"),
+          py::arg("together"), py::arg("placed_at"), py::arg("output_bytes"));
   py::class_<GraphCut>(module, "GraphCut", "A graph in segments: see lamina/graph/segments.h.")
       .def_property_readonly(
           "segments",
@@ -88,14 +89,16 @@ void bind_graph(py::module_& module) {
           },
           "Operation, output, the segments that make and read it, and whether its gradient comes back.");
   module.def("place_operations", &place, py::arg("config"), py::arg("operations"), py::arg("variables"),
-             "The partition of each operation, and the plan as text. Variables have names and bytes. Raises "
-             "ConfigError for placements by hand that are impossible.");
+             py::arg("results"),
+             "The partition of each operation, and the plan as text. Variables have names and bytes, results are "
+             "outputs of operations. Raises ConfigError for placements by hand that are impossible, and for an "
+             "operation that reads what is not there.");
   module.def(
       "graph_rows",
-      [](const Operations& operations, const Variables& variables) {
-        return tree_rows(graph::items(operations, known(variables)));
+      [](const Operations& operations, const Variables& variables, const Sources& results) {
+        return tree_rows(graph::items(traced(operations, variables, results)));
       },
-      py::arg("operations"), py::arg("variables"),
+      py::arg("operations"), py::arg("variables"), py::arg("results"),
       "The rows of a plan of operations, one for each item: see [Note: items of a graph] in lamina/graph/placement.h.");
   module.def("cut_graph", &cut, py::arg("partitions"), py::arg("inputs"), py::arg("after"), py::arg("gradients"),
              py::arg("results"), py::arg("count"),

@@ -128,6 +128,15 @@ TEST(PlanFile, AStretchThatReadsALaterOneOrOneThatIsNotThereIsAnErrorThatNamesBo
   EXPECT_EQ(error_of(file), "node x (\"a\"): stretches: stretch 1 reads stretch 2, which does not come before it");
 }
 
+TEST(PlanFile, SaysWhetherItIsOfAGraphOfOperations) {
+  json file = pair_of_leaves();
+  EXPECT_FALSE(read_plan_file(file.dump()).graph);
+  file["graph"] = true;
+  EXPECT_TRUE(read_plan_file(file.dump()).graph);
+  file["graph"] = "yes";
+  EXPECT_NE(error_of(file).find("graph"), std::string::npos);
+}
+
 TEST(PlanFile, AStretchOfAnotherFormIsAnError) {
   const auto with = [](const json& stretch) {
     json file = pair_of_leaves();

@@ -57,6 +57,23 @@ def test_shared_modules_stay_together(plan):
     assert partition["1"] == partition["4"]
 
 
+def graph_file():
+    """Four operations in a row, of which all read the first one's value. The second one's is large."""
+    nodes = [{"id": 0, "parent": None, "name": "model", **IDLE, "stretches": [[0, 0, 0, 0, False]]}]
+    for at, reads in enumerate([[], [[1, 10]], [[1, 10], [2, 100]], [[1, 10], [3, 10]]], start=1):
+        stretch = [at, 10, 20, 100 if at == 2 else 10, True, None, reads]
+        nodes.append({"id": at, "parent": 0, "name": f"op_{at}", **COSTS, "stretches": [stretch]})
+    return plan_file(graph=True, nodes=nodes)
+
+
+def test_a_graph_is_cut_where_few_bytes_go_and_a_value_is_sent_once_to_a_rank(plan):
+    result = json.loads(plan(graph_file(), "--json").stdout)
+    assert result["partition"] == {"0": 0, "1": 0, "2": 1, "3": 1, "4": 0}
+    assert [stage["out_bytes"] for stage in result["stages"]] == [10, 10]
+    baseline = json.loads(plan(graph_file(), "--json", "--baseline").stdout)
+    assert [stage["out_bytes"] for stage in baseline["stages"]] == [110, 0]
+
+
 @pytest.mark.parametrize(
     "content, text",
     [

@@ -147,7 +147,7 @@ def _planned(given: argparse.Namespace) -> dict[str, Any]:
     for name, differs in (("times", given.times), ("tensor-parallel-degree", given.tensor_parallel_degree > 1)):
         if differs:
             raise UsageError(f"--{name} is for models of torch alone")
-    return {"nodes": [_row(row) for row in planner(build, given.input)]}
+    return {"nodes": [_row(row) for row in planner(build, given.input)], "graph": True}
 
 
 def _show(error: Exception) -> None:

@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
-# From what builds a model, and from its inputs, to the rows of a plan.
+# From what builds a model, and from its inputs, to the rows of a plan of operations.
 Planner = Callable[[Callable[[], Any], list[str]], list[dict[str, Any]]]
 
 _planners: list[Planner] = []

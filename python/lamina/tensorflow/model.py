@@ -300,7 +300,7 @@ class DistributedModel(keras.Model):
         config, owners = current.job().session.config, self._lamina.owners
         placed = {number: owners[id(each)] for number, each in enumerate(call.known) if id(each) in owners}
         partitions, text = _lamina.place_operations(
-            config, call.to_place(not config.auto_partition, placed), self._sizes(call)
+            config, call.to_place(not config.auto_partition, placed), self._sizes(call), call.computed()
         )
         if text and not owners:
             tell(text.rstrip())
@@ -311,7 +311,7 @@ class DistributedModel(keras.Model):
         structure = (arguments, keywords)
         with traced.lifted():
             call = self._trace(structure, _flat(structure)[1])
-        return _lamina.graph_rows(call.to_place(False, {}), self._sizes(call))
+        return _lamina.graph_rows(call.to_place(False, {}), self._sizes(call), call.computed())
 
     def _sizes(self, call: traced.Call) -> list[tuple[str, int]]:
         """The name and the bytes of each variable."""

@@ -191,12 +191,12 @@ class Call:
         colocated = [name.decode().removeprefix("loc:@") for name in _attribute(operation, "_class", [])]
         return _lamina.GraphOperation(
             name=operation.name,
-            inputs=[source for source, _ in self.sources(operation)],
+            inputs=self.sources(operation),
             variables=variables,
             layer=_attribute(operation, _LAYER, b"").decode(),
             together=[self.number[name] for name in [*colocated, *kept] if name in self.number],
             placed_at=placed,
-            output_bytes=sum(_size_bytes(tensor) for tensor in self.outputs[operation.name]),
+            output_bytes=[_size_bytes(tensor) for tensor in self.outputs[operation.name]],
         )
 
 
