@@ -33,7 +33,11 @@ MOST = {
     "observe": (250, "names of metrics, contexts of timelines"),
     "optim": (2600, "torch.optim's interface, and optimizers that users write in Python"),
     "pipeline": (3270, "what a script calls: the wrapped model, step functions and their batches, outputs, gradients"),
-    "planning": (270, "models in Python that `lamina plan` builds and traces, or has others trace"),
+    "planning": (
+        600,
+        "models in Python that `lamina plan` builds and traces, or has others trace; graphs of torch.export as rows of "
+        "the engine's, and as modules",
+    ),
     "proof": (1350, "calls of nn.Modules that are made again with whole values"),
     "remote": (400, "nn.Modules that another rank owns"),
     "saved_state": (600, "state dicts and files as torch writes them"),

@@ -118,6 +118,7 @@ from lamina.pipeline.batches import Microbatches
 from lamina.pipeline.distributed_model import DistributedModel, distribute
 from lamina.pipeline.output import StepOutput
 from lamina.pipeline.step import step
+from lamina.planning.split import split_graph
 from lamina.saved_state.saving import load, save
 from lamina.tensor_parallel.marks import set_tensor_parallelism, tensor_parallelism
 from lamina.tensor_parallel.registry import tp_register, tp_register_with_module
@@ -235,6 +236,7 @@ __all__ = [
     "set_tensor_parallelism",
     "shutdown",
     "size",
+    "split_graph",
     "state",
     "step",
     "tensor_parallelism",

@@ -12,6 +12,7 @@ LAUNCHES: dict[str, tuple] = {
     "pipeline": (2, "out_of_step", "step_check", "pipeline"),
     "travelling_state": (2, "compiled", "call_kinds", "refusals", "travelling_state"),
     "determinism": (2, "determinism", "zero_bubble"),
+    "split": (2, "split"),
     "autocast": (2, "autocast"),
     "checkpointing": (2, "parameters", "checkpointing"),
     "replicas": (2, "optimizers", "replicas"),
