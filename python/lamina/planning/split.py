@@ -192,7 +192,13 @@ class SplitModel(nn.Module):
     Parameters are those of the model, and keep their names behind that of their segment.
     """
 
-    def __init__(self, graph: _Graph, segments: list[list[fx.Node]], call: tuple[Any, ...], specs: tuple[Any, Any]):
+    def __init__(
+        self,
+        graph: _Graph,
+        segments: list[list[fx.Node]],
+        call: tuple[tuple, dict[str, Any]],
+        returned: pytree.TreeSpec,
+    ):
         super().__init__()
         results = [each for each in pytree.tree_leaves(graph.returned) if isinstance(each, fx.Node)]
         for each in results:
@@ -205,11 +211,13 @@ class SplitModel(nn.Module):
             made = [node for node in members if node in read]
             self.add_module(f"segment_{at}", _segment(graph, members, made, copied))
             self._calls.append(([node.name for node in graph.reads(members)], [node.name for node in made]))
-        self._inputs = [(node.name, _kept(each)) for node, each in zip(graph.inputs, call, strict=True)]
+        leaves, self._arguments = pytree.tree_flatten(call)
+        self._keywords = list(call[1])
+        self._inputs = [(node.name, _kept(each)) for node, each in zip(graph.inputs, leaves, strict=True)]
         self._returned = [
             each.name if isinstance(each, fx.Node) else _Constant(each) for each in pytree.tree_leaves(graph.returned)
         ]
-        self._in_spec, self._out_spec = specs
+        self._structure = returned
         self._mode: bool | None = None
 
     def keep_mode(self, mode: bool) -> None:
@@ -227,8 +235,10 @@ class SplitModel(nn.Module):
         return super().train(mode)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._in_spec:
+        if kwargs.keys() == set(self._keywords):
+            kwargs = {name: kwargs[name] for name in self._keywords}
+        leaves, arguments = pytree.tree_flatten((args, kwargs))
+        if arguments != self._arguments:
             raise UsageError("split_graph() exported a call with other arguments: their number or their names differ")
         known = {}
         for (name, exported), given in zip(self._inputs, leaves, strict=True):
@@ -239,7 +249,7 @@ class SplitModel(nn.Module):
             values = getattr(self, f"segment_{at}")(*(known[name] for name in read))
             known.update(zip(made, values, strict=True))
         returned = [each.value if isinstance(each, _Constant) else known[each] for each in self._returned]
-        return pytree.tree_unflatten(returned, self._out_spec)
+        return pytree.tree_unflatten(returned, self._structure)
 
 
 class _Constant:
@@ -281,9 +291,7 @@ def split_graph(model: nn.Module, *args: Any, **kwargs: Any) -> SplitModel:
     exported = _exported(model, args, kwargs)
     graph = _Graph(exported.module(check_guards=False))
     segments = graph.cut(graph.placed(config), config.partitions)
-    leaves = pytree.tree_leaves((args, kwargs))
-    spec = exported.call_spec
-    split = SplitModel(graph, [members for _, members in segments], tuple(leaves), (spec.in_spec, spec.out_spec))
+    split = SplitModel(graph, [members for _, members in segments], (args, kwargs), exported.call_spec.out_spec)
     for at, (partition, _) in enumerate(segments):
         set_partition(split.get_submodule(f"segment_{at}"), partition)
     split.train(model.training)

@@ -112,6 +112,25 @@ def test_a_model_that_computes_something_else_in_evaluation_stays_in_its_mode():
     assert not lamina.split_graph(Skips().double().eval(), *models()["skips"][1]).train().eval().training
 
 
+class Keywords(nn.Linear):
+    def forward(self, x, *, one, other):
+        return x, super().forward(x) * one - other
+
+
+def test_keywords_may_come_in_any_order_and_a_result_may_be_an_argument():
+    one, other = torch.rand(3), torch.rand(3)
+    model = Keywords(3, 3)
+    cut = lamina.split_graph(model, torch.ones(2, 3), one=one, other=other)
+    passed, made = cut(torch.ones(2, 3), other=other, one=one)
+    torch.testing.assert_close(made, model(torch.ones(2, 3), one=one, other=other)[1], rtol=0, atol=0)
+    assert torch.equal(passed, torch.ones(2, 3))
+
+
+def test_a_model_without_operations_has_no_segments():
+    cut = lamina.split_graph(nn.Identity(), torch.ones(2))
+    assert list(cut.children()) == [] and torch.equal(cut(torch.zeros(2)), torch.zeros(2))
+
+
 class Branches(nn.Module):
     def forward(self, x):
         return x + 1 if x.sum() > 0 else x
