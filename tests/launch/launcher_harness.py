@@ -105,12 +105,13 @@ class Launcher:
         return job
 
     def run(self, *words, **options):
-        """Runs a job to its end; the result has returncode, stdout and stderr."""
+        """Runs a job to its end, for which it has `deadline_s`; the result has returncode, stdout and stderr."""
+        deadline_s = options.pop("deadline_s", DEADLINE_S)
         stdin = options.pop("input", None)
         if stdin is not None:
             options["stdin"] = subprocess.PIPE
         job = self.start(*words, **options)
-        out, err = job.communicate(stdin, timeout=DEADLINE_S)
+        out, err = job.communicate(stdin, timeout=deadline_s)
         return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
     def shell(self, ranks: int, program: str, *words, flags=(), **options):

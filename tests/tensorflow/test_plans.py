@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("lamina_operators") is None,
-    reason="takes TensorFlow and lamina's operators for it: make test-tensorflow",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("lamina_operators") is None,
+        reason="takes TensorFlow and lamina's operators for it: make test-tensorflow",
+    ),
+    pytest.mark.timeout(1300),
+]
+DEADLINE_S = 600.0  # as in test_ranks.py
 HERE = Path(__file__).parent
 MODULE = """
 import sys
@@ -42,7 +46,8 @@ def plan(launcher):
     environment = {"LAMINA_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
     def run(name, *arguments):
-        return launcher.run("plan", "--model", f"planned:{name}", "-n", "2", "-m", "4", *arguments, env=environment)
+        words = ["plan", "--model", f"planned:{name}", "-n", "2", "-m", "4", *arguments]
+        return launcher.run(*words, env=environment, deadline_s=DEADLINE_S)
 
     run.environment = environment
     return run
@@ -58,7 +63,7 @@ def items(text):
 def test_it_plans_the_items_of_a_job(plan, launcher):
     planned = plan("transformer", "--input", INPUT, "--input", "training=True")
     assert planned.returncode == 0, planned.stderr
-    job = launcher.run("run", "-n", 2, launcher.folder / "planned.py", env=plan.environment)
+    job = launcher.run("run", "-n", 2, launcher.folder / "planned.py", env=plan.environment, deadline_s=DEADLINE_S)
     assert job.returncode == 0, job.stderr
     assert items(planned.stdout) == items(job.stdout + job.stderr)
 

@@ -7,19 +7,24 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("lamina_operators") is None,
-    reason="takes TensorFlow and lamina's operators for it: make test-tensorflow",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("lamina_operators") is None,
+        reason="takes TensorFlow and lamina's operators for it: make test-tensorflow",
+    ),
+    pytest.mark.timeout(1300),
+]
 CASES = Path(__file__).with_name("cases.py")
 
+# Each rank imports TensorFlow, traces and trains: a launch takes a minute of two cores, and more where others use them.
+DEADLINE_S = 1200.0
 
 # One thread between operations: nothing may wait in it.
 ENVIRONMENT = {"LAMINA_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
 
 
 def run(launcher, ranks, *arguments):
-    ran = launcher.run("run", "-n", ranks, CASES, *arguments, env=ENVIRONMENT)
+    ran = launcher.run("run", "-n", ranks, CASES, *arguments, env=ENVIRONMENT, deadline_s=DEADLINE_S)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -71,7 +76,7 @@ def test_an_operation_that_fails_ends_the_step_on_both(launcher, where):
 
 def test_a_lost_rank_ends_the_step(launcher):
     ranks = launcher.start_ranks(2, CASES, "lost", env=ENVIRONMENT)
-    outputs = [rank.communicate(timeout=240) for rank in ranks]
+    outputs = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
     assert ranks[1].returncode == -9, outputs[1]
     assert "rank 0 was told" in outputs[0][0], outputs[0]
 

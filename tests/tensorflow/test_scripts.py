@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("lamina_operators") is None,
-    reason="takes TensorFlow and lamina's operators for it: make test-tensorflow",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("lamina_operators") is None,
+        reason="takes TensorFlow and lamina's operators for it: make test-tensorflow",
+    ),
+    pytest.mark.timeout(1300),
+]
+DEADLINE_S = 1200.0  # as in test_ranks.py
 HERE = Path(__file__).parent
 ENVIRONMENT = {"LAMINA_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
 
 
 def run(launcher, program, *arguments, **environment):
-    ran = launcher.run("run", "-n", 2, HERE / program, *arguments, env=ENVIRONMENT | environment)
+    words = ["run", "-n", 2, HERE / program, *arguments]
+    ran = launcher.run(*words, env=ENVIRONMENT | environment, deadline_s=DEADLINE_S)
     assert ran.returncode == 0, ran.stderr
     return ran
 
