@@ -56,7 +56,7 @@ std::shared_ptr<GraphStep> Border::begin(std::int64_t graph, int microbatches, b
   {
     std::lock_guard guard(mutex_);
     if (open_ && !open_->error()) {
-      throw base::UsageError(base::str("a step of a graph inside step ", open_->number(),
+      throw base::UsageError(base::str("a step of ", options_.of, " inside step ", open_->number(),
                                        ": steps of one process follow each other; call one step function after the "
                                        "other"));
     }
@@ -81,7 +81,7 @@ void Border::abandon(const std::string& why) {
     step = last_ = base::Step(last_.value + 1);
     coming_.erase(step);
   }
-  links_.tell_failure(step, base::str("rank ", options_.rank, ": ", why));
+  links_.tell_failure(step, why);
 }
 
 std::shared_ptr<GraphStep> Border::step() {
@@ -113,7 +113,7 @@ void Border::hand(const std::shared_ptr<GraphStep>& step, const ValueName& name,
   const auto own = step->program().graph;
   if (name.graph == own) return step->receive(name, std::move(value));
   step->fail(std::make_exception_ptr(base::DesyncError(base::str(
-                 "step ", step->number(), " of a graph: rank ", name.from, " runs ", title(name.graph),
+                 "step ", step->number(), " of ", options_.of, ": rank ", name.from, " runs ", title(name.graph),
                  " in it, and rank ", options_.rank, " runs ", title(own),
                  "; all ranks call the same step functions in the same order, with arguments of the same shapes"))),
              GraphStep::Tell::kOthers);

@@ -45,7 +45,8 @@ class Border {
   // Leaves it: its operations here are done.
   void end(const std::shared_ptr<GraphStep>& step);
 
-  // Says that this rank does not enter the next step, to those who do: it counts as one that has failed.
+  // Says that this rank does not enter the next step, to those who do, in these words: it counts as one that has
+  // failed.
   void abandon(const std::string& why);
 
   // From the transport's thread.

@@ -57,6 +57,7 @@ struct BorderOptions {
   int active_microbatches = 1;
   base::Clock::duration timeout = std::chrono::seconds(1800);  // of each wait of a step
   observe::Recorder* recorder = nullptr;                       // of turns and steps; it outlives the border
+  std::string of = "a graph";                                  // what its steps are of, in errors
 };
 
 }  // namespace lamina::graph

@@ -139,7 +139,7 @@ void GraphStep::compare(base::Rank other, const TensorBytes& announced) {
   }
   if (what.empty()) return;
   fail(std::make_exception_ptr(base::DesyncError(
-           base::str("step ", number_, " of a graph: ", what,
+           base::str("step ", number_, " of ", options_.of, ": ", what,
                      "; all ranks call the same step functions in the same order, with the same arguments"))),
        Tell::kOthers);
 }
@@ -272,31 +272,53 @@ void GraphStep::lose(const base::Loss& loss) {
     const auto owed = owed_.find(loss.rank);
     if (owed == owed_.end() || owed->second == 0) return;
   }
-  fail(std::make_exception_ptr(base::PeerError(base::str("step ", number_, " of a graph: ", loss.text()), loss)),
+  fail(std::make_exception_ptr(
+           base::PeerError(base::str("step ", number_, " of ", options_.of, ": ", loss.text()), loss)),
        Tell::kOthers);
 }
 
 void GraphStep::fail(std::exception_ptr error, Tell tell) {
+  std::string why;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& thrown) {
+    why = thrown.what();
+  }
+  if (tell == Tell::kOthers) why = base::str("rank ", options_.rank, ": ", why);
+  fail(std::move(error), why, tell);
+}
+
+void GraphStep::fail(std::exception_ptr error, const std::string& why, Tell tell) {
   std::map<Replica, Waiting> ended;
+  Failed failed;
   {
     Lock lock(mutex_);
     if (error_ || over_) return;
     error_ = error;
     ended.swap(waiting_);
+    failed.swap(failed_);
     values_.clear();
+    why_ = why;
   }
   progress_.end(number_.value);
   record_end();
   changed_.notify_all();
   slot_.cancel();
-  if (tell == Tell::kOthers) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const std::exception& thrown) {
-      links_.tell_failure(number_, base::str("rank ", options_.rank, ": ", thrown.what()));
-    }
-  }
+  if (tell == Tell::kOthers) links_.tell_failure(number_, why);
+  if (failed) failed(error, why);  // before the program goes on
   for (auto& [replica, waiting] : ended) waiting.entry.fail(error);
+}
+
+void GraphStep::when_it_fails(Failed call) {
+  std::exception_ptr error;
+  std::string why;
+  {
+    Lock lock(mutex_);
+    error = error_;
+    why = why_;
+    if (!error) failed_ = std::move(call);
+  }
+  if (error) call(error, why);
 }
 
 void GraphStep::fail_here() {
@@ -357,7 +379,7 @@ void GraphStep::watch() {
     for (auto& [replica, waiting] : waiting_) {
       const auto waited = now - waiting.since;
       const auto line = [&] {
-        return base::str("step ", number_, " of a graph: ", text(replica), " waits for ", awaited_by(replica),
+        return base::str("step ", number_, " of ", options_.of, ": ", text(replica), " waits for ", awaited_by(replica),
                          ": no answer for ", std::chrono::duration_cast<std::chrono::seconds>(waited).count(), " s");
       };
       if (waited > options_.timeout && late.empty()) late = line();

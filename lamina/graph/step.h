@@ -48,6 +48,8 @@ class GraphStep {
     std::function<void(std::exception_ptr)> fail;
   };
   enum class Tell : bool { kNobody, kOthers };  // of a failure
+  // Gets the error, and it in the words that other ranks are told.
+  using Failed = std::function<void(const std::exception_ptr&, const std::string&)>;
 
   GraphStep(const BorderOptions& options, Links& links, const Program& program, base::Step number, int microbatches,
             bool backward, Checksums arguments = {});
@@ -63,11 +65,15 @@ class GraphStep {
   void leave(const Replica& replica, const std::vector<TensorBytes>& outputs);
 
   void fail(std::exception_ptr error, Tell tell);
+  // As another step has, which others are told in these words.
+  void fail_with(std::exception_ptr error, const std::string& why) { fail(std::move(error), why, Tell::kOthers); }
   // An operation has failed: the error is the library's to show, here. The others are told what ran meanwhile.
   void fail_here();
   std::exception_ptr error() const;
   // Called by end(), where the step has not failed. Before it enters anything.
   void when_it_ends(std::function<void()> call) { at_end_ = std::move(call); }
+  // Called once it has failed, which may be now; without locks. Once.
+  void when_it_fails(Failed call);
   // Nothing waits any more. Throws the step's error.
   void end();
 
@@ -85,6 +91,7 @@ class GraphStep {
   using Lock = std::unique_lock<std::mutex>;
   using Names = std::vector<ValueName>;
 
+  void fail(std::exception_ptr error, const std::string& why, Tell tell);
   bool takes_turns(const Replica& replica) const { return replica.segment != program_.outside(); }
   ValueName name_of(const Replica& replica, const Program::Passage& passage, base::Rank from) const;
   Names missing(const Replica& replica) const;  // under the lock
@@ -122,7 +129,9 @@ class GraphStep {
   std::map<Replica, std::int64_t> running_;  // since when, by the recorder's clock
   std::set<base::Microbatch> keeps_slot_;    // from its last forward to its first backward
   std::function<void()> at_end_;
+  Failed failed_;
   std::exception_ptr error_;
+  std::string why_;  // in the words that others are told
   bool over_ = false;
   std::thread watcher_;
 };

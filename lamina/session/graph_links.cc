@@ -17,7 +17,7 @@ at::Tensor bytes_of(const graph::TensorBytes& value) {
   return at::from_blob(const_cast<void*>(value.data.get()), {static_cast<std::int64_t>(value.size_bytes)}, at::kByte);
 }
 
-Message to_message(const graph::ValueName& name, const graph::TensorBytes& value) {
+Message to_message(transport::Kind kind, const graph::ValueName& name, const graph::TensorBytes& value) {
   value::Writer out;
   out.put(name.graph);
   out.put<std::uint8_t>(name.pass == graph::Direction::kBackward);
@@ -25,7 +25,7 @@ Message to_message(const graph::ValueName& name, const graph::TensorBytes& value
   out.put(value.type);
   out.put<std::uint64_t>(value.shape.size());
   for (const auto size : value.shape) out.put(size);
-  return {kGraphValue, {name.from, name.step, name.microbatch, name.value}, out.take(), bytes_of(value)};
+  return {kind, {name.from, name.step, name.microbatch, name.value}, out.take(), bytes_of(value)};
 }
 
 std::pair<graph::ValueName, graph::TensorBytes> to_value(const Message& message) {
@@ -44,29 +44,51 @@ std::pair<graph::ValueName, graph::TensorBytes> to_value(const Message& message)
   return {name, std::move(value)};
 }
 
+// Takes no schedule, as what copies do has no turns. The timeline has the steps of the model.
+graph::BorderOptions of_copies(graph::BorderOptions options) {
+  options.schedule = "simple";
+  options.recorder = nullptr;
+  options.of = "copies of the model";
+  return options;
+}
+
 }  // namespace
 
-GraphLinks::GraphLinks(graph::BorderOptions options, std::vector<base::Rank> ranks, messaging::Messenger& messenger)
-    : messenger_(messenger), ranks_(std::move(ranks)), border_(std::move(options), *this) {
-  messenger.handlers().on(kGraphValue, [this](Message&& message) {
+GraphLinks::GraphLinks(const graph::BorderOptions& options, std::vector<base::Rank> one_copy,
+                       std::vector<base::Rank> copies, messaging::Messenger& messenger)
+    : one_copy_(options, std::move(one_copy), kGraphValue, kGraphFailure, messenger),
+      copies_(of_copies(options), std::move(copies), kCopiesValue, kCopiesFailure, messenger) {}
+
+graph::Border& GraphLinks::border(graph::Among among) {
+  return among == graph::Among::kCopies ? copies_.border() : one_copy_.border();
+}
+
+GraphLinks::Way::Way(graph::BorderOptions options, std::vector<base::Rank> ranks, transport::Kind value,
+                     transport::Kind failure, messaging::Messenger& messenger)
+    : messenger_(messenger),
+      ranks_(std::move(ranks)),
+      value_(value),
+      failure_(failure),
+      border_(std::move(options), *this) {
+  messenger.handlers().on(value, [this](Message&& message) {
     auto [name, value] = to_value(message);
     border_.receive(name, std::move(value));
   });
-  messenger.handlers().on(kGraphFailure,
+  messenger.handlers().on(failure,
                           [this](Message&& message) { border_.hear_failure(message.call.step, message.fields); });
   messenger.watch({[](base::Rank) { return std::string(); }, [this](const base::Loss& loss) { border_.lose(loss); }});
 }
 
-void GraphLinks::send(base::Rank to, const graph::ValueName& name, const graph::TensorBytes& value) {
-  messenger_.transport().send(to, to_message(name, value));
+void GraphLinks::Way::send(base::Rank to, const graph::ValueName& name, const graph::TensorBytes& value) {
+  messenger_.transport().send(to, to_message(value_, name, value));
 }
 
-void GraphLinks::tell_failure(base::Step step, const std::string& why) {
+void GraphLinks::Way::tell_failure(base::Step step, const std::string& why) {
   for (const base::Rank rank : ranks_) {
     if (rank == messenger_.rank()) continue;
     try {
-      messenger_.transport().tell(
-          rank, {kGraphFailure, {messenger_.rank(), step, transport::kWholeStep, 0}, why, value::Value()});
+      messenger_.transport().tell(rank,
+                                  {failure_, {messenger_.rank(), step, transport::kWholeStep, 0}, why, value::Value()});
     } catch (const base::Error&) {  // of a rank that is lost
     }
   }

@@ -85,8 +85,11 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
 }
 
 graph::BorderOptions border_options(const config::Config& config, base::Rank rank, observe::Recorder& recorder) {
-  return {rank, config::schedule_name(config.schedule), *config.active_microbatches, duration(config.timeout_s),
-          &recorder};
+  return {.rank = rank,
+          .schedule = config::schedule_name(config.schedule),
+          .active_microbatches = *config.active_microbatches,
+          .timeout = duration(config.timeout_s),
+          .recorder = &recorder};
 }
 
 // The recorder of a run of `lamina verify`; nullptr in any other.
@@ -187,8 +190,10 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
                                          *messenger_, recorder_);
   if (topology_.size(Group::kTp) > 1) job_->join_team(members(Group::kTp), /*own_batches=*/!config_.prescaled_batch);
   graphs_ = std::make_shared<GraphLinks>(border_options(config_, world_.rank, recorder_),
-                                         members(topology::kPartitions), *messenger_);
-  graph::set_current({graphs_, &graphs_->border()});
+                                         members(topology::kPartitions), members(topology::kSameParts), *messenger_);
+  for (const auto among : {graph::Among::kOneCopy, graph::Among::kCopies}) {
+    graph::set_current(among, {graphs_, &graphs_->border(among)});
+  }
   const bool plain = config_.ddp_dist_backend == config::DistBackend::kNccl;
   groups_ = std::make_unique<collective::Groups>(topology_, world_.rank,
                                                  links_of(*messenger_, recorder_, std::move(blocking), plain));
@@ -246,7 +251,7 @@ collective::Ranks Session::ranks() {
   return {topology_, mailbox(), groups(), world_.rank, [this] { return patience(); }};
 }
 
-graph::Border& Session::graphs() { return graphs_->border(); }
+graph::Border& Session::graphs() { return graphs_->border(graph::Among::kOneCopy); }
 
 base::Partition Session::partition() const {
   return base::Partition(topology_.index(topology::kPartitions, world_.rank));
@@ -339,7 +344,9 @@ bool Session::leave(bool interrupted) {
 }
 
 bool Session::end(bool orderly) {
-  if (open_) graph::set_current(nullptr);
+  if (open_) {
+    for (const auto among : {graph::Among::kOneCopy, graph::Among::kCopies}) graph::set_current(among, nullptr);
+  }
   open_ = false;
   const bool served = parameter_server_->end();
   const bool ended = job_->end(orderly);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/stl.h>
 
-#include "lamina/graph/border.h"
+#include "lamina/base/str.h"
+#include "lamina/graph/current.h"
 #include "lamina/graph/placement.h"
 #include "lamina/graph/program.h"
 #include "lamina/graph/segments.h"
@@ -12,6 +13,7 @@
 namespace lamina::python {
 namespace {
 
+using graph::Among;
 using graph::GraphCut;
 using Sources = std::vector<std::pair<int, int>>;  // operation, output
 
@@ -49,9 +51,21 @@ std::pair<std::vector<int>, std::string> place(const config::Config& config, con
 }
 
 std::int64_t add_graph(session::Session& session, const GraphCut& cut, const Sources& results,
-                       const std::vector<std::string>& names, const std::string& title) {
-  return session.graphs().add(graph::program_of(cut, sources(results), session.partition(),
-                                                session.members(topology::kPartitions), names, title));
+                       const std::vector<std::string>& names, const std::string& title, bool among_copies) {
+  const auto group = among_copies ? topology::kSameParts : topology::kPartitions;
+  const base::Partition own(session.topology().index(group, session.world().rank));
+  auto program = graph::program_of(cut, sources(results), own, session.members(group), names, title);
+  return graph::current(among_copies ? Among::kCopies : Among::kOneCopy)->add(std::move(program));
+}
+
+void interrupt(const std::string& why) {
+  for (const auto among : {Among::kOneCopy, Among::kCopies}) graph::current(among)->interrupt(why);
+}
+
+void abandon(const session::Session& session, const std::string& why) {
+  for (const auto among : {Among::kOneCopy, Among::kCopies}) {
+    graph::current(among)->abandon(base::str("rank ", session.world().rank, ": ", why));
+  }
 }
 
 }  // namespace
@@ -104,16 +118,16 @@ void bind_graph(py::module_& module) {
              py::arg("results"), py::arg("count"),
              "A graph whose operations have partitions. `inputs` are outputs of operations, `after` operations, "
              "`gradients` say of each output whether it has one.");
+  module.def("interrupt_graphs", &interrupt, py::arg("why"), py::call_guard<py::gil_scoped_release>(),
+             "Ends the steps of graphs that are open, on all ranks.");
+  module.def("abandon_graph_step", &abandon, py::arg("session"), py::arg("why"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Says that this rank does not enter the next step of a graph, to those who do.");
   module.def(
-      "interrupt_graphs", [](session::Session& session, const std::string& why) { session.graphs().interrupt(why); },
-      py::arg("session"), py::arg("why"), py::call_guard<py::gil_scoped_release>(),
-      "Ends the step of a graph that is open, on all ranks.");
-  module.def(
-      "abandon_graph_step", [](session::Session& session, const std::string& why) { session.graphs().abandon(why); },
-      py::arg("session"), py::arg("why"), py::call_guard<py::gil_scoped_release>(),
-      "Says that this rank does not enter the next step of a graph, to those who do.");
-  module.def("add_graph", &add_graph, py::arg("session"), py::arg("cut"), py::arg("results"), py::arg("names"),
-             py::arg("title"), "Has this rank take part in the graph; its number, alike on all ranks.");
+      "add_graph", &add_graph, py::arg("session"), py::arg("cut"), py::arg("results"), py::arg("names"),
+      py::arg("title"), py::arg("among_copies") = false,
+      "Has this rank take part in the graph; its number, alike on all ranks. Its partitions are those of one copy "
+      "of the model, or the copies of this rank's.");
 }
 
 }  // namespace lamina::python

@@ -82,19 +82,21 @@ struct Place {
     replica.segment = static_cast<int>(at);
     OP_REQUIRES_OK(construction, construction->GetAttr("microbatch", &at));
     replica.microbatch = base::Microbatch(at);
-    bool backward = false;
-    OP_REQUIRES_OK(construction, construction->GetAttr("backward", &backward));
-    replica.pass = backward ? graph::Direction::kBackward : graph::Direction::kForward;
+    bool holds = false;
+    OP_REQUIRES_OK(construction, construction->GetAttr("backward", &holds));
+    replica.pass = holds ? graph::Direction::kBackward : graph::Direction::kForward;
+    OP_REQUIRES_OK(construction, construction->GetAttr("copies", &holds));
+    among = holds ? graph::Among::kCopies : graph::Among::kOneCopy;
   }
   graph::Replica replica;
+  graph::Among among = graph::Among::kOneCopy;
 };
 
 // [Note: the first error] An operation that fails within a segment cancels the step before TensorFlow has its error:
 // the segment is a function, which is to end first. Of the errors of a graph TensorFlow raises the first. So what waits
 // in a step that has failed here ends a second later.
-constexpr std::int64_t kNone = -1;
 constexpr std::int64_t kLaterMicroseconds = 1'000'000;
-std::atomic<std::int64_t> failed_here = kNone;  // the step
+std::atomic<bool> failed_here = false;  // the step, until the next one begins
 
 // Begins a segment: waits for its turn and for the values of other ranks, and gives these.
 class Input : public tf::AsyncOpKernel {
@@ -103,7 +105,7 @@ class Input : public tf::AsyncOpKernel {
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
     const auto status = status_from([&] {
-      const auto step = graph::current()->step();
+      const auto step = graph::current(place_.among)->step();
       const auto run = *context->runner();
       const auto go = [this, context, done, run, step](std::vector<graph::TensorBytes> values) {
         run([this, context, done, values = std::move(values)] {
@@ -111,12 +113,12 @@ class Input : public tf::AsyncOpKernel {
           done();
         });
       };
-      const auto fail = [context, done, run, number = step->number().value](const std::exception_ptr& error) {
+      const auto fail = [context, done, run](const std::exception_ptr& error) {
         const auto end = [context, done, error] {
           context->SetStatus(status_of(error));
           done();
         };
-        if (failed_here != number) return run(end);
+        if (!failed_here) return run(end);
         tf::Env::Default()->SchedClosureAfter(kLaterMicroseconds, [run, end] { run(end); });
       };
       step->enter(place_.replica, {go, fail});
@@ -150,8 +152,8 @@ class Output : public tf::OpKernel {
     std::vector<graph::TensorBytes> values;
     for (int i = 1; i <= sent_; ++i) values.push_back(value_of(context->input(i)));
     const auto status = status_from([&] {
-      const auto step = graph::current()->step();
-      if (failed_here != step->number().value) step->leave(place_.replica, values);
+      const auto step = graph::current(place_.among)->step();
+      if (!failed_here) step->leave(place_.replica, values);
     });
     OP_REQUIRES_OK(context, status);
     context->set_output(0, context->input(0));
@@ -173,11 +175,15 @@ std::uint64_t checksum(const tf::Tensor& tensor) {
   return sum;
 }
 
-// Enters a step. An operation that fails in it cancels all of TensorFlow's, and so the step on all ranks.
+constexpr std::int64_t kNone = -1;  // the number of no graph
+
+// Enters a step: of a graph over the ranks of one copy, of one over copies, or of both together. An operation that
+// fails in it cancels all of TensorFlow's, and so the step on all ranks.
 class Begin : public tf::OpKernel {
  public:
   explicit Begin(tf::OpKernelConstruction* construction) : OpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("graph", &graph_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("copies", &copies_));
     OP_REQUIRES_OK(construction, construction->GetAttr("microbatches", &microbatches_));
     OP_REQUIRES_OK(construction, construction->GetAttr("backward", &backward_));
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
@@ -189,24 +195,39 @@ class Begin : public tf::OpKernel {
       for (int i = 0; i < context->num_inputs(); ++i) checksums.emplace_back(names_[i], checksum(context->input(i)));
       return checksums;
     };
-    std::shared_ptr<graph::GraphStep> step;
-    failed_here = kNone;
-    OP_REQUIRES_OK(context, status_from([&] {
-                     step = graph::current()->begin(graph_, static_cast<int>(microbatches_), backward_, arguments);
-                   }));
-    watch(context->cancellation_manager(), step);
+    failed_here = false;
+    OP_REQUIRES_OK(context, status_from([&] { watch(context->cancellation_manager(), begin(arguments)); }));
     tf::Tensor* token = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, tf::TensorShape(), &token));
     token->scalar<float>()() = 0;
   }
 
  private:
+  // With the step of the other border, where it is in both, failing as this one does.
+  std::shared_ptr<graph::GraphStep> begin(const graph::StepArguments& arguments) const {
+    const auto one_copy = graph::current();
+    std::shared_ptr<graph::GraphStep> over_copies;
+    if (copies_ != kNone) over_copies = graph::current(graph::Among::kCopies)->begin(copies_, 1, /*backward=*/false);
+    if (graph_ == kNone) {
+      graph::fail_before(over_copies, one_copy);
+      return over_copies;
+    }
+    try {
+      auto step = one_copy->begin(graph_, static_cast<int>(microbatches_), backward_, arguments);
+      if (over_copies) graph::fail_together(step, over_copies);
+      return step;
+    } catch (...) {
+      if (over_copies) over_copies->fail(std::current_exception(), graph::GraphStep::Tell::kOthers);
+      throw;
+    }
+  }
+
   static void watch(tf::CancellationManager* cancels, const std::shared_ptr<graph::GraphStep>& step) {
     if (cancels == nullptr) return;
     const auto fail = [weak = std::weak_ptr(step)] {
       const auto step = weak.lock();
       if (!step || step->error()) return;  // one that is over goes on to be
-      failed_here = step->number().value;
+      failed_here = true;
       step->fail_here();
     };
     const auto token = cancels->get_cancellation_token();
@@ -214,7 +235,8 @@ class Begin : public tf::OpKernel {
     if (!cancels->RegisterCallback(token, fail)) fail();
   }
 
-  std::int64_t graph_ = 0;
+  std::int64_t graph_ = kNone;
+  std::int64_t copies_ = kNone;
   std::int64_t microbatches_ = 0;
   bool backward_ = false;
   std::vector<std::string> names_;  // of the inputs
@@ -222,14 +244,26 @@ class Begin : public tf::OpKernel {
 
 class End : public tf::OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit End(tf::OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("one_copy", &one_copy_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("copies", &copies_));
+  }
 
   void Compute(tf::OpKernelContext* context) override {
-    OP_REQUIRES_OK(context, status_from([] {
-                     const auto border = graph::current();
-                     border->end(border->step());
+    OP_REQUIRES_OK(context, status_from([&] {
+                     if (copies_) end(graph::Among::kCopies);
+                     if (one_copy_) end(graph::Among::kOneCopy);
                    }));
   }
+
+ private:
+  static void end(graph::Among among) {
+    const auto border = graph::current(among);
+    border->end(border->step());
+  }
+
+  bool one_copy_ = true;
+  bool copies_ = false;
 };
 
 // Scalar tokens, then the shapes that the operator says, then those of inputs that go through.
@@ -258,7 +292,8 @@ absl::Status output_shapes(tf::shape_inference::InferenceContext* context) {
 }  // namespace
 
 REGISTER_OP("SMPBegin")
-    .Attr("graph: int")
+    .Attr("graph: int = -1")
+    .Attr("copies: int = -1")  // a graph over copies
     .Attr("microbatches: int")
     .Attr("backward: bool")
     .Attr("names: list(string)")  // of the arguments of the step function, which are alike on all ranks
@@ -267,12 +302,17 @@ REGISTER_OP("SMPBegin")
     .Output("token: float")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::ScalarShape);
-REGISTER_OP("SMPEnd").SetIsStateful().SetShapeFn(tf::shape_inference::NoOutputs);
+REGISTER_OP("SMPEnd")
+    .Attr("one_copy: bool = true")
+    .Attr("copies: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::NoOutputs);
 REGISTER_OP("SMPInput")
     .Attr("graph: int")
     .Attr("segment: int")
     .Attr("microbatch: int")
     .Attr("backward: bool")
+    .Attr("copies: bool = false")   // of a graph over copies
     .Attr("gradients: list(bool)")  // of those that are received, which have gradients that go back
     .Attr("Treceived: list(type) >= 0")
     .Attr("shapes: list(shape) >= 0")
@@ -289,6 +329,7 @@ REGISTER_OP("SMPOutput")
     .Attr("segment: int")
     .Attr("microbatch: int")
     .Attr("backward: bool")
+    .Attr("copies: bool = false")
     .Attr("gradients: list(bool)")
     .Attr("Tsent: list(type) >= 0")
     .Attr("Tpassed: list(type) >= 0")

@@ -7,6 +7,8 @@
 #include <future>
 #include <random>
 
+#include "lamina/base/str.h"
+#include "lamina/graph/current.h"
 #include "tests/graph/pretended_ranks.h"
 #include "tests/message_of.h"
 
@@ -132,7 +134,7 @@ TEST(Step, OneThatARankDoesNotEnterFailsOnTheOthersWithItsReason) {
   for (const bool before : {false, true}) {
     PretendedJob job(two_in_a_row(), {});
     if (before) job.ranks[0]->begin();
-    job.ranks[1]->border().abandon("it could not trace");
+    job.ranks[1]->border().abandon("rank 1: it could not trace");
     run_all(job);
     if (!before) job.ranks[0]->begin();
     run_all(job);
@@ -141,6 +143,76 @@ TEST(Step, OneThatARankDoesNotEnterFailsOnTheOthersWithItsReason) {
     run_all(job);
     EXPECT_EQ(job.difference(), "");
   }
+}
+
+// Ranks 0 and 1 of each of two copies, and what ranks with the same part share: rank 0 of both copies has pair 0.
+struct TwoCopies {
+  PretendedJob copies[2]{{two_in_a_row(), {}}, {two_in_a_row(), {}}};
+  PretendedJob pairs[2]{{two_in_a_row(), {}}, {two_in_a_row(), {}}};
+
+  void begin() {
+    for (auto* jobs : {copies, pairs}) {
+      for (int i = 0; i < 2; ++i) jobs[i].begin();
+    }
+    for (int copy = 0; copy < 2; ++copy) {
+      for (int part = 0; part < 2; ++part) {
+        fail_together(copies[copy].ranks[part]->step(), pairs[part].ranks[copy]->step());
+      }
+    }
+  }
+  void run() {
+    for (auto* jobs : {copies, pairs}) {
+      for (int i = 0; i < 2; ++i) run_all(jobs[i]);
+    }
+  }
+};
+
+TEST(Step, WhatEndsItInOneCopyEndsItInAllWhoseStepsFailTogether) {
+  for (const bool in_pair : {false, true}) {
+    TwoCopies job;
+    job.begin();
+    auto& rank = in_pair ? job.pairs[1].ranks[0] : job.copies[0].ranks[1];
+    rank->step()->fail(std::make_exception_ptr(base::Error("it is broken")), GraphStep::Tell::kOthers);
+    job.run();
+    for (auto* jobs : {job.copies, job.pairs}) {
+      for (int i = 0; i < 2; ++i) {
+        for (auto& each : jobs[i].ranks) {
+          EXPECT_EQ(each->open_entries(), 0);
+          EXPECT_THAT(why(each->step()->error()), HasSubstr("it is broken"));
+        }
+      }
+    }
+    // Names who told it once, however long the way was.
+    EXPECT_EQ(why(job.copies[1].ranks[0]->step()->error()), base::str("rank ", in_pair ? 0 : 1, ": it is broken"));
+    job.begin();
+    job.run();
+    for (auto& copy : job.copies) EXPECT_EQ(copy.difference(), "");
+  }
+}
+
+TEST(Step, OneThatHasFailedBeforeItIsTiedFailsTheOther) {
+  TwoCopies job;
+  for (auto& pair : job.pairs) pair.begin();
+  job.pairs[0].ranks[1]->step()->fail_here();
+  run_all(job.pairs[0]);
+  for (auto& copy : job.copies) copy.begin();
+  fail_together(job.copies[0].ranks[0]->step(), job.pairs[0].ranks[0]->step());
+  EXPECT_THAT(why(job.copies[0].ranks[0]->step()->error()), HasSubstr("rank 1: step 0 of a graph: an operation"));
+}
+
+TEST(Step, OneOverCopiesAloneHasTheNextStepOfItsCopyFail) {
+  PretendedJob copy(two_in_a_row(), {}), pair(two_in_a_row(), {});
+  pair.begin();
+  const auto kept = std::make_shared<int>();
+  fail_before(pair.ranks[0]->step(), {kept, &copy.ranks[0]->border()});
+  pair.ranks[0]->step()->fail(std::make_exception_ptr(base::Error("it is broken")), GraphStep::Tell::kOthers);
+  run_all(copy);
+  copy.ranks[1]->begin();
+  run_all(copy);
+  EXPECT_EQ(why(copy.ranks[1]->step()->error()), "rank 0: it is broken");
+  copy.begin();
+  run_all(copy);
+  EXPECT_EQ(copy.difference(), "");
 }
 
 TEST(Step, ATimelineHasItsTurnsOneAfterTheOtherAndTheStepAroundThem) {
@@ -167,7 +239,9 @@ TEST(Step, ATimelineHasItsTurnsOneAfterTheOtherAndTheStepAroundThem) {
       continue;
     }
     EXPECT_EQ(event.name, "level 0 (operation0 to operation0)");
-    if (i % 7 > 0) EXPECT_GE(event.begin_ns, events[i - 1].end_ns);
+    if (i % 7 > 0) {
+      EXPECT_GE(event.begin_ns, events[i - 1].end_ns);
+    }
   }
   EXPECT_EQ(std::ranges::count(events, observe::What::kBackward, &observe::Event::what), 6);
 }

@@ -23,14 +23,15 @@ STEPS = 3
 class Subject:
     """A model and how it is trained, as `model:schedule:gradients:microbatches:option`.
 
-    Options: "function" wraps the whole step in a tf.function, "clip" clips by the global norm as TensorFlow does,
-    "clip_keras" as Keras does, "decay" is AdamW, "scale" scales the loss.
+    Options: "copies2" trains two copies of it, "function" wraps the whole step in a tf.function, "clip" clips by the
+    global norm as TensorFlow does, "clip_keras" as Keras does, "decay" is AdamW, "scale" scales the loss.
     """
 
     def __init__(self, text):
         self.model, self.schedule, self.gradients, microbatches, *self.options = text.split(":")
         self.microbatches = int(microbatches)
-        self.rows = (8 if self.model == "mobilenet" else 2) * self.microbatches
+        self.copies = next((int(each.removeprefix("copies")) for each in self.options if each[:6] == "copies"), 1)
+        self.rows = (8 if self.model == "mobilenet" else 2) * self.microbatches * self.copies
 
     def optimizer(self):
         keywords = {"global_clipnorm": 0.05} if "clip_keras" in self.options else {}
@@ -45,11 +46,12 @@ class Subject:
             gradients, _ = tf.clip_by_global_norm(gradients, 0.05)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
-    def batch(self, step):
-        return tuple(map(tf.constant, batch(self.model, step, self.rows)))
+    def batch(self, step, copy):
+        """The one that a copy reads."""
+        return tuple(tf.split(part, self.copies)[copy] for part in batch(self.model, step, self.rows))
 
-    def microbatches_of(self, step):
-        return zip(*(tf.split(part, self.microbatches) for part in self.batch(step)), strict=True)
+    def microbatches_of(self, step, copy):
+        return zip(*(tf.split(part, self.microbatches) for part in self.batch(step, copy)), strict=True)
 
 
 def mean_of(gradients):
@@ -57,6 +59,36 @@ def mean_of(gradients):
     if any(gradient is None for gradient in gradients):
         return None
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients]) / len(gradients)
+
+
+class OfCopies:
+    """Keeps what copies have of their own, in one process: the model's variables that are not trained. Floating ones
+    are the first copy's once the copies are through; integers, as states of random numbers, stay."""
+
+    def __init__(self, model, copies):
+        self.model, self.values = model, [self.found(model)] * copies
+
+    @staticmethod
+    def found(model):
+        return [variable.numpy() for variable in model.non_trainable_variables]
+
+    @contextlib.contextmanager
+    def one(self, copy):
+        self.set(self.values[copy])
+        yield
+        self.values[copy] = self.found(self.model)
+
+    def through(self):
+        first = self.values[0]
+        self.values = [
+            [of_first if of_first.dtype.kind == "f" else own for own, of_first in zip(each, first, strict=True)]
+            for each in self.values
+        ]
+        self.set(first)
+
+    def set(self, values):
+        for variable, value in zip(self.model.non_trainable_variables, values, strict=True):
+            variable.assign(value)
 
 
 def train_alone(subject):
@@ -71,13 +103,19 @@ def train_alone(subject):
         return loss, tape.gradient(loss, model.trainable_variables)
 
     losses = []
+    microbatch_step.get_concrete_function(*next(subject.microbatches_of(0, 0)))  # makes its variables
+    of_copies = OfCopies(model, subject.copies)
     for step in range(STEPS):
-        found = [microbatch_step(*part) for part in subject.microbatches_of(step)]
+        found = []
+        for copy in range(subject.copies):
+            with of_copies.one(copy):
+                found += [microbatch_step(*part) for part in subject.microbatches_of(step, copy)]
+        of_copies.through()
         losses.append(np.mean([loss.numpy() for loss, _ in found]))
         means = [mean_of(gradients) for gradients in zip(*(each for _, each in found), strict=True)]
         subject.apply(optimizer, means, model.trainable_variables)
     evaluate = tf.function(lambda x: model(x, training=False))
-    evaluated = [evaluate(x) for x, _ in subject.microbatches_of(99)]
+    evaluated = [evaluate(x) for x, _ in subject.microbatches_of(99, 0)]
     joined = tf.nest.map_structure(lambda *parts: None if parts[0] is None else np.concatenate(parts), *evaluated)
     return losses, joined, [variable.numpy() for variable in model.variables]
 
@@ -90,13 +128,16 @@ def compare(*subjects):
 
 def compare_one(subject):
     """Trains over the ranks as one process does."""
-    expected, evaluated, variables = train_alone(subject)
+    ranks = int(os.environ["WORLD_SIZE"])
+    right = train_alone(subject) if os.environ["RANK"] == "0" else None
+    keras.utils.clear_session()  # names count on from the same on all ranks
     smp.init(
-        partitions=int(os.environ["WORLD_SIZE"]),
+        partitions=ranks // subject.copies,
         microbatches=subject.microbatches,
         schedule=subject.schedule,
         auto_partition=True,
     )
+    expected, evaluated, variables = smp.allgather(right, smp.WORLD)[0]
     model = made(subject.model, smp.DistributedModel)
     optimizer = subject.optimizer()
 
@@ -121,11 +162,12 @@ def compare_one(subject):
 
     if "function" in subject.options:
         whole_step = tf.function(whole_step)
-    losses = [float(whole_step(*subject.batch(step))) for step in range(STEPS)]
+    losses = [float(whole_step(*subject.batch(step, smp.dp_rank()))) for step in range(STEPS)]
+    losses = np.mean(smp.allgather(losses, smp.CommGroup.DP_GROUP), 0)
     np.testing.assert_allclose(losses, expected, rtol=1e-9)
     found = tf.nest.map_structure(
         lambda output: output.concat().numpy() if output.outputs[0] is not None else None,
-        evaluate(subject.batch(99)[0]),
+        evaluate(subject.batch(99, 0)[0]),
     )
     tf.nest.map_structure(
         lambda mine, right: (
@@ -139,7 +181,7 @@ def compare_one(subject):
     for variable, right in zip(every, variables, strict=True):
         if id(variable) in own:
             np.testing.assert_allclose(variable.numpy(), right, rtol=1e-9, atol=1e-9, err_msg=variable.path)
-    counts = smp.allgather(len(own), smp.WORLD)
+    counts = smp.allgather(len(own), smp.MP_GROUP)
     assert sum(counts) == len(every), counts
     smp.shutdown()
 

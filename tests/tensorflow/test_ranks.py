@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.timeout(1300),
 ]
 CASES = Path(__file__).with_name("cases.py")
+OF_COPIES = Path(__file__).with_name("cases_copies.py")
 
 # Each rank imports TensorFlow, traces and trains: a launch takes a minute of two cores, and more where others use them.
 DEADLINE_S = 1200.0
@@ -23,8 +24,8 @@ DEADLINE_S = 1200.0
 ENVIRONMENT = {"LAMINA_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
 
 
-def run(launcher, ranks, *arguments):
-    ran = launcher.run("run", "-n", ranks, CASES, *arguments, env=ENVIRONMENT, deadline_s=DEADLINE_S)
+def run(launcher, ranks, *arguments, program=CASES):
+    ran = launcher.run("run", "-n", ranks, program, *arguments, env=ENVIRONMENT, deadline_s=DEADLINE_S)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -49,9 +50,37 @@ SUBJECTS = {
 }
 
 
+# 1 partition of 2 copies, 2 of 2, and 1 of 4.
+COPIES = {
+    2: [["convolutions:interleaved:tape:2:copies2:clip_keras", "heads:simple:get_gradients:2:copies2:decay"]],
+    4: [
+        ["convolutions:interleaved:get_gradients:2:copies2", "transformer:simple:tape:2:copies2:clip:function"],
+        ["transformer:interleaved:get_gradients:2:copies4:clip", "own_gradients:simple:tape:1:copies4"],
+    ],
+}
+
+
 @pytest.mark.parametrize(("ranks", "subjects"), [(ranks, each) for ranks in SUBJECTS for each in SUBJECTS[ranks]])
 def test_ranks_train_as_one_process_does(launcher, ranks, subjects):
     run(launcher, ranks, "compare", *subjects)
+
+
+@pytest.mark.parametrize(("ranks", "subjects"), [(ranks, each) for ranks in COPIES for each in COPIES[ranks]])
+def test_copies_train_as_one_process_with_all_batches(launcher, ranks, subjects):
+    run(launcher, ranks, "compare", *subjects)
+
+
+@pytest.mark.parametrize("case", ["interface", "scales", "small", "told", "interrupted"])
+def test_copies_give_each_other_values_and_errors(launcher, tmp_path, case):
+    run(launcher, 4, case, tmp_path, program=OF_COPIES)
+
+
+def test_a_lost_rank_of_a_copy_ends_the_steps_of_all(launcher):
+    ranks = launcher.start_ranks(4, OF_COPIES, "lost", env=ENVIRONMENT)
+    outputs = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
+    assert ranks[3].returncode == -9, outputs[3]
+    for output in outputs[:3]:
+        assert "it was told" in output[0], output
 
 
 def test_by_hand_layers_are_where_the_script_places_them(launcher):

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from lamina import _lamina
-from lamina.errors import ConfigError
 from lamina.job import current, lifetime
-from lamina.tensorflow import exchange, interrupts, norms, older_keras, running
+from lamina.tensorflow import copies, exchange, interrupts, norms, older_keras, running
 from lamina.tensorflow import gradients as _gradients  # noqa: F401 -- registers those of our operators
 from lamina.tensorflow.installed import tf
 from lamina.tensorflow.model import ModelOfJob
@@ -25,25 +24,18 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
         **keys: the same as keyword arguments.
 
     Errors:
-        ConfigError: wrong keys, those of PyTorch alone, or more ranks than partitions.
+        ConfigError: wrong keys, or those of PyTorch alone.
     """
     lifetime.start(config, keys, _lamina.of_graphs)
     if current.job().own_if_any(exchange.Exchanges) is not None:
         return
-    session = current.session()
-    ranks = len(session.group_members("world"))
-    if ranks != session.config.partitions:
-        lifetime.shutdown()
-        raise ConfigError(
-            f"{ranks} ranks and {session.config.partitions} partitions: copies of a model of TensorFlow are not there "
-            "yet, so start as many ranks as there are partitions"
-        )
     _share_cores()
     for kind in norms.optimizers():
         kind.get_gradients = _get_gradients
     norms.spread()
     older_keras.add()
     exchange.of_job()  # ranks number graphs alike: those of exchanges come first
+    copies.of_job()
     interrupts.watch()
 
 

@@ -8,9 +8,11 @@ from typing import Any
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework import func_graph
 
-from lamina.tensorflow import graphs, random_numbers, running
+from lamina.errors import UsageError
+from lamina.tensorflow import copies, graphs, random_numbers, running, taken
 from lamina.tensorflow.installed import tf
 
+_CHANGES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 _OURS = ("SMPInput", "SMPOutput")
 
 
@@ -19,6 +21,8 @@ class Body:
 
     Attributes:
         trace: what is known of it.
+        results: what it returns, one after the other.
+        gradients: those of them that come of gradients, by number.
     """
 
     def __init__(self, function: Callable[..., Any], given: Any, pieces: Sequence[Any], wanted: frozenset[int] | None):
@@ -41,7 +45,7 @@ class Body:
             )
             return function(*arguments, **keywords)
 
-        with running.tracing(trace):
+        with running.tracing(trace), taken.noted(trace.take):
             self._graph = func_graph.func_graph_from_py_func(
                 "microbatch", run, [tf.TensorSpec([], tf.float32), *specs], {}
             )
@@ -49,7 +53,29 @@ class Body:
         self._inputs = [tensor.name for tensor in self._graph.inputs[: 1 + len(specs)]]
         self._definition = self._defined()
         random_numbers.refuse(self._graph.as_graph_def(), "a step function")
+        self.results = tf.nest.flatten(self._graph.structured_outputs)
+        self.gradients = self._of_gradients()
         self._free = [node.name for node in self._definition.node if "_independent_side_effects" in node.attr]
+
+    def _of_gradients(self) -> list[int]:
+        of_gradients = set(self.trace.taken)
+        for operation in self._graph.get_operations():
+            if any(tensor.op.name in of_gradients for tensor in operation.inputs):
+                of_gradients.add(operation.name)
+                if operation.type.startswith(_CHANGES) and copies.of_job().count > 1:
+                    raise UsageError(
+                        f"a step function changes a variable by gradients (operation {operation.name}), which are "
+                        "those of one copy of the model there: change it by what accumulate() gives, outside"
+                    )
+        return [
+            number
+            for number, result in enumerate(self.results)
+            if any(
+                tensor.op.name in of_gradients
+                for tensor in tf.nest.flatten(result, expand_composites=True)
+                if tensor is not None
+            )
+        ]
 
     def _defined(self) -> graph_pb2.GraphDef:
         inputs = {tensor.op.name for tensor in self._graph.inputs}

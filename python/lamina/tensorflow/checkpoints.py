@@ -10,6 +10,7 @@ from lamina.errors import ConfigError, UsageError
 from lamina.job import current
 from lamina.job.messages import allgather
 from lamina.job.ranks import CommGroup, mp_rank
+from lamina.tensorflow import copies
 from lamina.tensorflow.installed import tf
 from lamina.tensorflow.model import ModelOfJob
 
@@ -36,7 +37,8 @@ def folder_of_rank(directory: str) -> str:
 
 class CheckpointManager:
     """Writes and reads what a `tf.train.Checkpoint` has, of each rank into a folder of its own, `mp_rank_N`: the
-    model's variables on the rank that owns them, and all else on each.
+    model's variables on the rank that owns them, and all else on each. Of several copies the first one writes, and all
+    read.
 
     Attributes:
         checkpoint: the script's.
@@ -82,7 +84,7 @@ class CheckpointManager:
         """
         error = path = None
         try:
-            path = self._made("save()").save()
+            path = self._saved(self._made("save()"))
         except Exception as found:
             error = found
         words = allgather(None if error is None else f"{type(error).__name__}: {error}", CommGroup.WORLD)
@@ -91,6 +93,9 @@ class CheckpointManager:
         for rank, each in enumerate(words):
             if each is not None:
                 raise UsageError(f"rank {rank} could not save its part of a checkpoint: {each}")
+        if copies.of_job().own > 0:  # learns what the first copy has written
+            root = self._manager.checkpoint
+            self._manager = tf.train.CheckpointManager(root, self.directory, self._most, checkpoint_name=self._name)
         return path
 
     def restore(self, restore_prefix: str | None = None) -> str | None:
@@ -119,6 +124,12 @@ class CheckpointManager:
             )
         manager.checkpoint.restore(path)
         return path
+
+    def _saved(self, manager: tf.train.CheckpointManager) -> str:
+        if copies.of_job().own == 0:
+            return manager.save()
+        number = manager.checkpoint.save_counter.assign_add(1)
+        return os.path.join(self.directory, f"{self._name}-{int(number)}")
 
     def _made(self, what: str) -> tf.train.CheckpointManager:
         if self._manager is None:

@@ -49,7 +49,7 @@ def watch() -> None:
     def read() -> None:
         while written := reader.recv(64):
             if signal.SIGINT in written:
-                _lamina.interrupt_graphs(job.session, f"rank {job.session.rank} was interrupted (Ctrl-C)")
+                _lamina.interrupt_graphs(f"rank {job.session.rank} was interrupted (Ctrl-C)")
 
     thread = threading.Thread(target=read, name="lamina-interrupts", daemon=True)
     thread.start()

@@ -10,11 +10,11 @@ from typing import Any
 from lamina import _lamina
 from lamina.errors import ConfigError, DesyncError, UsageError, refusal
 from lamina.job import current
-from lamina.tensorflow import exchange, random_numbers, running, saved_model, traced
+from lamina.tensorflow import copies, exchange, graphs, random_numbers, running, saved_model, traced
 from lamina.tensorflow.division import Divided, Passage, Segment, Subgraph
 from lamina.tensorflow.gradients import noting
 from lamina.tensorflow.installed import OPERATORS, keras, tf
-from lamina.tensorflow.variables import give_back
+from lamina.tensorflow.variables import give_back, of_tensorflow
 from lamina.util.told import tell
 
 _CHANNEL = "graphs"
@@ -239,6 +239,12 @@ class DistributedModel(keras.Model):
         gradients = "all" if wanted is None else sorted(wanted)
         same = [title, *names, *shapes, f"gradients of results: {gradients}"]
         require_same(exchange.of_job().words({"same": same}))
+        if self._fresh(call):
+            every = dict(enumerate([*names, *shapes]))
+            copies.of_job().require_same(
+                {str(number): text for number, text in every.items()},
+                lambda _, here, there: f"the model's call has {here} and {there}",
+            )
         session = current.job().session
         ranks = session.group_members("partitions")
         own = ranks.index(session.rank)
@@ -258,34 +264,52 @@ class DistributedModel(keras.Model):
         return _Graph(_lamina.add_graph(session, cut, call.computed(), names, title), subgraphs, call)
 
     def _shared_out(self, call: traced.Call, wanted: frozenset[int] | None, ranks: list[int], own: int) -> tuple:
-        """Operations' partitions, this rank's subgraphs, and values of variables that had no owner, from rank 0."""
+        """Operations' partitions, this rank's subgraphs, and values of variables that had no owner, from the first rank
+        of this copy of the model."""
         session = current.job().session
         if own != 0:
-            error, *parts = session.receive(ranks[0], _CHANNEL)
-            if error is not None:
-                raise ConfigError(f"rank {ranks[0]}: {error}")
-            return tuple(parts)
+            return _received(ranks[0])
         try:
-            partitions = self._plan(call)
+            partitions, values = self._planned(call)
             cut = _engine_cut(call, wanted, partitions, len(ranks))
             divided = Divided(call, wanted, cut.segments, cut.crossings)
             owners = _owners(call, partitions)
-            fresh = [number for number, each in enumerate(call.known) if id(each) not in self._lamina.owners]
             every = [
                 (
                     partitions,
                     divided.of(at),
-                    {number: call.known[number].numpy() for number in fresh if owners.get(number, 0) == at},
+                    {number: value for number, value in values.items() if owners.get(number, 0) == at},
                 )
                 for at in range(len(ranks))
             ]
         except Exception as error:
-            for rank in ranks[1:]:
-                session.send(rank, _CHANNEL, (str(error),))
+            _send_all(ranks[1:], (str(error),))
             raise
         for rank, parts in zip(ranks[1:], every[1:], strict=True):
             session.send(rank, _CHANNEL, (None, *parts))
         return every[0]
+
+    def _fresh(self, call: traced.Call) -> list[int]:
+        """The variables that have no owner, by number."""
+        return [number for number, each in enumerate(call.known) if id(each) not in self._lamina.owners]
+
+    def _planned(self, call: traced.Call) -> tuple[list[int], dict[int, Any]]:
+        """Operations' partitions, and values of variables that had no owner: of the first copy of the model, but for
+        integers, as states of random numbers are, which are each copy's own."""
+        fresh, copy = self._fresh(call), copies.of_job()
+        if not fresh or copy.own == 0:
+            try:
+                planned = self._plan(call), {number: call.known[number].numpy() for number in fresh}
+            except Exception as error:
+                if fresh:
+                    _send_all(copy.ranks[1:], (str(error),))
+                raise
+            if fresh:
+                _send_all(copy.ranks[1:], (None, *planned))
+            return planned
+        partitions, values = _received(copy.ranks[0])
+        own = {number: call.known[number].numpy() for number in fresh if not graphs.has_gradients(call.known[number])}
+        return partitions, values | own
 
     def _settle(self, call: traced.Call, partitions: list[int]) -> set[int]:
         """Gives variables without an owner theirs; those that no operation uses go to the first partition. Returns
@@ -324,10 +348,10 @@ class DistributedModel(keras.Model):
         return super().variables
 
     def _all(self) -> list[tf.Variable]:
-        return [_of_tensorflow(variable) for variable in self._keras_variables()]
+        return [of_tensorflow(variable) for variable in self._keras_variables()]
 
     def _named(self, call: traced.Call) -> list[tuple[str, tf.Variable]]:
-        names = {id(_of_tensorflow(each)): getattr(each, "path", each.name) for each in self._keras_variables()}
+        names = {id(of_tensorflow(each)): getattr(each, "path", each.name) for each in self._keras_variables()}
         return [(names[id(variable)], variable) for variable in call.known]
 
     def _own(self, variables: list[Any]) -> list[Any]:
@@ -336,7 +360,7 @@ class DistributedModel(keras.Model):
             return variables
         session = current.job().session
         partition = session.group_members("partitions").index(session.rank)
-        return [each for each in variables if state.owners.get(id(_of_tensorflow(each)), 0) == partition]
+        return [each for each in variables if state.owners.get(id(of_tensorflow(each)), 0) == partition]
 
     @property
     def variables(self) -> list[Any]:
@@ -377,6 +401,18 @@ class DistributedModel(keras.Model):
         raise UsageError("fit() and compile() of a DistributedModel are not there yet: write the loop with smp.step")
 
 
+def _received(rank: int) -> tuple[Any, ...]:
+    error, *parts = current.job().session.receive(rank, _CHANNEL)
+    if error is not None:
+        raise ConfigError(f"rank {rank}: {error}")
+    return tuple(parts)
+
+
+def _send_all(ranks: list[int], parts: tuple[Any, ...]) -> None:
+    for rank in ranks:
+        current.job().session.send(rank, _CHANNEL, parts)
+
+
 def _flat(structure: Any) -> tuple[list[Any], list[tf.Tensor | None]]:
     """Returns what a call is given, one after the other, and the tensors among it."""
     flat = tf.nest.flatten(structure)
@@ -397,19 +433,16 @@ def _sizes(tensor: tf.Tensor) -> Any:
     return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
 
 
-def _of_tensorflow(variable: Any) -> tf.Variable:
-    return variable if isinstance(variable, tf.Variable) else variable.value
-
-
 def require_same(words: list[dict[str, Any]]) -> None:
-    """Raises DesyncError where ranks, whose words these are, have not traced the same."""
-    for rank, each in enumerate(words):
+    """Raises DesyncError where the ranks of this copy of the model, whose words these are, have not traced the same."""
+    ranks = current.session().group_members("partitions")
+    for rank, each in zip(ranks, words, strict=True):
         if "error" in each:
             raise DesyncError(f"rank {rank} could not trace the model's call: {each['error']}")
-    for rank, each in enumerate(words):
+    for rank, each in zip(ranks, words, strict=True):
         for theirs, mine in itertools.zip_longest(words[0]["same"], each["same"]):
             if mine != theirs:
-                raise DesyncError(f"the model's call differs: rank {rank} traced {mine}, and rank 0 {theirs}")
+                raise DesyncError(f"the model's call differs: rank {rank} traced {mine}, and rank {ranks[0]} {theirs}")
 
 
 def _engine_cut(

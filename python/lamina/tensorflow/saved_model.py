@@ -15,7 +15,7 @@ _CHANNEL = "saved model"
 
 
 def save(model: Any, path: str) -> None:
-    """Has rank 0 of the model write it; collective. `serving_default` takes what the model was first called with, in
+    """Has rank 0 write it; collective. `serving_default` takes what the model was first called with, in
     any number of samples, and returns the model's results: `output_0` where that is one tensor.
 
     Errors:
@@ -29,13 +29,13 @@ def save(model: Any, path: str) -> None:
     own = ranks.index(session.rank)
     variables = model._keras_variables()
     owners = [state.owners.get(id(each), 0) for each in model._all()]
-    if own != 0:
+    if session.rank != 0:
         for variable, owner in zip(variables, owners, strict=True):
-            if owner == own:
-                session.send(ranks[0], _CHANNEL, variable.numpy())
-        error = session.receive(ranks[0], _CHANNEL)
+            if owner == own and ranks[0] == 0:  # of the first copy of the model
+                session.send(0, _CHANNEL, variable.numpy())
+        error = session.receive(0, _CHANNEL)
         if error is not None:
-            raise UsageError(f"rank {ranks[0]} could not save the model: {error}")
+            raise UsageError(f"rank 0 could not save the model: {error}")
         return
     error = None
     try:
@@ -49,7 +49,7 @@ def save(model: Any, path: str) -> None:
         error = f"{type(found).__name__}: {found}"
         raise
     finally:
-        for rank in ranks[1:]:
+        for rank in session.group_members("world")[1:]:
             session.send(rank, _CHANNEL, error)
 
 

@@ -9,29 +9,50 @@ from tensorflow.python.ops import control_flow_util
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.tensorflow import exchange, running
+from lamina.tensorflow import copies, exchange, graphs, running, slices
 from lamina.tensorflow.body import Body
 from lamina.tensorflow.conversion import converted
 from lamina.tensorflow.installed import OPERATORS, tf
+from lamina.tensorflow.model import ModelOfJob
+from lamina.tensorflow.variables import of_tensorflow
 
 _METHODS = ("variable", "add_n", "accumulate_n")
 
 
 class StepOutput:
-    """Results of a step function, one of each microbatch.
-
-    Attributes:
-        outputs: in the order of the microbatches.
-    """
+    """Results of a step function, one of each microbatch."""
 
     __iter__ = None
 
-    def __init__(self, outputs: Sequence[Any]):
-        self.outputs = list(outputs)
+    def __init__(self, outputs: Sequence[Any], mean: Any = None):
+        """Takes them.
+
+        Args:
+            outputs: in the order of the microbatches.
+            mean: of those of all copies of the model, where they come of gradients.
+        """
+        self._outputs, self._mean = list(outputs), mean
+        if mean is not None:
+            mean._lamina_of_all_copies = True
+
+    @property
+    def outputs(self) -> list[Any]:
+        """They in the order of the microbatches.
+
+        Errors:
+            UsageError: they come of gradients, of one of several copies of the model.
+        """
+        if self._mean is not None:
+            raise UsageError(
+                "gradients of single microbatches are those of one copy of the model: accumulate(), reduce_mean() and "
+                "reduce_sum() are of all copies"
+            )
+        return self._outputs
 
     def accumulate(self, method: str = "variable", var: tf.Variable | None = None) -> Any:
-        """The mean over microbatches: of gradients of losses that are means, the gradient of the whole batch's. None
-        where microbatches returned None; of slices, slices whose indices are unique.
+        """The mean over microbatches: of gradients of losses that are means, the gradient of the whole batch's; of
+        gradients, it is over all copies of the model. None where microbatches returned None; of slices, slices whose
+        indices are unique.
 
         Args:
             method: "variable", "add_n" or "accumulate_n", which all add in the order of the microbatches.
@@ -43,16 +64,18 @@ class StepOutput:
         return mean if var is None or mean is None else var.assign(mean)
 
     def reduce_mean(self) -> Any:
-        """The mean over microbatches."""
-        return _scaled(self.reduce_sum(), len(self.outputs))
+        """The mean over microbatches; of gradients, over copies of the model, too."""
+        return self._mean if self._mean is not None else _divided(self.reduce_sum(), len(self._outputs))
 
     def reduce_sum(self) -> Any:
-        """The sum over microbatches, added in their order."""
-        if any(each is None for each in self.outputs):
+        """The sum over microbatches, added in their order; of gradients, its mean over copies of the model."""
+        if self._mean is not None:
+            return _divided(self._mean, 1 / len(self._outputs))
+        if any(each is None for each in self._outputs):
             return None
-        if any(isinstance(each, tf.IndexedSlices) for each in self.outputs):
-            return _sum_of_slices(self.outputs)
-        return functools.reduce(tf.add, self.outputs)
+        if any(isinstance(each, tf.IndexedSlices) for each in self._outputs):
+            return slices.added(self._outputs)
+        return functools.reduce(tf.add, self._outputs)
 
     def concat(self) -> tf.Tensor:
         """The tensors one after the other along axis 0: the whole batch again. Scalars are stacked."""
@@ -67,21 +90,13 @@ class StepOutput:
         return tf.stack(self.outputs)
 
     def __repr__(self) -> str:
-        return f"StepOutput({self.outputs!r})"
+        return f"StepOutput({self._outputs!r})"
 
 
-def _scaled(total: Any, count: int) -> Any:
+def _divided(total: Any, count: float) -> Any:
     if isinstance(total, tf.IndexedSlices):
-        return tf.IndexedSlices(total.values / count, total.indices, total.dense_shape)
+        return slices.divided(total, count)
     return None if total is None else total / count
-
-
-def _sum_of_slices(slices: list[tf.IndexedSlices]) -> tf.IndexedSlices:
-    values = tf.concat([each.values for each in slices], 0)
-    unique, places = tf.unique(tf.concat([each.indices for each in slices], 0))
-    return tf.IndexedSlices(
-        tf.math.unsorted_segment_sum(values, places, tf.size(unique)), unique, slices[0].dense_shape
-    )
 
 
 class StepFunction:
@@ -100,15 +115,21 @@ class StepFunction:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         current.job()
         _refuse_contexts()
-        each = self._function(*arguments, **keywords)
-        return tf.nest.map_structure(lambda *outputs: StepOutput(outputs), *each, expand_composites=False)
+        each, means = self._function(*arguments, **keywords)
+        outputs = zip(zip(*map(tf.nest.flatten, each), strict=True), means, strict=True)
+        return tf.nest.pack_sequence_as(each[0], [StepOutput(*output) for output in outputs])
 
-    def _traced(self, *arguments: Any, **keywords: Any) -> list[Any]:
-        with running.telling_others(f"the step function {getattr(self, '__name__', self._body)}"):
+    @property
+    def _title(self) -> str:
+        return f"the step function {getattr(self, '__name__', self._body)}"
+
+    def _traced(self, *arguments: Any, **keywords: Any) -> tuple[list[Any], list[Any]]:
+        with running.telling_others(self._title):
             return self._put(arguments, keywords)
 
-    def _put(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
-        """Puts its body into the graph of the step, for each microbatch."""
+    def _put(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        """Puts its body into the graph of the step, for each microbatch. Returns what each returns, and the means of
+        results that come of gradients, over all copies; None in the places of others."""
         count = current.job().session.config.microbatches
         # In the order in which TensorFlow flattens them.
         named = [*zip(_names(self._body, len(arguments)), arguments, strict=True), *sorted(keywords.items())]
@@ -119,7 +140,8 @@ class StepFunction:
         trace = body.trace
         if trace.backward and trace.reached != trace.call.watched:
             body = Body(self._converted, (arguments, keywords), first, frozenset(trace.reached))
-        token = tf.constant(0.0) if trace.call is None else _begin(body.trace, count, leaves)
+        averaging = _Averaged.of(body, self._title)
+        token = _begin(body.trace, count, leaves, averaging)
         pieces = [self._pieces(name, leaf, count, token) for name, leaf in leaves]
         outputs, ends = [], []
         for microbatch in range(count):
@@ -127,10 +149,13 @@ class StepFunction:
             returned, through = body.put(microbatch, token, tensors)
             outputs.append(returned)
             ends += through
-        if trace.call is not None:
+        means: list[Any] = [None] * len(tf.nest.flatten(outputs[0]))
+        if averaging is not None:
+            ends.append(averaging.put(token, ends, outputs, means))
+        if trace.call is not None or averaging is not None:
             with tf.control_dependencies(ends):
-                OPERATORS.smp_end()
-        return outputs
+                OPERATORS.smp_end(one_copy=trace.call is not None, copies=averaging is not None)
+        return outputs, means
 
     def _pieces(self, name: str, leaf: Any, count: int, token: tf.Tensor | None = None) -> list[Any]:
         """The leaf of an argument for each microbatch, of which those of an unknown size are made once the token is
@@ -151,8 +176,64 @@ class StepFunction:
             return tf.split(leaf, count, axis)
 
 
-def _begin(trace: running.StepTrace, count: int, leaves: list[tuple[str, Any]]) -> tf.Tensor:
-    """Begins the step; the ranks compare their arguments in it."""
+class _Averaged:
+    """Results of a body that come of gradients, of which the step gives the means over all copies of the model.
+    Statistics of the model are those of the first copy from then on."""
+
+    def __init__(self, body: Body, statistics: list[tf.Variable], title: str):
+        self._numbers, self._statistics = body.gradients, statistics
+        gradients = {number: body.results[number] for number in self._numbers}
+        self._averaging = copies.of_job().averaging(title, gradients, statistics)
+
+    @classmethod
+    def of(cls, body: Body, title: str) -> "_Averaged | None":
+        """Returns those of a body; None where copies have nothing to give each other."""
+        if copies.of_job().count == 1:
+            return None
+        model = current.job().own(ModelOfJob).model if body.trace.backward else None
+        variables = [of_tensorflow(each) for each in model.non_trainable_variables] if model is not None else []
+        statistics = [each for each in variables if graphs.has_gradients(each)]
+        return cls(body, statistics, title) if body.gradients or statistics else None
+
+    @property
+    def number(self) -> int:
+        """The graph that averages them."""
+        return self._averaging.number
+
+    def put(self, token: tf.Tensor, ends: list[tf.Tensor], outputs: list[Any], means: list[Any]) -> tf.Tensor:
+        """Puts it behind the microbatches. Returns what is there once the step may end.
+
+        Args:
+            token: begins the way.
+            ends: are there once the microbatches are through.
+            outputs: what microbatches return.
+            means: get the means, in the places of these results.
+        """
+        flat = [tf.nest.flatten(each) for each in outputs]
+        own = [StepOutput([each[number] for each in flat]).reduce_mean() for number in self._numbers]
+        with tf.control_dependencies(ends):
+            statistics = [each.read_value() for each in self._statistics]
+        token, averaged, first = self._averaging.put(token, own, statistics)
+        for number, mean in zip(self._numbers, averaged, strict=True):
+            means[number] = mean
+        with tf.control_dependencies([token]):
+            changed = [
+                variable.assign(tf.ensure_shape(value, variable.shape), read_value=False)
+                for variable, value in zip(self._statistics, first, strict=True)
+                if copies.of_job().own > 0
+            ]
+        with tf.control_dependencies([token, *changed]):
+            return tf.identity(token)
+
+
+def _begin(
+    trace: running.StepTrace, count: int, leaves: list[tuple[str, Any]], averaging: _Averaged | None
+) -> tf.Tensor:
+    """Begins the step; the ranks compare their arguments in it. Returns the token that begins the ways of the
+    microbatches."""
+    over_copies = {} if averaging is None else {"copies": averaging.number}
+    if trace.call is None:
+        return exchange.turns().begin(**over_copies) if over_copies else tf.constant(0.0)
     compared = {}
     for name, leaf in leaves:
         many = f"{name}, tensor {sum(key.split(',')[0] == name for key in compared)}"
@@ -168,6 +249,7 @@ def _begin(trace: running.StepTrace, count: int, leaves: list[tuple[str, Any]]) 
         graph=trace.call.number,
         microbatches=count,
         backward=trace.backward,
+        **over_copies,
     )
 
 

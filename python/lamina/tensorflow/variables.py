@@ -13,6 +13,11 @@ _READS = ("_read_variable_op", "sparse_read", "gather_nd")
 _WRITES = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update", "scatter_nd_update")
 
 
+def of_tensorflow(variable: Any) -> tf.Variable:
+    """TensorFlow's variable in one of Keras's."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
 def give_back(variable: tf.Variable, name: str, owner: int, traces: Callable[[], bool]) -> None:
     """Gives its memory back. From then on, whoever reads or writes it is told which rank has it.
 
