@@ -27,8 +27,12 @@ constexpr auto kBeat = std::chrono::seconds(1);
 constexpr auto kLook = std::chrono::milliseconds(1);      // how often a device is asked for its copies
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;  // of manifest and headers, beside the bytes of parts
 
-// Words on the channel of a save: a letter, and what follows it.
-constexpr char kGoesOn = 'g', kWaits = 'w', kManifest = 'm', kFailed = 'f', kDone = 'd', kSteps = 's';
+// Words on the channel of a save: a letter, and what follows it. kFailed goes up the tree ahead of kHandedIn, which
+// ends what a rank has to say of writing; kFailed and kDone go down as the end.
+constexpr char kGoesOn = 'g', kWaits = 'w', kPortion = 'p', kHandedIn = 'm', kFailed = 'f', kDone = 'd', kSteps = 's';
+constexpr std::size_t kPortionBytes = std::size_t{32} << 20;  // of manifests that are handed in in one word
+constexpr char kBetween = '\0';                               // two manifests
+constexpr std::int64_t kUnknownStep = -1;
 
 std::string new_id() {
   std::random_device random;
@@ -71,6 +75,7 @@ Save::Save(archive::FileSystem& files, SaveRequest request, Peers peers)
   agree();
   channel_ = "checkpoint " + id_;
   spread_ = messaging::spread(peers_.world, peers_.rank());
+  awaited_ = {spread_.to.begin(), spread_.to.end()};
 }
 
 Save::~Save() {
@@ -204,7 +209,14 @@ void Save::await_end() {
       if (loss && !peers_.mailbox.waits().left(loss->rank).empty()) loss.reset();
       if (!loss) lost.reset();
       if (!lost && loss) lost = base::Deadline::after(kBeat / 2);
-      if (lost && lost->expired()) throw lost_in(request_.tag, *loss);
+      if (lost && lost->expired()) {
+        std::lock_guard guard(mutex_);
+        if (!over_ && !decided_) {
+          dropped_ = true;
+          error_ = std::make_exception_ptr(lost_in(request_.tag, *loss));
+          std::rethrow_exception(error_);
+        }
+      }
     } catch (...) {
       dropped_ = true;
       throw;
@@ -237,76 +249,77 @@ void Save::write() {
 
 // How it ended: on all ranks alike.
 std::exception_ptr Save::outcome() {
-  archive::Manifest own;
-  std::string word;
   try {
-    if (error_) std::rethrow_exception(error_);
+    {
+      std::lock_guard guard(mutex_);
+      if (error_) std::rethrow_exception(error_);
+    }
     await_copies();
-    own = write_own();
-    word = kManifest + archive::write_manifest(own, archive::Elements::kSome);
+    manifests_[peers_.rank()] = {archive::write_manifest(write_own(), archive::Elements::kSome)};
   } catch (...) {
-    word = kFailed + to_text(std::current_exception(), peers_.rank());
+    fail_here();
   }
-  if (!peers_.is_first()) {
+  has_written_ = true;
+  hear_others();
+  if (word_.empty()) {
+    std::string word(1, kDone);
     try {
-      word = hand_in(word);
-    } catch (const base::CancelledError&) {  // the others agree on a step all the same
-      word = kFailed + to_text(std::current_exception(), peers_.rank());
-    } catch (const base::Error&) {
-      pass_on(kFailed + to_text(std::current_exception(), peers_.rank()));
-      throw;
-    }
-    pass_on(word);
-  } else {
-    std::string failure = word.front() == kFailed ? word : "";
-    if (!failure.empty()) pass_on(failure);
-    auto manifests = collect(std::move(own), failure);
-    word = failure;
-    if (failure.empty()) {
-      word = kDone;
-      try {
-        commit(std::move(manifests));
-      } catch (...) {
-        word = kFailed + to_text(std::current_exception(), peers_.rank());
+      auto manifests = handed_in();
+      {
+        std::lock_guard guard(mutex_);
+        if (!dropped_) decided_ = true;
       }
-      pass_on(word);
+      require_wanted();
+      commit(std::move(manifests));
+    } catch (...) {
+      word = kFailed + to_text(std::current_exception(), peers_.rank());
     }
+    decide(word);
   }
-  if (word.front() == kDone) return nullptr;
+  if (word_.front() == kDone) return nullptr;
   agree_on_step();
-  return to_error(word.substr(1));
+  return cut_off_ ? cut_off_ : to_error(word_.substr(1));
 }
 
 // Agrees on the step before which all throw: the first one that no rank had begun when it had heard of the failure.
 // Where ranks cannot, it stays this rank's next one.
 void Save::agree_on_step() {
-  std::int64_t begun = 0;
+  std::int64_t own = 0;
   {
     std::lock_guard guard(mutex_);
     failed_ = true;
-    begun = steps_;
+    own = steps_;
   }
-  const auto take = [&](base::Rank, const std::string& text) {
-    if (text.front() != kSteps) return false;
-    begun = std::max(begun, std::int64_t{std::stoll(text.substr(1))});
-    return true;
+  std::optional<std::int64_t> begun;  // none where that of some rank is not known
+  if (all_handed_in_ && !cut_off_) begun = own;
+  const auto hear_of = [&](std::span<const base::Rank> ranks, const std::function<void(std::int64_t)>& take) {
+    Silence silence{.since = {}, .most = peers_.patience.timeout};
+    for (const auto rank : ranks) silence.since[rank] = base::Clock::now();
+    const auto take_steps = [&](base::Rank, const std::string& text) {
+      if (text.front() == kSteps) take(std::stoll(text.substr(1)));
+      return text.front() == kSteps;
+    };
+    if (!ranks.empty()) hear(silence, take_steps, [] {});
   };
-  const auto word = [](std::int64_t steps) { return kSteps + std::to_string(steps); };
-  Silence silence{.since = {}, .most = peers_.patience.timeout};
-  for (const auto rank : peers_.world) {
-    const bool heard = peers_.is_first() ? all_handed_in_ : rank == *spread_.from;
-    if (heard && rank != peers_.rank()) silence.since[rank] = base::Clock::now();
-  }
-  bool is_known = peers_.is_first();
+  const auto word = [&] { return kSteps + std::to_string(begun.value_or(kUnknownStep)); };
   try {
-    if (!peers_.is_first()) peers_.mailbox.send(peers_.first(), channel_, word(begun));
-    if (!silence.since.empty()) hear(silence, take, [] {});
-    is_known = true;
+    if (begun) {
+      hear_of(spread_.to, [&](std::int64_t steps) {
+        if (begun) begun = std::max(*begun, steps);
+        if (steps == kUnknownStep) begun.reset();
+      });
+    }
+    if (spread_.from && !cut_off_) {
+      peers_.mailbox.send(*spread_.from, channel_, word());
+      if (begun) hear_of({&*spread_.from, 1}, [&](std::int64_t steps) { begun = steps; });
+      if (begun == kUnknownStep) begun.reset();
+    }
   } catch (const base::Error&) {  // the failure itself is what is to be thrown
+    begun.reset();
   }
-  pass_on(word(is_known ? begun : 0));
+  pass_on(word());
   std::lock_guard guard(mutex_);
-  begun_ = begun;
+  begun_ = begun.value_or(own);
 }
 
 // Looks now and then, as a thread that sends does: the device may be far behind the host.
@@ -334,112 +347,156 @@ archive::Manifest Save::write_own() {
 void Save::went_on() {
   require_wanted();
   ++progress_;
-  while (spread_.from) {
-    const auto word = peers_.mailbox.poll(*spread_.from, channel_);
-    if (!word) break;
-    const auto& text = word->as<std::string>();
-    heard_ = base::Clock::now();
-    if (text.front() != kFailed) {
-      pass_on(text);
-      continue;
+  goes_on_ = true;
+  const auto hear_from = [&](base::Rank rank) {
+    while (const auto word = peers_.mailbox.poll(rank, channel_)) {
+      if (take(rank, word->as<std::string>())) break;
     }
-    last_word_ = text;
-    decided_ = true;
-    std::rethrow_exception(to_error(text.substr(1)));
-  }
+  };
+  if (spread_.from) hear_from(*spread_.from);
+  for (const auto rank : std::vector(awaited_.begin(), awaited_.end())) hear_from(rank);
+  attend();
+  if (cut_off_) std::rethrow_exception(cut_off_);
+  if (!word_.empty()) std::rethrow_exception(to_error(word_.substr(1)));
   require_peers();
-  const auto now = base::Clock::now();
-  if (now - said_ < kBeat) return;
-  said_ = now;
-  if (peers_.is_first()) return pass_on(std::string(1, kGoesOn));
-  peers_.mailbox.send(peers_.first(), channel_, std::string(1, kGoesOn));
 }
 
 void Save::require_wanted() const {
-  if (dropped_) throw base::CancelledError(base::str("the save of checkpoint ", request_.tag, " was interrupted"));
+  if (!dropped_) return;
+  std::lock_guard guard(mutex_);
+  if (error_) std::rethrow_exception(error_);
+  throw base::CancelledError(base::str("the save of checkpoint ", request_.tag, " was interrupted"));
 }
 
-// The first rank looks at all, and tells the others, who look at the one they hear it from: one that has heard how it
-// ended may go.
-void Save::require_peers() const {
-  const auto loss = peers_.is_first() ? peers_.mailbox.first_loss()
-                                      : peers_.mailbox.loss({&*spread_.from, 1}, std::chrono::milliseconds(0));
-  if (loss) throw lost_in(request_.tag, *loss);
+// Each rank looks at those with which it exchanges words: one that has heard how the save ended may go.
+void Save::require_peers() {
+  std::vector<base::Rank> looked_at(awaited_.begin(), awaited_.end());
+  if (spread_.from) looked_at.push_back(*spread_.from);
+  const auto loss =
+      peers_.is_first() ? peers_.mailbox.first_loss() : peers_.mailbox.loss(looked_at, std::chrono::milliseconds(0));
+  if (!loss) return;
+  const auto error = std::make_exception_ptr(lost_in(request_.tag, *loss));
+  if (loss->rank == spread_.from) cut_off_ = error;
+  std::rethrow_exception(error);
 }
 
-// Gives the first rank this one's last word, and hears how it ended, unless that is known.
-std::string Save::hand_in(const std::string& word) {
-  peers_.mailbox.send(peers_.first(), channel_, word);
-  Silence silence{.since = {{*spread_.from, heard_}}, .most = peers_.patience.timeout};
-  std::string beats;  // heard and not yet passed on
-  const auto take = [&](base::Rank, const std::string& text) {
-    if (text.front() == kGoesOn || text.front() == kWaits) {
-      beats = text;
-      return false;
-    }
-    last_word_ = text;
-    return decided_ = true;
-  };
-  const auto attend = [&] {
-    if (!beats.empty()) pass_on(std::exchange(beats, ""));
-  };
-  if (last_word_.empty()) hear(silence, take, attend);
-  return last_word_;
-}
-
-// Hears the last words of all, also when there is an error already, so that nobody writes any more when it returns. The
-// first error is told at once.
-std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::string& failure) {
-  Silence silence{.since = {}, .most = peers_.patience.timeout};
-  for (const auto rank : peers_.world) {
-    if (rank != peers_.first()) silence.since[rank] = base::Clock::now();
+// Takes a word, and sends none. True where that rank has no more to say for now.
+bool Save::take(base::Rank from, const std::string& text) {
+  const char kind = text.front();
+  if (from == spread_.from) {
+    heard_ = base::Clock::now();
+    if (kind == kGoesOn) goes_on_above_ = true;
+    if (kind == kGoesOn || kind == kWaits) return false;
+    word_ = text;
+    decided_ = true;
+    pass_on_ = true;
+    return true;
   }
-  const auto fail = [&](const std::string& word) {
-    if (!failure.empty()) return;
-    failure = word;
-    pass_on(failure);
-  };
-  const auto fail_here = [&] { fail(kFailed + to_text(std::current_exception(), peers_.rank())); };
-  bool goes_on = false;
-  std::map<base::Rank, std::string> last;
-  const auto take = [&](base::Rank from, const std::string& text) {
-    if (text.front() != kGoesOn) last[from] = text;
-    goes_on = true;
-    return text.front() != kGoesOn;
-  };
-  const auto attend = [&] {
-    for (const auto& [rank, word] : last) {
-      if (word.front() == kFailed) fail(word);
-    }
-    const auto now = base::Clock::now();
-    if (now - said_ < kBeat) return;
-    said_ = now;
-    pass_on(std::string(1, std::exchange(goes_on, false) ? kGoesOn : kWaits));
-  };
-  while (!silence.since.empty() && !dropped_) {
-    try {
-      hear(silence, take, attend);
-      attend();
-    } catch (const base::PeerError& lost) {
-      fail_here();
-      base::internal_check(lost.loss().has_value(), "a loss of no rank");
-      silence.since.erase(lost.loss()->rank);
-    } catch (...) {
-      fail_here();
+  if (kind != kWaits) goes_on_ = true;
+  if (kind == kFailed) fail(text);
+  if (kind == kPortion || kind == kHandedIn) manifests_[from].push_back(text.substr(1));
+  if (kind != kHandedIn) return false;
+  awaited_.erase(from);
+  return true;
+}
+
+// Says what has become of what was taken.
+void Save::attend() {
+  if (std::exchange(pass_on_, false)) pass_on(word_);
+  if (word_.empty() && !failure_.empty()) {
+    if (peers_.is_first() || cut_off_)
+      decide(failure_);
+    else if (!std::exchange(told_failure_, true))
+      tell_above(failure_);
+  }
+  if (spread_.from && has_written_ && awaited_.empty() && !std::exchange(has_handed_in_, true)) hand_in();
+  const auto now = base::Clock::now();
+  if (now - said_ < kBeat) return;
+  said_ = now;
+  const auto beat = [](bool goes_on) { return std::string(1, goes_on ? kGoesOn : kWaits); };
+  if (!has_handed_in_) tell_above(beat(goes_on_));
+  if (word_.empty()) pass_on(beat(goes_on_ || goes_on_above_));
+  goes_on_ = goes_on_above_ = false;
+}
+
+void Save::hand_in() {
+  std::string portion;
+  for (const auto& [rank, texts] : manifests_) {
+    for (const auto& text : texts) {
+      if (!portion.empty() && portion.size() + text.size() > kPortionBytes) {
+        tell_above(kPortion + std::exchange(portion, ""));
+      }
+      if (!portion.empty()) portion += kBetween;
+      portion += text;
     }
   }
-  all_handed_in_ = last.size() + 1 == peers_.world.size();
-  std::vector<archive::Manifest> manifests{std::move(own)};
+  tell_above(kHandedIn + portion);
+}
+
+// Tells the rank that tells this one; nothing where that cannot be: then this one is cut off.
+void Save::tell_above(const std::string& word) {
+  if (!spread_.from || cut_off_) return;
   try {
-    require_wanted();
-    for (const auto& [rank, word] : last) {
-      if (word.front() == kManifest)
-        manifests.push_back(archive::read_manifest(std::string_view(word).substr(1), archive::Elements::kSome));
-    }
-  } catch (...) {
+    peers_.mailbox.send(*spread_.from, channel_, word);
+  } catch (const base::Error&) {
+    cut_off_ = std::current_exception();
     fail_here();
   }
-  return manifests;
+}
+
+// The first failure counts.
+void Save::fail(const std::string& word) {
+  if (failure_.empty()) failure_ = word;
+}
+
+void Save::fail_here() { fail(kFailed + to_text(std::current_exception(), peers_.rank())); }
+
+void Save::decide(const std::string& word) {
+  word_ = word;
+  pass_on(word);
+}
+
+// Hears the ranks that this one tells until each has handed in, also when there is an error already, so that nobody
+// writes any more when it returns; and the rank that tells this one, of how the save ended.
+void Save::hear_others() {
+  Silence silence{.since = {}, .most = peers_.patience.timeout};
+  for (const auto rank : awaited_) silence.since[rank] = base::Clock::now();
+  if (spread_.from && word_.empty()) silence.since[*spread_.from] = heard_;
+  const auto take_word = [this](base::Rank from, const std::string& text) { return take(from, text); };
+  while (!cut_off_) {
+    std::exception_ptr error;
+    try {
+      attend();
+      if (silence.since.empty()) break;
+      hear(silence, take_word, [this] { attend(); });
+    } catch (const base::PeerError& lost) {
+      error = std::current_exception();
+      if (lost.loss()) silence.since.erase(lost.loss()->rank);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (dropped_) silence.since.clear();
+    if (error) fail(kFailed + to_text(error, peers_.rank()));
+    const auto is_given_up = [&](base::Rank rank) { return !silence.since.contains(rank); };
+    if (std::erase_if(awaited_, is_given_up) > 0) all_handed_in_ = false;
+    if (spread_.from && word_.empty() && is_given_up(*spread_.from) && !dropped_) cut_off_ = error;
+  }
+  if (word_.empty() && !failure_.empty()) decide(failure_);
+}
+
+// Those of all ranks, in their order.
+std::vector<archive::Manifest> Save::handed_in() const {
+  require_wanted();
+  std::vector<archive::Manifest> all;
+  for (const auto& [rank, texts] : manifests_) {
+    for (const std::string_view text : texts) {
+      for (std::size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
+        end = text.find(kBetween, begin);
+        all.push_back(archive::read_manifest(text.substr(begin, end - begin), archive::Elements::kSome));
+      }
+    }
+  }
+  return all;
 }
 
 // Hears ranks until `take` has had enough of each, which is then no more in `silence`, as is one that has said nothing
@@ -492,7 +549,7 @@ void Save::commit(std::vector<archive::Manifest> manifests) {
   if (request_.keep > 0 && request_.form == archive::Store::Form::kPartial) store_.prune(request_.keep);
 }
 
-// Says a word of the first rank, or of one that cannot go on, to those who hear from this one.
+// Says a word to those who hear from this rank.
 void Save::pass_on(const std::string& word) {
   if (word.front() != kGoesOn && word.front() != kWaits) decided_ = true;
   for (const auto rank : spread_.to) {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,16 +50,19 @@ struct SaveRequest {
 };
 
 // [Note: saves] One save of all ranks. They make it together: they agree on the folder, which each must see, on the
-// space, and on an id. Then each writes its parts, and tells the first rank which files these are. The first rank
-// commits ([Note: commit]) and tells the others how it ended: well, or with the same error on all. About every second a
-// rank says that it still writes, and the first one that it still waits. A rank that is lost, or silent for as long as
-// the patience, ends the save, and the others stop when they are told. Words of the first rank go along a tree ([Note:
-// spreading]), so that each rank looks at the one it hears them from, and tells on what keeps that from it. A save may
-// run in a thread of its own, for its messages have a channel that nothing else uses.
+// space, and on an id. Then each writes its parts, and hands in which files these are. The first rank commits ([Note:
+// commit]) and tells the others how it ended: well, or with the same error on all. A save may run in a thread of its
+// own, for its messages have a channel that nothing else uses.
+//
+// Words go along a tree ([Note: spreading]), those of the first rank down and those for it up. A rank hands in once all
+// those below it have, for all of them. An error goes ahead of that, and comes down again as the end of the save. About
+// every second a rank says both ways that it is there, and whether it, or one behind it, still writes. Who stand
+// beside each other in the tree look at each other: one that is lost, or silent for as long as the patience, ends the
+// save. Those below it hear no more from the first rank, and end with that loss.
 //
 // Where training goes on meanwhile, ranks hear of a failure at different times, and are to throw it before the same
-// step. So once the save has failed, each rank tells the first one how many steps it has begun since, and begins no
-// other before the first one answers. The answer is the first step that no rank had begun: before that one all throw.
+// step. So once the save has failed, the first one hears how many steps ranks have begun since, and they begin no other
+// before it answers. The answer is the first step that no rank had begun: before that one all throw.
 // Steps cost nothing otherwise. Where a rank is lost, silent or gives the save up, no step can be agreed on, and each
 // rank throws before its next one.
 class Save {
@@ -102,9 +106,16 @@ class Save {
   archive::Manifest write_own();
   void went_on();
   void require_wanted() const;
-  void require_peers() const;
-  std::string hand_in(const std::string& word);
-  std::vector<archive::Manifest> collect(archive::Manifest own, std::string& failure);
+  void require_peers();
+  bool take(base::Rank from, const std::string& text);
+  void attend();
+  void hand_in();
+  void tell_above(const std::string& word);
+  void fail(const std::string& word);
+  void fail_here();
+  void decide(const std::string& word);
+  void hear_others();
+  std::vector<archive::Manifest> handed_in() const;
   void agree_on_step();
   void await_end();
   void hear(Silence& silence, const std::function<bool(base::Rank, const std::string&)>& take,
@@ -117,13 +128,21 @@ class Save {
   const Peers peers_;
   archive::Store store_;
   std::string id_, channel_;
-  messaging::Spread spread_;                     // of words of the first rank
-  archive::Path place_;                          // where files are written
-  std::optional<archive::Save> claim_;           // the first rank's
-  std::string last_word_;                        // of the first rank
+  messaging::Spread spread_;                                  // of words of the first rank
+  archive::Path place_;                                       // where files are written
+  std::optional<archive::Save> claim_;                        // the first rank's
+  std::set<base::Rank> awaited_;                              // that this rank tells, and that have not handed in
+  std::map<base::Rank, std::vector<std::string>> manifests_;  // this rank's, and of each of those with all below it
+  bool has_written_ = false, has_handed_in_ = false, all_handed_in_ = true;
+  std::string failure_;                          // the first word of one, here or below
+  bool told_failure_ = false;                    // above
+  std::string word_;                             // how the save ended
+  bool pass_on_ = false;                         // that, as it was taken from above
+  std::exception_ptr cut_off_;                   // why nothing comes from above any more
+  bool goes_on_ = false;                         // this rank, or one below, since others have heard so
+  bool goes_on_above_ = false;                   // or one above
   base::Clock::time_point said_{};               // when others last heard that this rank goes on
   base::Clock::time_point heard_;                // when this one last heard the first rank
-  bool all_handed_in_ = false;                   // to the first rank
   std::shared_ptr<const devices::Mark> copied_;  // of a snapshot: then its copies are there
 
   std::thread thread_;

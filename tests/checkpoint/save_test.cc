@@ -8,7 +8,11 @@
 
 #include <algorithm>
 #include <barrier>
+#include <chrono>
 #include <fstream>
+#include <random>
+#include <set>
+#include <thread>
 
 #include "lamina/archive/piece_reader.h"
 #include "lamina/archive/verify.h"
@@ -141,20 +145,25 @@ TEST(Save, OfATagThatSomebodyElseSavesIsRefusedWithThatOne) {
   for (const auto& error : save(boxes, folder / "c", "b", 1)) EXPECT_EQ(text_of(error), "");
 }
 
+// One with nobody behind it, and one that stands between the first one and two others, of which one is behind the
+// other.
 TEST(Save, NamesARankThatSaysNothing) {
-  const TempFolder folder;
-  Mailboxes boxes(kRanks);
-  const auto errors = boxes.run([&](int rank) {
-    Save save(archive::file_system(), request_of(folder / "c", "a", rank, 1),
-              peers_of(boxes, rank, std::chrono::milliseconds(1500)));
-    if (rank == 2) return;  // and never writes
-    save.start();
-    save.wait();
-  });
-  for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_EQ(text_of(errors[rank]).find("rank 2") != std::string::npos, rank != 2) << text_of(errors[rank]);
+  for (const int silent : {1, 4}) {
+    const TempFolder folder;
+    Mailboxes boxes(kRanks);
+    const auto errors = boxes.run([&](int rank) {
+      Save save(archive::file_system(), request_of(folder / "c", "a", rank, 1),
+                peers_of(boxes, rank, std::chrono::milliseconds(2500)));
+      if (rank == silent) return;  // and never writes
+      save.start();
+      save.wait();
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const auto said = base::str("rank ", silent, ", which writes its part, has said nothing");
+      EXPECT_EQ(text_of(errors[rank]).find(said) != std::string::npos, rank != silent) << text_of(errors[rank]);
+    }
+    EXPECT_THROW(std::rethrow_exception(errors[0]), base::TimeoutError);
   }
-  EXPECT_THROW(std::rethrow_exception(errors[0]), base::TimeoutError);
 }
 
 // A file that is made in two writes; or, by rank 2 where `fails`, in one and an error.
@@ -262,6 +271,45 @@ TEST(Save, OfWhichRanksAreLostThatTellOthersEndsOnAll) {
         << rank << ": " << text_of(errors[rank]);
     if (!is_lost) EXPECT_THROW(std::rethrow_exception(errors[rank]), base::PeerError);
   }
+}
+
+// Any but the first one, whose process would leave its folder.
+TEST(Save, OfWhichRanksEndAtAnyMomentEndsOnTheOthersAtOnceAndAlike) {
+  constexpr int kMany = 16;
+  int failed = 0;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const TempFolder folder;
+    std::mt19937_64 random(seed);
+    Mailboxes boxes(kMany, seed);
+    std::set<int> ended;
+    for (auto left = 1 + random() % 3; left > 0; --left) ended.insert(1 + static_cast<int>(random() % (kMany - 1)));
+    const std::chrono::microseconds after(random() % 30000);
+    std::barrier all(kMany);
+    const auto errors = boxes.run([&](int rank) {
+      Save save(archive::file_system(), request_of(folder / "c", "a", rank, 1), peers_of(boxes, rank));
+      all.arrive_and_wait();
+      save.start();
+      if (ended.contains(rank)) {
+        std::this_thread::sleep_for(after);
+        boxes.network().kill(base::Rank(rank));
+        save.give_up();
+      } else {
+        save.wait();
+      }
+    });
+    for (int rank = 0; rank < kMany; ++rank) {
+      if (errors[rank] == nullptr) {
+        EXPECT_TRUE(errors[0] == nullptr || ended.contains(rank)) << seed << ", rank " << rank;
+      } else {
+        EXPECT_NE(text_of(errors[rank]).find("is lost"), std::string::npos)
+            << seed << ", rank " << rank << ": " << text_of(errors[rank]);
+      }
+    }
+    failed += errors[0] != nullptr;
+    const auto saved = archive::Store(archive::file_system(), folder / "c").list();
+    EXPECT_EQ(saved.size(), errors[0] == nullptr ? 1U : 0U) << seed;
+  }
+  EXPECT_GT(failed, 1);
 }
 
 TEST(Outcome, NamesTheRankThatHasMetAnErrorOnce) {
