@@ -7,8 +7,8 @@
 
 #include "lamina/base/str.h"
 #include "lamina/faces/sayings.h"
-#include "lamina/messaging/failed_rank.h"
 #include "lamina/messaging/recording_transport.h"
+#include "lamina/messaging/relay.h"
 
 namespace lamina::messaging {
 
@@ -16,7 +16,17 @@ Messenger::Messenger(std::unique_ptr<transport::Transport> transport, observe::R
     : transport_(std::make_unique<RecordingTransport>(std::move(transport), recorder)),
       mailbox_(*transport_, handlers_),
       presence_(mailbox_) {
-  handlers_.on(kFailedRank, [this](transport::Message&& told) { lose(told.call.origin, told.fields); });
+  const auto rumours = std::make_shared<Rumours>(mailbox_, *transport_);
+  handlers_.on(kFailedRank, [this, rumours](transport::Message&& told) {
+    if (!rumours->hear(told)) return;
+    lose(told.call.origin, told.fields);
+    rumours->pass_on();
+  });
+  // Others are neighbours now.
+  watch({[](base::Rank) { return std::string(); }, [rumours](const base::Loss&) { rumours->pass_on(); }});
+  handlers_.on(kRelayed, [this](transport::Message&& word) {
+    if (!send_on(mailbox_, *transport_, word)) handlers_.receive(arrived(std::move(word)));
+  });
 }
 
 void Messenger::start() {
@@ -38,19 +48,6 @@ void Messenger::lose(base::Rank lost, const std::string& why) {
   const base::Loss loss{lost, left.empty() ? why : base::str("it ", left), known};
   mailbox_.lose(loss);
   for (const auto& watcher : watchers_) watcher.lost(loss);
-}
-
-void tell_failed(transport::Transport& transport, const std::string& why) {
-  transport::Message message;
-  message.kind = kFailedRank;
-  message.call.origin = transport.rank();
-  message.fields = why;
-  for (int rank = 0; rank < transport.size(); ++rank) {
-    try {
-      transport.tell(base::Rank(rank), message);
-    } catch (const base::Error&) {  // of a rank that is lost itself, or takes nothing any more
-    }
-  }
 }
 
 }  // namespace lamina::messaging

@@ -9,6 +9,7 @@
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/faces/sayings.h"
+#include "lamina/messaging/spread.h"
 
 namespace lamina::messaging {
 namespace {
@@ -36,6 +37,28 @@ void add(std::vector<base::Rank>& ranks, const std::vector<base::Rank>& more) {
 
 bool holds(const WaitPath& path, base::Rank rank) {
   return std::ranges::any_of(path, [&](const auto& told) { return told.rank == rank; });
+}
+
+transport::Message message_of(base::Rank self, Value body) {
+  transport::Message message;
+  message.kind = kWait;
+  message.call.origin = self;
+  message.body = std::move(body);
+  return message;
+}
+
+// Tells those after `rank` on the tree of a word for all ([Note: spreading]), and in the place of one that is lost
+// those after it.
+void pass_on(transport::Transport& transport, const transport::Message& word, base::Rank rank) {
+  std::vector<base::Rank> ranks;
+  for (int i = 0; i < transport.size(); ++i) ranks.emplace_back((word.call.origin.value + i) % transport.size());
+  for (const auto next : spread(ranks, rank).to) {
+    try {
+      transport.tell(next, word);
+    } catch (const base::Error&) {
+      pass_on(transport, word, next);
+    }
+  }
 }
 
 // Two ranks that wait in one operation of a group wait for the same others: what one of them lacks, both do.
@@ -308,9 +331,7 @@ WaitReport MutualWaits::story(Scope& scope, const std::vector<base::Rank>& lacke
 }
 
 void MutualWaits::tell_leaving(const std::string& words) {
-  for (int rank = 0; rank < transport_.size(); ++rank) {
-    if (base::Rank(rank) != transport_.rank()) send(base::Rank(rank), Tuple{{to_value(Tag::kLeft), words}});
-  }
+  pass_on(transport_, message_of(transport_.rank(), Tuple{{to_value(Tag::kLeft), words}}), transport_.rank());
 }
 
 std::string MutualWaits::left(base::Rank rank) {
@@ -320,12 +341,8 @@ std::string MutualWaits::left(base::Rank rank) {
 }
 
 void MutualWaits::send(base::Rank to, Value body) {
-  transport::Message message;
-  message.kind = kWait;
-  message.call.origin = transport_.rank();
-  message.body = std::move(body);
   try {
-    transport_.tell(to, message);
+    transport_.tell(to, message_of(transport_.rank(), std::move(body)));
   } catch (const base::Error&) {  // of a rank that is lost, others tell
   }
 }
@@ -364,9 +381,11 @@ void MutualWaits::receive(const transport::Message& message) {
       return;
     }
     case Tag::kLeft: {
-      std::lock_guard guard(mutex_);
-      left_[message.call.origin] = items.at(1).as<std::string>();
-      return;
+      {
+        std::lock_guard guard(mutex_);
+        left_[message.call.origin] = items.at(1).as<std::string>();
+      }
+      return pass_on(transport_, message, transport_.rank());
     }
   }
 }

@@ -12,7 +12,7 @@
 #include "lamina/base/str.h"
 #include "lamina/device/failure.h"
 #include "lamina/messaging/agreement.h"
-#include "lamina/messaging/failed_rank.h"
+#include "lamina/messaging/relay.h"
 #include "lamina/messaging/same_arguments.h"
 #include "lamina/model/room.h"
 #include "lamina/rendezvous/job_store.h"

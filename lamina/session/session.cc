@@ -10,7 +10,7 @@
 #include "lamina/device/sharing.h"
 #include "lamina/environment/progress.h"
 #include "lamina/graph/current.h"
-#include "lamina/messaging/failed_rank.h"
+#include "lamina/messaging/relay.h"
 #include "lamina/observe/timeline_part.h"
 #include "lamina/rendezvous/master_address.h"
 #include "lamina/rendezvous/places.h"

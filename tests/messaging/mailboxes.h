@@ -27,6 +27,7 @@ class Mailboxes {
   }
 
   Mailbox& operator[](int rank) { return ends_[rank]->messenger.mailbox(); }
+  transport::Transport& transport(int rank) { return ends_[rank]->messenger.transport(); }
   transport::inproc::Network& network() { return network_; }
   const std::vector<base::Rank>& ranks() const { return ranks_; }
 

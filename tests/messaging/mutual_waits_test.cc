@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <set>
 
 #include "lamina/base/error.h"
 #include "lamina/messaging/presence.h"
+#include "tests/comes_true.h"
 #include "tests/messaging/mailboxes.h"
 
 namespace lamina::messaging {
@@ -207,6 +209,24 @@ TEST(MutualWaits, TellHowARankLeft) {
   boxes[0].receive(Rank(1), "after", in("", ""));
   EXPECT_EQ(boxes[0].waits().left(Rank(1)), "came to the end of its program");
   EXPECT_EQ(boxes[1].waits().left(Rank(0)), "");
+}
+
+// Those that would hear it from a rank that is lost hear it all the same.
+TEST(MutualWaits, TellAllThatAreLeftHowARankLeft) {
+  constexpr int kSize = 13, kLeaves = 5;
+  Mailboxes boxes(kSize);
+  const std::set<int> ended{0, 7, 9};  // of which the others are 8 places after, 2 and 4
+  for (const int rank : ended) boxes.network().kill(Rank(rank));
+  for (const int rank : ended) {
+    const Rank ranks[] = {Rank(rank)};
+    ASSERT_TRUE(boxes[kLeaves].loss(ranks, std::chrono::seconds(20)));
+  }
+  boxes[kLeaves].waits().tell_leaving("came to the end of its program");
+  for (int rank = 0; rank < kSize; ++rank) {
+    if (rank == kLeaves || ended.contains(rank)) continue;
+    EXPECT_TRUE(comes_true([&] { return boxes[rank].waits().left(Rank(kLeaves)) == "came to the end of its program"; }))
+        << rank;
+  }
 }
 
 // A wait for what never comes from `of`.

@@ -11,10 +11,14 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/messaging/relay.h"
 #include "lamina/transport/ucx/probe.h"
+#include "tests/messaging/rank_end.h"
 #include "tests/transport/rank_processes.h"
 
 namespace lamina::transport {
@@ -185,6 +189,60 @@ TEST(UcxConnect, ARankThatIsFrozenAtItsFirstUseIsNamedAsAtTheStart) {
   job.kill(3, SIGCONT);
   job.reach(3);
   job.expect_success();
+}
+
+// What becomes of ranks as others fail, all of 12 with sockets to 6 others.
+struct Troubles {
+  std::vector<int> fail, die, freeze;
+};
+
+// Those that are left hear why others failed, in time, each first from itself, and open no connection for it.
+void expect_failures_told(const Troubles& troubles) {
+  constexpr int kSize = 12;
+  const auto has = [](const std::vector<int>& ranks, int rank) {
+    return std::ranges::find(ranks, rank) != ranks.end();
+  };
+  RankProcesses job(kSize);
+  for (int rank = 0; rank < kSize; ++rank) {
+    job.start(rank, [&, rank] {
+      auto transport = open_ucx(job.options(rank));
+      auto& probe = dynamic_cast<ucx::Probe&>(*transport);
+      messaging::RankEnd end(std::move(transport));
+      end.messenger.start();
+      job.reach(0);
+      job.await(1);
+      if (has(troubles.die, rank)) ::raise(SIGKILL);
+      if (has(troubles.freeze, rank)) ::raise(SIGSTOP);
+      if (has(troubles.fail, rank))
+        messaging::tell_failed(end.messenger.transport(), base::str("device ", rank, " failed"));
+      for (const int failed : troubles.fail) {
+        const Rank ranks[] = {Rank(failed)};
+        const auto loss = end.messenger.mailbox().loss(ranks, std::chrono::seconds(30));
+        EXPECT_EQ(loss ? loss->cause : "nothing is heard", base::str("device ", failed, " failed")) << rank;
+      }
+      if (troubles.die.empty()) EXPECT_EQ(probe.sockets(), 6);
+      job.reach(2);
+      job.await(3);
+      end.messenger.close(true);
+    });
+  }
+  job.await(0, kSize);
+  const auto begin = Clock::now();
+  job.reach(1);
+  job.await(2, kSize - static_cast<int>(troubles.die.size() + troubles.freeze.size()));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(2));
+  for (const int rank : troubles.freeze) job.kill(rank, SIGCONT);
+  job.reach(3);
+  for (const int rank : troubles.die) job.wait(rank);
+  job.expect_success();
+}
+
+TEST(UcxConnect, AFailureIsToldToAllAlongConnectionsThatAreThere) { expect_failures_told({.fail = {5}}); }
+
+TEST(UcxConnect, SeveralFailuresAtOnceAreToldEachInItsWords) { expect_failures_told({.fail = {0, 5, 6}}); }
+
+TEST(UcxConnect, AFailureIsToldToAllWhereRanksBetweenDieAndAreFrozen) {
+  expect_failures_told({.fail = {5}, .die = {4, 7}, .freeze = {6, 9}});
 }
 
 }  // namespace
