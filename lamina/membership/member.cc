@@ -65,7 +65,19 @@ void Member::pass(Time now) {
     return end(base::str("no majority of ", epoch_->text(), " has agreed on what follows for ",
                          seconds(terms_.patience), " s; lost are ", base::joined(lost_)));
   }
+  if (since_ && epoch_) repeat(now);
   look(now);
+}
+
+// Has all be said again, where that brought no epoch.
+void Member::repeat(Time now) {
+  if (answer_ && now < answer_by_) return;
+  if (answer_) {
+    told_.reset();
+    proposal_.reset();
+  }
+  answer_ = answer_ ? 2 * *answer_ : terms_.answer;
+  answer_by_ = now + *answer_;
 }
 
 std::vector<std::pair<MemberId, EpochWord>> Member::take_words() { return std::exchange(outgoing_, {}); }
@@ -139,7 +151,9 @@ void Member::answer(MemberId from, const EpochWord& word, Time now) {
 }
 
 void Member::hear(MemberId from, const EpochWord& word) {
-  add(joining_, word.joining);
+  for (const auto newcomer : word.joining) {
+    if (!unreachable_.contains(newcomer)) joining_.insert(newcomer);  // it may have gone since
+  }
   add(leaving_, word.leaving);
   if (lost_.contains(from)) return;
   add(lost_, word.lost);
@@ -234,6 +248,7 @@ void Member::adopt(const Epoch& next, Time now) {
   }
   if (leaves_) leaving_.insert(self_);
   since_.reset();
+  answer_.reset();
   promised_ = greatest_ = accepted_in_ = {};
   accepted_.reset();
   proposal_.reset();

@@ -54,6 +54,7 @@ struct Terms {
   Time again =
       std::chrono::milliseconds(20);  // the first waits so long, the second twice as long, before they try again
   Time between_joins = std::chrono::seconds(60);
+  Time answer = std::chrono::milliseconds(500);  // for the end of an epoch, until words are said again; each time twice
 };
 
 // [Note: epochs] One process of a job whose members change while it runs. An epoch ends when members are lost, leave or
@@ -67,8 +68,9 @@ struct Terms {
 // A member counts as lost to all who hear of it, until the next epoch. A word of somebody who is lost already does not
 // count. A further loss ends the next epoch.
 //
-// It is a function of what it is told, and knows neither clocks nor connections. These are to keep the order of words
-// between two members, and to tell of their own end. Who calls: one thread.
+// It is a function of what it is told, and knows neither clocks nor connections. These are to tell of their own end.
+// Words may be lost, or overtake each other: a member that has had no next epoch for a while says its own again, and a
+// leader asks anew. Who calls: one thread.
 class Member {
  public:
   // One of the first epoch's.
@@ -109,6 +111,7 @@ class Member {
   bool has_reason(Time now) const;
   bool may_join(Time now) const;
   void look(Time now);
+  void repeat(Time now);
   void propose();
   void answer(MemberId from, const EpochWord& word, Time now);
   void hear(MemberId from, const EpochWord& word);
@@ -135,6 +138,8 @@ class Member {
   // State of the end of this epoch.
   std::set<MemberId> lost_, leaving_;
   std::optional<Time> since_;
+  std::optional<Time> answer_;  // how long words may be without one, and until when
+  Time answer_by_{};
   Ballot promised_, greatest_;
   Ballot accepted_in_;
   std::optional<Epoch> accepted_;

@@ -6,15 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "lamina/membership/member.h"
+#include "lamina/session/epoch_talk.h"
 #include "lamina/session/session.h"
 
 namespace lamina::session {
 
-// [Note: ranks that are left] Ranks that have lost one are connected to each other still. Over these connections they
-// agree who goes on (see [Note: epochs] in membership/member.h), each as the member with its rank's number, and tell
-// each other what they have. Then they open a session of their own beside the one that has lost a rank. A further loss
-// meanwhile has them agree anew.
+// [Note: ranks that are left] Ranks that have lost one are connected still, directly or by others. Over these
+// connections they agree who goes on ([Note: epochs] in membership/member.h), and tell each other what they have. Then
+// they open a session of their own beside the one that has lost a rank. A further loss meanwhile has them agree anew.
 
 // Holds what those who go on know of each other. The first one leads: its state counts.
 struct NextEpoch {
@@ -41,11 +40,8 @@ class EpochEnd {
                                 FaceHooks hooks);
 
  private:
-  void agree();
-  void tell(membership::MemberId to, const membership::EpochWord& word);
-
   Session& before_;
-  membership::Member member_;
+  EpochTalk talk_;
 };
 
 }  // namespace lamina::session

@@ -175,6 +175,21 @@ TEST(Histories, DeathsOfFewerThanHalfEndWithAllOthersInOneEpoch) {
   }
 }
 
+TEST(Histories, OfWordsThatAreLostOrOvertakeOthersEndAsWell) {
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE(seed);
+    const int members = 3 + static_cast<int>(seed % 6), deaths = static_cast<int>(seed / 6 % ((members + 1) / 2));
+    auto terms = quick();
+    terms.patience = std::chrono::seconds(20);
+    terms.answer = std::chrono::milliseconds(50);
+    SimulatedJob job(seed, members, terms);
+    job.trouble({.deaths = deaths, .words_lost = 0.03, .within_s = seed % 5 == 0 ? 4 : 0.2});
+    ASSERT_TRUE(job.run());
+    ASSERT_NO_FATAL_FAILURE(check(job));
+    ASSERT_GE(job.living().size(), static_cast<std::size_t>(members - deaths));
+  }
+}
+
 TEST(Histories, OfTwoWhoLackEachOtherOneGoes) {
   for (std::uint64_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(seed);

@@ -28,6 +28,7 @@ void SimulatedJob::add(MemberId id, std::unique_ptr<Member> member) {
 
 void SimulatedJob::trouble(const Troubles& troubles) {
   dies_in_a_message_ = troubles.dies_in_a_message;
+  words_lost_ = troubles.words_lost;
   const auto some = [&](int count, const std::function<void()>& happens) {
     for (int i = 0; i < count; ++i) at(duration(0, troubles.within_s), happens);
   };
@@ -195,8 +196,13 @@ void SimulatedJob::act(MemberId id, const std::function<void(Member&)>& what) {
 
 void SimulatedJob::deliver(MemberId from, MemberId to, EpochWord word) {
   if (broken_.contains({from, to}) || !processes_.contains(to)) return;
-  auto& last = last_[{from, to}];
-  last = std::max(last + Time(1), now_ + (from == to ? Time(1) : duration(0.0001, 0.02)));
+  const auto arrives = now_ + (from == to ? Time(1) : duration(0.0001, 0.02));
+  auto last = arrives;
+  if (words_lost_ == 0) {
+    last = last_[{from, to}] = std::max(last_[{from, to}] + Time(1), arrives);
+  } else if (from != to && std::bernoulli_distribution(words_lost_)(random_)) {
+    return;
+  }
   at(last, [this, from, to, word = std::move(word)] {
     if (broken_.contains({from, to})) return;
     in(to, [this, from, to, word] {

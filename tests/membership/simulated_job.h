@@ -18,6 +18,7 @@ namespace lamina::membership::testing {
 struct Troubles {
   int deaths = 0, leaves = 0, joins = 0, freezes = 0, broken_links = 0, splits = 0;
   double dies_in_a_message = 0;  // the probability, for each batch of words that a member sends
+  double words_lost = 0;         // the probability for each, but to oneself; then words overtake each other, too
   double within_s = 4;           // of the beginning
 };
 
@@ -67,7 +68,7 @@ class SimulatedJob {
 
   std::mt19937_64 random_;
   const Terms terms_;
-  double dies_in_a_message_ = 0;
+  double dies_in_a_message_ = 0, words_lost_ = 0;
   Time now_{};
   std::map<MemberId, Process> processes_;
   std::map<Pair, Time> last_;  // when the last word between two arrives
