@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages and bytes that ranks send in a start, a step, a clipped step, a resumption and a save, and the sockets that
+"""Messages and bytes that ranks send in a start, a step, a clipped step, a resumption, a save, the end of their
+program, a change of epoch after a loss and, in a job of its own, where one fails; and the sockets and endpoints that
 they have after it, in jobs of 2 to 256 ranks. These are all in one process, two ranks to a copy of the model
 (scale_bench.cc).
 
@@ -8,11 +9,14 @@ they have after it, in jobs of 2 to 256 ranks. These are all in one process, two
 Of each act it shows what the rank sends that sends most. Counted are the words of the engine itself. Tensors that a
 backend of collectives reduces or gathers are not, nor the messages of the pipeline between the ranks of one copy, which
 no other copy changes. Sockets are those that a job of processes has: to a rank's neighbours, and to the ranks with
-which it has exchanged messages so far.
+which it has exchanged messages so far. Endpoints are those to the ranks beside it, and to those to which it has sent.
+What processes have that UCX connects is measured in jobs of 4 to 256 (scale_memory_bench.cc).
 """
 
+import random
 import tempfile
 from collections import defaultdict
+from pathlib import Path
 
 from measure import Report, arguments, output_of
 
@@ -26,11 +30,30 @@ def main() -> None:
     for act, ranks, *counted in map(str.split, lines):
         sent[act][int(ranks)] = tuple(map(int, counted))
     for act, by_ranks in sent.items():
-        for place, (what, unit) in enumerate((("sent", "messages"), ("sent", "bytes"), ("open", "sockets"))):
+        for place, (what, unit) in enumerate(
+            (("sent", "messages"), ("sent", "bytes"), ("open", "sockets"), ("made", "endpoints"))
+        ):
             figures = {f"{ranks}_ranks": each[place] for ranks, each in by_ranks.items()}
             report.add(act.replace("_", " "), what, unit, [figures[max(figures, key=_ranks)]], **figures)
+    _add_processes(report, str(Path(options.program).with_name("scale_memory_bench")), options.pick(4, 16, 256))
     report.note("the median is that of the largest job")
     report.finish()
+
+
+def _add_processes(report: Report, program: str, most: int) -> None:
+    had: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
+    for size in (4, 16, 64, 256):
+        if size > most:
+            continue
+        for line in output_of(program, size, random.randint(20000, 32000)).splitlines():
+            when, ranks, sockets, endpoints, kib = line.split()
+            had[when][f"{ranks}_ranks"] = (int(sockets), int(endpoints), int(kib) / 1024)
+    for when, by_ranks in had.items():
+        for place, (what, unit) in enumerate((("open", "sockets"), ("made", "endpoints"), ("memory", "MiB"))):
+            figures = {ranks: each[place] for ranks, each in by_ranks.items()}
+            report.add(
+                f"processes {when.replace('_', ' ')}", what, unit, [figures[max(figures, key=_ranks)]], **figures
+            )
 
 
 def _ranks(column: str) -> int:

@@ -24,10 +24,12 @@
 #include "lamina/distributed_optimizer/gradients.h"
 #include "lamina/messaging/agreement.h"
 #include "lamina/messaging/messenger.h"
+#include "lamina/messaging/relay.h"
 #include "lamina/messaging/same_arguments.h"
 #include "lamina/model/agreement.h"
 #include "lamina/model/values.h"
 #include "lamina/optim/step.h"
+#include "lamina/session/epoch_talk.h"
 #include "lamina/topology/topology.h"
 #include "lamina/transport/forwarding.h"
 #include "lamina/transport/inproc/network.h"
@@ -143,6 +145,27 @@ class ScaleJob {
     for (int part = 0; part < kParts; ++part) succeed(rank);
   }
 
+  // One rank fails, and all hear why.
+  void fail(int rank) {
+    const base::Rank failed[] = {world_.back()};
+    if (rank == failed->value) messaging::tell_failed(ranks_[rank]->messenger->transport(), "its device failed");
+    const auto loss = mailbox(rank).loss(failed, std::chrono::seconds(120));
+    base::internal_check(loss && loss->cause == "its device failed", "a rank has not heard why another one failed");
+  }
+
+  // Its program ends.
+  void leave(int rank) { mailbox(rank).waits().tell_leaving("came to the end of its program"); }
+
+  // The process of a rank ends, and the others agree to go on.
+  void lose(int rank) { network_.kill(base::Rank(rank)); }
+  void go_on_without(int lost, int rank) {
+    if (rank == lost) return;
+    session::EpochTalk talk(mailbox(rank), ranks_[rank]->messenger->transport(), patience());
+    const auto members = talk.next();
+    base::internal_check(members.size() + 1 == world_.size(), "others go on");
+    talk.all_gather(members, std::int64_t{rank});
+  }
+
   // Runs an act on all ranks, each in a thread of its own: the most that any of them has sent, from that rank on.
   // Throws what one threw.
   Sent most_sent(const std::function<void(int)>& act, int from = 0) {
@@ -172,16 +195,15 @@ class ScaleJob {
 
   // The most sockets that a rank has by now: to its neighbours, and to those with which it has exchanged messages.
   int most_sockets() const {
-    int most = 0;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const auto neighbours = transport::neighbours(world_, rank);
-      std::set<base::Rank> peers(neighbours.begin(), neighbours.end());
-      for (std::size_t other = 0; other < ranks_.size(); ++other) {
-        if (have_talked(rank, other)) peers.insert(world_[other]);
-      }
-      most = std::max(most, static_cast<int>(peers.size()));
-    }
-    return most;
+    return most_peers([&](std::size_t rank) { return transport::neighbours(world_, rank); },
+                      [&](std::size_t rank, std::size_t other) { return have_talked(rank, other); });
+  }
+  // The most endpoints: to the ranks beside it, and to those to which it has sent.
+  int most_endpoints() const {
+    const auto beside = [&](std::size_t rank) {
+      return std::vector{world_[(rank + 1) % world_.size()], world_[(rank + world_.size() - 1) % world_.size()]};
+    };
+    return most_peers(beside, [&](std::size_t rank, std::size_t other) { return ranks_[rank]->sent_to[other].load(); });
   }
 
  private:
@@ -194,6 +216,20 @@ class ScaleJob {
     std::unique_ptr<data_parallel::Passes> passes;
   };
 
+  int most_peers(const std::function<std::vector<base::Rank>(std::size_t)>& from_the_start,
+                 const std::function<bool(std::size_t, std::size_t)>& is_met) const {
+    std::size_t most = 0;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const auto first = from_the_start(rank);
+      std::set<base::Rank> peers(first.begin(), first.end());
+      for (std::size_t other = 0; other < ranks_.size(); ++other) {
+        if (is_met(rank, other)) peers.insert(world_[other]);
+      }
+      peers.erase(world_[rank]);
+      most = std::max(most, peers.size());
+    }
+    return static_cast<int>(most);
+  }
   bool have_talked(std::size_t one, std::size_t other) const {
     return one != other && (ranks_[one]->sent_to[other] || ranks_[other]->sent_to[one]);
   }

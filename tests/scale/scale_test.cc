@@ -62,23 +62,44 @@ TEST(Scale, OfAResumptionIsNineAgreements) {
   expect_bytes_as_messages(sent);
 }
 
-// Sockets to neighbours, and to ranks of all acts but a save, in which words go straight to the first rank.
+// Sockets to neighbours, and to ranks of all acts.
 TEST(Scale, OfSocketsAreLessThanTenTimesTheLogarithmOfTheRanks) {
+  const archive::testing::TempFolder folder;
   for (const int size : kSizes) {
     ScaleJob job(size);
+    const auto expect_few = [&](const char* after) {
+      EXPECT_LE(job.most_sockets(), 10 * log2_of(size)) << size << " after " << after;
+      EXPECT_LT(job.most_sockets(), std::max(size, 5)) << size << " after " << after;
+    };
     job.most_sent([&](int rank) {
       job.start(rank);
       job.clipped_step(rank);
       job.batch(rank);
       job.resume(rank);
+      job.save(rank, folder / std::to_string(size));
     });
-    EXPECT_LE(job.most_sockets(), 10 * log2_of(size)) << size;
-    EXPECT_LT(job.most_sockets(), size) << size;
+    expect_few("a save");
+    job.most_sent([&](int rank) { job.leave(rank); });
+    expect_few("the end of a program");
+    const int lost = size / 2;  // which stands between others
+    job.lose(lost);
+    job.most_sent([&](int rank) { job.go_on_without(lost, rank); });
+    expect_few("a change of epoch");
   }
 }
 
-// Ranks hand in to the first one, whose word of how the save ended goes along a tree; so do those that it goes on.
-TEST(Scale, OfASaveIsFourAgreementsAWordToTheFirstRankAndOneAlongATree) {
+TEST(Scale, OfARankThatFailsIsAWordToEachNeighbour) {
+  for (const int size : kSizes) {
+    ScaleJob job(size);
+    const auto sent = job.most_sent([&](int rank) { job.fail(rank); });
+    const int neighbours = size == 4 ? 3 : 2 * log2_of(size) - 1;
+    EXPECT_LE(sent.messages, 2 * neighbours + 1);  // the failed rank says it, and hears it again
+    EXPECT_EQ(job.most_sockets(), neighbours);
+  }
+}
+
+// Ranks hand in up a tree, and down it comes how the save ended; so do words that it goes on.
+TEST(Scale, OfASaveIsFourAgreementsAndAWordUpAndDownATree) {
   const archive::testing::TempFolder folder;
   for (const int size : {4, 16}) {
     ScaleJob job(size);
