@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "lamina/archive/store.h"
+#include "lamina/base/deadline.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/save.h"
 #include "lamina/data_parallel/batch_record.h"
@@ -153,8 +154,15 @@ class ScaleJob {
     base::internal_check(loss && loss->cause == "its device failed", "a rank has not heard why another one failed");
   }
 
-  // Its program ends.
-  void leave(int rank) { mailbox(rank).waits().tell_leaving("came to the end of its program"); }
+  // Its program ends, as those of all others do, of which it hears and tells on.
+  void leave(int rank) {
+    mailbox(rank).waits().tell_leaving("came to the end of its program");
+    const auto has_heard = [&](base::Rank of) { return of == world_[rank] || !mailbox(rank).waits().left(of).empty(); };
+    for (const auto by = base::Deadline::after(patience().timeout); !std::ranges::all_of(world_, has_heard);) {
+      base::internal_check(!by.expired(), "a rank has not heard of the end of another one");
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
 
   // The process of a rank ends, and the others agree to go on.
   void lose(int rank) { network_.kill(base::Rank(rank)); }

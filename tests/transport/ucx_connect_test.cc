@@ -220,7 +220,9 @@ void expect_failures_told(const Troubles& troubles) {
         const auto loss = end.messenger.mailbox().loss(ranks, std::chrono::seconds(30));
         EXPECT_EQ(loss ? loss->cause : "nothing is heard", base::str("device ", failed, " failed")) << rank;
       }
-      if (troubles.die.empty()) EXPECT_EQ(probe.sockets(), 6);
+      if (troubles.die.empty()) {
+        EXPECT_EQ(probe.sockets(), 6);
+      }
       job.reach(2);
       job.await(3);
       end.messenger.close(true);
