@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages and bytes that ranks send in a start, a step, a clipped step, a resumption, a save, the end of their
-program, a change of epoch after a loss and, in a job of its own, where one fails; and the sockets and endpoints that
-they have after it, in jobs of 2 to 256 ranks. These are all in one process, two ranks to a copy of the model
-(scale_bench.cc).
+"""Messages and bytes that ranks send, and the sockets and endpoints that they have afterwards, in jobs of 2 to 256
+ranks. They start, make a step and a clipped one, resume, save, end their program, and agree on another epoch after a
+loss; in a job of its own one fails. All are in one process, two ranks to a copy of the model (scale_bench.cc).
 
     python benchmarks/scale.py PATH_TO_scale_bench
 

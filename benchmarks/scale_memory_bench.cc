@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints what the rank that has most has in a job of so many processes that UCX connects: a line "WHEN RANKS SOCKETS
-// ENDPOINTS KIB" once they are connected, and once each has sent to the ranks that it meets in an agreement. KIB is the
-// memory that is its own, and its share of what it has in common with others. scale_memory_bench RANKS FREE_PORT.
+// Prints what the rank that has most has in a job of so many processes that UCX connects. A line "WHEN RANKS SOCKETS
+// ENDPOINTS KIB" comes once they are connected, and once each has sent to the ranks that it meets in an agreement. KIB
+// is the memory that is its own, and its share of what it has in common with others. scale_memory_bench RANKS
+// FREE_PORT.
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

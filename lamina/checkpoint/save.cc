@@ -27,8 +27,8 @@ constexpr auto kBeat = std::chrono::seconds(1);
 constexpr auto kLook = std::chrono::milliseconds(1);      // how often a device is asked for its copies
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;  // of manifest and headers, beside the bytes of parts
 
-// Words on the channel of a save: a letter, and what follows it. kFailed goes up the tree ahead of kHandedIn, which
-// ends what a rank has to say of writing; kFailed and kDone go down as the end.
+// Words on the channel of a save: a letter, and what follows it. Up the tree kFailed goes ahead of kHandedIn, which
+// ends what a rank has to say of writing. Down it kFailed and kDone are the end.
 constexpr char kGoesOn = 'g', kWaits = 'w', kPortion = 'p', kHandedIn = 'm', kFailed = 'f', kDone = 'd', kSteps = 's';
 constexpr std::size_t kPortionBytes = std::size_t{32} << 20;  // of manifests that are handed in in one word
 constexpr char kBetween = '\0';                               // two manifests
@@ -456,8 +456,8 @@ void Save::decide(const std::string& word) {
   pass_on(word);
 }
 
-// Hears the ranks that this one tells until each has handed in, also when there is an error already, so that nobody
-// writes any more when it returns; and the rank that tells this one, of how the save ended.
+// Hears the ranks that this one tells until each has handed in, and the rank that tells this one, of how the save
+// ended. An error does not end it, so that nobody writes any more when it returns.
 void Save::hear_others() {
   Silence silence{.since = {}, .most = peers_.patience.timeout};
   for (const auto rank : awaited_) silence.since[rank] = base::Clock::now();
@@ -484,7 +484,7 @@ void Save::hear_others() {
   if (word_.empty() && !failure_.empty()) decide(failure_);
 }
 
-// Those of all ranks, in their order.
+// Manifests of all ranks, in their order.
 std::vector<archive::Manifest> Save::handed_in() const {
   require_wanted();
   std::vector<archive::Manifest> all;

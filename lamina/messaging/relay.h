@@ -35,7 +35,7 @@ bool send_on(Mailbox& mailbox, transport::Transport& transport, const transport:
 // The value that has come for this one.
 transport::Message arrived(transport::Message&& message);
 
-// What one rank has heard that is for all. Used by the transport's thread alone.
+// Words for all that one rank has heard. Used by the transport's thread alone.
 class Rumours {
  public:
   Rumours(Mailbox& mailbox, transport::Transport& transport) : mailbox_(mailbox), transport_(transport) {}

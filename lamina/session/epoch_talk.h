@@ -12,8 +12,8 @@
 
 namespace lamina::session {
 
-// What the ranks of a job say to each other when some are lost, each as the member with its rank's number. Words go
-// from neighbour to neighbour ([Note: relays]), and losses are those of which the mailbox hears.
+// Talk of the ranks of a job when some are lost, each as the member with its rank's number. Words go from
+// neighbour to neighbour ([Note: relays]), and losses are those of which the mailbox hears.
 class EpochTalk {
  public:
   EpochTalk(messaging::Mailbox& mailbox, transport::Transport& transport, base::Patience patience);

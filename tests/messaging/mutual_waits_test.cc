@@ -211,7 +211,7 @@ TEST(MutualWaits, TellHowARankLeft) {
   EXPECT_EQ(boxes[1].waits().left(Rank(0)), "");
 }
 
-// Those that would hear it from a rank that is lost hear it all the same.
+// Ranks that would hear it from one that is lost hear it all the same.
 TEST(MutualWaits, TellAllThatAreLeftHowARankLeft) {
   constexpr int kSize = 13, kLeaves = 5;
   Mailboxes boxes(kSize);

@@ -24,7 +24,7 @@ base::Loss lost(Mailboxes& boxes, int rank, int of) {
   return boxes[rank].loss(ranks, kInTime).value_or(base::Loss{Rank(of), "nobody has said so", ""});
 }
 
-// What a rank says itself comes first, and stays.
+// Reasons that a rank gives itself come first, and stay.
 void expect_all_know(Mailboxes& boxes, int failed, const std::set<int>& ended) {
   for (int rank = 0; rank < std::ssize(boxes.ranks()); ++rank) {
     if (ended.contains(rank)) continue;
@@ -96,7 +96,7 @@ TEST(Relay, TellsAllAroundFrozenRanks) {
   expect_all_know(boxes, kFailed, {});
 }
 
-// Who has lost all its neighbours gets others, and tells them what it had heard before.
+// A rank that has lost all its neighbours gets others, and tells them what it had heard before.
 TEST(Relay, TellsNewNeighboursWhatWasSaidBefore) {
   constexpr int kSize = 16, kFailed = 0;
   Mailboxes boxes(kSize);

@@ -51,7 +51,7 @@ void for_each_plan(const ModuleTree& tree, const Goal& goal, const std::function
   }
 }
 
-// Every cut of a chain into segments.
+// Every cut of a chain of leaves into segments; the root, which only calls them, is where the first one is.
 void for_each_cut(const ModuleTree& tree, const Goal& goal, const std::function<void(const Assignment&)>& use) {
   Assignment owners(tree.size());
   const std::function<void(std::size_t, int)> decide = [&](std::size_t node, int partition) {
@@ -61,7 +61,7 @@ void for_each_cut(const ModuleTree& tree, const Goal& goal, const std::function<
       decide(node + 1, next);
     }
   };
-  decide(1, 0);
+  decide(std::min<std::size_t>(2, tree.size()), 0);
 }
 
 Goal small_goal() {

@@ -191,12 +191,12 @@ TEST(UcxConnect, ARankThatIsFrozenAtItsFirstUseIsNamedAsAtTheStart) {
   job.expect_success();
 }
 
-// What becomes of ranks as others fail, all of 12 with sockets to 6 others.
+// Ranks of 12 to which something happens at once; each has sockets to 6 others.
 struct Troubles {
   std::vector<int> fail, die, freeze;
 };
 
-// Those that are left hear why others failed, in time, each first from itself, and open no connection for it.
+// Ranks that are left hear why others failed, in time, each first from itself, and open no connection for it.
 void expect_failures_told(const Troubles& troubles) {
   constexpr int kSize = 12;
   const auto has = [](const std::vector<int>& ranks, int rank) {
