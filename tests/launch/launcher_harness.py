@@ -79,7 +79,7 @@ class Launcher:
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
-        self.temporary = folder / "temporary"
+        self.temporary = folder / "t"  # short, as paths of sockets in it are to be
         self.temporary.mkdir()
         self.mark = f"LAMINA_TEST_MARK={uuid.uuid4()}"
         self.started = []
