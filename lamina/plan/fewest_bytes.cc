@@ -209,7 +209,7 @@ class Division {
 class Search {
  public:
   Search(const Problem& problem, const Traffic& traffic)
-      : problem_(problem), division_(problem, traffic), locked_(problem.items.size(), true), random_(kSeed) {
+      : problem_(problem), division_(problem, traffic), locked_(problem.items.size(), true) {
     division_.move_all(problem.on_one_rank());
     for (const int item : problem.movable) locked_[item] = false;
     best_ = division_;
@@ -407,7 +407,7 @@ class Search {
   std::vector<bool> locked_;  // per item
   std::int64_t looks_ = 0;
   int exact_moves_ = 0;
-  std::mt19937 random_;
+  std::mt19937 random_{kSeed};  // NOLINT(bugprone-random-generator-seed): the same plan each time
 };
 
 }  // namespace
