@@ -62,13 +62,25 @@ void try_all_cuts(Candidate& best, const Problem& problem, const Scoring& scorin
   const auto size = static_cast<int>(chain.size());
   Score score = scoring(best, Score::none());
   Candidate candidate = best;
-  // From `begin` on all items are one partition's, or the later ones of those after it.
-  const std::function<void(int, int)> cut = [&](int begin, int rank) {
+  const auto consider = [&] {
+    const Score own = scoring(candidate, score);
+    if (!own.beats(score)) return;
+    best = candidate;
+    score = own;
+  };
+  const auto give = [&](int begin, int rank) {
     for (int place = begin; place < size; ++place) candidate.move(chain[place], rank);
-    if (const Score own = scoring(candidate, score); own.beats(score)) {
-      best = candidate;
-      score = own;
+  };
+  // From `begin` on all items are one partition's, or the later ones of those after it. The last ones may be where the
+  // root's own work is, to which a microbatch comes back anyway.
+  const std::function<void(int, int)> cut = [&](int begin, int rank) {
+    give(begin, rank);
+    consider();
+    for (int place = size - 1; place > begin && rank > 0 && !problem.leader; --place) {
+      candidate.move(chain[place], 0);
+      consider();
     }
+    give(begin, rank);
     if (rank + 1 == problem.goal.partitions) return;
     const bool has_others = rank == 0 && !problem.leader;  // the root's own work
     for (int end = size - 1; end >= (has_others ? begin : begin + 1); --end) cut(end, rank + 1);

@@ -28,7 +28,8 @@ void shift_cuts(Candidate& candidate, const Problem& problem, const Scoring& sco
 // items.
 void branch_and_bound(Candidate& best, const Problem& problem, const Scoring& scoring, int candidates);
 
-// Looks at every cut of a chain into parts in the order of the partitions.
+// Looks at every cut of a chain into parts in the order of the partitions, of which the last may be where the root
+// works.
 void try_all_cuts(Candidate& best, const Problem& problem, const Scoring& scoring);
 
 // Looks at every candidate there is.

@@ -136,6 +136,7 @@ class StepPlan {
       cuts *= (places - cut + 1) / cut;
       all += cuts;
     }
+    if (!problem_.leader) all *= places;  // those whose last items are the root's rank's
     return all * turns <= kAllSimulatedTurns;
   }
 
