@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "lamina/base/str.h"
 #include "lamina/tensor_parallel/layer_cuts.h"
 #include "lamina/tensor_parallel/plans.h"
 #include "lamina/tensor_parallel/team.h"
@@ -103,12 +104,12 @@ void bind_planned(py::module_& module) {
           py::arg("count"));
 }
 
-// A team of a plan, by its name.
+// A team of a plan, by its name. Another one's is another: Python may free them late.
 struct LoneTeam {
   explicit LoneTeam(int size) { tensor_parallel::note_team(name, std::make_shared<tensor_parallel::Team>(size)); }
   ~LoneTeam() { tensor_parallel::forget_team(name); }
   LoneTeam(const LoneTeam&) = delete;
-  const std::string name = "of a plan";
+  const std::string name = base::str("of the plan at ", static_cast<const void*>(this));
 };
 
 struct PythonAlone {
