@@ -14,6 +14,7 @@
 #include "lamina/device/streams.h"
 #include "lamina/faces/sayings.h"
 #include "lamina/messaging/outcome.h"
+#include "lamina/transport/news.h"
 
 namespace lamina::checkpoint {
 namespace {
@@ -204,9 +205,12 @@ void Save::await_end() {
     try {
       if (peers_.patience.check_interrupt) peers_.patience.check_interrupt();
       // The thread says so itself, unless the disk keeps it. A rank that knows how the save ended may leave before this
-      // one hears of it.
+      // one hears of it, and before words on why it leaves.
       auto loss = decided_ ? std::nullopt : peers_.mailbox.first_loss();
-      if (loss && !peers_.mailbox.waits().left(loss->rank).empty()) loss.reset();
+      const auto has_left = [&] {
+        return loss->cause == transport::kCalledShutdown || !peers_.mailbox.waits().left(loss->rank).empty();
+      };
+      if (loss && has_left()) loss.reset();
       if (!loss) lost.reset();
       if (!lost && loss) lost = base::Deadline::after(kBeat / 2);
       if (lost && lost->expired()) {

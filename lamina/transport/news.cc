@@ -68,7 +68,7 @@ std::vector<News::Told> News::take() { return std::exchange(words_, {}); }
 const char* why(News::Fate fate) {
   switch (fate) {
     case News::Fate::kLeft:
-      return "it called shutdown";
+      return kCalledShutdown;
     case News::Fate::kInterrupted:
       return base::kInterrupted;
     case News::Fate::kBroken:

@@ -8,6 +8,9 @@
 
 namespace lamina::transport {
 
+// The cause of the loss of a rank that has left by itself.
+inline constexpr auto kCalledShutdown = "it called shutdown";
+
 // [Note: news] A rank has liveness sockets to the ranks at distances 1, 2, 4, ... before and after it, and to those
 // with which it exchanges messages: not to all. If it loses one, or hears that one leaves, it tells all with whom it is
 // connected, and so does each rank that hears of it for the first time. It is everywhere after log2(n) words, one after

@@ -296,7 +296,7 @@ void UcxTransport::settle(bool drained) {
       unsettled_ = true;
       continue;
     }
-    peer.why = peer.bye ? "it called shutdown" : peer.gone_why;
+    peer.why = peer.bye ? kCalledShutdown : peer.gone_why;
     deliveries_.emplace_back(Lost{base::Rank(rank), peer.why});
     changed_.notify_all();
   }
