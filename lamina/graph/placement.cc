@@ -3,46 +3,31 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/plan/graph_plan.h"
+#include "lamina/plan/groups.h"
 #include "lamina/plan/plan_from_config.h"
 
 namespace lamina::graph {
 namespace {
 
 // Operations that go together.
-class Ties {
- public:
-  explicit Ties(const std::vector<TracedOperation>& operations, bool layers) : parents_(operations.size()) {
-    std::iota(parents_.begin(), parents_.end(), 0);
-    std::map<int, int> of_variable;
-    std::map<std::string, int> of_layer;
-    for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
-      for (const int variable : operations[i].variables) join(i, of_variable.try_emplace(variable, i).first->second);
-      for (const int other : operations[i].together) join(i, other);
-      const auto& layer = operations[i].layer;
-      if (layers && !layer.empty()) join(i, of_layer.try_emplace(layer, i).first->second);
-    }
+plan::NodeGroups tied(const std::vector<TracedOperation>& operations, bool layers) {
+  plan::NodeGroups groups(operations.size());
+  std::map<int, int> of_variable;
+  std::map<std::string, int> of_layer;
+  for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
+    for (const int variable : operations[i].variables)
+      groups.join(i, of_variable.try_emplace(variable, i).first->second);
+    for (const int other : operations[i].together) groups.join(i, other);
+    const auto& layer = operations[i].layer;
+    if (layers && !layer.empty()) groups.join(i, of_layer.try_emplace(layer, i).first->second);
   }
-
-  int first(int operation) const {
-    while (parents_[operation] != operation) operation = parents_[operation];
-    return operation;
-  }
-
- private:
-  void join(int one, int other) {
-    one = first(one);
-    other = first(other);
-    parents_[std::max(one, other)] = std::min(one, other);
-  }
-
-  std::vector<int> parents_;
-};
+  return groups;
+}
 
 // Why the two are tied, as a clause.
 std::string tie_between(const std::vector<TracedOperation>& operations, const std::vector<Variable>& variables, int one,
@@ -57,7 +42,7 @@ std::string tie_between(const std::vector<TracedOperation>& operations, const st
 
 std::vector<base::Partition> placed_by_hand(const std::vector<TracedOperation>& operations,
                                             const std::vector<Variable>& variables, const config::Config& config) {
-  const Ties ties(operations, /*layers=*/false);
+  plan::NodeGroups ties = tied(operations, /*layers=*/false);
   std::map<int, int> placed;  // per first of those that are tied: an operation that was placed
   for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
     const auto at = operations[i].placed_at;
@@ -114,7 +99,7 @@ void check(const TracedGraph& graph) {
 // The items, and which of them each operation belongs to.
 class ItemTree {
  public:
-  explicit ItemTree(const TracedGraph& graph) : ties_(graph.operations, /*layers=*/true) {
+  explicit ItemTree(const TracedGraph& graph) : ties_(tied(graph.operations, /*layers=*/true)) {
     find_shared(graph);
     tree.push_back({.name = "model", .stretches = {{.reads = std::vector<plan::Read>{}}}});
     std::map<int, int> nodes;
@@ -191,7 +176,7 @@ class ItemTree {
     for (double* time : {&node.backward_us, &node.stretches.back().backward_us}) *time += 2 * work;
   }
 
-  const Ties ties_;
+  plan::NodeGroups ties_;
   std::map<OperationOutput, int> made_at_;  // outputs that are values: the places of their stretches
   int at_ = 0;
 };

@@ -76,11 +76,13 @@ void try_all_cuts(Candidate& best, const Problem& problem, const Scoring& scorin
   const std::function<void(int, int)> cut = [&](int begin, int rank) {
     give(begin, rank);
     consider();
-    for (int place = size - 1; place > begin && rank > 0 && !problem.leader; --place) {
-      candidate.move(chain[place], 0);
-      consider();
+    if (rank > 0 && !problem.leader) {
+      for (int place = size - 1; place > begin; --place) {
+        candidate.move(chain[place], 0);
+        consider();
+      }
+      give(begin, rank);
     }
-    give(begin, rank);
     if (rank + 1 == problem.goal.partitions) return;
     const bool has_others = rank == 0 && !problem.leader;  // the root's own work
     for (int end = size - 1; end >= (has_others ? begin : begin + 1); --end) cut(end, rank + 1);
