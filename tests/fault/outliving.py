@@ -76,6 +76,13 @@ def die(place):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def bits(optimizer):
+    """Copies of what it updates, which with HALF are masters, and of their states."""
+    members = optimizer.param_groups[0]["params"]
+    tensors = members + [value for each in members for value in optimizer.state[each].values()]
+    return [tensor.clone() for tensor in tensors]
+
+
 def loses_rank_1(_):
     """Takes the place of an update that rank 1 has made."""
     del current.job().optimizers[0]._lent.update
@@ -85,22 +92,28 @@ def loses_rank_1(_):
 
 def main():
     global NOW
-    lamina.init(ddp=True, microbatches=ROWS // int(os.environ["WORLD_SIZE"]), timeout_s=30, seed=5)
+    half = bool(os.environ.get("HALF"))
+    lamina.init(ddp=True, microbatches=ROWS // int(os.environ["WORLD_SIZE"]), timeout_s=30, seed=5, bf16=half)
     model = lamina.distribute(layers(float(os.environ.get("DROPOUT", "0"))))
     optimizer, schedule = made(model)
     lamina.DistributedOptimizer(optimizer)
     run = lamina.Run(model, optimizer, schedule=schedule)
     losses, went_on = [0.0] * STEPS, []
+    last = (0, [])  # updates, and bits after them
 
     @lamina.step
     def step(x):
-        loss = model(x).square().mean()
+        loss = model(x.bfloat16() if half else x).square().mean()
         model.backward(loss)
         return loss
 
     @run.elastic
     def train(updates):
         global NOW
+        nonlocal last
+        if last[0] == updates:
+            for before, now in zip(last[1], bits(optimizer) if updates else [], strict=True):
+                assert torch.equal(before, now)
         for number in range(updates, STEPS):
             NOW = number
             optimizer.zero_grad()
@@ -112,6 +125,7 @@ def main():
                 current.job().optimizers[0]._lent.update = loses_rank_1
             optimizer.step()
             schedule.step()
+            last = (number + 1, bits(optimizer))
             die("after" if PLACE != "behind" else "behind")
             if number == updates and updates:
                 went_on.append(time.time())

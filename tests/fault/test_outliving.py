@@ -18,9 +18,9 @@ BOUND_S = 5.0  # from a death to the end of the next step
 EVERY = [(place, victim) for place in ("forward", "before", "after") for victim in range(3)]
 
 
-def ends(launcher, ranks, place, *deaths, **environment):
+def ends(launcher, ranks, place, *deaths, **more):
     """Returns what those who are left have written, by rank."""
-    started = launcher.start_ranks(ranks, PROGRAM, place, *deaths, **environment)
+    started = launcher.start_ranks(ranks, PROGRAM, place, *deaths, **more)
     with Beside(started) as beside:
         outputs = [rank.communicate(timeout=90)[1] for rank in started]
     dead = {int(each.partition(":")[0]) for each in deaths}
@@ -53,6 +53,14 @@ def test_three_copies_go_on_as_two_wherever_one_is_killed(place, victim, launche
 
 def test_an_update_that_one_has_made_counts_for_all(launcher):
     require_undisturbed(ends(launcher, 3, "behind", "1"), 2)
+
+
+def test_masters_and_their_states_stay_as_they_are(launcher):
+    found = ends(launcher, 3, "before", "1", env={"HALF": "1"})
+    for end in found.values():
+        states = end["optimizer"]["state"]
+        assert [float(state["step"]) for state in states.values()] == [9.0] * 6
+        assert {state["exp_avg"].dtype for state in states.values()} == {torch.float32}
 
 
 def test_copies_are_lost_one_after_the_other(launcher):

@@ -66,6 +66,7 @@ class Survivors:
     def __init__(self, model: DistributedModel, optimizer: OptimizerState, training: Training):
         self._model, self._optimizer, self._training = model, optimizer, training
         self._is_whole = True  # what is here is of one update
+        self._states: dict[str, Any] | None = None  # of the optimizer, while it goes over
         self._kept: dict[str, _Kept] = {}
         self._seeded: int | None = None
         self.lost: list[int] = []
@@ -159,7 +160,8 @@ class Survivors:
         before = self._job
         self._bring_back()
         before.gradients.let_go()
-        self._optimizer.let_go(with_states=True)
+        self._states = self._states or self._optimizer.own()
+        self._optimizer.let_go(with_states=False)
         changed = self._job = lifetime.go_over(before, session)
         self._training.moved(before)
         self._model.go_on_in(changed)
@@ -167,11 +169,12 @@ class Survivors:
         self._is_whole = progress[session.rank] == progress[0]
         changed.life.make()
         if len(set(progress)) > 1:
-            own = (self._optimizer.optimizer.state_dict(), self._training.state(), self._seeded)
+            own = (self._states, self._training.state(), self._seeded)
             _, told = session.first_given("world", own if session.rank == 0 else None)
-            states, state, self._seeded = told
-            self._optimizer.optimizer.load_state_dict(states)  # the first one, too: it counts what was loaded into it
+            self._states, state, self._seeded = told
             self._training.take(state)
+        self._optimizer.load_state_dict(self._states)
+        self._states = None
         if self._seeded is not None:
             session.seeded_steps = self._seeded
         self._is_whole = True

@@ -171,6 +171,10 @@ class OptimizerState(OptimizerSteps):
         """The names of the parameters in the groups that are here, in their order."""
         return [name for group in self._members() for name, _, _, local in group if local is not None]
 
+    def own(self) -> dict[str, Any]:
+        """The state of what this rank updates, with masters and the loss scale."""
+        return dictionary(self._torchs.state_dict(self.optimizer), self._engine.own_state(self._lent, False))
+
     def has_precision(self) -> bool:
         """True where half precision adds masters, or a loss scale: on all ranks alike."""
         return current.job().session.updates_masters or self._scale.is_on
