@@ -12,6 +12,7 @@
 #include "lamina/frontend/optimizer.h"
 #include "lamina/frontend/placement.h"
 #include "lamina/frontend/remote.h"
+#include "lamina/frontend/run.h"
 #include "lamina/frontend/slicing_plan.h"
 #include "lamina/frontend/step.h"
 #include "lamina/frontend/tensor_parallel.h"

@@ -10,6 +10,7 @@
 #include "lamina/frontend/checkpointed_job.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
+#include "lamina/frontend/layout_change.h"
 #include "lamina/frontend/model.h"
 #include "lamina/job_checkpoint/held_job.h"
 #include "lamina/job_checkpoint/saves.h"
@@ -51,9 +52,10 @@ model::Proposal proposal_in(Current& job, const config::Config& config) {
   return proposal;
 }
 
-// Ends the one layout and begins the other. From here on an error ends the job.
-void go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
-             const std::optional<job_checkpoint::HeldJob>& held) {
+}  // namespace
+
+void frontend::go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
+                       const std::optional<job_checkpoint::HeldJob>& held) {
   auto& job = frontend::current();
   const auto optimizers = frontend::optimizers_of(job);
   job.model->let_go();
@@ -66,8 +68,6 @@ void go_over(std::shared_ptr<session::Session> session, std::optional<model::Pro
   if (held) changed.waiting = job_checkpoint::resumption_of(*held, std::make_shared<CheckpointedJob>(changed));
   changed.model->go_on(std::move(proposal));
 }
-
-}  // namespace
 
 void change(Settings settings) { change(frontend::to_json(settings)); }
 
@@ -88,7 +88,7 @@ void change(const std::string& json) {
     held = job_checkpoint::hold_job(lent);
   }
   if (waits) held.reset();  // each rank goes on with what it has
-  go_over(session::open_after(session, config, frontend::face_hooks()), std::move(proposal), held);
+  frontend::go_over(session::open_after(session, config, frontend::face_hooks()), std::move(proposal), held);
 }
 
 }  // namespace lamina

@@ -3,8 +3,11 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "lamina/distributed_optimizer/optimizer.h"
 #include "lamina/frontend/current.h"
@@ -19,6 +22,7 @@ struct JobOptimizer {
   const std::shared_ptr<optim::LossScale> scale;
   LentOptimizer lent;
   std::optional<distributed_optimizer::Optimizer> engine;  // always, but for another layout another one
+  std::function<void()> after_step = [] {};
 
   JobOptimizer(std::shared_ptr<torch::optim::Optimizer> its, fused::Needs needs,
                std::shared_ptr<optim::LossScale> its_scale)
@@ -39,6 +43,17 @@ struct JobOptimizer {
 
   std::vector<std::vector<distributed_optimizer::OptimizerGroups::Member>> members() const {
     return engine->groups().members(lent);
+  }
+  // What this rank updates, and the options of groups.
+  struct Own {
+    distributed_optimizer::StateDict rows;
+    std::vector<Fields> options;
+  };
+  Own own() const { return {engine->state_dicts().own(lent, /*joins_shards=*/false), lent.options_of_groups()}; }
+  void load(const Own& own) { load_rows(own.rows, own.options); }
+  // Loads a state dict; groups get these options.
+  void load_rows(const distributed_optimizer::StateDict& rows, const std::vector<Fields>& options) {
+    engine->load(lent, rows, [&](const std::vector<value::Value>& parts) { lent.load(parts, options); });
   }
   // Loads what this rank has of a state, which it has in parts, and gives the groups these options.
   void load_parts(const distributed_optimizer::NamedState& state, const std::vector<Fields>& options) {

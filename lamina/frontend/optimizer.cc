@@ -214,10 +214,6 @@ struct OptimizerPart::Rest : JobOptimizer {
     state.parts = engine->state_dicts().parts();
     state.saved_by.clear();
   }
-  // Loads a state dict; groups get these options.
-  void load_rows(const distributed_optimizer::StateDict& rows, const std::vector<Fields>& options) {
-    engine->load(lent, rows, [&](const std::vector<value::Value>& parts) { lent.load(parts, options); });
-  }
 };
 
 void set_needs(std::type_index optimizer, Needs needs) {
@@ -251,6 +247,7 @@ at::Tensor OptimizerPart::step(torch::optim::Optimizer::LossClosure closure) {
   }
   rest.replace_new();
   explained([&] { rest.engine->step(rest.lent, rest.model(), rest.lent.closed(std::move(closure))); });
+  rest.after_step();
   return rest.lent.take_loss();
 }
 

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "lamina/job_checkpoint/held_job.h"
+#include "lamina/model/cut.h"
+#include "lamina/session/session.h"
+
+namespace lamina::frontend {
+
+// Ends the current job, and begins one with that session, which was opened beside its own: with the same model and
+// optimizers, cut by that plan, if any. Values and states come from what ranks hold of them, or are whole here.
+// Collective over the world; an error ends the job.
+void go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
+             const std::optional<job_checkpoint::HeldJob>& held);
+
+}  // namespace lamina::frontend

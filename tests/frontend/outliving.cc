@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of a model of which some are killed: the others go on, with the losses and weights of one process, as
+// tests/fault/outliving.py has it for Python.
+//
+//     lamina run -n 3 --elastic 1 -c frontend_outliving PLACE RANK[:STEP]...
+//
+// The ranks die in those steps: in the forward, before the update or after it. With `behind`, ranks die after an update
+// that the first rank has not made. `half` trains in half precision, in which masters and their states stay.
+#include <signal.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lamina/base/str.h"
+#include "lamina/frontend/current.h"
+#include "lamina/lamina.h"
+#include "tests/frontend/expect.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::frontend::test;
+using at::Tensor;
+
+constexpr int kSteps = 9, kRows = 12, kFatal = 3;
+
+std::string place;          // where ranks die
+std::map<int, int> deaths;  // steps, by ranks of the beginning
+int self = 0, now = -1;     // this rank of the beginning; the step
+
+void die(const std::string& where) {
+  const auto death = deaths.find(self);
+  if (where == place && death != deaths.end() && death->second == now) ::kill(::getpid(), SIGKILL);
+}
+
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  Tensor steps;
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(6, 9));
+    last = register_module("last", torch::nn::Linear(9, 1));
+    steps = register_buffer("steps", torch::zeros({}));
+  }
+  Tensor forward(const Tensor& x) {
+    steps += 1.0 / (is_initialized() ? num_microbatches() : 1);
+    die("forward");
+    return last(torch::tanh(first(x))).square().mean();
+  }
+};
+using Net = torch::nn::ModuleHolder<NetImpl>;
+
+Net net() {
+  torch::manual_seed(3);
+  Net net;
+  net->to(torch::kDouble);
+  return net;
+}
+
+Tensor batch(int number) {
+  torch::manual_seed(1000 + number);
+  return torch::randn({kRows, 6}, torch::kDouble);
+}
+
+torch::optim::AdamWOptions options() { return torch::optim::AdamWOptions(0.02).weight_decay(0.1); }
+
+struct Schedule : torch::optim::StepLR {
+  explicit Schedule(torch::optim::Optimizer& optimizer) : StepLR(optimizer, 3, 0.5) {}
+  Value state() const { return to_value(static_cast<std::int64_t>(step_count_)); }
+  void take(const Value& state) { step_count_ = static_cast<unsigned>(from_value<std::int64_t>(state)); }
+};
+
+// One process that nobody disturbs.
+struct Plain {
+  Net model = net();
+  std::vector<double> losses;
+  Plain() {
+    torch::optim::AdamW optimizer(model->parameters(), options());
+    Schedule schedule(optimizer);
+    for (int number = 0; number < kSteps; ++number) {
+      optimizer.zero_grad();
+      auto loss = model->forward(batch(number));
+      loss.backward();
+      optimizer.step();
+      schedule.step();
+      losses.push_back(loss.item<double>());
+    }
+  }
+};
+
+// What the optimizer updates, and its states.
+std::vector<Tensor> bits(torch::optim::Optimizer& optimizer) {
+  std::vector<Tensor> tensors;
+  for (const auto& member : optimizer.param_groups().front().params()) {
+    const auto& state =
+        static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(member.unsafeGetTensorImpl()));
+    tensors.insert(tensors.end(), {member.detach().clone(), state.exp_avg().clone(), state.exp_avg_sq().clone(),
+                                   torch::tensor(state.step())});
+  }
+  return tensors;
+}
+
+// Loses rank 1 before an update, which that one has made, on the first rank of the beginning.
+struct Fatal : torch::optim::AdamW {
+  using AdamW::AdamW;
+  Tensor step(LossClosure closure) override {
+    if (place == "behind" && self == 0 && now == kFatal && lamina::size() == 3) {
+      const std::vector<base::Rank> second{base::Rank(1)};
+      const auto loss = frontend::current().session->mailbox().loss(second, std::chrono::seconds(20));
+      expect(loss.has_value(), "rank 1 dies");
+      throw PeerError("rank 1 is lost before the update", loss);
+    }
+    return AdamW::step(std::move(closure));
+  }
+};
+
+void train(bool half) {
+  init({{"ddp", true}, {"microbatches", kRows / size()}, {"timeout_s", 30}, {"seed", 5}, {"bf16", half}});
+  DistributedModel<Net> model(net());
+  DistributedOptimizer<Fatal> optimizer(std::make_unique<Fatal>(model.parameters(), options()));
+  Schedule schedule(*optimizer);
+  Run run({.state = [&] { return schedule.state(); }, .take = [&](const Value& state) { schedule.take(state); }});
+  auto step = lamina::step([&](const Tensor& x) {
+    auto loss = model(half ? x.to(torch::kBFloat16) : x);
+    model.backward(loss);
+    return loss;
+  });
+  std::vector<double> losses(kSteps);
+  std::int64_t last = 0;
+  std::vector<Tensor> before;
+  int epochs = 0;
+  elastic(run, [&](Epoch& epoch) {
+    ++epochs;
+    if (epoch.updates == last && last > 0) {
+      const auto after = bits(*optimizer);
+      for (std::size_t i = 0; i < after.size(); ++i) expect(torch::equal(before[i], after[i]), "states stay");
+    }
+    for (now = static_cast<int>(epoch.updates); now < kSteps; ++now) {
+      optimizer.zero_grad();
+      const auto own = step(batch(now).chunk(dp_size())[dp_rank()]).reduce_mean().template item<double>();
+      const auto all = all_gather(Group::kDp, own);
+      losses[now] = 0;
+      for (const auto each : all) losses[now] += each / static_cast<double>(all.size());
+      die("before");
+      optimizer.step();
+      schedule.step();
+      last = now + 1;
+      before = bits(*optimizer);
+      die(place == "behind" ? "behind" : "after");
+    }
+  });
+  expect(epochs > 1, "ranks were lost");
+  if (half) {
+    for (const auto& state : before) expect(!state.is_floating_point() || state.dtype() == torch::kFloat, "masters");
+  } else {
+    const Plain plain;
+    for (int number = 0; number < kSteps; ++number) {
+      expect(std::abs(losses[number] - plain.losses[number]) < 1e-12, base::str("the loss of step ", number));
+    }
+    const auto state = model.state_dict();
+    for (const auto& item : plain.model->named_parameters()) {
+      expect(torch::allclose(state[item.key()], item.value(), 1e-12, 1e-12), item.key());
+    }
+    expect(std::abs(state["steps"].template item<double>() - kSteps) < 1e-12, "buffers count updates once");
+  }
+  shutdown();
+  std::puts("went on to the end");
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  self = lamina::rank();
+  place = words[1];
+  bool half = false;
+  for (int i = 2; i < count; ++i) {
+    const std::string word = words[i];
+    const auto colon = word.find(':');
+    if (word == "half")
+      half = true;
+    else
+      deaths[std::stoi(word)] = colon == std::string::npos ? kFatal : std::stoi(word.substr(colon + 1));
+  }
+  train(half);
+  return exit_code();
+}
