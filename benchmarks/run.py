@@ -94,6 +94,7 @@ BENCHMARKS = [
     Benchmark("team_turns", "team_turns.py", ranks=4, usual_s=50, full_s=120),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
     Benchmark("timeline_cost", "timeline_cost.py", ranks=2, usual_s=40),
+    Benchmark("elastic", "elastic.py", usual_s=120, full_s=280),
     Benchmark(
         "tensorflow_graphs",
         "tensorflow_graphs.py",
