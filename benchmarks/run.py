@@ -79,6 +79,7 @@ BENCHMARKS = [
     Benchmark("precision_4", "precision.py", ranks=4, usual_s=90, full_s=200),
     Benchmark("checkpoints_2", "checkpoints.py", ranks=2, usual_s=200, full_s=600),
     Benchmark("checkpoints_4", "checkpoints.py", ranks=4, usual_s=300, full_s=800),
+    Benchmark("keeping", "keeping.py", ranks=4, usual_s=60, full_s=120),
     Benchmark("optim", "optim.py", needs=PROGRAMS / "optim_bench", usual_s=60, full_s=240),
     Benchmark("remote_updates", "remote_updates.py", usual_s=150, full_s=360),
     Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),

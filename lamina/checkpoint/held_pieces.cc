@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <ranges>
 #include <utility>
 
 #include "lamina/archive/checksums.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/chunks.h"
+#include "lamina/checkpoint/packed_parts.h"
 #include "lamina/checkpoint/rank_files.h"
 #include "lamina/device/capabilities.h"
 #include "lamina/layout/common.h"
@@ -119,23 +121,6 @@ std::int64_t common_elements(const layout::Region& one, const layout::Region& ot
 
 std::span<const std::byte> bytes_here(const at::Tensor& elements) {
   return std::span<const std::byte>(static_cast<const std::byte*>(elements.const_data_ptr()), elements.nbytes());
-}
-
-archive::Manifest manifest_of(std::size_t rank, std::span<const Part> parts) {
-  archive::Manifest manifest;
-  std::uint64_t bytes = 0;
-  for (const auto& part : parts) {
-    auto tensor = part.tensor;
-    auto region = part.region;
-    region.size = count(region);
-    tensor.pieces = {{0, bytes, std::move(region)}};
-    manifest.tensors.push_back(std::move(tensor));
-    bytes += static_cast<std::uint64_t>(size_bytes(part));
-  }
-  // Memory has no checksums: what travels has them.
-  const std::vector<archive::Checksum> none((bytes + archive::kBlock - 1) / archive::kBlock);
-  manifest.files.push_back({base::str("rank-", rank), bytes, none});
-  return manifest;
 }
 
 }  // namespace
@@ -260,7 +245,7 @@ HeldPieces::HeldPieces(const Peers& peers, std::span<const Part> written, std::s
   std::uint64_t offset = 0;
   for (const auto& part : written) {
     const auto bytes = static_cast<std::uint64_t>(size_bytes(part));
-    const auto here = parts_.emplace(key_of(part.tensor), part).first;
+    const auto here = parts_.emplace(key_of(part.tensor), part);
     if (bytes > 0) by_offset_.emplace(offset, &here->second);
     offset += bytes;
   }
@@ -275,10 +260,12 @@ HeldPieces::Key HeldPieces::key_of(const archive::SavedTensor& tensor) {
 bool HeldPieces::take_own(const archive::Wanted& wanted) const {
   const auto& tensor = *wanted.tensor;
   if (tensor.kind == archive::Kind::kBuffer) return false;
-  const auto found = parts_.find(key_of(tensor));
-  if (found == parts_.end()) return false;
+  const auto own = std::ranges::subrange(parts_.lower_bound(key_of(tensor)), parts_.upper_bound(key_of(tensor)));
+  const auto found = std::ranges::find_if(own, [&](const auto& each) {
+    return common_elements(each.second.region, wanted.region) == count(wanted.region);
+  });
+  if (found == own.end()) return false;
   const auto& part = found->second;
-  if (common_elements(part.region, wanted.region) != count(wanted.region)) return false;
   const auto elements = devices::on_host(part.elements);
   const auto from = bytes_here(elements);
   Walk walk({{part.region, wanted.region, archive::element_bytes(tensor.dtype)}});

@@ -54,7 +54,7 @@ class HeldPieces : public archive::PieceSource {
   std::vector<std::vector<Need>> needs(std::span<const archive::Wanted> wanted) const;
 
   archive::Manifest manifest_;                      // whose files have the numbers of ranks
-  std::map<Key, Part> parts_;                       // of this rank
+  std::multimap<Key, Part> parts_;                  // of this rank; several of a tensor, where it keeps others'
   std::map<std::uint64_t, const Part*> by_offset_;  // those that the manifest lists, by where they begin
   std::optional<Peers> peers_;
   std::uint64_t received_bytes_ = 0;

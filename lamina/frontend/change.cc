@@ -65,7 +65,10 @@ void frontend::go_over(std::shared_ptr<session::Session> session, std::optional<
   changed.model = std::make_shared<frontend::Model>(*changed.held->now, changed);
   changed.held->now = changed.model;
   for (const auto& optimizer : optimizers) frontend::JobOptimizer::join(optimizer, changed);
-  if (held) changed.waiting = job_checkpoint::resumption_of(*held, std::make_shared<CheckpointedJob>(changed));
+  if (held) {
+    changed.waiting = job_checkpoint::resumption_of(*held, std::make_shared<CheckpointedJob>(changed));
+    changed.waiting->keep_options();  // they are the very ones
+  }
   changed.model->go_on(std::move(proposal));
 }
 

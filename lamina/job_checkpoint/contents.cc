@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -50,12 +51,12 @@ std::vector<GroupNames> to_names(const value::Value& told) {
 
 // The names in the groups of a whole optimizer, from what each rank of a copy of the model knows of them. They are in
 // the order of the model where each has made groups of its own parameters.
-GroupNames agreed(const std::vector<GroupNames>& everyone, const model::ParameterTable& table) {
+GroupNames agreed(const std::vector<GroupNames>& everyone, std::span<const std::string> rows) {
   if (std::ranges::all_of(everyone, [&](const GroupNames& other) { return other == everyone.front(); })) {
     return everyone.front();
   }
   std::unordered_map<std::string_view, std::size_t> order;
-  for (const auto& row : table.all()) order.emplace(row.layout.name, order.size());
+  for (const auto& row : rows) order.emplace(row, order.size());
   const auto place = [&](const std::string& name) {
     const auto found = order.find(name);
     return found == order.end() ? order.size() : found->second;
@@ -83,6 +84,33 @@ About about_of(const JobAccess& job) {
   about.partition = job.partition();
   about.seeded_steps = job.steps().seeds().steps();
   if (const auto* scale = job.loss_scale(); scale != nullptr && scale->is_dynamic()) about.loss_scale = scale->state();
+  return about;
+}
+
+std::vector<std::string> rows_of(const model::ParameterTable& table) {
+  std::vector<std::string> rows;
+  for (const auto& row : table.all()) rows.push_back(row.layout.name);
+  return rows;
+}
+
+About about_of_copy(const std::vector<About>& ranks, std::span<const std::string> rows) {
+  auto about = ranks.front();
+  value::Dict extra;
+  for (const auto& each : ranks) {
+    const auto* states = each.extra_state.get_if<value::Dict>();
+    if (states != nullptr) extra.items.insert(extra.items.end(), states->items.begin(), states->items.end());
+  }
+  if (!extra.items.empty()) about.extra_state = std::move(extra);
+  for (std::size_t number = 0; number < about.optimizers.size(); ++number) {
+    std::vector<GroupNames> everyone;
+    for (const auto& each : ranks) {
+      auto& names = everyone.emplace_back();
+      for (const auto& group : each.optimizers.at(number).groups) names.push_back(group.parameters);
+    }
+    const auto names = agreed(everyone, rows);
+    auto& groups = about.optimizers[number].groups;
+    for (std::size_t i = 0; i < groups.size(); ++i) groups[i].parameters = names[i];
+  }
   return about;
 }
 
@@ -126,7 +154,7 @@ About Contents::describe() {
   for (std::size_t number = 0; number < optimizers_.size(); ++number) {
     std::vector<GroupNames> everyone;
     for (const auto& known : known_) everyone.push_back(known.at(number));
-    const auto names = agreed(everyone, job_.table());
+    const auto names = agreed(everyone, rows_of(job_.table()));
     auto& groups = optimizers_[number].groups;
     for (std::size_t i = 0; i < groups.size(); ++i) groups[i].parameters = names[i];
   }

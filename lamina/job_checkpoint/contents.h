@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,5 +49,9 @@ class Contents {
 
 // Tells of a job what is neither its optimizers' nor the user's.
 About about_of(const JobAccess& job);
+// The names of the rows of a model, in their order.
+std::vector<std::string> rows_of(const model::ParameterTable& table);
+// Makes one of what each rank of a copy of the model, whose rows these are, describes without the others.
+About about_of_copy(const std::vector<About>& ranks, std::span<const std::string> rows);
 
 }  // namespace lamina::job_checkpoint

@@ -81,10 +81,8 @@ HeldJob hold_job(JobAccess& job) {
 std::shared_ptr<Resumption> resumption_of(const HeldJob& held, std::shared_ptr<JobAccess> job) {
   held.pieces->read_with(job->peers());
   auto reader = std::make_shared<Reader>(held.pieces->manifest(), held.pieces);
-  auto resumption =
-      std::make_shared<Resumption>(std::move(job), std::move(reader), held.about, /*strict=*/true, OfOptimizers::kAll);
-  resumption->keep_options();
-  return resumption;
+  return std::make_shared<Resumption>(std::move(job), std::move(reader), held.about, /*strict=*/true,
+                                      OfOptimizers::kAll);
 }
 
 }  // namespace lamina::job_checkpoint

@@ -52,24 +52,6 @@ std::string listed() {
   return text;
 }
 
-// Refuses what a session has that cannot change, whatever is asked.
-void require_may_change(Session& session) {
-  const auto& config = session.config();
-  if (config.tensor_parallel_degree > 1) {
-    throw refused_change(
-        "tensor_parallel_degree is above 1, and layers that are sliced cannot be cut in another way yet");
-  }
-  if (session.recorder().keeps_events()) {
-    throw refused_change(
-        "a timeline is being recorded, of one layout: end it first, or start the job without --timeline");
-  }
-  if (session.run_recorder() && !session.run_recorder()->is_over()) {
-    throw refused_change(
-        "steps are being compared with the plain model's (verify_steps, lamina verify), in one layout");
-  }
-  if (!session.half_cut().empty()) throw refused_change("the model was not cut to the end: " + session.half_cut());
-}
-
 // Clipping is the training's, and not its layout's.
 bool clips_as_shards(const Session& session) {
   return session.clips_as_shards() || session.config().sharded_data_parallel_degree > 1;
@@ -128,21 +110,6 @@ void require_fits(const ChangingOptimizer& optimizer, const config::Config& conf
   }
 }
 
-void require_fits(const ChangingJob& job, const config::Config& config, int copies) {
-  if (!job.has_model) throw refused_change("there is no DistributedModel yet: give the layout to init()");
-  if (job.saves) throw refused_change("a checkpoint is being saved: wait for its handle first");
-  if (!job.relies.empty()) throw refused_change(job.relies.front() + ", which relies on the layout that there is");
-  if (job.waits) throw refused_change("a checkpoint waits to be loaded when the model is cut: make a step first");
-  if (job.has_hook)
-    throw refused_change("the model has a communication hook, whose state may be made for these copies");
-  if (job.joins) throw refused_change("copies of the model may have left in model.join(): call it after that");
-  if (!job.odd_buffers.empty()) {
-    throw refused_change(
-        base::str("the buffer ", job.odd_buffers.front(), " is sparse or quantised, and cannot go to another rank"));
-  }
-  for (const auto& optimizer : job.optimizers) require_fits(optimizer, config, copies);
-}
-
 // The store where groups of that world meet, on the rank that hosts it; nullptr on another one. It is that of groups of
 // the session before, too, and is not to go with these while others meet there already.
 std::shared_ptr<rendezvous::JobStore> hosted_store(const environment::World& world, const base::Patience& patience,
@@ -162,10 +129,32 @@ base::UsageError refused_change(const std::string& why) {
   return base::UsageError("lamina.change(): " + why, base::Code{"change-refused"});
 }
 
+void require_may_change(Session& session) {
+  const auto& config = session.config();
+  if (config.tensor_parallel_degree > 1) {
+    throw refused_change(
+        "tensor_parallel_degree is above 1, and layers that are sliced cannot be cut in another way yet");
+  }
+  if (session.recorder().keeps_events()) {
+    throw refused_change(
+        "a timeline is being recorded, of one layout: end it first, or start the job without --timeline");
+  }
+  if (session.run_recorder() && !session.run_recorder()->is_over()) {
+    throw refused_change(
+        "steps are being compared with the plain model's (verify_steps, lamina verify), in one layout");
+  }
+  if (!session.half_cut().empty()) throw refused_change("the model was not cut to the end: " + session.half_cut());
+}
+
 config::Config changed_config(Session& session, const std::string& text) {
-  const auto& before = session.config();
   const auto given = given_alike(session, text);
   require_may_change(session);
+  return config_of(session, given.dump(), session.world().size);
+}
+
+config::Config config_of(Session& session, const std::string& text, int ranks) {
+  const auto& before = session.config();
+  const auto given = given_keys(text);
   auto keys = json::parse(config::to_json(before));
   // Defaults that depend on what may change, where nobody has said them.
   if (before.active_microbatches == config::default_window(before.partitions)) keys["active_microbatches"] = nullptr;
@@ -176,7 +165,7 @@ config::Config changed_config(Session& session, const std::string& text) {
   keys.update(given);
   auto config = config::with_defaults(config::parse_config({.json = keys.dump()}).config);
   const topology::Topology topology(
-      session.world().size, config.partitions, config.tensor_parallel_degree, config.placement_strategy,
+      ranks, config.partitions, config.tensor_parallel_degree, config.placement_strategy,
       {.shard = config.sharded_data_parallel_degree, .one_batch = config.prescaled_batch});
   const int copies = topology.size(topology::kReplicas);
   const int copies_before = session.topology().size(topology::kReplicas);
@@ -198,6 +187,21 @@ config::Config changed_config(Session& session, const std::string& text) {
   config::validate(config);
   config::require_available(config, copies);
   return config;
+}
+
+void require_fits(const ChangingJob& job, const config::Config& config, int copies) {
+  if (!job.has_model) throw refused_change("there is no DistributedModel yet: give the layout to init()");
+  if (job.saves) throw refused_change("a checkpoint is being saved: wait for its handle first");
+  if (!job.relies.empty()) throw refused_change(job.relies.front() + ", which relies on the layout that there is");
+  if (job.waits) throw refused_change("a checkpoint waits to be loaded when the model is cut: make a step first");
+  if (job.has_hook)
+    throw refused_change("the model has a communication hook, whose state may be made for these copies");
+  if (job.joins) throw refused_change("copies of the model may have left in model.join(): call it after that");
+  if (!job.odd_buffers.empty()) {
+    throw refused_change(
+        base::str("the buffer ", job.odd_buffers.front(), " is sparse or quantised, and cannot go to another rank"));
+  }
+  for (const auto& optimizer : job.optimizers) require_fits(optimizer, config, copies);
 }
 
 void require_changeable(Session& session, const config::Config& config, const ChangingJob& job) {

@@ -30,6 +30,13 @@ base::UsageError refused_change(const std::string& why);
 // and for what a job or a layout has that cannot change.
 config::Config changed_config(Session& session, const std::string& json);
 
+// Does so for so many ranks, of which this one alone is asked, and looks at no more than what `json` and the
+// configuration of the session say.
+config::Config config_of(Session& session, const std::string& json, int ranks);
+
+// Throws base::UsageError for what a session has that cannot change, whatever is asked.
+void require_may_change(Session& session);
+
 // An optimizer of the job, as far as its face knows it.
 struct ChangingOptimizer {
   std::string name;           // of its class
@@ -51,6 +58,9 @@ struct ChangingJob {
   std::vector<std::string> odd_buffers;  // the names of those that are sparse or quantised
   std::vector<ChangingOptimizer> optimizers;
 };
+
+// Throws base::UsageError where a job cannot go over to that layout, of so many copies of the model, or not now.
+void require_fits(const ChangingJob& job, const config::Config& config, int copies);
 
 // Throws base::UsageError, on all ranks, where a job cannot go over to that layout, or not now; collective over the
 // world. What is asked of a model that is cut: job_checkpoint::require_changeable().

@@ -115,7 +115,14 @@ std::vector<Value> EpochTalk::all_gather(std::span<const base::Rank> members, Va
     if (patience_.check_interrupt) patience_.check_interrupt();
     attend();
   };
-  return mailbox_.all_gather(members, std::move(value), patience);
+  const auto deadline = base::Deadline::after(patience_.timeout);
+  while (true) {
+    try {
+      return mailbox_.all_gather(members, value, patience);
+    } catch (const base::DesyncError&) {
+      if (deadline.expired()) throw;
+    }
+  }
 }
 
 // Hears what others say, and answers.

@@ -63,6 +63,11 @@ std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int
   }
   config.microbatches = microbatches.value_or(static_cast<int>(all / copies));
   config.verify_steps = 0;
+  return open_in(next, std::move(config), std::move(world), std::move(hooks));
+}
+
+std::shared_ptr<Session> EpochEnd::open_in(const NextEpoch& next, config::Config config, environment::World world,
+                                           FaceHooks hooks) {
   return open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
                      "the ranks that are left meet");
 }

@@ -38,6 +38,9 @@ class EpochEnd {
   // base::ConfigError where copies cannot share microbatches out alike.
   std::shared_ptr<Session> open(const NextEpoch& next, std::optional<int> microbatches, environment::World world,
                                 FaceHooks hooks);
+  // Does so in a layout of theirs.
+  std::shared_ptr<Session> open_in(const NextEpoch& next, config::Config config, environment::World world,
+                                   FaceHooks hooks);
 
  private:
   Session& before_;

@@ -12,6 +12,7 @@
 
 #include "lamina/environment/world.h"
 #include "lamina/session/next_epoch.h"
+#include "lamina/session/next_layout.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/hooks.h"
@@ -66,6 +67,16 @@ void bind_layouts(py::class_<Session, std::shared_ptr<Session>>& kind) {
       .def("waits_for_trace", &session::waits_for_trace, py::call_guard<Release>(), py::arg("config"),
            py::arg("is_traced"), py::arg("is_whole"),
            "Whether the model stays whole until the next step, which traces and cuts it; collective over the world.")
+      .def(
+          "next_layout",
+          [](Session& before, int ranks, const std::vector<std::string>& layouts, const ChangingJob& job) {
+            return session::next_layout(before, ranks, layouts, job);
+          },
+          py::call_guard<Release>(), py::arg("ranks"), py::arg("layouts"), py::arg("job"),
+          "The configuration in which so many of its ranks go on: see lamina/session/next_layout.h. Raises ConfigError "
+          "where there is none.")
+      .def("require_layouts", &session::require_layouts, py::call_guard<Release>(), py::arg("layouts"),
+           "Raises UsageError or ConfigError, on all ranks, for what is no layout; collective over the world.")
       .def("open_after", &open_after, py::arg("config"),
            "Opens the session of another layout, which is to take this one's place; collective over the world.");
   kind.def(
@@ -114,7 +125,15 @@ void bind_epochs(py::module_& module) {
           },
           py::arg("next"), py::arg("microbatches"),
           "Opens the session of those who go on, with this one's place as the environment says it, and so many "
-          "microbatches of each copy; None: as many of all copies as before.");
+          "microbatches of each copy; None: as many of all copies as before.")
+      .def(
+          "open_in",
+          [](EpochEnd& end, const NextEpoch& next, const config::Config& config) {
+            const Release release;
+            return with_maker(
+                end.open_in(next, config, environment::read_world(environment::process_environment()), face_hooks()));
+          },
+          py::arg("next"), py::arg("config"), "Does so in that layout.");
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ def main():
     optimizer.step()
     optimizer.zero_grad()
     if PLACE == "listing":
-        change._MovingJob.tensors = dies_before(change._MovingJob.tensors)
+        change.MovingJob.tensors = dies_before(change.MovingJob.tensors)
     elif PLACE == "between":
         change.everywhere = dies_before(change.everywhere)
     elif PLACE == "meeting":

@@ -61,7 +61,7 @@ def change(**keys: "Unpack[LayoutKeys]") -> None:
 def checked(job: current.Job, keys: dict[str, Any]) -> _lamina.Config:
     """The configuration of the job in that layout. Errors as `change`; nothing is done yet. Collective."""
     config = job.session.changed_config(everywhere(job, lambda: _to_json(keys)))
-    job.session.require_changeable(config, _told(job))
+    job.session.require_changeable(config, told_of(job))
     return config
 
 
@@ -78,7 +78,7 @@ def change_now(job: current.Job, keys: dict[str, Any]) -> None:
     if not waits:
         proposal = everywhere(job, lambda: _proposal(job, config, trace or Trace()))
     if is_cut:
-        held = _lamina.HeldJob(job.session, _MovingJob(job))
+        held = _lamina.HeldJob(job.session, MovingJob(job))
     session = job.session.open_after(config)  # until now an error leaves the layout as it is
     _go_over(job, session, proposal, None if waits else held)
     job = held = None
@@ -97,18 +97,18 @@ def refused(why: str) -> UsageError:
     return UsageError(f"lamina.change(): {why}", code="change-refused")
 
 
-def _told(job: current.Job) -> _lamina.ChangingJob:
+def told_of(job: current.Job) -> _lamina.ChangingJob:
     """Tells the engine, which says whether the job may change, what Python knows of it."""
     told = _lamina.ChangingJob(
         saves=job.saves.are_under_way, relies=job.fixed_by, waits=job.life.resumption is not None
     )
     if job.has_model:
         job.model.tell(told)
-        told.optimizers = [_told_of(state) for state in job.optimizers]
+        told.optimizers = [_told_of_optimizer(state) for state in job.optimizers]
     return told
 
 
-def _told_of(state: OptimizerState) -> _lamina.ChangingOptimizer:
+def _told_of_optimizer(state: OptimizerState) -> _lamina.ChangingOptimizer:
     optimizer = state.optimizer
     return _lamina.ChangingOptimizer(
         name=type(optimizer).__name__,
@@ -154,12 +154,12 @@ def _go_over(
     for state in optimizers:
         state.go_on_in(changed)
     if held is not None:
-        changed.life.resumption = held.resumption(changed.session, _MovingJob(changed))
+        changed.life.resumption = held.resumption(changed.session, MovingJob(changed))
     if held is not None or not changed.pipelined:
         changed.life.make(proposal=proposal)
 
 
-class _MovingJob(CheckpointedJob):
+class MovingJob(CheckpointedJob):
     """A job of which each tensor goes over, those too that no checkpoint has."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

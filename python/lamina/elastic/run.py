@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainings of a script's own loop that outlive ranks."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import json
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from lamina.elastic.survivors import Survivors, why_not
-from lamina.errors import PeerError, UsageError
+from lamina.elastic.kept import KeptSurvivors
+from lamina.elastic.survivors import Survivors, parts_of_ranks, why_not_here
+from lamina.errors import DesyncError, PeerError, UsageError
 from lamina.job import current
+from lamina.job.arguments import require_same
 from lamina.pipeline.distributed_model import DistributedModel
+from lamina.util.checks import require_count
+
+if TYPE_CHECKING:
+    from lamina.job.keys import LayoutKeys
 
 Result = TypeVar("Result")
 
 
 class Run:
-    """A training of copies of a model, which goes on where ranks are lost, as long as most of the last ones are left:
+    """A training that goes on where ranks are lost, as long as most of the last ones are left:
 
         run = lamina.Run(model, optimizer, schedule=schedule)
 
@@ -23,29 +30,55 @@ class Run:
         def train(updates):
             for number in range(updates, STEPS): ...
 
-    After a loss the copies that are left have the model, the states of the optimizer and the schedule as they were
-    after update number `updates` of the one that has come furthest. An update that one of them has made counts, and any
-    other one is made again. Buffers are as they were then, and random numbers with `seed`. A batch has as many
-    microbatches as before, which the copies that are left share out.
+    Copies of a model that are left have the model, the states of the optimizer and the schedule as they were after
+    update number `updates` of the one that has come furthest. An update that one of them has made counts, and any other
+    one is made again. Buffers are as they were then, and random numbers with `seed`. A batch has as many microbatches
+    as before, which the copies that are left share out.
+
+    Ranks with partitions, shards or parts of states keep what they have in the memory of the host, each `keep_every`
+    updates, and beside the next step each sends to another one what nobody else has. After a loss all go on from the
+    newest version of which nothing is lost, in a layout that fits their number.
 
     Args:
-        model: each rank has a whole copy of it.
+        model: the job's.
         optimizer: the only one of the model, a DistributedOptimizer. Its step ends a batch.
         schedule: of its rates; its step follows the optimizer's at once.
+        keep_every: so many updates lie between two versions, where ranks have parts that others have not.
+        layouts: in which ranks with parts may go on, each as keys of `lamina.change`: the first that fits their number
+            is taken. Without one that does, the model is in as many parts as before, or in the nearest number that
+            fits.
 
     Errors:
-        UsageError: a model in parts, or with parts of states: what a lost rank had nobody else has.
+        UsageError: a model in slices, or several machines; without `ddp`; tensors that lie in one memory.
+        ConfigError: a layout that no number of ranks allows.
     """
 
-    def __init__(self, model: DistributedModel, optimizer: torch.optim.Optimizer, *, schedule: Any = None):
+    def __init__(
+        self,
+        model: DistributedModel,
+        optimizer: torch.optim.Optimizer,
+        *,
+        schedule: Any = None,
+        keep_every: int = 1,
+        layouts: "Iterable[LayoutKeys]" = (),
+    ):
         job = current.outside_step("lamina.Run()")
         if job.model is not model or [state.optimizer for state in job.optimizers] != [optimizer]:
             raise _refused("it takes the job's DistributedModel, and its only optimizer, a DistributedOptimizer")
-        if why := why_not(job):
+        if why := why_not_here(job):
             raise _refused(why)
+        require_same(job.session, "world", "lamina.Run()", "elastic-refused", keep_every=keep_every)
+        require_count(keep_every=keep_every)
+        layouts = list(map(_to_json, layouts))
+        job.session.require_layouts(layouts)
         (state,) = job.optimizers
         self._training = _OwnLoop(schedule)
-        self._survivors = Survivors(model, state, self._training)
+        if parts_of_ranks(job):
+            self._survivors = KeptSurvivors(model, state, self._training, keep_every, layouts)
+        elif layouts:
+            raise _refused("copies of a model go on as fewer copies: `layouts` are for ranks with parts")
+        else:
+            self._survivors = Survivors(model, state, self._training)
         state.after_step = self._note
 
     @property
@@ -59,10 +92,13 @@ class Run:
         Errors:
             PeerError: a rank was lost, and too few are left, or what it had is lost with it.
         """
+        self._survivors.begin()
         while True:
             try:
-                return train(self.updates)
-            except PeerError as error:
+                result = train(self.updates)
+                self._survivors.end()
+                return result
+            except (PeerError, DesyncError) as error:  # of a wait for one that has heard of a loss before
                 lost = error
             is_again = len({progress for progress, _ in self._survivors.go_on(lost)}) == 1
             self._survivors.tell_going_on(self.updates - (not is_again), is_again)
@@ -96,6 +132,13 @@ class _OwnLoop:
         self.progress, state = state
         if self._schedule is not None:
             self._schedule.load_state_dict(state)
+
+
+def _to_json(keys: Any) -> str:
+    try:
+        return json.dumps(keys)
+    except (TypeError, ValueError) as error:
+        raise _refused(f"a layout cannot be written as JSON: {error}") from None
 
 
 def _refused(why: str) -> UsageError:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lamina import _lamina
-from lamina.errors import PeerError
+from lamina.errors import DesyncError, Error, PeerError
 from lamina.job import current, lifetime
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.pipeline.distributed_model import DistributedModel
@@ -85,7 +85,14 @@ class Survivors:
             self._kept[name] = kept if is_kept else _Kept(buffer, buffer.clone(), buffer._version)
         self._seeded = current.session().seeded_steps
 
-    def go_on(self, lost: PeerError) -> list[tuple[int, Any]]:
+    def begin(self) -> None:
+        """The training begins."""
+        self.keep()
+
+    def end(self) -> None:
+        """The training is over: nobody needs others for that."""
+
+    def go_on(self, lost: Error) -> list[tuple[int, Any]]:
         """Goes on with the copies that are left, whoever else is lost meanwhile. Collective over these.
 
         Returns:
@@ -101,19 +108,19 @@ class Survivors:
             session, told = self._meet(lost)
             try:
                 self._go_over(session, [progress for progress, _ in told])
-            except PeerError as error:
+            except (PeerError, DesyncError) as error:
                 lost = error
             else:
                 return told
 
-    def require(self, lost: PeerError) -> None:
+    def require(self, lost: Error) -> None:
         """Raises `lost` where nobody goes on, with a line that says why."""
         job = current.job_if_any()
         if job is not self._job or job.model is not self._model:
             refuse(lost, "the job was about to take another layout")
         if not _has_lost(job.session):
             raise lost
-        if why := why_not(job):
+        if why := self._why_not(job):
             refuse(lost, why)
 
     def tell_going_on(self, step: int, is_again: bool) -> None:
@@ -123,11 +130,16 @@ class Survivors:
         if session.rank != 0:
             return
         ranks = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
-        left = f"{session.size} rank{'s' if session.size > 1 else ''}, copies {session.group_size('replicas')}"
+        parts, copies = session.config.partitions, session.group_size("replicas")
+        layout = f"copies {copies}" if parts == 1 else f"partitions {parts} x copies {copies}"
+        left = f"{session.size} rank{'s' if session.size > 1 else ''}, {layout}"
         then = f"step {step} again" if is_again else f"step {step} is done"
         tell(f"lost {ranks} (machine {socket.gethostname()}) in step {step}: {left}; {then}, {seconds:.1f} s")
 
-    def _meet(self, lost: PeerError) -> tuple[_lamina.Session, list[tuple[int, Any]]]:
+    def _why_not(self, job: current.Job) -> str | None:
+        return why_not(job)
+
+    def _meet(self, lost: Error) -> tuple[_lamina.Session, list[tuple[int, Any]]]:
         job, training = current.job(), self._training
         job.saves.drop()
         end, epochs = _lamina.EpochEnd(job.session), int(os.environ.get("LAMINA_EPOCH", "0"))
@@ -139,7 +151,7 @@ class Survivors:
             try:
                 if not self._is_whole and next_.rank == 0:
                     raise lost  # the states of all others were lost with those who had them
-                _set_place(next_, epochs)
+                set_place(next_, epochs)
                 session = end.open(next_, training.microbatches(len(next_.words)))
                 break
             except PeerError as error:
@@ -181,8 +193,8 @@ class Survivors:
         self.keep()
 
 
-def why_not(job: current.Job) -> str | None:
-    """Says why the job cannot go on without a rank; None where it can."""
+def parts_of_ranks(job: current.Job) -> list[str]:
+    """The keys that give ranks of the job parts that no other one has."""
     config = job.session.config
     parts = {
         "partitions": config.partitions > 1,
@@ -190,14 +202,26 @@ def why_not(job: current.Job) -> str | None:
         "sharded_data_parallel_degree": config.sharded_data_parallel_degree > 1,
         "shard_optimizer_state": config.shard_optimizer_state,
     }
-    if named := [name for name, is_on in parts.items() if is_on]:
+    return [name for name, is_on in parts.items() if is_on]
+
+
+def why_not(job: current.Job) -> str | None:
+    """Says why copies of a model cannot go on without a rank; None where they can."""
+    if named := parts_of_ranks(job):
         return f"{named[0]} gives ranks parts that no other one has, and that are lost with a rank"
+    return why_not_here(job)
+
+
+def why_not_here(job: current.Job) -> str | None:
+    """Says why the job cannot go on without a rank, whatever its parts are; None where it can."""
+    if job.session.config.tensor_parallel_degree > 1:
+        return "tensor_parallel_degree gives ranks slices, which do not go over to another layout"
     if job.session.group_size("node") < job.session.size:
         return "it knows ranks of one machine alone yet"
-    return None if config.ddp else "without ddp each rank trains by itself"
+    return None if job.session.config.ddp else "without ddp each rank trains by itself"
 
 
-def refuse(lost: PeerError, why: str) -> None:
+def refuse(lost: Error, why: str) -> None:
     """Raises `lost`; the first rank that is left says why nobody goes on."""
     job = current.job_if_any()
     if job is not None and all(job.session.loss(rank, 0.0) for rank in range(job.session.rank)):
@@ -214,7 +238,7 @@ def _has_lost(session: _lamina.Session) -> bool:
     return False
 
 
-def _set_place(next_: "_lamina.NextEpoch", epochs: int) -> None:
+def set_place(next_: "_lamina.NextEpoch", epochs: int) -> None:
     """Has the environment say who this rank is from now on, as a launcher does."""
     size, port = len(next_.words), next_.words[0][2]
     told = {"RANK": next_.rank, "LOCAL_RANK": next_.rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}

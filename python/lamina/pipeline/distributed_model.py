@@ -214,6 +214,7 @@ class DistributedModel(WrappedModule, parts.Model):
         if not in_step:
             if job is not None:
                 self._life.share_written()
+                job.before_step()
             replicas.see_batch((args, kwargs))
             args, kwargs = on_rank((args, kwargs))
         if torch.is_grad_enabled() and not self._life.pipelined:

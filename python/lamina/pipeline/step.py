@@ -170,6 +170,7 @@ class StepFunction(Generic[Parameters, Result]):
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         job = current.outside_step(f"the step function {self._label}")
         job.saves.check_before_step()
+        job.before_step()
         seeds.check(job)
         first_call = job.life.enter_step()
         if self.is_of_training:

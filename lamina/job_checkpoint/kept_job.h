@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <future>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lamina/checkpoint/snapshot.h"
+#include "lamina/job_checkpoint/held_job.h"
+#include "lamina/membership/keepers.h"
+
+namespace lamina::job_checkpoint {
+
+// A job as it was some updates ago, in the memory of its ranks and of their keepers: see [Note: kept states] in
+// membership/keepers.h. Its parts are those of a checkpoint ([Note: parts]), and those who are left bring them into
+// another layout as a change of the layout does ([Note: held pieces]). It outlives the job's sessions.
+class KeptJob {
+ public:
+  KeptJob() = default;
+  // Waits until what is sent was taken.
+  ~KeptJob();
+  KeptJob(const KeptJob&) = delete;
+
+  // Copies what this rank has of a job whose model is cut, as it is after so many updates, and begins to send it to its
+  // keeper, beside the next step. `word`: what the face goes on with. Collective over the world. Throws the same
+  // base::UsageError on all ranks where something cannot be kept; base::PeerError where one is lost meanwhile.
+  void keep(JobAccess& job, std::int64_t epoch, std::int64_t updates, value::Value word);
+
+  // Ranks are lost: says what is here, to those who are left. The mailbox is that of the job until now.
+  value::Value told(messaging::Mailbox& mailbox);
+  // Decides, from what each of them has told, with which version all go on. Throws base::PeerError on all of them where
+  // none is whole.
+  void decide(const std::vector<value::Value>& told);
+  // The updates of that version, and the word that this rank kept with it.
+  std::int64_t updates() const { return own_.back().version.updates; }
+  const value::Value& word() const { return own_.back().word; }
+  // Makes it a job in the memory of those who go on; collective over them, as they are connected from now on.
+  HeldJob hold(const checkpoint::Peers& peers) const;
+
+  // So much this rank has given to keepers.
+  std::uint64_t sent_bytes() const { return sent_bytes_; }
+
+ private:
+  struct Own {
+    membership::KeptVersion version;
+    int rank = 0;  // of this one, then
+    membership::Holdings holdings;
+    std::vector<std::string> rows;       // of the model, in their order
+    std::vector<base::Rank> first_copy;  // the ranks that had the model's first copy together
+    value::Value about, word;
+    std::vector<checkpoint::Part> written, others;
+    std::size_t memory = 0;  // which snapshot these lie in
+  };
+  struct Package {
+    membership::KeptVersion version;
+    int rank = 0;  // whose parts it has, then
+    std::string text;
+    value::Value about, parts;
+  };
+
+  std::vector<int> wards() const;
+  bool has(int ward) const;
+  void take(const value::Value& told, int from);
+  void begin_to_send(base::Rank keeper, const checkpoint::Peers& peers, std::shared_ptr<const devices::Mark> copied);
+  void end_sending();
+  About merged(const std::map<int, About>& known) const;
+
+  std::deque<Own> own_;           // two at most, the newer one last
+  std::deque<Package> packages_;  // of other ranks, as they came
+  std::set<int> left_;            // ranks of the version that all go on with
+  std::array<checkpoint::Snapshot, 2> memory_;
+  std::vector<std::optional<int>> keepers_;  // of the ranks of the newest version
+  std::uint64_t sent_text_ = 0;              // the hash of what the keeper knows already, of this epoch
+  std::int64_t text_epoch_ = -1;
+  std::future<void> sending_;
+  std::uint64_t sent_bytes_ = 0;
+};
+
+}  // namespace lamina::job_checkpoint

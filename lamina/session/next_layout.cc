@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/session/next_layout.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <tuple>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/messaging/agreement.h"
+
+namespace lamina::session {
+namespace {
+
+// Distances between numbers of parts are ratios: half as many is as far away as twice as many.
+double apart(int one, int other) { return std::abs(std::log(static_cast<double>(one) / other)); }
+
+// Partitions and shards that so many ranks can have, as keys, the best first.
+std::vector<std::string> nearest(const config::Config& before, int ranks) {
+  const int partitions = before.partitions, shards = before.sharded_data_parallel_degree;
+  std::vector<std::pair<int, int>> all;
+  for (int pp = 1; pp <= ranks; ++pp) {
+    for (int sdp = 1; sdp <= ranks; ++sdp) {
+      if (ranks % (pp * sdp) == 0) all.emplace_back(pp, sdp);
+    }
+  }
+  const auto distance = [&](const std::pair<int, int>& of) {
+    const auto [pp, sdp] = of;
+    return std::tuple(apart(pp * sdp, partitions * shards), apart(pp, partitions), -pp * sdp);
+  };
+  std::ranges::sort(all, {}, distance);
+  std::vector<std::string> keys;
+  for (const auto& [pp, sdp] : all) {
+    keys.push_back(nlohmann::json{{"partitions", pp}, {"sharded_data_parallel_degree", sdp}}.dump());
+  }
+  return keys;
+}
+
+}  // namespace
+
+config::Config next_layout(Session& before, int ranks, const std::vector<std::string>& layouts,
+                           const ChangingJob& job) {
+  std::string why;
+  const auto fitting = [&](const std::string& keys) -> std::optional<config::Config> {
+    try {
+      require_may_change(before);
+      auto config = config_of(before, keys, ranks);
+      require_fits(job, config, ranks / (config.partitions * config.tensor_parallel_degree));
+      return config;
+    } catch (const base::Error& error) {
+      if (why.empty()) why = error.what();
+      return std::nullopt;
+    }
+  };
+  auto tried = layouts;
+  std::ranges::copy(nearest(before.config(), ranks), std::back_inserter(tried));
+  for (const auto& keys : tried) {
+    if (auto config = fitting(keys)) return std::move(*config);
+  }
+  throw base::ConfigError(base::str("the job has no layout for the ", ranks, " ranks that are left: ", why),
+                          base::Code{"elastic-refused"});
+}
+
+void require_layouts(Session& session, const std::vector<std::string>& layouts) {
+  const auto world = session.members(topology::Group::kWorld);
+  const auto told = messaging::made_by_first(
+      session.mailbox(), world, [&] { return value::Value(nlohmann::json(layouts).dump()); }, session.patience());
+  const auto require = [&] {
+    if (told.as<std::string>() != nlohmann::json(layouts).dump()) {
+      throw base::UsageError("lamina.Run: ranks give different `layouts`", base::Code{"elastic-refused"});
+    }
+    require_may_change(session);
+    for (const auto& keys : layouts) {
+      std::exception_ptr wrong;
+      bool fits = false;
+      for (int ranks = session.world().size; ranks > 0 && !fits; --ranks) {
+        try {
+          config_of(session, keys, ranks);
+          fits = true;
+        } catch (const base::Error&) {
+          if (!wrong) wrong = std::current_exception();
+        }
+      }
+      if (!fits) std::rethrow_exception(wrong);
+    }
+  };
+  messaging::act_together(session.mailbox(), world, require, session.patience());
+}
+
+}  // namespace lamina::session

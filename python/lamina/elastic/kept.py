@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks with parts that nobody else has, which outlive others: see [Note: kept states] in
+lamina/membership/keepers.h."""
+
+import os
+import socket
+from typing import Any
+
+import torch
+
+from lamina import _lamina
+from lamina.checkpoints.together import everywhere
+from lamina.elastic.change import MovingJob, told_of
+from lamina.elastic.survivors import Survivors, Training, set_place, why_not_here
+from lamina.errors import Error, PeerError
+from lamina.job import current, lifetime
+from lamina.model import shards
+from lamina.modules.tree import ModuleTree
+from lamina.optim.optimizer_state import OptimizerState
+from lamina.pipeline.distributed_model import DistributedModel
+from lamina.tracing.proposal import Proposal, propose
+from lamina.tracing.trace import Trace
+
+
+class KeptSurvivors(Survivors):
+    """The ranks that go on where others are lost, with what all had some updates before, in another layout.
+
+    Args:
+        model, optimizer, training: as of Survivors.
+        every: so many updates lie between two versions that are kept.
+        layouts: in which they may go on, as JSON of keys of `lamina.change`, the best first.
+    """
+
+    def __init__(
+        self, model: DistributedModel, optimizer: OptimizerState, training: Training, every: int, layouts: list[str]
+    ):
+        self._states, self._every, self._layouts = _lamina.KeptJob(), every, layouts
+        self._newest = 0  # the updates of the version that was kept last
+        self._epoch: tuple[int, int] = (0, 0)  # the job's, and how often its ranks have changed their layout in it
+        self._kept_job: current.Job | None = None  # which kept it
+        self._is_on = False
+        self._trace: Trace | None = None  # of the model, which its first rank alone has made
+        super().__init__(model, optimizer, training)
+
+    def begin(self) -> None:
+        """From now on all go on where one is lost."""
+        self._is_on = True
+        self.keep()
+
+    def keep(self) -> None:
+        """An update is made: the next step keeps what it has made, when all that follows on it is done."""
+        self._job = current.job()
+        if not self._is_on:
+            return
+        self._job.before_step = self._keep_what_is_due
+
+    def end(self) -> None:
+        """Waits for the others, who may lose one still: all go on together then."""
+        self._job.session.barrier("world")
+        self._job.before_step, self._is_on = lambda: None, False
+
+    def _keep_what_is_due(self) -> None:
+        is_due = self._kept_job is not self._job or self._training.progress - self._newest >= self._every
+        if is_due and self._job.partitioned_model is not None and self._trains():
+            self._keep_now()
+
+    def _trains(self) -> bool:
+        """False of an evaluation, which some ranks may make by themselves."""
+        return torch.is_grad_enabled() and any(module.training for module in self._model.modules())
+
+    def _keep_now(self) -> None:
+        job = self._job
+        job.life.make_again()
+        if self._trace is None and job.session.size > 1:
+            own = (_sendable(job.life.trace),) if job.session.rank == 0 else None
+            ((self._trace,),) = job.session.first_given("world", own)[1:]
+        if job is not self._kept_job:
+            began, changes = self._epoch
+            self._epoch = (_epoch(), changes + 1 if _epoch() == began else 0)
+            self._kept_job = job
+        began, changes = self._epoch
+        self._newest = self._training.progress
+        self._states.keep(job.session, MovingJob(job), began << 20 | changes, self._newest, self._training.state())
+
+    def _why_not(self, job: current.Job) -> str | None:
+        return why_not_here(job)
+
+    def _meet(self, lost: Error) -> tuple[_lamina.Session, list[tuple[int, Any]]]:
+        job, states = current.job(), self._states
+        job.saves.drop()
+        job.life.resumption = None  # of a change that was broken off
+        end, epochs, told = _lamina.EpochEnd(job.session), _epoch(), told_of(job)
+        while True:
+            with socket.socket() as reserved:
+                reserved.bind(("127.0.0.1", 0))
+                word = (self._training.progress, job.session.rank, reserved.getsockname()[1], states.told(job.session))
+                next_ = end.next(word, 0)  # the lowest rank leads
+            size = len(next_.words)
+            states.decide([told for *_, told in next_.words])
+            config = job.session.next_layout(size, self._layouts, told)
+            set_place(next_, epochs)
+            try:
+                session = end.open_in(next_, config)
+            except PeerError:
+                continue
+            left = {rank for _, rank, _, _ in next_.words}
+            self.lost += [rank for rank in range(job.session.size) if rank not in left]
+            return session, [(states.updates, None)] * size
+
+    def _go_over(self, session: _lamina.Session, progress: list[int]) -> None:
+        before, cut = self._job, self._job.partitioned_model
+        held = self._states.hold(session)
+        self._optimizer.zero_grad()
+        before.gradients.let_go()
+        self._optimizer.let_go(with_states=False)
+        if cut is not None:
+            before.session.put_aside(cut.table, cut.sharding)
+        shards.forget(self._model.parameters())
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        changed = self._job = lifetime.go_over(before, session)
+        self._training.moved(before)
+        self._model.go_on_in(changed)
+        self._optimizer.go_on_in(changed)
+        resumption = held.resumption(session, MovingJob(changed), keeps_options=False)
+        changed.life.resumption = resumption
+        proposal = everywhere(changed, lambda: self._proposal(changed, resumption.partition))
+        changed.life.make(proposal=proposal)
+        resumption.go_on()
+        self._training.take(self._states.word)
+        self.keep()
+        self._keep_now()
+
+    def _proposal(self, job: current.Job, kept: dict[str, int]) -> Proposal:
+        job.life.trace = self._trace
+        return propose(ModuleTree(self._model.module), job.session, lambda _: self._trace or Trace(), kept)
+
+
+def _sendable(trace: Trace | None) -> Trace:
+    """Takes along what a trace has found out: any rank that is the first may need it."""
+    return Trace() if trace is None else Trace(trace.measures, trace.ties, trace.writes)
+
+
+def _epoch() -> int:
+    return int(os.environ.get("LAMINA_EPOCH", "0"))

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a model whose ranks have parts that nobody else has. Some of them die.
+
+Its arguments are KEYS PLACE RANK[:STEP]...: keys of init() as JSON, and each rank that dies, in step 3 or another one.
+PLACE is in the forward, the backward, before the update, in it, after it, before its version is kept (keeping), or
+after (kept). A rank with the step "change" dies in the change that follows, at CHANGE.
+
+Writes, of those who are left, their losses, the model with the states of its optimizer, and the layout.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from outliving import batch, layers
+from torch import nn
+
+import lamina
+from lamina import _lamina
+from lamina.elastic import kept
+from lamina.job import lifetime
+from lamina.pipeline.model_face import ModelFace
+
+STEPS, ROWS, FATAL = 8, 12, 3
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+}
+
+
+def made(module):
+    optimizer = OPTIMIZERS[os.environ.get("OPTIMIZER", "adamw")](module.parameters())
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+
+def plain():
+    """Losses and state of one process."""
+    module = layers(0.0)
+    optimizer, schedule = made(module)
+    losses = []
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = module(batch(number)).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        schedule.step()
+    return losses, module.state_dict(), optimizer.state_dict()
+
+
+SELF, NOW = int(os.environ.get("RANK", 0)), -1
+PLACE, DEATHS = "", {}  # rank of the beginning: step, or "change"
+
+
+def end_here():
+    from victim import note  # beside this program; who takes `plain` alone may lack it
+
+    note(f"death-{SELF}", "")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die(place):
+    if place == PLACE and DEATHS.get(SELF) == str(NOW):
+        end_here()
+
+
+def dies_in_change(owner, name):
+    function = getattr(owner, name)
+
+    def dying(*args, **kwargs):
+        end_here()
+        return function(*args, **kwargs)
+
+    setattr(owner, name, dying)
+
+
+def die_in_change():
+    """Dies in a change at CHANGE."""
+    place = os.environ["CHANGE"]
+    if place == "meeting":
+        dies_in_change(_lamina.EpochEnd, "open_in")
+    elif place == "holding":
+        dies_in_change(kept.KeptSurvivors, "_go_over")
+    elif place == "ending":
+        dies_in_change(lifetime, "go_over")
+    elif place == "cutting":
+        dies_in_change(ModelFace, "take_cut")
+    elif place == "loading":
+        dies_in_change(ModelFace, "load")
+    elif place == "keeping":
+        go_over = kept.KeptSurvivors._go_over
+
+        def dying(*args):
+            dies_in_change(kept.KeptSurvivors, "_keep_now")
+            go_over(*args)
+
+        kept.KeptSurvivors._go_over = dying
+
+
+def sees(_, inputs, output):
+    die("forward")
+    if isinstance(output, torch.Tensor) and output.requires_grad:
+        output.register_hook(lambda _: die("backward"))
+
+
+def keeping(function):
+    def keep(self):
+        die("keeping")
+        function(self)
+        die("kept")
+
+    return keep
+
+
+def main():
+    global NOW
+    keys = json.loads(sys.argv[1])
+    kept.KeptSurvivors._keep_now = keeping(kept.KeptSurvivors._keep_now)
+    options = json.loads(os.environ.get("OPTIONS", "{}"))
+    lamina.init(**({"ddp": True, "timeout_s": 30, "seed": 5} | keys))
+    module = layers(float(os.environ.get("DROPOUT", "0")))
+    if "DTYPE" in os.environ:
+        module = module.to(getattr(torch, os.environ["DTYPE"]))
+    for part in module.modules():
+        if not isinstance(part, nn.Sequential):
+            part.register_forward_hook(sees)
+    model = lamina.distribute(module)
+    dtype = next(model.parameters()).dtype
+    optimizer, schedule = made(model)
+    optimizer.register_step_pre_hook(lambda *_: die("update"))
+    lamina.DistributedOptimizer(optimizer)
+    run = lamina.Run(model, optimizer, schedule=schedule, **options)
+    losses = [0.0] * STEPS
+
+    @lamina.step
+    def step(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    @run.elastic
+    def train(updates):
+        global NOW
+        for number in range(updates, STEPS):
+            NOW = number
+            if DEATHS.get(SELF) == "change" and number == FATAL:
+                die_in_change()
+            optimizer.zero_grad()
+            x = batch(number).to(dtype).chunk(lamina.dp_size())[lamina.dp_rank()]
+            loss = step(x).reduce_mean()
+            every = lamina.allgather(loss.item(), lamina.DP_GROUP)
+            losses[number] = sum(every) / len(every)
+            die("before")
+            optimizer.step()
+            schedule.step()
+            die("after")
+
+    found = {"losses": losses, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    found |= {"rates": schedule.get_last_lr(), "size": lamina.size(), "partitions": lamina.pp_size()}
+    found |= {"copies": lamina.dp_size(), "sent": run._survivors._states.sent_bytes}
+    torch.save(found, Path(os.environ["DIR"], f"end.{SELF}"))
+    lamina.shutdown()
+
+
+if __name__ == "__main__":
+    PLACE = sys.argv[2]
+    DEATHS = {int(rank): step or str(FATAL) for rank, _, step in (each.partition(":") for each in sys.argv[3:])}
+    main()

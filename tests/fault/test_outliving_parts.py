@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks with parts that nobody else has, of which some are killed: the others go on from what was kept, in another
+layout, with the losses and states of one process that nobody killed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launch.launcher_harness import PRELOAD
+from soak import paired, some
+
+PROGRAM = Path(__file__).with_name("outliving_parts.py")
+sys.path.insert(0, str(PROGRAM.parent))
+
+SHARDS = {"sdp_param_persistence_threshold": 0, "sdp_gradient_clipping": None}
+LAYOUTS = {
+    "pp 4": {"partitions": 4, "microbatches": 12},
+    "pp 2 x copies 2": {"partitions": 2, "microbatches": 6},
+    "sdp 4": {"sharded_data_parallel_degree": 4, "microbatches": 3, **SHARDS},
+    "sdp 2 x copies 2": {"sharded_data_parallel_degree": 2, "microbatches": 3, **SHARDS},
+    "pp 2 x sdp 2": {"partitions": 2, "sharded_data_parallel_degree": 2, "microbatches": 6, **SHARDS},
+    "divided states": {"shard_optimizer_state": True, "microbatches": 3},
+}
+PLACES = ("forward", "backward", "before", "update", "after", "keeping", "kept")
+CHANGES = ("meeting", "holding", "ending", "cutting", "loading", "keeping")
+
+
+def ends(launcher, ranks, keys, place, *deaths, **environment):
+    """Returns what those who are left have written, by rank."""
+    started = launcher.start_ranks(ranks, PROGRAM, json.dumps(keys), place, *deaths, env=environment)
+    outputs = [rank.communicate(timeout=90)[1] for rank in started]
+    dead = {int(each.partition(":")[0]) for each in deaths}
+    assert [rank.returncode for rank in started] == [-9 if number in dead else 0 for number in range(ranks)], outputs
+    return {rank: torch.load(launcher.folder / f"end.{rank}") for rank in set(range(ranks)) - dead}
+
+
+def require_undisturbed(found, monkeypatch, optimizer="adamw"):
+    import outliving_parts
+
+    monkeypatch.setenv("OPTIMIZER", optimizer)
+    losses, state, states = outliving_parts.plain()
+    for end in found.values():
+        assert end["size"] == len(found)
+        torch.testing.assert_close(end["losses"], losses, rtol=1e-12, atol=1e-12)
+        for name, value in state.items():
+            torch.testing.assert_close(end["model"][name], value, rtol=1e-12, atol=1e-12)
+        for number, values in states["state"].items():
+            for key, value in values.items():
+                torch.testing.assert_close(end["optimizer"]["state"][number][key], value, rtol=1e-12, atol=1e-12)
+        assert end["rates"] == [group["lr"] for group in states["param_groups"]]
+
+
+@pytest.mark.parametrize(("layout", "place"), paired(LAYOUTS, PLACES, seed=1))
+def test_the_others_go_on_wherever_one_is_killed(layout, place, launcher, monkeypatch):
+    victim = (len(layout) + len(place)) % 4
+    optimizer = "momentum" if victim % 2 else "adamw"
+    found = ends(launcher, 4, LAYOUTS[layout], place, str(victim), OPTIMIZER=optimizer)
+    require_undisturbed(found, monkeypatch, optimizer)
+
+
+@pytest.mark.parametrize(("layout", "place"), paired(["pp 4", "sdp 4", "divided states"], CHANGES, seed=2))
+def test_a_further_one_may_be_killed_while_they_change(layout, place, launcher, monkeypatch):
+    # Rank 2 keeps what rank 1 has, rank 0 what rank 3 has.
+    found = ends(launcher, 4, LAYOUTS[layout], "before", "1", "3:change", CHANGE=place)
+    require_undisturbed(found, monkeypatch)
+
+
+@pytest.mark.parametrize("layout", some(LAYOUTS, 3, seed=3))
+def test_ranks_are_lost_one_after_the_other(layout, launcher, monkeypatch):
+    found = ends(launcher, 4, LAYOUTS[layout], "backward", "0:2", "3:5")
+    require_undisturbed(found, monkeypatch)
+
+
+def test_a_single_rank_may_be_left(launcher, monkeypatch):
+    found = ends(launcher, 2, {"partitions": 2, "microbatches": 12}, "before", "1")
+    require_undisturbed(found, monkeypatch)
+
+
+def test_versions_may_lie_several_updates_apart(launcher, monkeypatch):
+    found = ends(launcher, 4, LAYOUTS["pp 4"], "forward", "2:6", OPTIONS=json.dumps({"keep_every": 3}))
+    require_undisturbed(found, monkeypatch)
+
+
+def test_nothing_is_sent_where_another_rank_has_the_same(launcher, monkeypatch):
+    found = ends(launcher, 4, LAYOUTS["pp 2 x copies 2"], "none")
+    require_undisturbed(found, monkeypatch)
+    assert [end["sent"] for end in found.values()] == [0, 0, 0, 0]
+
+
+def test_the_first_layout_that_fits_is_taken(launcher, monkeypatch):
+    layouts = [{"partitions": 4}, {"partitions": 1, "sharded_data_parallel_degree": 3}, {"partitions": 3}]
+    found = ends(launcher, 4, LAYOUTS["pp 4"], "after", "3", OPTIONS=json.dumps({"layouts": layouts}))
+    require_undisturbed(found, monkeypatch)
+    assert {(end["partitions"], end["copies"]) for end in found.values()} == {(1, 3)}
+
+
+def test_the_nearest_number_of_parts_is_taken(launcher, monkeypatch):
+    found = ends(launcher, 4, LAYOUTS["pp 2 x sdp 2"], "after", "3")
+    require_undisturbed(found, monkeypatch)
+    assert {(end["partitions"], end["copies"]) for end in found.values()} == {(3, 1)}
+
+
+def test_masters_and_random_numbers_go_on(launcher):
+    half = {"bf16": True, "buffer_dtype": "own"}
+    for layout in ("pp 2 x copies 2", "sdp 4"):
+        keys = LAYOUTS[layout] | half
+        environment = {"DTYPE": "float32", "DROPOUT": "0.3"}
+        undisturbed = ends(launcher, 4, keys, "none", **environment)[0]
+        found = ends(launcher, 4, keys, "update", "1", **environment)
+        for end in found.values():
+            torch.testing.assert_close(end["losses"], undisturbed["losses"], rtol=2e-2, atol=2e-2)
+            for name, value in undisturbed["model"].items():
+                torch.testing.assert_close(end["model"][name], value, rtol=5e-2, atol=2e-2)
+
+
+def ended(launcher, keys, place, *deaths, **environment):
+    """Returns the words of those who are left, where nobody goes on."""
+    started = launcher.start_ranks(4, PROGRAM, json.dumps(keys), place, *deaths, env=environment)
+    said = [rank.communicate(timeout=90)[1] for rank in started]
+    dead = {int(each.partition(":")[0]) for each in deaths}
+    assert [rank.returncode for rank in started] == [-9 if number in dead else 1 for number in range(4)], said
+    return [text for number, text in enumerate(said) if number not in dead]
+
+
+def test_a_rank_that_is_lost_with_its_keeper_ends_the_job(launcher):
+    for said in ended(launcher, LAYOUTS["pp 4"], "before", "2", "3"):
+        assert "what rank 2 of 4 had is lost with whoever kept it" in said
+        assert "from its newest checkpoint" in said and "[kept-lost]" in said
+
+
+def test_a_loss_before_anything_was_kept_ends_the_job(launcher):
+    for said in ended(launcher, LAYOUTS["pp 4"], "forward", "2:0"):
+        assert "no version that all of them have was kept yet" in said and "[kept-lost]" in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "says"),
+    [
+        ("pp 4", {"layouts": [{"partitions": 4}, {"partition": 3}]}, '"partition" is no key of a layout'),
+        ("pp 4", {"layouts": [{"partitions": 7}]}, "partitions"),
+        ("pp 4", {"layouts": [3]}, "no JSON object of keys"),
+        ("pp 4", {"keep_every": 0}, "keep_every"),
+        ("copies", {"layouts": [{"partitions": 2}]}, "copies of a model go on as fewer copies"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(keys, options, says, launcher):
+    for said in ended(launcher, (LAYOUTS | {"copies": {"microbatches": 3}})[keys], "none", OPTIONS=json.dumps(options)):
+        assert says in said
+
+
+def test_the_launcher_lets_the_others_go_on_in_another_layout(launcher, monkeypatch):
+    keys = json.dumps(LAYOUTS["pp 2 x copies 2"])
+    run = launcher.run(
+        "run", *PRELOAD, "-n", 4, "--elastic", 2, PROGRAM, keys, "before", "1", env={"DIR": launcher.folder}
+    )
+    assert run.returncode == 0, run.stderr
+    said = [line for line in run.stderr.splitlines() if line.startswith("lamina: lost rank")]
+    assert len(said) == 1 and " in step 3: 3 ranks, partitions 3 x copies 1; step 3 again, " in said[0], said
+    require_undisturbed({rank: torch.load(launcher.folder / f"end.{rank}") for rank in (0, 2, 3)}, monkeypatch)
