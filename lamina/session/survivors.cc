@@ -85,18 +85,47 @@ bool is_of_loss(const std::exception_ptr& error) {
   }
 }
 
-std::string why_no_survivors(const Session& session) {
+std::string why_no_survivors(const Session& session, bool keeps_parts) {
   const auto& config = session.config();
+  if (keeps_parts && config.tensor_parallel_degree > 1) {
+    return "tensor_parallel_degree gives ranks slices, which do not go over to another layout";
+  }
   const char* parts = nullptr;
   if (config.shard_optimizer_state) parts = "shard_optimizer_state";
   if (config.sharded_data_parallel_degree > 1) parts = "sharded_data_parallel_degree";
   if (config.tensor_parallel_degree > 1) parts = "tensor_parallel_degree";
   if (config.partitions > 1) parts = "partitions";
-  if (parts != nullptr) {
+  if (parts != nullptr && !keeps_parts) {
     return base::str(parts, " gives ranks parts that no other one has, and that are lost with a rank");
   }
   if (session.topology().size(Group::kNode) < session.world().size) return "it knows ranks of one machine alone yet";
   return config.ddp ? "" : "without ddp each rank trains by itself";
+}
+
+void tell_no_survivors(Session& session, const std::string& why) {
+  const auto is_lost = [&](std::int64_t rank) {
+    return session.mailbox().loss(std::array{base::Rank(rank)}, std::chrono::milliseconds(0)).has_value();
+  };
+  std::int64_t first = 0;
+  while (first < session.world().rank.value && is_lost(first)) ++first;
+  if (base::Rank(first) != session.world().rank) return;
+  base::log_info("--elastic: a rank is lost, and the others end with it: " + why);
+}
+
+void tell_survivors(const Session& session, std::vector<base::Rank> lost, std::int64_t step, bool is_again,
+                    double took) {
+  if (session.world().rank != base::Rank(0)) return;
+  std::ranges::sort(lost);
+  std::string ranks;
+  for (const auto rank : lost) ranks += base::str(ranks.empty() ? "" : ", ", rank);
+  const int size = session.world().size, partitions = session.config().partitions;
+  std::array<char, 32> seconds{};
+  std::snprintf(seconds.data(), seconds.size(), "%.1f s", took);
+  base::log_info(base::str("lost rank", lost.size() > 1 ? "s " : " ", ranks, " (machine ", host(), ") in step ", step,
+                           ": ", size, size > 1 ? " ranks, " : " rank, ",
+                           partitions > 1 ? base::str("partitions ", partitions, " x ") : "", "copies ",
+                           session.topology().size(Group::kReplicas), "; step ", step,
+                           is_again ? " again, " : " is done, ", seconds.data()));
 }
 
 Survivors::Survivors(CopiesFace& face) : face_(face) { keep(); }
@@ -120,19 +149,11 @@ void Survivors::keep() {
 }
 
 bool Survivors::may_go_on(const std::exception_ptr& error) {
-  auto& mailbox = session_->mailbox();
-  if (!is_of_loss(error) || !mailbox.loss(others(*session_), kUntilHeard)) return false;
+  if (!is_of_loss(error) || !session_->mailbox().loss(others(*session_), kUntilHeard)) return false;
   const bool is_known = face_.session() == session_;
-  const auto why = is_known ? why_no_survivors(*session_) : "the job was about to take another layout";
+  const auto why = is_known ? why_no_survivors(*session_) : kChangesLayout;
   if (why.empty()) return true;
-  const auto is_lost = [&](std::int64_t rank) {
-    return mailbox.loss(std::array{base::Rank(rank)}, std::chrono::milliseconds(0)).has_value();
-  };
-  std::int64_t first = 0;
-  while (first < session_->world().rank.value && is_lost(first)) ++first;
-  if (first == session_->world().rank.value) {
-    base::log_warning("--elastic: a rank is lost, and the others end with it: " + why);
-  }
+  tell_no_survivors(*session_, why);
   return false;
 }
 
@@ -205,20 +226,8 @@ void Survivors::go_over(std::shared_ptr<Session> session, const std::vector<std:
 }
 
 void Survivors::tell_going_on(std::int64_t step, bool is_again) {
-  auto lost = std::exchange(lost_, {});
-  const auto seconds = std::chrono::duration<double>(base::Clock::now() - since_.value_or(base::Clock::now())).count();
-  since_.reset();
-  if (session_->world().rank != base::Rank(0)) return;
-  std::ranges::sort(lost);
-  std::string ranks;
-  for (const auto rank : lost) ranks += base::str(ranks.empty() ? "" : ", ", rank);
-  const int size = session_->world().size;
-  std::array<char, 32> took{};
-  std::snprintf(took.data(), took.size(), "%.1f s", seconds);
-  base::log_info(base::str("lost rank", lost.size() > 1 ? "s " : " ", ranks, " (machine ", host(), ") in step ", step,
-                           ": ", size, size > 1 ? " ranks" : " rank", ", copies ",
-                           session_->topology().size(Group::kReplicas), "; step ", step,
-                           is_again ? " again, " : " is done, ", took.data()));
+  const auto took = base::Clock::now() - std::exchange(since_, std::nullopt).value_or(base::Clock::now());
+  tell_survivors(*session_, std::exchange(lost_, {}), step, is_again, std::chrono::duration<double>(took).count());
 }
 
 }  // namespace lamina::session

@@ -87,7 +87,16 @@ class Survivors {
 // True of an error that a rank's loss has made, here or on another rank that says so.
 bool is_of_loss(const std::exception_ptr& error);
 
-// Why a job cannot go on without a rank; "" where it can.
-std::string why_no_survivors(const Session& session);
+// Why a job cannot go on without a rank; "" where it can. `keeps_parts`: what a rank alone has is kept with another
+// one.
+std::string why_no_survivors(const Session& session, bool keeps_parts = false);
+inline constexpr auto kChangesLayout = "the job was about to take another layout";  // another reason
+
+// Tells why nobody goes on, where this rank is the first that is left.
+void tell_no_survivors(Session& session, const std::string& why);
+// Tells, where this rank is the first one, who was lost in that step, by their numbers then, and what those who are
+// left do. `took`: seconds since then.
+void tell_survivors(const Session& session, std::vector<base::Rank> lost, std::int64_t step, bool is_again,
+                    double took);
 
 }  // namespace lamina::session

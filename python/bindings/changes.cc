@@ -13,6 +13,7 @@
 #include "lamina/environment/world.h"
 #include "lamina/session/next_epoch.h"
 #include "lamina/session/next_layout.h"
+#include "lamina/session/survivors.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/hooks.h"
@@ -88,6 +89,21 @@ void bind_layouts(py::class_<Session, std::shared_ptr<Session>>& kind) {
       "Leaves the memory of values and shards to whoever else keeps it for a while.");
 }
 
+void bind_survivors(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
+  module.attr("CHANGES_LAYOUT") = session::kChangesLayout;
+  kind.def("why_no_survivors", &session::why_no_survivors, py::arg("keeps_parts"),
+           "Why the job cannot go on without a rank; empty where it can: see lamina/session/survivors.h.")
+      .def("tell_no_survivors", &session::tell_no_survivors, py::call_guard<Release>(), py::arg("why"),
+           "Tells why nobody goes on, where this rank is the first that is left.")
+      .def(
+          "tell_survivors",
+          [](Session& session, const std::vector<std::int64_t>& lost, std::int64_t step, bool is_again, double took) {
+            session::tell_survivors(session, {lost.begin(), lost.end()}, step, is_again, took);
+          },
+          py::arg("lost"), py::arg("step"), py::arg("is_again"), py::arg("took"),
+          "Tells, where this rank is the first one, who was lost, and what those who are left do.");
+}
+
 void bind_epochs(py::module_& module) {
   using session::EpochEnd;
   using session::NextEpoch;
@@ -142,6 +158,7 @@ void bind_changes(py::module_& module, py::class_<Session, std::shared_ptr<Sessi
   bind_changing(module);
   bind_layouts(kind);
   bind_epochs(module);
+  bind_survivors(module, kind);
 }
 
 }  // namespace lamina::python

@@ -11,7 +11,7 @@ import torch
 from lamina import _lamina
 from lamina.checkpoints.together import everywhere
 from lamina.elastic.change import MovingJob, told_of
-from lamina.elastic.survivors import Survivors, Training, set_place, why_not_here
+from lamina.elastic.survivors import Survivors, Training, set_place, why_not
 from lamina.errors import Error, PeerError
 from lamina.job import current, lifetime
 from lamina.model import shards
@@ -82,8 +82,8 @@ class KeptSurvivors(Survivors):
         self._newest = self._training.progress
         self._states.keep(job.session, MovingJob(job), began << 20 | changes, self._newest, self._training.state())
 
-    def _why_not(self, job: current.Job) -> str | None:
-        return why_not_here(job)
+    def _why_not(self, job: current.Job) -> str:
+        return why_not(job, keeps_parts=True)
 
     def _meet(self, lost: Error) -> tuple[_lamina.Session, list[tuple[int, Any]]]:
         job, states = current.job(), self._states

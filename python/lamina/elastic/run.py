@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lamina.elastic.kept import KeptSurvivors
-from lamina.elastic.survivors import Survivors, parts_of_ranks, why_not_here
+from lamina.elastic.survivors import Survivors, why_not
 from lamina.errors import DesyncError, PeerError, UsageError
 from lamina.job import current
 from lamina.job.arguments import require_same
@@ -65,7 +65,7 @@ class Run:
         job = current.outside_step("lamina.Run()")
         if job.model is not model or [state.optimizer for state in job.optimizers] != [optimizer]:
             raise _refused("it takes the job's DistributedModel, and its only optimizer, a DistributedOptimizer")
-        if why := why_not_here(job):
+        if why := why_not(job, keeps_parts=True):
             raise _refused(why)
         require_same(job.session, "world", "lamina.Run()", "elastic-refused", keep_every=keep_every)
         require_count(keep_every=keep_every)
@@ -73,7 +73,7 @@ class Run:
         job.session.require_layouts(layouts)
         (state,) = job.optimizers
         self._training = _OwnLoop(schedule)
-        if parts_of_ranks(job):
+        if why_not(job):
             self._survivors = KeptSurvivors(model, state, self._training, keep_every, layouts)
         elif layouts:
             raise _refused("copies of a model go on as fewer copies: `layouts` are for ranks with parts")

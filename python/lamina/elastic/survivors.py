@@ -13,7 +13,6 @@ from lamina.errors import DesyncError, Error, PeerError
 from lamina.job import current, lifetime
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.pipeline.distributed_model import DistributedModel
-from lamina.util.told import tell
 
 _HEARD_S, _EACH_S = 2.0, 0.01  # how long a loss may take to be heard of here; looks at each rank
 
@@ -66,7 +65,7 @@ class Survivors:
     def __init__(self, model: DistributedModel, optimizer: OptimizerState, training: Training):
         self._model, self._optimizer, self._training = model, optimizer, training
         self._is_whole = True  # what is here is of one update
-        self._states: dict[str, Any] | None = None  # of the optimizer, while it goes over
+        self._own_states: dict[str, Any] | None = None  # of the optimizer, while it goes over
         self._kept: dict[str, _Kept] = {}
         self._seeded: int | None = None
         self.lost: list[int] = []
@@ -117,7 +116,7 @@ class Survivors:
         """Raises `lost` where nobody goes on, with a line that says why."""
         job = current.job_if_any()
         if job is not self._job or job.model is not self._model:
-            refuse(lost, "the job was about to take another layout")
+            refuse(lost, _lamina.CHANGES_LAYOUT)
         if not _has_lost(job.session):
             raise lost
         if why := self._why_not(job):
@@ -125,18 +124,11 @@ class Survivors:
 
     def tell_going_on(self, step: int, is_again: bool) -> None:
         """Says once, on the first rank, who was lost in that step, and what the others do."""
-        session, lost, seconds = current.session(), sorted(self.lost), time.monotonic() - self._since
+        lost, took = self.lost, time.monotonic() - self._since
         self.lost, self._since = [], 0.0
-        if session.rank != 0:
-            return
-        ranks = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
-        parts, copies = session.config.partitions, session.group_size("replicas")
-        layout = f"copies {copies}" if parts == 1 else f"partitions {parts} x copies {copies}"
-        left = f"{session.size} rank{'s' if session.size > 1 else ''}, {layout}"
-        then = f"step {step} again" if is_again else f"step {step} is done"
-        tell(f"lost {ranks} (machine {socket.gethostname()}) in step {step}: {left}; {then}, {seconds:.1f} s")
+        current.session().tell_survivors(lost, step, is_again, took)
 
-    def _why_not(self, job: current.Job) -> str | None:
+    def _why_not(self, job: current.Job) -> str:
         return why_not(job)
 
     def _meet(self, lost: Error) -> tuple[_lamina.Session, list[tuple[int, Any]]]:
@@ -172,7 +164,7 @@ class Survivors:
         before = self._job
         self._bring_back()
         before.gradients.let_go()
-        self._states = self._states or self._optimizer.own()
+        self._own_states = self._own_states or self._optimizer.own()
         self._optimizer.let_go(with_states=False)
         changed = self._job = lifetime.go_over(before, session)
         self._training.moved(before)
@@ -181,51 +173,32 @@ class Survivors:
         self._is_whole = progress[session.rank] == progress[0]
         changed.life.make()
         if len(set(progress)) > 1:
-            own = (self._states, self._training.state(), self._seeded)
+            own = (self._own_states, self._training.state(), self._seeded)
             _, told = session.first_given("world", own if session.rank == 0 else None)
-            self._states, state, self._seeded = told
+            self._own_states, state, self._seeded = told
             self._training.take(state)
-        self._optimizer.load_state_dict(self._states)
-        self._states = None
+        self._optimizer.load_state_dict(self._own_states)
+        self._own_states = None
         if self._seeded is not None:
             session.seeded_steps = self._seeded
         self._is_whole = True
         self.keep()
 
 
-def parts_of_ranks(job: current.Job) -> list[str]:
-    """The keys that give ranks of the job parts that no other one has."""
-    config = job.session.config
-    parts = {
-        "partitions": config.partitions > 1,
-        "tensor_parallel_degree": config.tensor_parallel_degree > 1,
-        "sharded_data_parallel_degree": config.sharded_data_parallel_degree > 1,
-        "shard_optimizer_state": config.shard_optimizer_state,
-    }
-    return [name for name, is_on in parts.items() if is_on]
+def why_not(job: current.Job, keeps_parts: bool = False) -> str:
+    """Says why the job cannot go on without a rank; "" where it can.
 
-
-def why_not(job: current.Job) -> str | None:
-    """Says why copies of a model cannot go on without a rank; None where they can."""
-    if named := parts_of_ranks(job):
-        return f"{named[0]} gives ranks parts that no other one has, and that are lost with a rank"
-    return why_not_here(job)
-
-
-def why_not_here(job: current.Job) -> str | None:
-    """Says why the job cannot go on without a rank, whatever its parts are; None where it can."""
-    if job.session.config.tensor_parallel_degree > 1:
-        return "tensor_parallel_degree gives ranks slices, which do not go over to another layout"
-    if job.session.group_size("node") < job.session.size:
-        return "it knows ranks of one machine alone yet"
-    return None if job.session.config.ddp else "without ddp each rank trains by itself"
+    Args:
+        keeps_parts: what a rank alone has is kept with another one.
+    """
+    return job.session.why_no_survivors(keeps_parts)
 
 
 def refuse(lost: Error, why: str) -> None:
     """Raises `lost`; the first rank that is left says why nobody goes on."""
     job = current.job_if_any()
-    if job is not None and all(job.session.loss(rank, 0.0) for rank in range(job.session.rank)):
-        tell(f"--elastic: a rank is lost, and the others end with it: {why}")
+    if job is not None:
+        job.session.tell_no_survivors(why)
     raise lost
 
 

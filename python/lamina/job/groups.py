@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -192,6 +193,11 @@ def _check_default(missing: list[bool]) -> None:
         )
 
 
+# For errors that nobody catches: torch's of our default group, which it leaves behind with that, and what was there
+# before. Else a job that changes its layout often would have as many, and each shows the rank once more.
+_hooks: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+
+
 def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, backend: str) -> None:
     """As init_process_group() would, with names of its own in a store that may outlive the job: torchrun's does."""
     if world.launched:
@@ -209,7 +215,10 @@ def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, bac
         store = dist.HashStore()
     store.set_timeout(timeout)
     store = dist.PrefixStore(_lamina.next_meeting("groups"), store)
+    global _hooks
+    before = sys.excepthook
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+    _hooks = (sys.excepthook, before)
 
 
 def _publish(joined: _lamina.Session | _lamina.World) -> None:
@@ -230,6 +239,8 @@ def _destroy(groups: list[dist.ProcessGroup], default: bool) -> None:
         return
     if default:
         dist.destroy_process_group()
+        if _hooks is not None and sys.excepthook is _hooks[0]:
+            sys.excepthook = _hooks[1]
         return
     for group in groups:
         with contextlib.suppress(ValueError):  # the script destroyed it
