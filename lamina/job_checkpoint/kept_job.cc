@@ -124,7 +124,7 @@ void KeptJob::keep(JobAccess& job, std::int64_t epoch, std::int64_t updates, Val
   }
 
   const auto keepers = membership::keepers_of(own.holdings, machines_of(topology, peers.world));
-  if (text_epoch_ != epoch || keepers != keepers_) sent_text_ = 0;
+  if (text_epoch_ != epoch || keepers != keepers_) sent_text_.reset();
   text_epoch_ = epoch;
   keepers_ = keepers;
   const auto keeper = keepers_[static_cast<std::size_t>(own.rank)];
@@ -233,7 +233,8 @@ void KeptJob::decide(const std::vector<Value>& told) {
   for (const auto& here : all) left_.insert(std::ranges::find(here, *version, &KeptHere::version)->own);
 }
 
-// All know who has what. Of those who have a part one gives it: whoever wrote it, or keeps it for that one, comes first.
+// All know who has what. Of those who have a part one gives it: whoever wrote it, or keeps it for that one, comes
+// first.
 HeldJob KeptJob::hold(const checkpoint::Peers& peers) const {
   const auto& own = own_.back();
   auto written = own.written, others = own.others;

@@ -77,7 +77,7 @@ class KeptJob {
   std::set<int> left_;            // ranks of the version that all go on with
   std::array<checkpoint::Snapshot, 2> memory_;
   std::vector<std::optional<int>> keepers_;  // of the ranks of the newest version
-  std::uint64_t sent_text_ = 0;              // the hash of what the keeper knows already, of this epoch
+  std::optional<std::uint64_t> sent_text_;   // the hash of what the keeper knows already, of this epoch
   std::int64_t text_epoch_ = -1;
   std::future<void> sending_;
   std::uint64_t sent_bytes_ = 0;

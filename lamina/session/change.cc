@@ -239,15 +239,13 @@ std::shared_ptr<Session> open_beside(Session& before, config::Config config, env
   session->mailbox().barrier(session->members(topology::Group::kWorld), session->patience());
   if (clips_as_shards(before)) session->clip_as_shards();
   session->job().seeds() = before.job().seeds();
+  session->job().set_microbatches(session->job().microbatches());  // the seeds of this copy's are others
   return session;
 }
 
 std::shared_ptr<Session> open_after(Session& before, config::Config config, FaceHooks hooks) {
-  const int microbatches = config.microbatches;
-  auto session = open_beside(before, std::move(config), before.world(), std::move(hooks),
-                             before.members(topology::Group::kWorld), "lamina.change()");
-  session->job().set_microbatches(microbatches);  // of this copy's place among them
-  return session;
+  return open_beside(before, std::move(config), before.world(), std::move(hooks),
+                     before.members(topology::Group::kWorld), "lamina.change()");
 }
 
 void put_aside(const model::ParameterTable& table, sharding::Sharding* sharding) {

@@ -19,11 +19,12 @@ namespace {
 // Distances between numbers of parts are ratios: half as many is as far away as twice as many.
 double apart(int one, int other) { return std::abs(std::log(static_cast<double>(one) / other)); }
 
-// Partitions and shards that so many ranks can have, as keys, the best first.
+// Partitions and shards that so many ranks can have, as keys, the best first. A model that is called outside of step
+// functions has one partition, and keeps it.
 std::vector<std::string> nearest(const config::Config& before, int ranks) {
   const int partitions = before.partitions, shards = before.sharded_data_parallel_degree;
   std::vector<std::pair<int, int>> all;
-  for (int pp = 1; pp <= ranks; ++pp) {
+  for (int pp = 1; pp <= (partitions == 1 ? 1 : ranks); ++pp) {
     for (int sdp = 1; sdp <= ranks; ++sdp) {
       if (ranks % (pp * sdp) == 0) all.emplace_back(pp, sdp);
     }

@@ -11,7 +11,8 @@ namespace lamina::session {
 // The configuration in which so many ranks of a job go on. It is the first of `layouts`, objects of keys as change()
 // has them, that fits them. Else the model is in as many parts as before, and has fewer copies. Else the number of its
 // parts, partitions times shards, is the nearest that fits, and of several such layouts the one whose number of
-// partitions is. Alike on all ranks that ask. Throws base::ConfigError, which says why, where none fits.
+// partitions is; one partition stays one. Alike on all ranks that ask. Throws base::ConfigError, which says why, where
+// none fits.
 config::Config next_layout(Session& before, int ranks, const std::vector<std::string>& layouts, const ChangingJob& job);
 
 // Throws base::UsageError or base::ConfigError, on all ranks, for layouts that are none of any number of ranks up to

@@ -10,6 +10,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/chunks.h"
+#include "lamina/checkpoint/packed_parts.h"
 #include "lamina/layout/common.h"
 #include "tests/message_of.h"
 #include "tests/messaging/mailboxes.h"
@@ -82,6 +83,49 @@ std::vector<std::exception_ptr> move(Mailboxes& boxes, const at::Tensor& whole, 
 void expect_well(const std::vector<std::exception_ptr>& errors) {
   for (const auto& error : errors)
     EXPECT_EQ(error, nullptr) << message_of<std::exception>([&] { std::rethrow_exception(error); });
+}
+
+TEST(HeldPieces, ARankMayHaveSeveralPartsOfATensor) {
+  Mailboxes boxes(2);
+  const auto whole = at::arange(36, at::kInt).view({6, 6});
+  boxes.run([&](int rank) {
+    const auto shape = whole.sizes().vec();
+    std::vector<Part> own{part_of("w", whole, elements(shape, 3, rank))};
+    if (rank == 0) own.push_back(part_of("w", whole, elements(shape, 3, 2)));  // of a rank that is lost
+    HeldPieces pieces(peers_of(boxes, rank), own, {});
+    pieces.read_with(peers_of(boxes, rank));
+    const auto wanted = columns(shape, 2, rank);
+    const auto into = at::full({count(wanted)}, -1, whole.options());
+    const archive::Wanted wish{&pieces.manifest().tensors.front(), wanted, bytes_of(into)};
+    pieces.read({&wish, 1}, [] {});
+    EXPECT_TRUE(at::equal(into, piece_of(whole, wanted)));
+  });
+}
+
+TEST(PackedParts, ComeBackAsTheyWere) {
+  const auto whole = at::arange(36, at::kInt).view({6, 6});
+  const auto shape = whole.sizes().vec();
+  const std::vector<Part> parts{part_of("w", whole, columns(shape, 3, 1)), part_of("v", whole, none(shape))};
+  const auto found = unpack(text_of_parts(parts), pack(parts));
+  ASSERT_EQ(found.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(hash_of(found[i]), hash_of(parts[i]));
+    EXPECT_EQ(found[i].tensor, parts[i].tensor);
+    EXPECT_TRUE(at::equal(found[i].elements, parts[i].elements));
+  }
+  EXPECT_NE(hash_of(parts[0]), hash_of(part_of("w", whole, columns(shape, 3, 2))));
+  EXPECT_TRUE(unpack(text_of_parts({}), pack({})).empty());
+}
+
+TEST(PackedParts, AreRefusedWhereTheyAreDamaged) {
+  const auto whole = at::arange(36, at::kInt).view({6, 6});
+  const std::vector<Part> parts{part_of("w", whole, columns(whole.sizes().vec(), 3, 1))};
+  const auto packed = pack(parts);
+  parts.front().elements.add_(1);  // the same memory
+  EXPECT_NE(message_of<base::FormatError>([&] {
+              unpack(text_of_parts(parts), packed);
+            }).find("w, which was kept for a rank that is lost, is not what that had"),
+            std::string::npos);
 }
 
 TEST(HeldPieces, GoFromAnyLayoutToAnyOther) {

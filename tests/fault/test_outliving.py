@@ -63,6 +63,15 @@ def test_masters_and_their_states_stay_as_they_are(launcher):
         assert {state["exp_avg"].dtype for state in states.values()} == {torch.float32}
 
 
+def test_random_numbers_go_on(launcher):
+    started = launcher.start_ranks(3, PROGRAM, "none", env={"DROPOUT": "0.3"})
+    outputs = [rank.communicate(timeout=90)[1] for rank in started]
+    assert [rank.returncode for rank in started] == [0, 0, 0], outputs
+    undisturbed = torch.load(launcher.folder / "end.0")["losses"]
+    for end in ends(launcher, 3, "before", "1", env={"DROPOUT": "0.3"}).values():
+        torch.testing.assert_close(end["losses"], undisturbed, rtol=1e-12, atol=1e-12)
+
+
 def test_copies_are_lost_one_after_the_other(launcher):
     require_undisturbed(ends(launcher, 4, "before", "0:2", "3:5"), 2)
 

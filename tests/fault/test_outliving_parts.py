@@ -102,7 +102,15 @@ def test_the_nearest_number_of_parts_is_taken(launcher, monkeypatch):
     assert {(end["partitions"], end["copies"]) for end in found.values()} == {(3, 1)}
 
 
-def test_masters_and_random_numbers_go_on(launcher):
+@pytest.mark.parametrize("layout", some(LAYOUTS, 2, seed=5))
+def test_random_numbers_go_on(layout, launcher):
+    undisturbed = ends(launcher, 4, LAYOUTS[layout], "none", DROPOUT="0.3")[0]
+    found = ends(launcher, 4, LAYOUTS[layout], "update", "1", DROPOUT="0.3")
+    for end in found.values():
+        torch.testing.assert_close(end["losses"], undisturbed["losses"], rtol=1e-12, atol=1e-12)
+
+
+def test_masters_go_on(launcher):
     half = {"bf16": True, "buffer_dtype": "own"}
     for layout in ("pp 2 x copies 2", "sdp 4"):
         keys = LAYOUTS[layout] | half
