@@ -9,6 +9,9 @@ namespace lamina::environment {
 constexpr const char* kSecretVariable = "LAMINA_SECRET_FD";      // there the job's secret is read
 constexpr const char* kProgressVariable = "LAMINA_PROGRESS_FD";  // there steps are reported, see ProgressReporter
 
+constexpr const char* kDoorVariable = "LAMINA_DOOR_FD";       // there an elastic job says where newcomers join it
+constexpr const char* kNewcomerVariable = "LAMINA_NEWCOMER";  // set where this process is one
+
 constexpr std::size_t kSecretBytes = 32;
 
 }  // namespace lamina::environment

@@ -11,6 +11,7 @@
 #include "lamina/config/problems.h"
 #include "lamina/config/scalar.h"
 #include "lamina/environment/cluster_task.h"
+#include "lamina/environment/rank_contract.h"
 
 namespace lamina::environment {
 namespace {
@@ -88,6 +89,10 @@ World cluster_world(const Environment& environment) {
 }  // namespace
 
 World read_world(const Environment& environment) {
+  if (environment(kNewcomerVariable)) {
+    const auto place = base::whole_number(environment("LOCAL_RANK").value_or("0"));
+    return {.local_rank = place.value_or(0)};  // which says its device
+  }
   if (!environment("RANK") && !environment("WORLD_SIZE")) return cluster_world(environment);
   config::Problems problems;
   WorldReader reader(environment, problems);

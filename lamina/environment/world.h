@@ -22,8 +22,9 @@ struct World {
 
 // Reads what torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; of which
 // machine, NODE_RANK or GROUP_RANK say, else machines are taken to have equally many ranks. Without RANK and WORLD_SIZE
-// it is what srun or mpirun say (cluster_task.h), else a world of one that nobody launched. Throws ConfigError naming
-// every variable that is missing, not a number, or does not go with the others.
+// it is what srun or mpirun say (cluster_task.h), else a world of one that nobody launched. A newcomer is that, too,
+// until it has joined its job. Throws ConfigError naming every variable that is missing, not a number, or does not go
+// with the others.
 World read_world(const Environment& environment);
 
 }  // namespace lamina::environment

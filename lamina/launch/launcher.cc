@@ -48,6 +48,7 @@ Job describe(const Preparation& prepared, const std::optional<ReservedPort>& por
           .cores = environment::available_cores(),
           .restarts = prepared.options.restarts,
           .least = prepared.options.least,
+          .most = prepared.options.most,
           .stacks = prepared.options.hang_timeout.has_value()};
 }
 

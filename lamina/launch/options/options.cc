@@ -54,6 +54,14 @@ void take_nodes(const std::string& text, Options& options) {
   options.nodes = number_of("--nnodes", text, ": jobs here do not grow or shrink while they run");
 }
 
+void take_elastic(const std::string& text, Options& options) {
+  const auto colon = text.find(':');
+  const std::string more = "; write MIN or MIN:MAX, as in --elastic 2:4";
+  options.least = number_of("--elastic", text.substr(0, colon), more);
+  options.most.reset();
+  if (colon != std::string::npos) options.most = number_of("--elastic", text.substr(colon + 1), more);
+}
+
 void add_places(CLI::App& app, Options& options) {
   app.add_option_function<std::string>(
          "-n,--nproc,--nproc-per-node,--nproc_per_node",
@@ -121,9 +129,11 @@ void add_ends(CLI::App& app, Options& options) {
   add_number(app, "--restarts,--max-restarts,--max_restarts", "how often the job is started again after a failure (0)",
              [&](int number) { options.restarts = number; })
       ->type_name("N");
-  add_number(app, "--elastic", "let the others go on where a signal ends a rank, while so many are left (all)",
-             [&](int number) { options.least = number; })
-      ->type_name("MIN");
+  app.add_option_function<std::string>(
+         "--elastic", [&](const std::string& text) { take_elastic(text, options); },
+         "let the others go on where a signal ends a rank, while MIN are left (all); with MAX it is started again, and "
+         "joins them, so that there are at most so many")
+      ->type_name("MIN[:MAX]");
   add_number(app, "--hang-timeout,--hang_timeout",
              "end the job when, for so many seconds from its start on, no rank begins or ends a step of lamina (never)",
              [&](int number) { options.hang_timeout = std::chrono::seconds(number); })
@@ -172,6 +182,9 @@ void Options::validate() const {
   at_least(node_rank, 0, "--node_rank");
   at_least(restarts, 0, "--restarts");
   at_least(least, 1, "--elastic");
+  if (least && most && *most < *least) {
+    note(base::str("--elastic ", *least, ":", *most, ": MAX must be MIN or greater"));
+  }
   at_least(log_limit_mib, 1, "--log-limit");
   if (master_port && (*master_port < 1 || *master_port > kLargestPort)) {
     note(base::str("--master_port must be from 1 to ", kLargestPort, ", not ", *master_port));

@@ -42,6 +42,8 @@ struct Options {
   std::chrono::seconds grace{30};  // between SIGTERM and SIGKILL
   int restarts = 0;
   std::optional<int> least;  // ranks without which the others are ended, where a signal ends one; none: all
+  std::optional<int>
+      most;  // ranks that there may be, where those that a signal ends are started again; none: they are not
   std::optional<std::chrono::seconds> hang_timeout;
 
   // Throws ConfigError: one line that names every wrong field. Looks at no file and at no environment.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/whole_number.h"
 #include "lamina/config/sources.h"
@@ -75,6 +76,22 @@ void tell_late_options(Preparation& job) {
   }
 }
 
+// What --elastic says must go with the ranks that there are.
+void check_elastic(const Options& options, const Layout& layout) {
+  if (!options.least) return;
+  const auto ranks = base::str("the ", layout.world_size, layout.world_size == 1 ? " rank" : " ranks", " of the job");
+  if (*options.least > layout.world_size) {
+    throw base::ConfigError(base::str("--elastic: MIN is ", *options.least, ", which is more than ", ranks));
+  }
+  if (!options.most) return;
+  if (*options.most < layout.world_size) {
+    throw base::ConfigError(base::str("--elastic: MAX is ", *options.most, ", which is less than ", ranks));
+  }
+  if (layout.several_machines()) {
+    throw base::ConfigError("--elastic MIN:MAX is for ranks of one machine yet: give MIN alone on several");
+  }
+}
+
 }  // namespace
 
 Preparation prepare(const Options& options) {
@@ -85,6 +102,7 @@ Preparation prepare(const Options& options) {
   job.inherited = with_variables(std::move(job.inherited), options.variables, "-x");
   const environment::Environment environment = environment::process_environment();
   job.layout = find_layout(job.options, {environment, [&] { return visible_gpus(environment); }});
+  check_elastic(job.options, job.layout);
   if (!job.layout.warning.empty()) job.warnings.push_back(job.layout.warning);
   for (const auto& [text, option] :
        {std::pair{options.output_pattern, "--stdout"}, {options.error_pattern, "--stderr"}}) {

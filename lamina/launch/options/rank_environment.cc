@@ -40,7 +40,9 @@ Values contract(const Job& job, const Place& place) {
   Values set = torchrun_contract(job, place);
   set["LAMINA_LAUNCHER"] = "1";
   set["LAMINA_RESTART"] = str(job.restart);
-  if (job.least) set["LAMINA_ELASTIC"] = str(*job.least);
+  if (job.least) set["LAMINA_ELASTIC"] = str(*job.least, job.most ? str(":", *job.most) : "");
+  if (place.door_fd >= 0) set[environment::kDoorVariable] = str(place.door_fd);
+  if (place.is_newcomer) set[environment::kNewcomerVariable] = "1";
   if (place.secret_fd >= 0) set[environment::kSecretVariable] = str(place.secret_fd);
   if (place.progress_fd >= 0) set[environment::kProgressVariable] = str(place.progress_fd);
   return set;
@@ -64,7 +66,8 @@ constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHE
 
 // True where the launcher alone says what a rank reads under this name: torchrun's contract and lamina's variables.
 bool is_launchers(const std::string& name) {
-  static const Values set = contract({.least = 1}, {.secret_fd = 0, .progress_fd = 0});
+  static const Values set =
+      contract({.least = 1}, {.secret_fd = 0, .progress_fd = 0, .door_fd = 0, .is_newcomer = true});
   return set.contains(name) || std::ranges::find(kDropped, name) != std::end(kDropped);
 }
 

@@ -23,6 +23,7 @@ struct Job {
   int restart = 0;           // how often the job was started before
   int restarts = 0;          // how often it may be
   std::optional<int> least;  // so many ranks go on where others are lost
+  std::optional<int> most;   // and so many there may be with newcomers
   bool stacks = false;       // Python is to write its stacks down when it is aborted
 };
 
@@ -30,8 +31,10 @@ struct Job {
 struct Place {
   base::Rank rank;
   int local_rank = 0;
-  int secret_fd = -1;    // the rank reads the job's secret there, see Secret; -1: none
-  int progress_fd = -1;  // and reports its steps there, see environment::ProgressReporter
+  int secret_fd = -1;        // the rank reads the job's secret there, see Secret; -1: none
+  int progress_fd = -1;      // and reports its steps there, see environment::ProgressReporter
+  int door_fd = -1;          // and finds there where newcomers join the job; -1: there are none
+  bool is_newcomer = false;  // it is one
 };
 
 // The environment of one rank: `inherited`, with the launcher's variables in place of what it says of them. What only

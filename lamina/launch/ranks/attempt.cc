@@ -2,6 +2,7 @@
 #include "lamina/launch/ranks/attempt.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,22 +36,35 @@ base::Fd open_null() {
   return null;
 }
 
+// An anonymous file, the same for all ranks, in which they say where newcomers join them.
+base::Fd open_door() {
+  base::Fd door(::memfd_create("lamina-door", MFD_CLOEXEC));
+  if (!door) throw StartError("cannot make a file in memory: " + base::system_error());
+  return door;
+}
+
 // Starts the ranks one after the other.
 class Starter {
  public:
   Starter(const Attempt& attempt, RankPipes& pipes, RankHealth& health)
-      : attempt_(attempt), pipes_(pipes), health_(health) {}
+      : attempt_(attempt), pipes_(pipes), health_(health), door_(attempt.job.most ? open_door() : base::Fd()) {}
 
-  RankProcess start(int i) {
+  RankProcess start(int i, bool again = false) {
     const base::Rank rank(attempt_.prepared.layout.base_rank + i);
     const base::Fd secret = attempt_.secret ? attempt_.secret->copy() : base::Fd();
-    const base::Fd progress = health_.add();
-    auto environment = rank_environment(
-        attempt_.job, {.rank = rank, .local_rank = i, .secret_fd = secret.get(), .progress_fd = progress.get()},
-        attempt_.prepared.inherited);
+    const base::Fd progress = health_.add(i);
+    auto environment = rank_environment(attempt_.job,
+                                        {.rank = rank,
+                                         .local_rank = i,
+                                         .secret_fd = secret.get(),
+                                         .progress_fd = progress.get(),
+                                         .door_fd = door_.get(),
+                                         .is_newcomer = again},
+                                        attempt_.prepared.inherited);
     const Program program = attempt_.prepared.program.for_rank(environment);
     std::vector<int> kept{progress.get()};
     if (secret) kept.push_back(secret.get());
+    if (door_) kept.push_back(door_.get());
     const bool together = !pipes_.tee() && attempt_.outputs.out(i) == attempt_.outputs.err(i);
     const base::Fd out = pipe(rank, STDOUT_FILENO, attempt_.outputs.out(i));
     const base::Fd err = together ? base::Fd() : pipe(rank, STDERR_FILENO, attempt_.outputs.err(i));
@@ -58,7 +72,7 @@ class Starter {
     const RankStart start{.rank = rank,
                           .program = program,
                           .environment = std::move(environment),
-                          .input = i == 0 ? first_input_ : null_.get(),
+                          .input = i == 0 && !again ? first_input_ : null_.get(),
                           .output = out ? out.get() : STDOUT_FILENO,
                           .error = errors ? errors.get() : STDERR_FILENO,
                           .kept = kept,
@@ -75,6 +89,7 @@ class Starter {
   const Attempt& attempt_;
   RankPipes& pipes_;
   RankHealth& health_;
+  const base::Fd door_;
   const base::Fd null_ = open_null();
   // A background process group must not read the terminal.
   const int first_input_ = ::isatty(STDIN_FILENO) ? null_.get() : STDIN_FILENO;
@@ -98,8 +113,10 @@ Outcome Attempt::run() const {
       report.started(ranks.back().rank(), ranks.back().pid());
     }
     const auto& options = prepared.options;
-    outcome =
-        Supervisor({ranks, control, children, report, health, terminal, pipes, options.grace, options.least}).run();
+    const auto again = [&](int i) { return starter.start(i, /*again=*/true); };
+    outcome = Supervisor({ranks, control, children, report, health, terminal, pipes, options.grace, options.least,
+                          options.most ? Supervisor::Again(again) : nullptr})
+                  .run();
   }
   pipes.finish();
   report.lost_output();

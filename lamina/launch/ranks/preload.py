@@ -10,7 +10,7 @@ import sys
 
 LOOK_AGAIN_S = 0.0005  # whether the parent has changed
 PR_SET_PDEATHSIG, SIGKILL = 1, 9
-NUMBERED = (b"LAMINA_SECRET_FD", b"LAMINA_PROGRESS_FD")  # variables that hold a descriptor's number
+NUMBERED = (b"LAMINA_SECRET_FD", b"LAMINA_PROGRESS_FD", b"LAMINA_DOOR_FD")  # variables that hold a descriptor's number
 
 
 def is_container(script):

@@ -39,12 +39,13 @@ std::int64_t seconds_since(RankHealth::Clock::time_point then) {
 
 }  // namespace
 
-base::Fd RankHealth::add() {
+base::Fd RankHealth::add(int i) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
     throw StartError("cannot make a socket: " + base::system_error());
   }
-  people_.push_back({.socket = base::Fd(ends[0])});
+  if (i == static_cast<int>(people_.size())) people_.emplace_back();
+  people_[i] = {.socket = base::Fd(ends[0])};
   return base::Fd(ends[1]);
 }
 
@@ -74,6 +75,10 @@ void RankHealth::take(Person& person) {
     }
     if (progress.inside == Progress::kPatience) {
       person.patience = std::chrono::milliseconds(progress.step);
+      continue;
+    }
+    if (progress.inside == Progress::kLeaves) {
+      person.left = true;
       continue;
     }
     if (progress.inside == Progress::kClosed) {

@@ -24,8 +24,9 @@ class RankHealth {
 
   explicit RankHealth(std::optional<std::chrono::seconds> hang_timeout) : hang_timeout_(hang_timeout) {}
 
-  // The end of a socket that a rank is to report on; the other end is kept here under its local rank, counted from 0.
-  base::Fd add();
+  // The end of a socket that a rank is to report on; the other end is kept here under its local rank, counted from 0. A
+  // rank that is started again is another one.
+  base::Fd add(int i);
 
   void watch(Watch& watch);                         // takes reports
   void take_stops(const RankProcess& rank, int i);  // after SIGCHLD; `i` is the local rank
@@ -48,6 +49,9 @@ class RankHealth {
   // True when the rank has been stopped for so long that the ranks of other machines have ended without it.
   bool outlived(int i) const;
   std::optional<base::Deadline> next() const;  // when one of these may become true
+
+  bool has_left(int i) const { return people_[i].left; }  // it said that the job goes on without it
+  bool has_stepped(int i) const { return people_[i].heard.has_value(); }
 
   bool joins(int i) const;  // it waits for others in init
   bool left_out(int i);     // true once, when the rank has ended and never came to init
@@ -72,6 +76,7 @@ class RankHealth {
     bool missed = false;   // it was said that it has not come
     bool ended = false;
     bool closed = false;  // it said that its session is over
+    bool left = false;    // and that others go on
     std::optional<std::string> consequence;
   };
   static std::optional<Clock::time_point> outlived_at(const Person& person);

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include <chrono>
+#include <utility>
 #include <vector>
 
 #include "lamina/base/str.h"
@@ -81,6 +82,13 @@ RankProcess::RankProcess(const RankStart& start) : rank_(start.rank) {
 RankProcess::RankProcess(base::Rank rank, pid_t pid)
     : rank_(rank), pid_(pid), pidfd_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) {
   if (!pidfd_) throw StartError(base::str("cannot watch rank ", rank, ": ", base::system_error()));
+}
+
+RankProcess& RankProcess::operator=(RankProcess&& other) noexcept {
+  std::swap(rank_, other.rank_);
+  std::swap(pid_, other.pid_);
+  std::swap(pidfd_, other.pidfd_);
+  return *this;
 }
 
 RankProcess::~RankProcess() {

@@ -38,7 +38,7 @@ class RankProcess {
   RankProcess(base::Rank rank, pid_t pid);
 
   RankProcess(RankProcess&&) = default;
-  RankProcess& operator=(RankProcess&&) = delete;
+  RankProcess& operator=(RankProcess&& other) noexcept;  // which has this one then, and ends it
   ~RankProcess();  // kills what is left of the group; waits at most 2 s for the rank to be gone
 
   base::Rank rank() const { return rank_; }

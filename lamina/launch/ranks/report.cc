@@ -56,6 +56,25 @@ void Report::lost(base::Rank rank, const RankEnd& end, int left) const {
   say("rank ", rank, " is lost: ", end.words(), "; ", left, left == 1 ? " other goes on" : " others go on");
 }
 
+void Report::left_in_order(base::Rank rank, int left) const {
+  flush();
+  say("rank ", rank, " has left in order; ", left, left == 1 ? " other goes on" : " others go on");
+}
+
+void Report::coming_back(base::Rank rank, std::chrono::milliseconds pause) const {
+  say("rank ", rank, " is started again in ", static_cast<double>(pause.count()) / 1000.0, " s, to join them");
+}
+
+void Report::given_up(base::Rank rank, const std::string& why) const {
+  say("rank ", rank, " is not started again: ", why);
+}
+
+void Report::not_joined(base::Rank rank, const RankEnd& end) const {
+  flush();
+  say("rank ", rank, ", started again, has not joined the others: ", end.words());
+  show_tail(rank, "the last lines of");
+}
+
 void Report::failed(const RootCause::Failure& failure, const std::vector<base::Rank>& left,
                     const std::string& told) const {
   flush();

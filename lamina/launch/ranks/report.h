@@ -31,7 +31,11 @@ class Report {
   void started(base::Rank rank, pid_t pid) const;
   void ended(base::Rank rank, const RankEnd& end) const;
 
-  void lost(base::Rank rank, const RankEnd& end, int left) const;  // others go on without it
+  void lost(base::Rank rank, const RankEnd& end, int left) const;            // others go on without it
+  void left_in_order(base::Rank rank, int left) const;                       // and others go on without it
+  void coming_back(base::Rank rank, std::chrono::milliseconds pause) const;  // it is started again
+  void given_up(base::Rank rank, const std::string& why) const;              // it is not
+  void not_joined(base::Rank rank, const RankEnd& end) const;                // it was, and has failed before it joined
 
   // A failure.
   // The first line, which names those that `left` before, then the tail of that rank's log, or what it told instead of

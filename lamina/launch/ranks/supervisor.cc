@@ -9,6 +9,7 @@
 
 #include "lamina/base/str.h"
 #include "lamina/launch/ranks/descendants.h"
+#include "lamina/launch/ranks/error.h"
 #include "lamina/launch/ranks/watch.h"
 
 namespace lamina::launch {
@@ -28,8 +29,11 @@ constexpr seconds kKillLimit{5};
 
 }  // namespace
 
-Supervisor::Supervisor(const Parts& parts) : parts_(parts), alive_(static_cast<int>(parts.ranks.size())) {
-  for (const RankProcess& rank : parts_.ranks) running_.push_back(&rank);
+Supervisor::Supervisor(const Parts& parts) : parts_(parts) {
+  for (const RankProcess& rank : parts_.ranks) {
+    running_.push_back(&rank);
+    comebacks_.began(local(&rank), base::Clock::now());
+  }
 }
 
 Outcome Supervisor::run() {
@@ -38,6 +42,8 @@ Outcome Supervisor::run() {
     parts_.report.lost_output();
     take_orders();
     if (std::exchange(changed_, false)) take_ends();
+    start_again();
+    end_newcomers();
     check_vitals();
     check_readers();
     advance();
@@ -58,6 +64,9 @@ void Supervisor::wait() {
   parts_.pipes.watch(watch);
   watch.until(deadline_);
   if (phase_ == Phase::kRunning) watch.until(parts_.health.next());
+  if (const auto next = comebacks_.next(); next && phase_ == Phase::kRunning) {
+    watch.until(base::Deadline::after(*next - base::Clock::now()));
+  }
   watch.wait();
 }
 
@@ -75,21 +84,31 @@ void Supervisor::take_ends() {
   for (std::size_t i = 0; i < parts_.ranks.size(); ++i) {
     parts_.health.take_stops(parts_.ranks[i], static_cast<int>(i));
   }
-  std::erase_if(running_, [this](const RankProcess* rank) {
+  std::vector<std::pair<const RankProcess*, RankEnd>> ended;
+  for (const RankProcess* rank : running_) {
     auto end = rank->end();
-    if (!end) return false;
+    if (!end) continue;
     end->out_of_memory = end->signal == SIGKILL && phase_ <= Phase::kSettling && oom_.increased();
-    end = parts_.health.seen(local(rank), *end);
-    --alive_;
-    if (goes_on_without(*end)) {
-      parts_.report.lost(rank->rank(), *end, alive_);
+    ended.emplace_back(rank, parts_.health.seen(local(rank), *end));
+  }
+  for (const auto& [rank, end] : ended) {
+    const bool has_worked = has_joined(local(rank));
+    std::erase(running_, rank);
+    newcomers_.erase(local(rank));
+    const bool has_left = !end.failed() && parts_.health.has_left(local(rank));
+    const bool may_lose =
+        phase_ == Phase::kRunning && !root_cause_.first() && parts_.least && working() >= *parts_.least;
+    if (may_lose && (has_left || was_lost(end))) {
+      lose(*rank, end, has_left);
+    } else if (may_lose && !has_worked && end.failed()) {
+      parts_.report.not_joined(rank->rank(), end);
     } else {
-      root_cause_.add(rank->rank(), *end);
+      root_cause_.add(rank->rank(), end);
+      has_finished_ = has_finished_ || (has_worked && !end.failed());
     }
     parts_.health.forget(local(rank));
-    parts_.report.ended(rank->rank(), *end);
-    return true;
-  });
+    parts_.report.ended(rank->rank(), end);
+  }
   std::vector<pid_t> ranks;
   ranks.reserve(parts_.ranks.size());
   for (const RankProcess& rank : parts_.ranks) ranks.push_back(rank.pid());
@@ -97,9 +116,61 @@ void Supervisor::take_ends() {
 }
 
 // A process that was killed is lost to the job. One that has ended itself, by an error, is not: the program has failed.
-bool Supervisor::goes_on_without(const RankEnd& end) const {
-  const bool was_killed = end.signal != 0 && end.signal != SIGABRT && end.signal != SIGPIPE;
-  return was_killed && phase_ == Phase::kRunning && !root_cause_.first() && parts_.least && alive_ >= *parts_.least;
+bool Supervisor::was_lost(const RankEnd& end) const {
+  return end.signal != 0 && end.signal != SIGABRT && end.signal != SIGPIPE;
+}
+
+bool Supervisor::has_joined(int local_rank) const {
+  return !newcomers_.contains(local_rank) || parts_.health.has_stepped(local_rank);
+}
+
+// How many make the job's steps.
+int Supervisor::working() const {
+  return static_cast<int>(
+      std::ranges::count_if(running_, [this](const RankProcess* rank) { return has_joined(local(rank)); }));
+}
+
+void Supervisor::lose(const RankProcess& rank, const RankEnd& end, bool has_left) {
+  if (has_left) {
+    parts_.report.left_in_order(rank.rank(), working());
+  } else {
+    parts_.report.lost(rank.rank(), end, working());
+  }
+  if (!parts_.again) return;
+  if (const auto pause = comebacks_.ended(local(&rank), end, base::Clock::now())) {
+    parts_.report.coming_back(rank.rank(), *pause);
+  } else {
+    parts_.report.given_up(rank.rank(), base::str("it has ended in the same way twice, within ",
+                                                  Comebacks::kQuick.count(), " s of its start each time"));
+  }
+}
+
+// Those whose time has come, unless the job comes to its end.
+void Supervisor::start_again() {
+  if (phase_ != Phase::kRunning || root_cause_.first() || has_finished_ || running_.empty()) return;
+  while (const auto place = comebacks_.due(base::Clock::now())) {
+    RankProcess& rank = parts_.ranks[*place];
+    try {
+      rank = parts_.again(*place);
+    } catch (const StartError& error) {
+      parts_.report.given_up(rank.rank(), error.what());
+      continue;
+    }
+    comebacks_.began(*place, base::Clock::now());
+    newcomers_.insert(*place);
+    running_.push_back(&rank);
+    parts_.report.started(rank.rank(), rank.pid());
+  }
+}
+
+// Where the others have ended in order, nobody is left for newcomers to join.
+void Supervisor::end_newcomers() {
+  if (phase_ != Phase::kRunning || root_cause_.first() || !has_finished_ || working() > 0) return;
+  for (const RankProcess* rank : running_) {
+    rank->signal_group(SIGKILL);
+    parts_.report.given_up(rank->rank(), "the job is over");
+  }
+  running_.clear();
 }
 
 void Supervisor::check_vitals() {

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "lamina/base/deadline.h"
+#include "lamina/launch/ranks/comebacks.h"
 #include "lamina/launch/ranks/guardian.h"
 #include "lamina/launch/ranks/oom.h"
 #include "lamina/launch/ranks/rank_end.h"
@@ -35,8 +38,9 @@ struct Outcome {
 //      └──── an order (a second one: killing at once) ─────────────────────┘     the command is gone ─┘
 class Supervisor {
  public:
+  using Again = std::function<RankProcess(int local_rank)>;  // throws StartError
   struct Parts {
-    const std::vector<RankProcess>& ranks;  // by local rank
+    std::vector<RankProcess>& ranks;  // by local rank
     ControlPipe& control;
     Signals& children;  // SIGCHLD
     Report& report;
@@ -45,6 +49,7 @@ class Supervisor {
     RankPipes& pipes;
     std::chrono::seconds grace;
     std::optional<int> least;  // see Options
+    Again again;               // starts a rank that is lost again, to join the others; none: nobody is
   };
   explicit Supervisor(const Parts& parts);
 
@@ -56,7 +61,12 @@ class Supervisor {
   void wait();
   void take_orders();
   void take_ends();
-  bool goes_on_without(const RankEnd& end) const;
+  bool was_lost(const RankEnd& end) const;
+  bool has_joined(int local_rank) const;
+  int working() const;
+  void lose(const RankProcess& rank, const RankEnd& end, bool has_left);
+  void start_again();
+  void end_newcomers();
   void advance();
   void check_vitals();
   void check_readers();
@@ -74,7 +84,9 @@ class Supervisor {
 
   const Parts parts_;
   std::vector<const RankProcess*> running_;
-  int alive_;
+  Comebacks comebacks_;
+  std::set<int> newcomers_;    // local ranks that were started again, until they work with the others
+  bool has_finished_ = false;  // a rank has ended in order
   RootCause root_cause_;
   OomCounter oom_;
   int interruption_ = 0;  // the signal that ended the job, if one did

@@ -100,6 +100,16 @@ TEST(CommandLine, TorchrunsOptions) {
   EXPECT_EQ(code_of({"--rdzv_endpoint=host:1", "x"}), 2);
 }
 
+TEST(CommandLine, ElasticTakesALeastAndAMostNumber) {
+  EXPECT_EQ(parsed({"--elastic", "2", "x"}).least, 2);
+  EXPECT_EQ(parsed({"--elastic", "2", "x"}).most, std::nullopt);
+  EXPECT_EQ(parsed({"--elastic=2:4", "x"}).least, 2);
+  EXPECT_EQ(parsed({"--elastic=2:4", "x"}).most, 4);
+  for (const char* text : {"", ":", "2:", ":2", "a", "2:b", "1:2:3", "99999999999"}) {
+    EXPECT_EQ(code_of({"--elastic", text, "x"}), 2) << text;
+  }
+}
+
 TEST(CommandLine, VariablesMayBeGivenManyTimes) {
   EXPECT_EQ(parsed({"-x", "A=1", "-x", "B", "x"}).variables, (std::vector<std::string>{"A=1", "B"}));
 }

@@ -67,6 +67,20 @@ TEST(RankEnvironment, SaysHowManyGoOnWithoutOthersWhereSomeMay) {
   elastic.least = 2;
   EXPECT_EQ(count(rank_environment(job(), kPlace, {"LAMINA_ELASTIC=3"}), "LAMINA_ELASTIC"), 0);
   EXPECT_TRUE(holds(rank_environment(elastic, kPlace, {"LAMINA_ELASTIC=3"}), "LAMINA_ELASTIC=2"));
+  elastic.most = 4;
+  EXPECT_TRUE(holds(rank_environment(elastic, kPlace, {}), "LAMINA_ELASTIC=2:4"));
+}
+
+TEST(RankEnvironment, SaysToARankThatIsStartedAgainThatItJoinsOthersAndWhere) {
+  const Variables outer{"LAMINA_DOOR_FD=3", "LAMINA_NEWCOMER=1"};
+  const auto first = rank_environment(job(), kPlace, outer);
+  EXPECT_EQ(count(first, "LAMINA_DOOR_FD") + count(first, "LAMINA_NEWCOMER"), 0) << "another job's";
+  auto place = kPlace;
+  place.door_fd = 7;
+  place.is_newcomer = true;
+  const auto again = rank_environment(job(), place, outer);
+  EXPECT_TRUE(holds(again, "LAMINA_DOOR_FD=7"));
+  EXPECT_TRUE(holds(again, "LAMINA_NEWCOMER=1"));
 }
 
 TEST(RankEnvironment, SharesTheCoresAmongTheRanks) {
