@@ -24,10 +24,14 @@ from lamina.job import current
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from gpt import GPT
 
-STEPS, NEVER = 20, 10**9  # of a block; updates
+STEPS, NEVER = 10, 10**9  # of a block; updates
 LAYOUTS = {
     "partitions": lambda ranks: {"partitions": ranks, "microbatches": ranks},
-    "shards": lambda ranks: {"sharded_data_parallel_degree": ranks},
+    "shards": lambda ranks: {
+        "sharded_data_parallel_degree": ranks,
+        "sdp_gradient_clipping": None,
+        "sdp_param_persistence_threshold": 0,
+    },
 }
 
 
@@ -46,7 +50,7 @@ def measured(layout: str, options: Options, report: Report) -> None:
     model = lamina.DistributedModel(GPT(vocabulary=256, width=320, layers=6, heads=8, context=64))
     optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
     (state,) = current.job().optimizers
-    x = torch.randint(256, (8, 65))
+    x = torch.randint(256, (8, 65), generator=torch.Generator().manual_seed(lamina.dp_rank()))
 
     @lamina.step
     def step(x, y):
@@ -72,7 +76,7 @@ def measured(layout: str, options: Options, report: Report) -> None:
     survivors.begin()
     block(1)
     taken = {every: [] for every in (0, 1, 10)}
-    for _ in range(options.pick(1, 5, 9)):
+    for _ in range(options.pick(1, 5, 15)):
         for every, samples in taken.items():
             samples.append(1e3 * block(every))
     sent = survivors._states.sent_bytes / updates.progress

@@ -226,7 +226,7 @@ void KeptJob::decide(const std::vector<Value>& told) {
   if (!version) {
     throw base::PeerError(base::str("the ranks that are left do not go on from memory: ", why_not,
                                     "; start the job again, from its newest checkpoint"),
-                          {}, base::Code{"kept-lost"});
+                          {}, base::Code{"elastic-lost"});
   }
   while (own_.back().version != *version) own_.pop_back();
   left_.clear();

@@ -135,12 +135,12 @@ def ended(launcher, keys, place, *deaths, **environment):
 def test_a_rank_that_is_lost_with_its_keeper_ends_the_job(launcher):
     for said in ended(launcher, LAYOUTS["pp 4"], "before", "2", "3"):
         assert "what rank 2 of 4 had is lost with whoever kept it" in said
-        assert "from its newest checkpoint" in said and "[kept-lost]" in said
+        assert "from its newest checkpoint" in said and "[elastic-lost]" in said
 
 
 def test_a_loss_before_anything_was_kept_ends_the_job(launcher):
     for said in ended(launcher, LAYOUTS["pp 4"], "forward", "2:0"):
-        assert "no version that all of them have was kept yet" in said and "[kept-lost]" in said
+        assert "no version that all of them have was kept yet" in said and "[elastic-lost]" in said
 
 
 @pytest.mark.parametrize(

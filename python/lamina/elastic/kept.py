@@ -39,6 +39,7 @@ class KeptSurvivors(Survivors):
         self._epoch: tuple[int, int] = (0, 0)  # the job's, and how often its ranks have changed their layout in it
         self._kept_job: current.Job | None = None  # which kept it
         self._is_on = False
+        self._end: tuple[_lamina.Session, _lamina.EpochEnd, int] | None = None  # of the session, and its epoch
         self._trace: Trace | None = None  # of the model, which its first rank alone has made
         super().__init__(model, optimizer, training)
 
@@ -89,7 +90,9 @@ class KeptSurvivors(Survivors):
         job, states = current.job(), self._states
         job.saves.drop()
         job.life.resumption = None  # of a change that was broken off
-        end, epochs, told = _lamina.EpochEnd(job.session), _epoch(), told_of(job)
+        if self._end is None or self._end[0] is not job.session:
+            self._end = job.session, _lamina.EpochEnd(job.session), _epoch()
+        (_, end, epochs), told = self._end, told_of(job)  # one talk, of which others may still be in the middle
         while True:
             with socket.socket() as reserved:
                 reserved.bind(("127.0.0.1", 0))
@@ -127,6 +130,7 @@ class KeptSurvivors(Survivors):
         proposal = everywhere(changed, lambda: self._proposal(changed, resumption.partition))
         changed.life.make(proposal=proposal)
         resumption.go_on()
+        self._end = None
         self._training.take(self._states.word)
         self.keep()
         self._keep_now()
