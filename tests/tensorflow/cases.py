@@ -435,7 +435,6 @@ def refused(*_):
     with tf.distribute.OneDeviceStrategy("cpu").scope():
         refuses("tf.distribute", lambda x: model(x))
     raises("there is a DistributedModel already", Two, smp_errors.Error)
-    raises("not there yet", lambda: model.compile(), smp_errors.Error)
     model.between = own_in_loop["between"]
     refuses("has a gradient of its own", lambda x: model(x[:, None]))  # traced again
     model.between = lambda x: x

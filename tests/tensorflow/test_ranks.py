@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.timeout(1300),
 ]
 CASES = Path(__file__).with_name("cases.py")
+BY_FIT = Path(__file__).with_name("cases_fit.py")
 OF_COPIES = Path(__file__).with_name("cases_copies.py")
 
 # Each rank imports TensorFlow, traces and trains: a launch takes a minute of two cores, and more where others use them.
@@ -113,3 +114,23 @@ def test_a_lost_rank_ends_the_step(launcher):
 @pytest.mark.parametrize("case", ["refused", "foreign_variables", "different", "interrupted"])
 def test_errors_are_told_on_both_ranks(launcher, case):
     run(launcher, 2, case)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "subjects"),
+    [
+        (2, ["plain:4:weights:tiny", "transformer:4:global", "several:2:dataset"]),
+        (
+            2,
+            ["masked:4:weights:tiny", "plain:2:copies2:weights:ema", "plain:2:classes:stop", "plain:3:sum:ignore:clip"],
+        ),
+        (4, ["masked:2:copies2:tiny:weights", "transformer:2:copies2:dataset"]),
+    ],
+)
+def test_fit_trains_as_in_one_process(launcher, ranks, subjects):
+    run(launcher, ranks, "compare", *subjects, program=BY_FIT)
+
+
+@pytest.mark.parametrize(("ranks", "case"), [(2, "told"), (4, "copies_told")])
+def test_fit_tells_errors_on_all_ranks(launcher, ranks, case):
+    run(launcher, ranks, case, program=BY_FIT)

@@ -29,9 +29,14 @@ from lamina.tensorflow.beginning import init
 from lamina.tensorflow.checkpoints import CheckpointManager
 from lamina.tensorflow.core import *  # noqa: F403 -- its names are ours, too
 from lamina.tensorflow.hooks import register_post_partition_hook
-from lamina.tensorflow.model import DistributedModel
+from lamina.tensorflow.installed import OF_KERAS_2
 from lamina.tensorflow.step import StepOutput, step
 from lamina.tensorflow.traced import partition
+
+if OF_KERAS_2:
+    from lamina.tensorflow.older_keras import ModelOfKeras2 as DistributedModel
+else:
+    from lamina.tensorflow.fitting import DistributedModel
 
 _MISSING = ("save", "load")
 

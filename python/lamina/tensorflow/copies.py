@@ -192,6 +192,29 @@ class Copies:
         title = f"hvd.allreduce() of {_text(tensor)}"
         return self._graph({"what they call": title}, kind, lambda: Averaging([kind], [], title)).alone(tensor)
 
+    def joined(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Tensors of all copies, one after the other along axis 0, in a function of TensorFlow's that is traced.
+        Collective."""
+        if self.count == 1 or not tensors:
+            return list(tensors)
+        types = [each.dtype for each in tensors]
+        title = f"results of {', '.join(each.name for each in types)} that copies give each other"
+        every = [(copy, at) for copy in range(self.count) for at in range(len(types))]
+        graph = self._graph(
+            {"what they call": title},
+            (),
+            lambda: SmallGraph(
+                [Operation(copy, [], types) for copy in range(self.count)],
+                every,
+                title,
+                ["its results"] * self.count,
+                _GROUP,
+            ),
+        )
+        token, values = graph.put(graph.begin(), lambda *_: tensors)
+        graph.end(token)
+        return [_along_rows([values[copy, at] for copy in range(self.count)], each) for at, each in enumerate(tensors)]
+
     def take_values(self, variables: Sequence[tf.Variable], source: int) -> None:
         """Gives variables of all copies the values that they have in one. Collective."""
         if self.count == 1 or not variables:
@@ -226,6 +249,12 @@ class Copies:
             self.require_same(said, lambda name, here, there: f"{name} is {_said(here)} and {_said(there)}")
             self._graphs[key] = make()
         return self._graphs[key]
+
+
+def _along_rows(parts: list[tf.Tensor], like: tf.Tensor) -> tf.Tensor:
+    tensor = tf.concat(parts, 0)
+    tensor.set_shape([None, *like.shape[1:]] if like.shape.rank is not None else None)
+    return tensor
 
 
 def _kind(gradient: Any) -> tuple[bool, tf.DType, tf.DType]:

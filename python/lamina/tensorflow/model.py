@@ -77,7 +77,11 @@ class _Graph:
             noting(trace, number, values[name]) if number in self.watched else values[name]
             for number, name in enumerate(self.results)
         ]
-        returned, trace.losses = tf.nest.pack_sequence_as(self.structure, _with_none(self.structure, results))
+        structure = tf.nest.pack_sequence_as(self.structure, _with_none(self.structure, results))
+        returned, trace.losses, masks = structure
+        for each, mask in zip(tf.nest.flatten(returned), masks, strict=True):
+            if mask is not None:
+                each._keras_mask = mask
         return returned
 
     def _receive(
@@ -142,10 +146,11 @@ class ModelOfJob:
         first_call: what it was first called with: the structure, and the specs of its tensors; None before.
         hooks: what runs once its variables have owners.
         traces: its call is traced.
+        losses: what its layers have added, in a step that is over; None else.
     """
 
     def __init__(self):
-        self.model: DistributedModel | None = None
+        self.model: CutModel | None = None
         self.hidden = tf.Variable(0.0, trainable=True, name="lamina_token")
         self.calls: dict[tuple, traced.Call] = {}
         self.graphs: dict[tuple, _Graph] = {}
@@ -153,6 +158,16 @@ class ModelOfJob:
         self.first_call: tuple[Any, list[tf.TensorSpec | None]] | None = None
         self.hooks: list[Callable[[], Any]] = []
         self.traces = False
+        self.losses: list[tf.Tensor] | None = None
+
+    @contextlib.contextmanager
+    def giving_losses(self, losses: list[tf.Tensor]) -> Iterator[None]:
+        """Has `model.losses` be these."""
+        self.losses = losses
+        try:
+            yield
+        finally:
+            self.losses = None
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -164,13 +179,9 @@ class ModelOfJob:
             self.traces = False
 
 
-class DistributedModel(keras.Model):
-    """A Keras model whose `call` is cut over the ranks of the job, at its first call in a step function.
-
-    Attributes:
-        variables, trainable_variables: those of this rank, from its first call on.
-        losses: in a step function, behind the model's call: those that its layers have added.
-    """
+class CutModel(keras.Model):
+    """A Keras model whose `call` is cut over the ranks of the job, at its first call in a step function. See
+    `DistributedModel`, which is one with Keras's own loop."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
@@ -210,7 +221,8 @@ class DistributedModel(keras.Model):
             filled = [each if tensor is None else next(rest) for each, tensor in zip(flat, tensors, strict=True)]
             arguments, keywords = tf.nest.pack_sequence_as(structure, filled)
             returned = self(*arguments, **keywords)
-            return returned, list(self._keras_losses())
+            masks = [getattr(each, "_keras_mask", None) for each in tf.nest.flatten(returned)]
+            return returned, list(self._keras_losses()), masks
 
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors if tensor is not None]
         with self._lamina.tracing():
@@ -367,6 +379,10 @@ class DistributedModel(keras.Model):
         return self._own(super().variables)
 
     @property
+    def weights(self) -> list[Any]:
+        return self._own(super().weights)
+
+    @property
     def trainable_variables(self) -> list[Any]:
         return self._own(super().trainable_variables)
 
@@ -378,6 +394,8 @@ class DistributedModel(keras.Model):
     def losses(self) -> list[tf.Tensor]:
         if "_lamina" not in self.__dict__ or self._lamina.traces:  # Keras's own calls, to build it
             return super().losses
+        if self._lamina.losses is not None:
+            return list(self._lamina.losses)
         losses = running.current("model.losses").losses
         if losses is None:
             raise UsageError("model.losses before the model is called: the call makes them")
@@ -396,9 +414,6 @@ class DistributedModel(keras.Model):
     def profile(self, *_: Any, **__: Any) -> None:
         """Takes a batch, as scripts give it before the first step. The plan needs none: the traced call has all
         shapes."""
-
-    def compile(self, *_: Any, **__: Any) -> None:
-        raise UsageError("fit() and compile() of a DistributedModel are not there yet: write the loop with smp.step")
 
 
 def _received(rank: int) -> tuple[Any, ...]:

@@ -4,7 +4,16 @@
 import os
 from typing import Any
 
+from lamina.errors import UsageError
 from lamina.tensorflow.installed import OF_KERAS_2, keras, tf
+from lamina.tensorflow.model import CutModel
+
+
+class ModelOfKeras2(CutModel):
+    """A model without Keras's own loop."""
+
+    def compile(self, *_: Any, **__: Any) -> None:
+        raise UsageError("fit() and compile() of a DistributedModel take Keras 3: write the loop with smp.step")
 
 
 class _Called(list):

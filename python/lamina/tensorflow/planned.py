@@ -10,7 +10,7 @@ from lamina.planning import others
 from lamina.planning.cli import arguments
 from lamina.tensorflow.beginning import init
 from lamina.tensorflow.installed import tf
-from lamina.tensorflow.model import DistributedModel
+from lamina.tensorflow.model import CutModel
 from lamina.util.told import tell
 
 
@@ -25,7 +25,7 @@ def plan_of(build: Callable[[], Any], inputs: list[str]) -> list[dict[str, Any]]
     init(partitions=1, microbatches=1)
     try:
         model = build()
-        if not isinstance(model, DistributedModel):
+        if not isinstance(model, CutModel):
             raise UsageError(f"--model: the callable returned no DistributedModel, but {type(model).__name__}")
         given, named = arguments(inputs, tf=tf)
         tell("times count operations and variables, and memory has no activations")

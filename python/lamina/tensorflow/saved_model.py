@@ -66,7 +66,7 @@ def _write(model: Any, values: list[Any], path: str) -> None:
         known |= {name: graph.capture(module.weights[at].handle) for name, at in call.variables.items()}
         made = iter(graphs.put(definition, known, [tensor.name for tensor in call.results]))
         flat = [None if each is None else next(made) for each in tf.nest.flatten(call.structure)]
-        returned, _ = tf.nest.pack_sequence_as(call.structure, flat)
+        returned, *_ = tf.nest.pack_sequence_as(call.structure, flat)
         return _as_outputs(returned)
 
     specs = {tensor.name: tensor for tensor in call.graph.inputs}

@@ -6,6 +6,14 @@ from collections.abc import Sequence
 from lamina.tensorflow.installed import tf
 
 
+def times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    """A tensor or slices, multiplied."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values
+        return tf.IndexedSlices(values * tf.cast(factor, values.dtype), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
 def divided(slices: tf.IndexedSlices, by: float) -> tf.IndexedSlices:
     """Slices whose values are divided."""
     return tf.IndexedSlices(slices.values / by, slices.indices, slices.dense_shape)

@@ -2,6 +2,7 @@
 """A model's `call` as a graph of operations, for one microbatch."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -201,8 +202,10 @@ class Call:
 
 
 def _size_bytes(tensor: tf.Tensor) -> int:
-    elements = tensor.shape.num_elements() or 0
-    return 0 if tensor.dtype in STAYS else elements * tensor.dtype.size
+    """Its bytes; of a size that is not known, as that of samples, for each."""
+    if tensor.dtype in STAYS or tensor.shape.rank is None:
+        return 0
+    return math.prod(1 if size is None else size for size in tensor.shape) * tensor.dtype.size
 
 
 def trace(

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras's own loop over a model that is cut: `compile`, `fit`, `evaluate` and `predict`.
+
+A batch is cut into as many parts as copies of the model have microbatches, as even as they can be. A part's gradients
+count by its share of what the loss is a mean of: its samples, or what a mask leaves of them. So their sum is the
+gradient of the batch's loss, also where parts differ. Losses that are shown, and metrics, are taken of the whole
+batch's results, which all ranks have.
+"""
+
+import contextlib
+import inspect
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from keras.src.losses import loss as of_losses
+from tensorflow.python.eager import context
+
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.job.messages import allgather
+from lamina.job.ranks import CommGroup
+from lamina.tensorflow import copies, slices
+from lamina.tensorflow.installed import keras, tf
+from lamina.tensorflow.model import CutModel
+from lamina.tensorflow.step import StepFunction, StepOutput
+from lamina.util.told import tell
+
+_MASK = "_keras_mask"  # where Keras keeps that of a tensor
+_MEANS = ("sum_over_batch_size", "mean")
+_INTEGERS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by their bytes
+_WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+
+
+class _Batches(StepFunction):
+    """A step function of whole batches, of which each copy of the model takes its part."""
+
+    def _pieces(self, name: str, leaf: Any, count: int, token: tf.Tensor | None = None) -> list[Any]:
+        if not tf.is_tensor(leaf):
+            return [leaf] * count
+        parts, first = _parts(), copies.of_job().own * count
+        own = range(first, first + count)
+        rows = _rows(leaf)
+        if isinstance(rows, int) and rows % parts == 0:
+            each = rows // parts
+            return [leaf[part * each : (part + 1) * each] for part in own]
+        starts, sizes = _spread(rows, parts)
+        last = tf.maximum(rows, parts) - 1
+        kept = tf.cond(rows < parts, lambda: tf.gather(leaf, tf.minimum(tf.range(last + 1), rows - 1)), lambda: leaf)
+        pieces = [kept[starts[part] : starts[part] + sizes[part]] for part in own]
+        for piece in pieces:
+            piece.set_shape([None, *leaf.shape[1:]] if leaf.shape.rank else None)
+        return pieces
+
+
+def _parts() -> int:
+    """Parts of a batch: the microbatches of all copies of the model."""
+    return copies.of_job().count * current.job().session.config.microbatches
+
+
+def _rows(leaf: tf.Tensor) -> Any:
+    """The samples of a batch; a tensor where their number is not known, or does not divide into parts."""
+    known = leaf.shape[0] if leaf.shape.rank is not None else None
+    if known is not None and known % _parts() == 0:
+        return known
+    # TensorFlow is not to conclude the sizes of single parts: the model is traced for all of them.
+    return tf.compat.v1.placeholder_with_default(tf.shape(leaf)[0] if known is None else known, [])
+
+
+def _spread(rows: tf.Tensor, parts: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where parts begin, and their sizes. Of fewer samples than parts the last one is repeated."""
+    numbers = tf.range(parts)
+    filled = tf.maximum(rows, parts)
+    each, more = filled // parts, filled % parts
+    return numbers * each + tf.minimum(numbers, more), each + tf.cast(numbers < more, tf.int32)
+
+
+def _shares(rows: Any, parts: int) -> tf.Tensor:
+    """The samples of each part, as a share of the even one; repeated ones are none."""
+    if isinstance(rows, int):
+        return tf.ones([parts], keras.backend.floatx())
+    starts, sizes = _spread(rows, parts)
+    own = tf.cast(tf.clip_by_value(rows - starts, 0, sizes), keras.backend.floatx())
+    return own * parts / tf.cast(rows, own.dtype)
+
+
+class _Reductions:
+    """What a body's losses are means of."""
+
+    def __init__(self):
+        self.kinds: list[str] = []
+        self.kept: list[tf.Tensor] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes those of the losses that are computed."""
+        plain = of_losses.reduce_weighted_values
+
+        def noting(values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = None, dtype: Any = None):
+            self._note(values, sample_weight, mask, reduction)
+            return plain(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+
+        of_losses.reduce_weighted_values = noting
+        try:
+            yield
+        finally:
+            of_losses.reduce_weighted_values = plain
+
+    def _note(self, values: Any, sample_weight: Any, mask: Any, reduction: Any) -> None:
+        if values.shape.rank == 0:
+            tell("fit(): a loss that is one number is taken of each microbatch, and averaged")
+        elif reduction == "mean_with_sample_weight" and sample_weight is None and mask is None:
+            reduction = "mean"
+        if mask is not None and reduction in _MEANS:
+            mask = tf.cast(mask, keras.backend.floatx())
+            self.kept.append(tf.reduce_mean(mask))
+        self.kinds.append("mean" if reduction in _MEANS else reduction)
+
+    def weighted(self, loss: tf.Tensor, share: tf.Tensor, added: list[tf.Tensor]) -> tuple[tf.Tensor, Any]:
+        """A part's loss, so that the mean over parts is the batch's. Where a mask leaves less, it is that but for the
+        mean of what it leaves, which is returned, too; else None is.
+
+        Args:
+            loss: the part's.
+            share: its share of the samples.
+            added: what the layers have added, which is in the loss.
+        """
+        kinds = set(self.kinds) or {"mean"}
+        if kinds == {"sum"}:
+            extra = tf.add_n([tf.cast(tf.reduce_sum(each), loss.dtype) for each in added]) if added else 0.0
+            # A repeated sample's share is none.
+            return (loss - extra) * _parts() * tf.cast(share > 0, loss.dtype) + extra * share, None
+        if kinds != {"mean"}:
+            raise UsageError(
+                f"fit(): losses with the reductions {', '.join(sorted(map(str, self.kinds)))}: microbatches make the "
+                "loss of a batch where all of them are means of samples, or all are sums"
+            )
+        if self.kept:
+            if len(self.kinds) > 1:
+                raise UsageError(
+                    "fit(): several losses, one of them with a mask: a microbatch would count differently in each"
+                )
+            share = share * self.kept[0]
+        return loss * tf.cast(share, loss.dtype), share if self.kept else None
+
+
+class _Alike(keras.callbacks.Callback):
+    """Has all ranks decide by the numbers that rank 0 has: theirs may differ in the last bits."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs.update(allgather(dict(logs), CommGroup.WORLD)[0])
+
+
+class _Together(keras.callbacks.Callback):
+    """Has all ranks stop where one does."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.model.stop_training = any(allgather(bool(self.model.stop_training), CommGroup.WORLD))
+
+
+class DistributedModel(CutModel):
+    """A Keras model whose `call` is cut over the ranks of the job, at its first call in a step function.
+
+    Attributes:
+        variables, trainable_variables, weights: those of this rank, from its first call on.
+        losses: in a step function, behind the model's call: those that its layers have added.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        super().__init__(*arguments, **keywords)
+        self.__dict__["_lamina_steps"] = {}
+
+    def compile(self, *arguments: Any, **keywords: Any) -> None:
+        """As Keras's, but for `jit_compile`, `run_eagerly` and `steps_per_execution`.
+
+        Errors:
+            UsageError: one of these.
+        """
+        bound = inspect.signature(super().compile).bind(*arguments, **keywords)
+        given = bound.arguments
+        if given.get("jit_compile", "auto") not in ("auto", False, None):
+            raise UsageError("compile(): jit_compile of a DistributedModel: use tf.config.optimizer.set_jit(True)")
+        if given.get("run_eagerly"):
+            raise UsageError("compile(): run_eagerly of a DistributedModel, whose call is a graph that is cut")
+        if given.get("steps_per_execution", 1) != 1:
+            raise UsageError("compile(): steps_per_execution of a DistributedModel is 1")
+        given["jit_compile"] = False
+        self._lamina_steps.clear()
+        super().compile(*bound.args, **bound.kwargs)
+
+    def fit(self, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras's. All ranks give the same data; each copy of the model takes its part of each batch. Callbacks run
+        on every rank, and decide by the numbers of rank 0.
+
+        Errors:
+            UsageError: a callback that saves the model as Keras does.
+        """
+        bound = self._of_rank(super().fit, arguments, keywords)
+        given = bound.arguments.get("callbacks") or []
+        given = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else tf.nest.flatten(given)
+        for each in given:
+            if isinstance(each, _WRITERS):
+                raise UsageError(
+                    f"fit(): {type(each).__name__} saves what one rank has: use smp.CheckpointManager or save_model()"
+                )
+        bound.arguments["callbacks"] = [_Alike(), *given, _Together()]
+        _seed_alike()
+        return super().fit(*bound.args, **bound.kwargs)
+
+    def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras's; collective, as `fit`."""
+        bound = self._of_rank(super().evaluate, arguments, keywords)
+        return super().evaluate(*bound.args, **bound.kwargs)
+
+    def predict(self, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras's; collective, as `fit`. All ranks get all results."""
+        bound = self._of_rank(super().predict, arguments, keywords)
+        return super().predict(*bound.args, **bound.kwargs)
+
+    def save(self, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras's, of a model that lies on one rank.
+
+        Errors:
+            UsageError: it lies on several.
+        """
+        return self._refuse_files("save()") or super().save(*arguments, **keywords)
+
+    def save_weights(self, *arguments: Any, **keywords: Any) -> Any:
+        """As `save`."""
+        return self._refuse_files("save_weights()") or super().save_weights(*arguments, **keywords)
+
+    def load_weights(self, *arguments: Any, **keywords: Any) -> Any:
+        """As `save`; before the first step on every rank, where the model's layers are built."""
+        return self._refuse_files("load_weights()") or super().load_weights(*arguments, **keywords)
+
+    def export(self, *arguments: Any, **keywords: Any) -> Any:
+        """As `save`."""
+        return self._refuse_files("export()") or super().export(*arguments, **keywords)
+
+    def _refuse_files(self, what: str) -> None:
+        if self._lamina.owners and len(current.job().session.group_members("partitions")) > 1:
+            raise UsageError(
+                f"{what} of a model that lies on several ranks: use smp.CheckpointManager, or save_model(), which "
+                "writes the whole model"
+            )
+
+    def _of_rank(self, plain: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> inspect.BoundArguments:
+        bound = inspect.signature(plain).bind(*arguments, **keywords)
+        if current.job().session.rank != 0:
+            bound.arguments["verbose"] = 0
+        return bound
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        gradients, batch = self._computed("train_step", x, y, sample_weight)
+        means = [each.accumulate() for each in gradients]
+        if batch.kept is not None:
+            means = [None if each is None else slices.times(each, 1 / batch.kept) for each in means]
+        self.optimizer.apply_gradients(zip(means, self.trainable_weights, strict=True))
+        return self._measured(batch, x, y, sample_weight, training=True)
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        _, batch = self._computed("test_step", x, y, sample_weight)
+        return self._measured(batch, x, y, sample_weight, training=False)
+
+    def predict_step(self, data: Any) -> Any:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self._computed("predict_step", x, None, None)[1].results
+
+    def _computed(self, name: str, x: Any, y: Any, sample_weight: Any) -> "tuple[list[StepOutput], _Batch]":
+        if name not in self._lamina_steps:
+            self._lamina_steps[name] = _Batches(_body(self, name), (), {}, {})
+        x, y, sample_weight = _checked((x, y, sample_weight))
+        leaves = [each for each in tf.nest.flatten((x, y, sample_weight)) if each is not None]
+        rows, parts = _rows(leaves[0]), _parts()
+        shares = _shares(rows, parts)
+        gradients, *returned = self._lamina_steps[name](x, y, sample_weight, shares)
+        return gradients, _Batch(returned, leaves, rows, shares)
+
+    def _measured(self, batch: "_Batch", x: Any, y: Any, sample_weight: Any, training: bool) -> dict[str, Any]:
+        """The metrics, which are updated by a batch."""
+        with self._lamina.giving_losses(batch.added):
+            loss = self._compute_loss(x, y, batch.results, sample_weight, training=training)
+        self._loss_tracker.update_state(loss, sample_weight=batch.rows)
+        return self.compute_metrics(x, y, batch.results, sample_weight=sample_weight)
+
+
+def _body(model: DistributedModel, name: str) -> Callable[..., Any]:
+    training = name == "train_step"
+
+    def results_of(x: Any) -> Any:
+        return model(x, training=training) if model._call_has_training_arg else model(x)
+
+    def loss_of(x: Any, y: Any, results: Any, sample_weight: Any, share: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        reductions = _Reductions()
+        with reductions.noted(), keras.StatelessScope():  # metrics are of the batch
+            loss = model._compute_loss(x, y, results, sample_weight, training=True)
+        return reductions.weighted(loss, share, model.losses)
+
+    def body(x: Any, y: Any, sample_weight: Any, shares: tf.Tensor) -> Any:
+        gradients, kept = [], None
+        if training:
+            with tf.GradientTape() as tape:
+                results = results_of(x)
+                loss, kept = loss_of(x, y, results, sample_weight, shares[0])
+                loss = model.optimizer.scale_loss(loss)
+            gradients = tape.gradient(loss, model.trainable_weights)
+        else:
+            results = results_of(x)
+        masks = [getattr(each, _MASK, None) for each in tf.nest.flatten(results)]
+        return gradients, results, masks, kept, [tf.reduce_sum(each) for each in model.losses]
+
+    body.__name__ = name
+    return body
+
+
+class _Batch:
+    """What the model makes of a batch, on all ranks.
+
+    Attributes:
+        results: those of the model, with masks of Keras's.
+        kept: the mean of what masks leave of parts; None without masks.
+        added: losses that layers add, the means over parts.
+        rows: samples.
+    """
+
+    def __init__(self, returned: Sequence[Any], data: list[tf.Tensor], rows: Any, shares: tf.Tensor):
+        """Joins what a step function returns of the microbatches of all copies.
+
+        Args:
+            returned: the model's results, their masks, `kept` and `added`.
+            data: what the batch has.
+            rows: its samples.
+            shares: of its parts.
+        """
+        results, masks, kept, added = returned
+        groups = [tf.nest.flatten(results), masks, [kept], added]
+        tensors = [each.concat() for group in groups for each in group if each.outputs[0] is not None]
+        joined = iter(_joined(tensors, data))
+        flat, masks, [kept], added = (
+            [None if each.outputs[0] is None else next(joined) for each in group] for group in groups
+        )
+        if not isinstance(rows, int):
+            flat, masks = ([_without_repeated(each, rows) for each in group] for group in (flat, masks))
+        for each, mask in zip(flat, masks, strict=True):
+            if mask is not None:
+                setattr(each, _MASK, mask)
+        weights = shares if kept is None else kept
+        self.results, self.rows = tf.nest.pack_sequence_as(results, flat), rows
+        self.kept = None if kept is None else tf.reduce_mean(kept)
+        mean = tf.reduce_mean(weights)
+        self.added = [tf.reduce_mean(each * tf.cast(weights, each.dtype)) / tf.cast(mean, each.dtype) for each in added]
+
+
+def _without_repeated(tensor: tf.Tensor | None, rows: tf.Tensor) -> tf.Tensor | None:
+    """Results without those of the sample that was repeated."""
+    if tensor is None or tensor.shape.rank == 0:
+        return tensor
+    return tensor[: tf.shape(tensor)[0] * rows // tf.maximum(rows, _parts())]
+
+
+def _joined(tensors: list[tf.Tensor], data: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors of all copies, whose batches were the same."""
+    if copies.of_job().count == 1:
+        return tensors
+    sums = [_sum_of_bits(each) for each in data if each.dtype != tf.string]
+    *joined, sums = copies.of_job().joined([*tensors, tf.stack(sums)[None]])
+    tf.debugging.assert_equal(
+        tf.reduce_min(sums, 0),
+        tf.reduce_max(sums, 0),
+        "copies of the model have got other batches: fit() and its like take the same data on all ranks, in one order",
+    )
+    return joined
+
+
+def _sum_of_bits(tensor: tf.Tensor) -> tf.Tensor:
+    """A number that differs where tensors do, in samples or in their order."""
+    if tensor.dtype.size in _INTEGERS and tensor.dtype != tf.bool:
+        tensor = tf.bitcast(tensor, _INTEGERS[tensor.dtype.size])
+    samples = tf.reduce_sum(tf.cast(tf.reshape(tensor, [tf.shape(tensor)[0], -1]), tf.int64), 1)
+    return tf.reduce_sum(samples * tf.range(1, tf.size(samples, tf.int64) + 1))
+
+
+def _checked(batch: Any) -> Any:
+    """A batch, all of whose tensors have as many samples: else that is an error, before the step begins."""
+    leaves = [each for each in tf.nest.flatten(batch) if each is not None]
+    for each in leaves:
+        if not isinstance(each, tf.Tensor):
+            raise UsageError(f"fit(): a batch has a {type(each).__name__}, which cannot be cut into microbatches yet")
+        if each.shape.rank == 0:
+            raise UsageError("fit(): a batch has a tensor without an axis of samples")
+    words = "fit(): tensors of a batch have different numbers of samples"
+    known = [each.shape[0] if each.shape.rank is not None else None for each in leaves]
+    if None not in known:
+        if len(set(known)) > 1:
+            raise UsageError(f"{words}: {', '.join(map(str, known))}")
+        return batch
+    rows = tf.stack([tf.shape(each)[0] for each in leaves])
+    with tf.control_dependencies([tf.debugging.assert_equal(rows, rows[0], words)]):
+        return tf.nest.map_structure(lambda each: None if each is None else tf.identity(each), batch)
+
+
+def _seed_alike() -> None:
+    """Has all ranks shuffle alike, where the script has set no seed."""
+    seed = allgather((context.global_seed(), secrets.randbits(31)), CommGroup.WORLD)[0]
+    if context.global_seed() is None:
+        tf.random.set_seed(seed[0] if seed[0] is not None else seed[1])
