@@ -418,7 +418,6 @@ def refused(*_):
             norm = tf.add_n([tf.reduce_sum(each**2) for each in gradient])
         return outer.gradient(norm, model.trainable_variables)
 
-    own_in_loop = {"between": lambda x: tf.while_loop(lambda _: True, tf.nn.silu, [x], maximum_iterations=2)[0]}
     raises("outside a step", lambda: model(x), smp_errors.Error)
     raises("outside a step", lambda: model.losses, smp_errors.Error)
     refuses("model.losses before", lambda x: model.losses)
@@ -435,9 +434,6 @@ def refused(*_):
     with tf.distribute.OneDeviceStrategy("cpu").scope():
         refuses("tf.distribute", lambda x: model(x))
     raises("there is a DistributedModel already", Two, smp_errors.Error)
-    model.between = own_in_loop["between"]
-    refuses("has a gradient of its own", lambda x: model(x[:, None]))  # traced again
-    model.between = lambda x: x
     assert smp.step(lambda x: model(x))(x).concat().shape == (8, 4)
     smp.shutdown()
 

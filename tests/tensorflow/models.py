@@ -139,11 +139,26 @@ class OwnGradients(Kind):
         self.layers_ = [keras.layers.Dense(6, activation="silu") for _ in range(3)]
         self.again = keras.layers.Dense(6, activation="tanh")
         self.again.build((None, 6))
+        self.looped, self.chosen = (keras.layers.Dense(6, activation="silu") for _ in range(2))
+        self.looped.build((None, 6))
+        self.chosen.build((None, 6))
         self.last = keras.layers.Dense(5)
+
+    def in_functions(self, x):
+        """In a loop, in a conditional, and in a loop of one: what TensorFlow itself can do."""
+        again = tf.recompute_grad(lambda h: tf.sin(h) * tf.cos(h))
+
+        def looped(h, times):
+            body = lambda h, at: (tf.nn.silu(self.looped(again(clipped_back(h)))) + x, at + 1)  # noqa: E731
+            return tf.while_loop(lambda _, at: at < times, body, (h, tf.constant(0)))[0]
+
+        h = tf.cond(tf.reduce_sum(x) > 1e3, lambda: clipped_back(x), lambda: tf.nn.silu(self.chosen(x) * x, beta=0.5))
+        return tf.cond(tf.reduce_sum(h) > -1e3, lambda: looped(h, 2), lambda: h) + looped(x, 3)
 
     def call(self, x, training=None):
         for layer in self.layers_:
             x = tf.nn.silu(layer(x), beta=1.5)
+        x = self.in_functions(x)
         x = tf.recompute_grad(lambda h: tf.sin(self.again(h)))(x)
         with tf.GradientTape() as tape:
             tape.watch(x)

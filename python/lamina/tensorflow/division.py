@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A traced call, divided among ranks: subgraphs as they travel, and as a rank imports them."""
 
+import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from tensorflow.python.ops import resource_variable_ops
 from lamina.errors import UsageError
 from lamina.tensorflow import graphs
 from lamina.tensorflow.installed import tf
-from lamina.tensorflow.own_gradients import ATTRIBUTE, OwnGradient
+from lamina.tensorflow.own_gradients import ATTRIBUTE, OwnGradient, tensor_in_function
 from lamina.tensorflow.traced import STAYS, Call
 
 _KEEPS = "has a tensor of type {}, which cannot go from one segment of the cut model to another"
@@ -94,13 +96,13 @@ class Divided:
 
     def _define(self, subgraph: Subgraph, members: list[tf.Operation]) -> None:
         definition = graph_pb2.GraphDef()
-        own = {member.name for member in members}
+        names = {member.name for member in members}
         constants: dict[str, node_def_pb2.NodeDef] = {}
         for member in members:
-            own_gradient = self.call.own_gradients.get(member.name)
-            if own_gradient is not None:
-                subgraph.own_gradients.append(own_gradient)
-                for number in own_gradient.variables.values():
+            for own in self.call.own_gradients.get(member.name, ()):
+                if own not in subgraph.own_gradients:
+                    subgraph.own_gradients.append(own)
+                for number in own.variables.values():
                     handles = [name for name, each in self.call.variables.items() if each == number]
                     subgraph.variables[handles[0] if handles else f"variable_{number}:0"] = number
             for tensor in self.call.read(member):
@@ -109,19 +111,24 @@ class Divided:
                     constants[tensor.op.name] = constant
                 elif tensor.name in self.call.variables:
                     subgraph.variables[tensor.name] = self.call.variables[tensor.name]
-                elif tensor.op.name not in own and tensor.name not in subgraph.arguments:
+                elif tensor.op.name not in names and tensor.name not in subgraph.arguments:
                     if tensor.dtype in (tf.resource, tf.variant):
                         raise UsageError(f"operation {member.name} of the model {_KEEPS.format(tensor.dtype.name)}")
                     subgraph.arguments.append(tensor.name)
         for operation in [*constants.values(), *(self.call.nodes[member.name] for member in members)]:
             node = definition.node.add()
             node.CopyFrom(operation)
-            kept = [name for name in node.input if not name.startswith("^") or name[1:] in own]
+            kept = [name for name in node.input if not name.startswith("^") or name[1:] in names]
             del node.input[:]
             node.input.extend(kept)
             node.attr.pop("_class", None)
         definition.versions.CopyFrom(self.call.definition.versions)
-        graphs.take_functions(definition, self.call.definition.library, f"_{ops.uid()}")
+        suffix = f"_{ops.uid()}"
+        graphs.take_functions(definition, self.call.definition.library, suffix)
+        subgraph.own_gradients = [
+            dataclasses.replace(own, function=own.function + suffix) if own.function else own
+            for own in subgraph.own_gradients
+        ]
         subgraph.definition = definition.SerializeToString()
         subgraph.outputs = self._read_outside(members)
         subgraph.stopped = [name for name in subgraph.outputs if name not in self._differentiable]
@@ -164,11 +171,13 @@ class Segment:
 
     def _own_gradients(self, definition: graph_pb2.GraphDef, graph: tf.Graph, known: dict[str, tf.Tensor]) -> None:
         handles = {number: known[name] for name, number in self.subgraph.variables.items()}
-        nodes = {node.name: node for node in definition.node}
+        graphs_of = {"": definition.node} | {each.signature.name: each.node_def for each in definition.library.function}
         for own in self.subgraph.own_gradients:
-            registered = own.register(lambda name: _here(name, known, graph), handles)
-            nodes[own.operation].attr[ATTRIBUTE].s = registered.encode()
+            of_segment = functools.partial(_here, known, graph)
+            registered = own.register(tensor_in_function if own.function else of_segment, handles)
+            [node] = [node for node in graphs_of[own.function] if node.name == own.operation]
+            node.attr[ATTRIBUTE].s = registered.encode()
 
 
-def _here(name: str, known: dict[str, tf.Tensor], graph: tf.Graph) -> tf.Tensor:
+def _here(known: dict[str, tf.Tensor], graph: tf.Graph, _: tf.Graph, name: str) -> tf.Tensor:
     return known[name] if name in known else graph.get_tensor_by_name(name)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs as they travel, put into one that is made."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tensorflow.core.framework import attr_value_pb2, function_pb2, graph_pb2, node_def_pb2
@@ -35,26 +35,34 @@ def _functions(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[attr_value_pb2
             yield from attribute.list.func
 
 
+def called(
+    nodes: Iterable[node_def_pb2.NodeDef], library: function_pb2.FunctionDefLibrary
+) -> dict[str, function_pb2.FunctionDef]:
+    """Functions of a library that operations call, those that these call too, by name."""
+    known = {function.signature.name: function for function in library.function}
+    todo = [function.name for function in _functions(nodes)]
+    found: dict[str, function_pb2.FunctionDef] = {}
+    while todo:
+        name = todo.pop()
+        if name in found or name not in known:
+            continue
+        found[name] = known[name]
+        todo += [function.name for function in _functions(known[name].node_def)]
+    return found
+
+
 def take_functions(definition: graph_pb2.GraphDef, library: function_pb2.FunctionDefLibrary, suffix: str) -> None:
     """Gives a definition those functions of a library that it calls, by names of their own: TensorFlow derives names
     of further functions from them, and keeps all of them for the process."""
-    known = {function.signature.name: function for function in library.function}
-    todo = [function.name for function in _functions(definition.node)]
-    taken: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name in taken or name not in known:
-            continue
-        taken.add(name)
-        definition.library.function.add().CopyFrom(known[name])
-        todo += [function.name for function in _functions(known[name].node_def)]
+    taken = called(definition.node, library)
+    definition.library.function.extend(taken.values())
     for function in definition.library.function:
         function.signature.name += suffix
         _rename(function.node_def, taken, suffix)
     _rename(definition.node, taken, suffix)
 
 
-def _rename(nodes: Iterable[node_def_pb2.NodeDef], taken: set[str], suffix: str) -> None:
+def _rename(nodes: Iterable[node_def_pb2.NodeDef], taken: Container[str], suffix: str) -> None:
     for function in _functions(nodes):
         if function.name in taken:
             function.name += suffix

@@ -134,7 +134,9 @@ def _without_training(call: Call) -> Any:
         inputs = [each for each in node.input if not each.startswith("^") or each[1:] in names]
         del node.input[:]
         node.input.extend(inputs)
-        node.attr.pop(ATTRIBUTE, None)
+    for nodes in (kept.node, *(function.node_def for function in kept.library.function)):
+        for node in nodes:
+            node.attr.pop(ATTRIBUTE, None)
     return kept
 
 

@@ -109,7 +109,7 @@ class Call:
         known: the model's variables.
         variables: those that it uses: the name of the tensor that is one's handle, and its number in `known`.
         constants: operations in the place of eager tensors that it reads, by the tensors' names.
-        own_gradients: of operations that have one, by their names.
+        own_gradients: of operations that have one, and of those in functions that they call, by their names.
     """
 
     graph: func_graph.FuncGraph
@@ -120,7 +120,7 @@ class Call:
     known: list[tf.Variable]
     variables: dict[str, int]
     constants: dict[str, node_def_pb2.NodeDef]
-    own_gradients: dict[str, OwnGradient]
+    own_gradients: dict[str, list[OwnGradient]]
     _differentiable: dict[frozenset[int] | None, set[str]] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -154,8 +154,8 @@ class Call:
         return {at for at, tensor in enumerate(self.results) if tensor.name in names}
 
     def _read_by_gradient(self, operation: tf.Operation) -> list[tf.Tensor]:
-        own = self.own_gradients.get(operation.name)
-        return [self.graph.get_tensor_by_name(name) for name in own.reads.values()] if own else []
+        names = [name for own in self.own_gradients.get(operation.name, ()) for name in _read_beside(own)]
+        return [self.graph.get_tensor_by_name(name) for name in names]
 
     def read(self, operation: tf.Operation) -> list[tf.Tensor]:
         """The tensors that the operation, or a gradient of its own, reads."""
@@ -171,9 +171,9 @@ class Call:
 
     def used(self, operation: tf.Operation) -> list[int]:
         """The variables that it uses, by number."""
-        own = self.own_gradients.get(operation.name)
         used = [self.variables[tensor.name] for tensor in self.read(operation) if tensor.name in self.variables]
-        return list(dict.fromkeys([*used, *(own.variables.values() if own else ())]))
+        used += [number for own in self.own_gradients.get(operation.name, ()) for number in own.variables.values()]
+        return list(dict.fromkeys(used))
 
     def after(self, operation: tf.Operation) -> list[int]:
         """The operations that are over before it without its reading them."""
@@ -242,29 +242,41 @@ def trace(
         used[inside.name] = number
     results = [_returned(tensor) for tensor in graph.outputs]
     operations = _living(graph, results)
-    _refuse_gradients_in_functions(graph)
     numbers = handles | {id(tensor): used[tensor.name] for tensor in graph.inputs if tensor.name in used}
-    own_gradients = {
-        operation.name: traced_apart(operation, lambda tensor: numbers.get(id(tensor)))
-        for operation in operations
-        if _attribute(operation, ATTRIBUTE, None)
-    }
+    own_gradients = _own_gradients(graph, operations, lambda tensor: numbers.get(id(tensor)))
     living = {operation.name for operation in operations}
-    read = [graph.get_tensor_by_name(name) for own in own_gradients.values() for name in own.reads.values()]
+    names = [name for each in own_gradients.values() for own in each for name in _read_beside(own)]
+    read = [graph.get_tensor_by_name(name) for name in names]
     if any(tensor.op.name not in living for tensor in read):  # its gradient alone needs them
         operations = _living(graph, [*results, *read])
     return Call(graph, inputs, operations, results, graph.structured_outputs, known, used, constants, own_gradients)
 
 
-def _refuse_gradients_in_functions(graph: func_graph.FuncGraph) -> None:
-    for function in graph.as_graph_def().library.function:
-        for node in function.node_def:
-            if ATTRIBUTE in node.attr:
-                raise UsageError(
-                    f"operation {node.name} of the model has a gradient of its own (tf.custom_gradient, as tf.nn.silu "
-                    "and tf.recompute_grad have one) in a loop or a conditional, which is not there yet over several "
-                    "ranks"
-                )
+def _own_gradients(
+    graph: func_graph.FuncGraph, operations: list[tf.Operation], number_of: Callable[[tf.Tensor], int | None]
+) -> dict[str, list[OwnGradient]]:
+    definition = graph.as_graph_def()
+    nodes = {node.name: node for node in definition.node}
+    of_functions: dict[str, list[OwnGradient]] = {}
+    found = {}
+    for operation in operations:
+        own = [traced_apart(operation, number_of)] if _attribute(operation, ATTRIBUTE, None) else []
+        for name, function in graphs.called([nodes[operation.name]], definition.library).items():
+            if name not in of_functions:
+                inside = graph._get_function(name).graph
+                having = [
+                    inside.get_operation_by_name(each.name) for each in function.node_def if ATTRIBUTE in each.attr
+                ]
+                of_functions[name] = [traced_apart(each, number_of, name) for each in having]
+            own += of_functions[name]
+        if own:
+            found[operation.name] = own
+    return found
+
+
+def _read_beside(own: OwnGradient) -> list[str]:
+    """The names of tensors of the model's own graph that it reads."""
+    return [] if own.function else list(own.reads.values())
 
 
 def _returned(tensor: tf.Tensor) -> tf.Tensor:
