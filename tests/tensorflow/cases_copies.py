@@ -96,6 +96,67 @@ def interface(folder):
     smp.shutdown()
 
 
+def within(*_):
+    """Gradients that functions, conditionals and loops of a step function take are averaged, and what is beside them
+    stays the copy's own."""
+    begin()
+    copy = smp.dp_rank()
+    outside = tf.Variable([1.0 + copy, 2.0], dtype=tf.float64)
+    table = tf.Variable(np.ones([6, 4]), dtype=tf.float64)
+    model = Two()
+
+    def square():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(outside**2)
+        return loss, tape.gradient(loss, outside)
+
+    called = tf.function(square)
+    called()  # traced before the step function is
+
+    @tf.function
+    def nested(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows)) * (1.0 + copy)
+        return called(), {"rows": tape.gradient(loss, table), "loss": loss}
+
+    def looped():
+        body = lambda at, loss, total: (at + 1, loss + square()[0], total + square()[1])  # noqa: E731
+        zeros = (tf.constant(0), tf.constant(0.0, tf.float64), tf.zeros([2], tf.float64))
+        return tf.while_loop(lambda at, *_: at < 3, body, zeros)
+
+    @smp.step
+    def train_step(x, rows):
+        results = model(x)
+        loss, gradient = tf.cond(tf.reduce_sum(results**2) >= 0, square, lambda: (tf.reduce_sum(results), outside * 0))
+        return (loss, gradient), nested(rows), looped()
+
+    of_cond, (of_call, of_table), (count, of_loop, summed) = train_step(
+        own_batch(), tf.constant([[1, 1], [2, 3]][copy])
+    )
+    own = (1.0 + copy) ** 2 + 4
+    for loss, gradient, times in [(*of_cond, 1), (*of_call, 1), (of_loop, summed, 3)]:
+        np.testing.assert_allclose(gradient.accumulate(), [3.0 * times, 4.0 * times])
+        raises("those of one copy", lambda gradient=gradient: gradient.stack(), errors.Error)
+        np.testing.assert_allclose(loss.stack(), [own * times] * 2)
+    assert list(count.stack()) == [3, 3]
+    rows = of_table["rows"].accumulate()
+    assert sorted(rows.indices.numpy()) == [1, 2, 3]
+    np.testing.assert_allclose(tf.convert_to_tensor(rows)[:, 0], [0, 0.5, 0.5, 0.5, 0, 0])
+    np.testing.assert_allclose(of_table["loss"].stack(), [4.0 * (1 + copy)] * 2)
+
+    @tf.function
+    def changes():
+        outside.assign_sub(square()[1])
+
+    @smp.step
+    def updates(x):
+        changes()
+        return model(x)
+
+    raises("changes a variable by gradients", lambda: updates(own_batch()))
+    smp.shutdown()
+
+
 def use(output, name):
     found = getattr(output, name)
     return found() if callable(found) else found
@@ -340,7 +401,7 @@ def interrupted(*_):
     smp.shutdown()
 
 
-CASES = (interface, scales, small, told, lost, interrupted)
+CASES = (interface, within, scales, small, told, lost, interrupted)
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]

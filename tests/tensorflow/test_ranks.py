@@ -71,7 +71,7 @@ def test_copies_train_as_one_process_with_all_batches(launcher, ranks, subjects)
     run(launcher, ranks, "compare", *subjects)
 
 
-@pytest.mark.parametrize("case", ["interface", "scales", "small", "told", "interrupted"])
+@pytest.mark.parametrize("case", ["interface", "within", "scales", "small", "told", "interrupted"])
 def test_copies_give_each_other_values_and_errors(launcher, tmp_path, case):
     run(launcher, 4, case, tmp_path, program=OF_COPIES)
 

@@ -9,7 +9,7 @@ import torch
 
 from lamina import _lamina
 from lamina.job import current, lifetime
-from lamina.tensorflow import copies, exchange, interrupts, norms, older_keras, running
+from lamina.tensorflow import copies, exchange, interrupts, norms, older_keras, running, taken
 from lamina.tensorflow import gradients as _gradients  # noqa: F401 -- registers those of our operators
 from lamina.tensorflow.installed import tf
 from lamina.tensorflow.model import ModelOfJob
@@ -33,6 +33,7 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
     for kind in norms.optimizers():
         kind.get_gradients = _get_gradients
     norms.spread()
+    taken.note()
     older_keras.add()
     exchange.of_job()  # ranks number graphs alike: those of exchanges come first
     copies.of_job()

@@ -22,7 +22,7 @@ class Body:
     Attributes:
         trace: what is known of it.
         results: what it returns, one after the other.
-        gradients: those of them that come of gradients, by number.
+        gradients: those of them that come of gradients, by number, where there are copies of the model.
     """
 
     def __init__(self, function: Callable[..., Any], given: Any, pieces: Sequence[Any], wanted: frozenset[int] | None):
@@ -45,7 +45,7 @@ class Body:
             )
             return function(*arguments, **keywords)
 
-        with running.tracing(trace), taken.noted(trace.take):
+        with running.tracing(trace):
             self._graph = func_graph.func_graph_from_py_func(
                 "microbatch", run, [tf.TensorSpec([], tf.float32), *specs], {}
             )
@@ -58,22 +58,14 @@ class Body:
         self._free = [node.name for node in self._definition.node if "_independent_side_effects" in node.attr]
 
     def _of_gradients(self) -> list[int]:
-        of_gradients = set(self.trace.taken)
-        for operation in self._graph.get_operations():
-            if any(tensor.op.name in of_gradients for tensor in operation.inputs):
-                of_gradients.add(operation.name)
-                if operation.type.startswith(_CHANGES) and copies.of_job().count > 1:
-                    raise UsageError(
-                        f"a step function changes a variable by gradients (operation {operation.name}), which are "
-                        "those of one copy of the model there: change it by what accumulate() gives, outside"
-                    )
+        if copies.of_job().count == 1:
+            return []
+        names = taken.of_gradients(self._graph, (), _refuse_changes)
         return [
             number
             for number, result in enumerate(self.results)
             if any(
-                tensor.op.name in of_gradients
-                for tensor in tf.nest.flatten(result, expand_composites=True)
-                if tensor is not None
+                tensor.name in names for tensor in tf.nest.flatten(result, expand_composites=True) if tensor is not None
             )
         ]
 
@@ -106,3 +98,11 @@ class Body:
                 flat[-1].set_shape(each.shape)
         structure = tf.nest.pack_sequence_as(self._graph.structured_outputs, flat, expand_composites=True)
         return structure, made[len(names) : len(names) + len(ends)]
+
+
+def _refuse_changes(operation: tf.Operation) -> None:
+    if operation.type.startswith(_CHANGES):
+        raise UsageError(
+            f"a step function changes a variable by gradients (operation {operation.name}), which are those of one "
+            "copy of the model there: change it by what accumulate() gives, outside"
+        )

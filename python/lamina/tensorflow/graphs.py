@@ -26,7 +26,7 @@ def without(definition: graph_pb2.GraphDef, names: set[str]) -> graph_pb2.GraphD
     return kept
 
 
-def _functions(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[attr_value_pb2.NameAttrList]:
+def functions(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[attr_value_pb2.NameAttrList]:
     """Places where operations name functions that they call."""
     for node in nodes:
         for attribute in node.attr.values():
@@ -40,14 +40,14 @@ def called(
 ) -> dict[str, function_pb2.FunctionDef]:
     """Functions of a library that operations call, those that these call too, by name."""
     known = {function.signature.name: function for function in library.function}
-    todo = [function.name for function in _functions(nodes)]
+    todo = [function.name for function in functions(nodes)]
     found: dict[str, function_pb2.FunctionDef] = {}
     while todo:
         name = todo.pop()
         if name in found or name not in known:
             continue
         found[name] = known[name]
-        todo += [function.name for function in _functions(known[name].node_def)]
+        todo += [function.name for function in functions(known[name].node_def)]
     return found
 
 
@@ -63,7 +63,7 @@ def take_functions(definition: graph_pb2.GraphDef, library: function_pb2.Functio
 
 
 def _rename(nodes: Iterable[node_def_pb2.NodeDef], taken: Container[str], suffix: str) -> None:
-    for function in _functions(nodes):
+    for function in functions(nodes):
         if function.name in taken:
             function.name += suffix
 

@@ -25,7 +25,6 @@ class StepTrace:
         reached: the results to which gradients have come.
         ends: tensors that are there once the microbatch is through, forward or back.
         begun, ended: ways back that have begun behind the model, and come to its begin.
-        taken: names of operations that make gradients in the body.
     """
 
     wanted: frozenset[int] | None
@@ -37,12 +36,6 @@ class StepTrace:
     ends: list[tf.Tensor] = field(default_factory=list)
     begun: int = 0
     ended: int = 0
-    taken: set[str] = field(default_factory=set)
-
-    def take(self, gradient: tf.Tensor) -> None:
-        """Notes one of the body. Gradients that functions within it take, as the model's call, are none of its own."""
-        if getattr(gradient, "graph", None) is self.graph:
-            self.taken.add(gradient.op.name)
 
     def enter(self, call: Any) -> tf.Tensor:
         """Has the microbatch go through a graph. Returns the token that begins its way."""
