@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of one rank that train by Keras's own loop, by name: `lamina run -n 2 cases_fit.py NAME ...`."""
 
+import functools
 import os
 import sys
 
@@ -172,6 +173,121 @@ def near(mine, expected):
     np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-9)
 
 
+class Columns:
+    """A small regression, without losses of its own."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.layers_ = [keras.layers.Dense(size, activation="tanh", **options) for size in (5, 5, 3)]
+
+    def call(self, x):
+        for layer in self.layers_:
+            x = layer(x)
+        return x
+
+
+class TwoColumns(Columns):
+    """Lists come in, and tuples go out."""
+
+    def call(self, x):
+        h = self.layers_[0](x[0] + x[1])
+        return super().call(x[1]), self.layers_[2](h)
+
+
+class OwnLoss(Columns):
+    """With a loss and a metric of its own, as Keras's pages have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        loss = tf.reduce_mean((y_pred - y) ** 2)
+        self.tracker.update_state(loss)
+        return loss
+
+    def reset_metrics(self):
+        self.tracker.reset_state()
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+
+DRAW = np.random.default_rng(0)
+X, Y = DRAW.normal(size=(20, 4)), DRAW.normal(size=(20, 3))
+
+
+def of_kind(base, kind=Columns, **options):
+    keras.utils.set_random_seed(4)
+    return type("Model", (kind, base), {})(**options)
+
+
+def lists(base):
+    model = of_kind(base, TwoColumns)
+    model.compile("adam", ["mse", "mae"], loss_weights=[1.0, 0.3])
+    return model.fit([X, X * 2], [Y, Y * 3], batch_size=6, epochs=2, verbose=0).history
+
+
+def own_loss(base):
+    model = of_kind(base, OwnLoss)
+    model.compile("adam")
+    return model.fit(X, Y, batch_size=6, epochs=2, verbose=0).history
+
+
+def accumulates(base):
+    model = of_kind(base)
+    model.compile(keras.optimizers.Adam(0.01, gradient_accumulation_steps=2), "mse")
+    return model.fit(X, Y, batch_size=4, epochs=3, verbose=0).history
+
+
+def toggled(base):
+    model, found = of_kind(base), []
+    for frozen in [(), (1,), (0, 2)]:
+        for at, layer in enumerate(model.layers_):
+            layer.trainable = at not in frozen
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        found.append(model.fit(X, Y, epochs=2, verbose=0).history)
+    return found
+
+
+def generator(base):
+    def batches():
+        draw = np.random.default_rng(3)
+        while True:
+            yield draw.normal(size=(5, 4)), draw.normal(size=(5, 3))
+
+    model = of_kind(base)
+    model.compile("adam", "mse", metrics=["mae"])
+    found = model.fit(batches(), steps_per_epoch=3, epochs=2, verbose=0).history
+    split = model.fit(X, Y, validation_split=0.3, verbose=0).history
+    predicted = model.predict(tf.data.Dataset.from_tensor_slices(X).batch(7), verbose=0)
+    return found, split, predicted, model.evaluate(X, Y, verbose=0)
+
+
+def half(base, policy="mixed_float16"):
+    model = of_kind(base, dtype=policy)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    found = model.fit(X.astype("float32"), Y.astype("float32"), batch_size=4, epochs=3, verbose=0).history
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+    return found
+
+
+def others(*_):
+    """What else scripts give fit()."""
+    bfloat16 = functools.partial(half, policy="mixed_bfloat16")
+    cases = (lists, own_loss, accumulates, toggled, generator, half, bfloat16)
+    for case in cases:
+        # Halves of numbers round each microbatch's gradients.
+        same = functools.partial(np.testing.assert_allclose, rtol=3e-2) if case in (half, bfloat16) else near
+        keras.utils.clear_session()
+        right = case(keras.Model)
+        keras.utils.clear_session()
+        smp.init(partitions=int(os.environ["WORLD_SIZE"]), microbatches=2)
+        tf.nest.map_structure(same, case(smp.DistributedModel), right)
+        smp.shutdown()
+
+
 def began(subject, microbatches=2, copies=1, **options):
     smp.init(partitions=int(os.environ["WORLD_SIZE"]) // copies, microbatches=microbatches)
     model = models.made(subject, smp.DistributedModel)
@@ -239,7 +355,7 @@ def copies_told(*_):
     smp.shutdown()
 
 
-CASES = (compare, told, copies_told)
+CASES = (compare, others, told, copies_told)
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]

@@ -131,6 +131,10 @@ def test_fit_trains_as_in_one_process(launcher, ranks, subjects):
     run(launcher, ranks, "compare", *subjects, program=BY_FIT)
 
 
+def test_fit_takes_what_scripts_give_it(launcher):
+    run(launcher, 2, "others", program=BY_FIT)
+
+
 @pytest.mark.parametrize(("ranks", "case"), [(2, "told"), (4, "copies_told")])
 def test_fit_tells_errors_on_all_ranks(launcher, ranks, case):
     run(launcher, ranks, case, program=BY_FIT)

@@ -108,7 +108,9 @@ class _Reductions:
 
     def _note(self, values: Any, sample_weight: Any, mask: Any, reduction: Any) -> None:
         if values.shape.rank == 0:
-            tell("fit(): a loss that is one number is taken of each microbatch, and averaged")
+            reduction = "mean"
+            if current.job().session.rank == 0:
+                tell("fit(): a loss that is one number is taken of each microbatch, and averaged")
         elif reduction == "mean_with_sample_weight" and sample_weight is None and mask is None:
             reduction = "mean"
         if mask is not None and reduction in _MEANS:
@@ -170,6 +172,10 @@ class DistributedModel(CutModel):
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         self.__dict__["_lamina_steps"] = {}
+
+    @property
+    def weights(self) -> list[Any]:
+        return self._own(super().weights)
 
     def compile(self, *arguments: Any, **keywords: Any) -> None:
         """As Keras's, but for `jit_compile`, `run_eagerly` and `steps_per_execution`.
@@ -256,7 +262,8 @@ class DistributedModel(CutModel):
         gradients, batch = self._computed("train_step", x, y, sample_weight)
         means = [each.accumulate() for each in gradients]
         if batch.kept is not None:
-            means = [None if each is None else slices.times(each, 1 / batch.kept) for each in means]
+            factor = tf.math.divide_no_nan(tf.ones_like(batch.kept), batch.kept)
+            means = [None if each is None else slices.times(each, factor) for each in means]
         self.optimizer.apply_gradients(zip(means, self.trainable_weights, strict=True))
         return self._measured(batch, x, y, sample_weight, training=True)
 
@@ -350,8 +357,8 @@ class _Batch:
         weights = shares if kept is None else kept
         self.results, self.rows = tf.nest.pack_sequence_as(results, flat), rows
         self.kept = None if kept is None else tf.reduce_mean(kept)
-        mean = tf.reduce_mean(weights)
-        self.added = [tf.reduce_mean(each * tf.cast(weights, each.dtype)) / tf.cast(mean, each.dtype) for each in added]
+        parts = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
+        self.added = [tf.reduce_sum(each * tf.cast(parts, each.dtype)) for each in added]
 
 
 def _without_repeated(tensor: tf.Tensor | None, rows: tf.Tensor) -> tf.Tensor | None:
