@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripts as there are for the original, small: each runs in one process, and unchanged over ranks, to the same
-numbers. `lamina run -n 2 scripts.py NAME ...`"""
+numbers. `lamina run -n 2 scripts.py FOLDER DTYPE NAME ...`. There are as many partitions as PARTITIONS says, 2 else;
+with more ranks each copy of the model reads its part of each batch, and one process reads all."""
 
 import filecmp
 import os
@@ -20,7 +21,8 @@ from tensorflow.keras.layers import Conv2D, Dense, Flatten
 from lamina.tensorflow import older_keras
 
 SIZE = 8  # of images
-WHOLE_BATCH = [tf.TensorSpec([8, SIZE, SIZE, 1], tf.float64), tf.TensorSpec([8], tf.uint8), tf.TensorSpec([], tf.bool)]
+PARTITIONS = int(os.environ.get("PARTITIONS", "2"))
+COPIES = int(os.environ["WORLD_SIZE"]) // PARTITIONS
 
 
 class Alone:
@@ -51,12 +53,14 @@ class Alone:
                 self.checkpoint.restore(found[-1])
 
     def init(self, config):
-        self.microbatches = config["microbatches"]
+        self.microbatches = config["microbatches"] * COPIES
 
         def get_gradients(_, loss, variables):
             return tf.gradients(loss, [each.handle for each in variables])
 
         tf.keras.optimizers.Optimizer.get_gradients = get_gradients
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer
+        optimizer.get_gradients = get_gradients
         older_keras.add()
 
     def barrier(self):
@@ -75,6 +79,9 @@ class Alone:
 
     def mp_rank(self):
         return 0
+
+    def dp_size(self):
+        return 1
 
     def step(self, body=None, non_split_inputs=(), **options):
         if body is None:
@@ -125,8 +132,15 @@ def images(rows, seed):
     return pixels[..., tf.newaxis], labels
 
 
-def batches(data, rows, seed):
-    return tf.data.Dataset.from_tensor_slices(data).shuffle(1000, seed=seed).batch(rows, drop_remainder=True)
+def batches(smp, data, rows, seed):
+    """Those of a copy, each a part of one process's."""
+    whole = tf.data.Dataset.from_tensor_slices(data).shuffle(1000, seed=seed).batch(rows, drop_remainder=True)
+    return whole.map(lambda *each: tuple(own_part(smp, part) for part in each))
+
+
+def own_part(smp, batch):
+    rows = batch.shape[0] // smp.dp_size()
+    return batch[smp.dp_rank() * rows : (smp.dp_rank() + 1) * rows]
 
 
 class Found(dict):
@@ -183,7 +197,7 @@ def serve(smp, folder, model, found):
     if smp is over_ranks:
         infer = tf.keras.models.load_model(path).signatures["serving_default"]
         found.add("served", infer(pixels)["output_0"])
-        for rank in range(2):
+        for rank in range(PARTITIONS):
             assert os.path.exists(os.path.join(folder, f"mp_rank_{rank}", "checkpoint"))
     else:
         found.add("served", model(pixels, training=False))
@@ -192,8 +206,8 @@ def serve(smp, folder, model, found):
 def epochs(smp, hvd, folder, config, reuse=True, copies=False):
     """Training and evaluation by epochs with metrics, checkpoints and a saved model; with `copies` Horovod's names."""
     smp.init(config)
-    train = batches(images(24, 1), 8, 123 + smp.dp_rank())
-    test = batches(images(16, 2), 8, smp.dp_rank())
+    train = batches(smp, images(24, 1), 8, 123)
+    test = batches(smp, images(16, 2), 8, 7)
     found = Found()
 
     model = convolutional(smp, reuse)
@@ -252,11 +266,11 @@ def epochs(smp, hvd, folder, config, reuse=True, copies=False):
 
 
 def evaluation(smp, hvd, folder):
-    return epochs(smp, hvd, folder, {"microbatches": 2, "partitions": 2}, reuse=False)
+    return epochs(smp, hvd, folder, {"microbatches": 2, "partitions": PARTITIONS}, reuse=False)
 
 
 def convolutions(smp, hvd, folder):
-    config = {"microbatches": 2, "partitions": 2, "placement_strategy": "spread", "pipeline": "interleaved"}
+    config = {"microbatches": 2, "partitions": PARTITIONS, "placement_strategy": "spread", "pipeline": "interleaved"}
     return epochs(smp, hvd, folder, config | {"optimize": "memory"})
 
 
@@ -264,20 +278,21 @@ def compiled(smp, hvd, folder):
     """With XLA."""
     tf.config.optimizer.set_jit(True)
     try:
-        return epochs(smp, hvd, folder, {"microbatches": 2, "partitions": 2, "xla": True, "contiguous": False})
+        return epochs(smp, hvd, folder, {"microbatches": 2, "partitions": PARTITIONS, "xla": True, "contiguous": False})
     finally:
         tf.config.optimizer.set_jit(False)
 
 
 def copies(smp, hvd, folder):
-    config = {"microbatches": 2, "horovod": True, "partitions": 2, "xla": False, "optimize": "speed"}
+    config = {"microbatches": 2, "horovod": True, "partitions": PARTITIONS, "xla": False, "optimize": "speed"}
     return epochs(smp, hvd, folder, config, copies=True)
 
 
 def signature(smp, hvd, folder):
     """Signatures of whole batches, an argument that is not split, a call without `training`, a norm of all ranks."""
-    smp.init({"microbatches": 2, "horovod": True, "partitions": 2, "pipeline": "interleaved", "optimize": "speed"})
-    train = batches(images(24, 1), 8, 123 + smp.dp_rank())
+    config = {"microbatches": 2, "horovod": True, "partitions": PARTITIONS, "pipeline": "interleaved"}
+    smp.init(config | {"optimize": "speed"})
+    train = batches(smp, images(24, 1), 8, 123)
     found = Found()
     train_loss, train_accuracy, *_ = metrics()
 
@@ -296,8 +311,11 @@ def signature(smp, hvd, folder):
     judge = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = tf.keras.optimizers.Adam(global_clipnorm=0.05)
 
+    rows = 8 // smp.dp_size()
+    specs = [tf.TensorSpec([rows, SIZE, SIZE, 1], tf.float64), tf.TensorSpec([rows], tf.uint8)]
+
     @smp.step(
-        input_signature=WHOLE_BATCH,
+        input_signature=[*specs, tf.TensorSpec([], tf.bool)],
         non_split_inputs=["first_batch"],
     )
     def get_grads(pixels, labels, first_batch):
@@ -327,18 +345,19 @@ def signature(smp, hvd, folder):
     path = os.path.join(folder, "saved")
     model.save_model(path)
     if smp is not over_ranks:
-        found.add("served", model(pixels))
+        found.add("served", model(images(6, 3)[0]))
     elif smp.dp_rank() == 0 and smp.mp_rank() == 0:
         infer = tf.keras.models.load_model(path).signatures["serving_default"]
-        found.add("served", infer(pixels)["output_0"])
+        found.add("served", infer(tf.constant(images(6, 3)[0]))["output_0"])
     smp.barrier()
     return found
 
 
 def checkpoints(smp, hvd, folder):
     """A checkpoint that is not there, and is later, of numpy's data."""
-    smp.init({"microbatches": 2, "placement_strategy": "spread", "partitions": 2, "contiguous": False, "xla": False})
-    xs, ys = np.ones((8, 1)), np.ones((8, 1)) * 2
+    config = {"microbatches": 2, "placement_strategy": "spread", "partitions": PARTITIONS}
+    smp.init(config | {"contiguous": False, "xla": False})
+    xs, ys = own_part(smp, np.arange(8.0)[:, None]), own_part(smp, np.ones((8, 1)) * 2)
     found = Found()
 
     class Model(smp.DistributedModel):
@@ -369,7 +388,7 @@ def checkpoints(smp, hvd, folder):
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss.reduce_mean()
 
-    spec = tf.TensorSpec(shape=[8, 1], dtype=tf.float32)
+    spec = tf.TensorSpec(shape=xs.shape, dtype=tf.float32)
 
     @smp.step(input_signature=[spec, spec])
     def test_step(x, y):
@@ -399,27 +418,76 @@ def checkpoints(smp, hvd, folder):
 
 def files(smp, hvd, folder):
     """Files of a checkpoint that go from one rank to another."""
-    smp.init({"microbatches": 1, "partitions": 2, "fork": False})
+    smp.init({"microbatches": 1, "partitions": PARTITIONS, "fork": False})
     if smp is not over_ranks:
         return Found()
     source, target = os.path.join(folder, "source"), os.path.join(folder, "target")
-    if smp.rank() != 0:
+    sent_folder = f"mp_rank_{smp.core.allgather(smp.mp_rank(), over_ranks.WORLD)[1]}"
+    if smp.rank() == 1:
         own = Path(source, f"mp_rank_{smp.rank()}", "below")
         own.mkdir(parents=True)
         (own / "data.bin").write_bytes(np.random.default_rng(0).bytes(40_000_000))
         (own / "empty").touch()
         utils.send_checkpoint_files(source, 0)
-    else:
+    elif smp.rank() == 0:
         utils.receive_checkpoint_files(target, 1)
     smp.core.barrier()
     if smp.rank() == 0:
         for name in ("data.bin", "empty"):
-            sent, came = (os.path.join(root, "mp_rank_1", "below", name) for root in (source, target))
+            sent, came = (os.path.join(root, sent_folder, "below", name) for root in (source, target))
             assert filecmp.cmp(sent, came, shallow=False)
     return Found()
 
 
-SCRIPTS = (evaluation, convolutions, compiled, copies, signature, checkpoints, files)
+def drops(smp, hvd, folder):
+    """Layers that draw, and in Keras 2 a scaled loss, which overflows in one step."""
+    smp.init({"microbatches": 2, "partitions": PARTITIONS})
+    found = Found()
+
+    class Model(smp.DistributedModel):
+        def __init__(self):
+            super().__init__()
+            self.d1 = dense(8, 192, activation="relu")
+            self.drops = [tf.keras.layers.Dropout(0.5, seed=3), tf.keras.layers.GaussianNoise(0.1, seed=4)]
+            self.d2, self.d3 = dense(8, 126, activation="relu"), dense(1, 127)
+
+        def call(self, x, training=None):
+            x = self.drops[0](self.d1(x), training=training)
+            return self.d3(self.drops[1](self.d2(x), training=training))
+
+    model = Model()
+    optimizer = tf.keras.optimizers.Adam(0.05, global_clipnorm=0.05)
+    scales = hasattr(tf.keras.mixed_precision.LossScaleOptimizer, "get_scaled_loss")
+    if scales:
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=2**10, dynamic_growth_steps=2)
+
+    @smp.step
+    def get_grads(x):
+        loss = tf.reduce_mean(model(x, training=True) ** 2)
+        scaled = optimizer.get_scaled_loss(loss) if scales else loss
+        return optimizer.get_gradients(scaled, model.trainable_variables), loss
+
+    @tf.function
+    def train_step(x):
+        gradients, loss = get_grads(x)
+        gradients = [g.accumulate() for g in gradients]
+        if scales:
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    for step in range(6):
+        x = np.random.default_rng(step).normal(size=(8, 4)) * (1e200 if scales and step == 3 else 1)
+        loss = train_step(x)
+        if np.isfinite(loss):
+            found.add("loss", loss)
+        if scales:
+            found.add("scale", optimizer.loss_scale)
+    assert len(found["loss"]) == (5 if scales else 6), found
+    return found
+
+
+SCRIPTS = (drops, evaluation, convolutions, compiled, copies, signature, checkpoints, files)
 
 
 def run(script, folder, dtype):
@@ -431,7 +499,9 @@ def run(script, folder, dtype):
     tf.keras.utils.set_random_seed(1234)
     found = script(over_ranks, horovod.tensorflow, folder)
     assert set(alone) - set(found) <= {"served"}, (set(alone), set(found))
-    for name, numbers in found.items():
+    of_copies = over_ranks.allgather(dict(found), over_ranks.CommGroup.DP_GROUP)
+    for name in found:
+        numbers = np.mean([each[name] for each in of_copies if name in each], 0)
         exact = 1e-9 if dtype == "float64" else 1e-5
         np.testing.assert_allclose(numbers, alone[name], rtol=exact, atol=exact, err_msg=name)
     over_ranks.shutdown()

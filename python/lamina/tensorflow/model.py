@@ -379,10 +379,6 @@ class CutModel(keras.Model):
         return self._own(super().variables)
 
     @property
-    def weights(self) -> list[Any]:
-        return self._own(super().weights)
-
-    @property
     def trainable_variables(self) -> list[Any]:
         return self._own(super().trainable_variables)
 

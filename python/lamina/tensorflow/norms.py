@@ -5,6 +5,7 @@ for finite ones. TensorFlow's and Keras's own functions give them, where there i
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tensorflow.python.framework import smart_cond
 from tensorflow.python.ops import clip_ops
 
 from lamina.errors import UsageError
@@ -44,13 +45,29 @@ def _global_norm(plain: Callable[..., Any]) -> Callable[..., Any]:
     return global_norm
 
 
-def _refused_finite(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _finite(plain: Callable[..., Any]) -> Callable[..., Any]:
     def all_finite(grads: Sequence[Any]) -> Any:
-        if _is_spread():
-            raise UsageError("LossScaleOptimizer of Keras 2 is not there yet over several ranks; that of Keras 3 is")
-        return plain(grads)
+        own = [each for each in grads if each is not None]
+        if not _of_ranks("a check for finite gradients"):
+            return plain(own)
+        return exchange.of_job().all(plain(own) if own else tf.constant(True))
 
     return all_finite
+
+
+def _apply_scaled_in_keras_2(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_gradients(optimizer: Any, grads_and_vars: Any, *arguments: Any, **keywords: Any) -> Any:
+        pairs = list(grads_and_vars)
+        if _is_spread() and all(gradient is None for gradient, _ in pairs):
+            # A rank whose variables have no gradients takes part in the check and the norms of the others.
+            inner = optimizer.inner_optimizer
+            applied = optimizer._loss_scale.update(())[1] if optimizer.dynamic else True
+            return smart_cond.smart_cond(
+                applied, lambda: inner.apply_gradients(()), lambda: inner.iterations.assign_add(1)
+            )
+        return plain(optimizer, pairs, *arguments, **keywords)
+
+    return apply_gradients
 
 
 def _apply_in_keras_2(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,10 +86,7 @@ def _apply_in_keras_2(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_finite(plain: Callable[..., Any]) -> Callable[..., Any]:
     def check_finite(optimizer: Any, grads: Sequence[Any]) -> Any:
-        if not _of_ranks("a check for finite gradients"):
-            return plain(optimizer, grads)
-        own = [each for each in grads if each is not None]
-        return exchange.of_job().all(plain(optimizer, own) if own else tf.constant(True))
+        return _finite(lambda own: plain(optimizer, own))(grads)
 
     return check_finite
 
@@ -114,7 +128,9 @@ def spread() -> None:
     clip_ops.global_norm = tf.linalg.global_norm = _global_norm(clip_ops.global_norm)
     clip_ops.global_norm._lamina = True
     if OF_KERAS_2:
-        loss_scale_optimizer._is_all_finite = _refused_finite(loss_scale_optimizer._is_all_finite)
+        loss_scale_optimizer._is_all_finite = _finite(loss_scale_optimizer._is_all_finite)
+        scaled = loss_scale_optimizer.LossScaleOptimizerV3
+        scaled.apply_gradients = _apply_scaled_in_keras_2(scaled.apply_gradients)
         for kind in optimizers():
             kind.apply_gradients = _apply_in_keras_2(kind.apply_gradients)
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of Keras 2 that scripts for it use, in Keras 3: they stand there as long as the process, from `init` on."""
+"""Keras 2, and names of it that scripts use, in Keras 3: they stand there as long as the process, from `init` on."""
 
 import os
 from typing import Any
@@ -10,7 +10,12 @@ from lamina.tensorflow.model import CutModel
 
 
 class ModelOfKeras2(CutModel):
-    """A model without Keras's own loop."""
+    """A model without Keras's own loop, whose layers draw of states that are variables."""
+
+    def _keras_variables(self) -> list[Any]:
+        drawing = [layer for layer in self._flatten_layers() if hasattr(layer, "_random_generator")]
+        generators = [getattr(layer._random_generator, "_generator", None) for layer in drawing]
+        return [*super()._keras_variables(), *(each.state for each in generators if each is not None)]
 
     def compile(self, *_: Any, **__: Any) -> None:
         raise UsageError("fit() and compile() of a DistributedModel take Keras 3: write the loop with smp.step")
@@ -25,7 +30,8 @@ class _Called(list):
 
 def add() -> None:
     """Adds what is not there. Once."""
-    if OF_KERAS_2:
+    if OF_KERAS_2:  # a state of a kernel's own would be one of each microbatch
+        keras.backend.experimental.enable_tf_random_generator()
         return
     metric = keras.metrics.Metric
     if not hasattr(metric, "reset_states"):

@@ -29,6 +29,6 @@ def refuse(definition: graph_pb2.GraphDef, where: str) -> None:
             if node.op in _DRAWS:
                 raise UsageError(
                     f"operation {node.name} of {where} draws random numbers from a state of its own ({node.op}), which "
-                    "copies for microbatches do not share: use keras.random with a keras.random.SeedGenerator, or "
-                    "tf.random.stateless_uniform and the like"
+                    "copies for microbatches do not share: use keras.random with a keras.random.SeedGenerator, a layer "
+                    "of Keras 2 that is made after smp.init(), or tf.random.stateless_uniform and the like"
                 )
