@@ -313,6 +313,11 @@ def told(*_):
     raises("has a RaggedTensor", lambda: model.fit(ragged, verbose=0))
     uneven = tf.data.Dataset.from_tensors((x, y[:6]))
     raises("different numbers of samples", lambda: model.fit(uneven, verbose=0))
+    fewer = tf.data.Dataset.from_tensor_slices((x, y)).take(8 - 4 * rank).batch(2)
+    raises("other numbers of batches: 4, 2 in an epoch", lambda: model.fit(fewer, verbose=0))
+    unknown = fewer.filter(lambda *_: True)
+    raises("all ranks call the same", lambda: model.fit(unknown, verbose=0))
+    assert len(model.fit(x, y, verbose=0).history["loss"]) == 1
     model.compile("sgd", CROSS_ENTROPY(from_logits=True, reduction="mean_with_sample_weight"))
     raises("mean_with_sample_weight", lambda: model.fit(x, y, sample_weight=np.ones(8), verbose=0))
     model.compile("sgd", CROSS_ENTROPY(from_logits=True))

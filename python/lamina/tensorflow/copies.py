@@ -173,6 +173,10 @@ class Copies:
                         f"{words(name, own.get(name), theirs.get(name))}"
                     )
 
+    def words(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """What ranks with the same part of the model say, by copy. Collective."""
+        return [own] if self.count == 1 else self._words.of_all(own)
+
     def averaging(self, what: str, gradients: dict[int, Any], first: Sequence[tf.Variable]) -> Averaging:
         """The graph that averages gradients of this kind. Collective the first time.
 

@@ -18,9 +18,7 @@ from tensorflow.python.eager import context
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.job.messages import allgather
-from lamina.job.ranks import CommGroup
-from lamina.tensorflow import copies, slices
+from lamina.tensorflow import copies, exchange, slices
 from lamina.tensorflow.installed import keras, tf
 from lamina.tensorflow.model import CutModel
 from lamina.tensorflow.step import StepFunction, StepOutput
@@ -146,19 +144,30 @@ class _Reductions:
         return loss * tf.cast(share, loss.dtype), share if self.kept else None
 
 
+def _of_all(said: Any) -> list[Any]:
+    """What ranks say, beginning with rank 0. Collective; a rank that is in a step instead is told at once."""
+    own_copy = [each["said"] for each in exchange.of_job().words({"said": said})]
+    return [said for each in copies.of_job().words({"said": own_copy}) for said in each["said"]]
+
+
 class _Alike(keras.callbacks.Callback):
     """Has all ranks decide by the numbers that rank 0 has: theirs may differ in the last bits."""
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        steps = _of_all(self.params.get("steps"))
+        if len(set(steps)) > 1:
+            raise UsageError(f"fit(): ranks have other numbers of batches: {', '.join(map(str, steps))} in an epoch")
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
-            logs.update(allgather(dict(logs), CommGroup.WORLD)[0])
+            logs.update(_of_all({name: each for name, each in logs.items() if isinstance(each, (int, float))})[0])
 
 
 class _Together(keras.callbacks.Callback):
     """Has all ranks stop where one does."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.model.stop_training = any(allgather(bool(self.model.stop_training), CommGroup.WORLD))
+        self.model.stop_training = any(_of_all(bool(self.model.stop_training)))
 
 
 class DistributedModel(CutModel):
@@ -411,6 +420,6 @@ def _checked(batch: Any) -> Any:
 
 def _seed_alike() -> None:
     """Has all ranks shuffle alike, where the script has set no seed."""
-    seed = allgather((context.global_seed(), secrets.randbits(31)), CommGroup.WORLD)[0]
+    seed = _of_all((context.global_seed(), secrets.randbits(31)))[0]
     if context.global_seed() is None:
         tf.random.set_seed(seed[0] if seed[0] is not None else seed[1])
