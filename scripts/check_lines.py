@@ -22,7 +22,7 @@ MOST = {
     "data_parallel": (250, "communication hooks in Python"),
     "deferred_init": (450, "constructors of Python, recorded and run later"),
     "dist": (800, "Composer's names of collectives, torch's samplers"),
-    "elastic": (740, "objects of a script that go on in another layout, and without lost ranks, by two ways"),
+    "elastic": (1000, "objects of a script that go on in another layout, without lost ranks by two ways, and with newcomers"),
     "exits": (490, "exceptions and tracebacks of Python, in which the module stands that a device had no room for"),
     "integrations": (600, "loops of Lightning, accelerate and transformers"),
     "job": (1880, "the original's names of ranks, torch's process groups, pickled messages, a launch from a notebook"),
@@ -52,7 +52,7 @@ MOST = {
     "torch_patches": (1450, "what is replaced in torch"),
     "tracing": (1590, "a first call of Python modules with what it costs, changes and draws"),
     "trainer": (
-        3760,
+        3800,
         "the loop over a user's loader, model and callbacks, where it goes on, batches on their way to others",
     ),
     "util": (450, "checks of arguments, files, lines that are said once"),

@@ -6,6 +6,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
+#include "lamina/data_parallel/newcomers.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/value/numbers.h"
 
@@ -15,6 +16,11 @@ namespace {
 constexpr auto kPasses = "passes", kSamples = "samples";
 
 }  // namespace
+
+Newcomers& newcomers() {
+  static Newcomers newcomers;
+  return newcomers;
+}
 
 Passes::Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, base::Patience patience,
                std::shared_ptr<value::Failures> failures)
@@ -47,6 +53,7 @@ Passes::Met Passes::meet(const Coming& coming) {
         base::Code{"replica-iterations"});
   }
   tell_same_batch(std::move(all.batches));
+  if (all.newcomers) newcomers().heard = true;
   Met met{{}, all.collectives, all.updates};
   for (int i = 0; i < std::ssize(replicas_); ++i) {
     if (std::ranges::find(all.without_data, i) == all.without_data.end()) met.present.push_back(i);
@@ -114,7 +121,10 @@ Passes::Word Passes::to_word(const value::Value& value) {
 
 Passes::Come Passes::come(const Coming& coming) const {
   const auto replica = static_cast<int>(std::ranges::find(replicas_, mailbox_.rank()) - replicas_.begin());
-  if (coming.comes == Comes::kHasNoData) return {.collectives = coming.collectives, .without_data = {replica}};
+  const bool wait = newcomers().wait || newcomers().leaves;
+  if (coming.comes == Comes::kHasNoData) {
+    return {.collectives = coming.collectives, .without_data = {replica}, .newcomers = wait};
+  }
   std::vector<std::int64_t> batches;
   if (coming.batch != kUnknownBatch) batches.push_back(coming.batch);
   return {.who = base::str("replica ", replica, " (rank ", mailbox_.rank(), ") "),
@@ -123,7 +133,8 @@ Passes::Come Passes::come(const Coming& coming) const {
                            " calls of the model without a backward since the pass before"),
           .collectives = coming.collectives,
           .updates = coming.comes == Comes::kUpdates,
-          .batches = std::move(batches)};
+          .batches = std::move(batches),
+          .newcomers = wait};
 }
 
 Passes::Come Passes::exchange(const Come& own) {
@@ -163,18 +174,19 @@ value::Value Passes::to_value(const Come& come) {
   value::List without_data;
   for (const auto replica : come.without_data) without_data.items.emplace_back(std::int64_t{replica});
   return value::Tuple{{come.who, come.did, come.other, value::to_list(come.collectives), come.updates,
-                       std::move(without_data), value::to_list(come.batches)}};
+                       std::move(without_data), value::to_list(come.batches), come.newcomers}};
 }
 
 Passes::Come Passes::to_come(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
-  if (items.size() != 7) throw base::FormatError("what replicas say of a pass without seven parts");
+  if (items.size() != 8) throw base::FormatError("what replicas say of a pass without eight parts");
   const auto text = [&](std::size_t item) { return items[item].as<std::string>(); };
   Come come{text(0), text(1), text(2), value::to_numbers(items[3]), items[4].as<bool>(), {}};
   for (const auto& replica : items[5].as<value::List>().items) {
     come.without_data.push_back(static_cast<int>(replica.as<std::int64_t>()));
   }
   come.batches = value::to_numbers(items[6]);
+  come.newcomers = items[7].as<bool>();
   return come;
 }
 
@@ -193,6 +205,7 @@ Passes::Come Passes::merged(Come low, const Come& high) {
   }
   low.batches.insert(low.batches.end(), high.batches.begin(), high.batches.end());
   low.updates = low.updates || high.updates;
+  low.newcomers = low.newcomers || high.newcomers;
   low.without_data.insert(low.without_data.end(), high.without_data.begin(), high.without_data.end());
   return low;
 }

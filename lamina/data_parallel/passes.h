@@ -103,6 +103,7 @@ class Passes {
     bool updates = false;
     std::vector<int> without_data = {};
     std::vector<std::int64_t> batches = {};
+    bool newcomers = false;  // wait at one of them, or one wants to leave
   };
   Come come(const Coming& coming) const;
   Come exchange(const Come& own);

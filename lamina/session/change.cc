@@ -239,7 +239,7 @@ std::shared_ptr<Session> open_beside(Session& before, config::Config config, env
   session->mailbox().barrier(session->members(topology::Group::kWorld), session->patience());
   if (clips_as_shards(before)) session->clip_as_shards();
   session->job().seeds() = before.job().seeds();
-  session->job().set_microbatches(session->job().microbatches());  // the seeds of this copy's are others
+  session->job().set_microbatches(session->job().microbatches());  // of this copy's place among them
   return session;
 }
 

@@ -22,10 +22,9 @@ class EpochTalk {
   // base::PeerError where this rank goes on no more.
   std::vector<base::Rank> next();
   // As Mailbox::all_gather, among these members. Some may not have heard of their epoch: they are answered meanwhile.
-  // Others may wait in what they do without a lost rank, for one that is here already: both learn of it as of any mutual
-  // wait, and who is here goes on waiting.
+  // Others may wait in what they do without a lost rank, for one that is here already: both learn of it as of any
+  // mutual wait, and who is here goes on waiting.
   std::vector<value::Value> all_gather(std::span<const base::Rank> members, value::Value value);
-  std::int64_t number() const { return ended_; }  // of the epoch whose members were given last
 
  private:
   void attend();

@@ -9,7 +9,9 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
+#include "lamina/messaging/relay.h"
 #include "lamina/session/change.h"
+#include "lamina/session/newcomer.h"
 
 namespace lamina::session {
 namespace {
@@ -17,41 +19,57 @@ namespace {
 using value::Value;
 
 constexpr auto kHeard = std::chrono::seconds(1);  // after an operation has found a rank lost
+constexpr auto kNewcomers = "newcomers";          // the channel of words that one is lost
 
 }  // namespace
 
-EpochEnd::EpochEnd(Session& session)
-    : before_(session), talk_(session.mailbox(), session.transport(), session.patience()) {}
+EpochEnd::EpochEnd(Session& session, Door* door)
+    : before_(session),
+      door_(door),
+      talk_(session.mailbox(), session.transport(), session.patience()),
+      members_(session.members(topology::Group::kWorld)) {}
 
-NextEpoch EpochEnd::next(const Value& word, std::int64_t progress) {
-  base::internal_check(before_.mailbox().first_loss().has_value(), "an epoch ends without a loss");
+NextEpoch EpochEnd::next(const Value& word, std::int64_t progress, bool leaves) {
   while (true) {
-    const auto members = talk_.next();
+    if (before_.mailbox().loss(members_, {})) members_ = talk_.next();
+    const std::int64_t newcomers = door_ != nullptr && !leaves ? door_->take(static_cast<int>(members_.size())) : 0;
     std::vector<Value> told;
     try {
-      told = talk_.all_gather(members, value::Tuple{{progress, word}});
+      told = talk_.all_gather(members_, value::Tuple{{progress, number_, newcomers, leaves, word}});
     } catch (const base::PeerError&) {
-      if (!before_.mailbox().loss(members, kHeard)) throw;
+      if (!before_.mailbox().loss(members_, kHeard)) throw;
       continue;
     }
-    std::vector<std::size_t> order(members.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    const auto progress_of = [&](std::size_t at) { return told[at].as<value::Tuple>().items.at(0).as<std::int64_t>(); };
-    std::rotate(order.begin(), std::ranges::max_element(order, {}, progress_of), order.end());
-    std::sort(order.begin() + 1, order.end());
-    NextEpoch next{.number = talk_.number(), .members = {}, .words = {}};
-    for (const auto at : order) {
-      if (members[at] == before_.world().rank) next.rank = static_cast<int>(next.members.size());
-      next.members.push_back(members[at]);
-      next.words.push_back(told[at].as<value::Tuple>().items.at(1));
+    const auto said = [&](std::size_t at, std::size_t what) -> const Value& {
+      return told[at].as<value::Tuple>().items.at(what);
+    };
+    std::vector<std::size_t> order;
+    for (std::size_t at = 0; at < told.size(); ++at) {
+      number_ = std::max(number_, said(at, 1).as<std::int64_t>());
+      if (!said(at, 3).as<bool>()) order.push_back(at);
     }
+    const auto progress_of = [&](std::size_t at) { return said(at, 0).as<std::int64_t>(); };
+    if (!order.empty()) {
+      std::rotate(order.begin(), std::ranges::max_element(order, {}, progress_of), order.end());
+      std::sort(order.begin() + 1, order.end());
+    }
+    NextEpoch next;
+    for (const auto at : order) {
+      if (members_[at] == before_.world().rank) next.rank = static_cast<int>(next.members.size());
+      const auto there = said(at, 2).as<std::int64_t>();
+      if (there > 0) next.door = members_[at];
+      next.newcomers += static_cast<int>(there);
+      next.members.push_back(members_[at]);
+      next.words.push_back(said(at, 4));
+    }
+    next.number = ++number_;
     return next;
   }
 }
 
 std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int> microbatches,
-                                        environment::World world, FaceHooks hooks) {
-  const auto copies = static_cast<std::int64_t>(next.members.size());
+                                        environment::World world, std::int64_t epoch, FaceHooks hooks) {
+  const std::int64_t copies = next.size();
   const auto all = std::int64_t{before_.job().microbatches()} * before_.world().size;
   auto config = before_.config();
   if (!microbatches && all % copies != 0) {
@@ -63,13 +81,55 @@ std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int
   }
   config.microbatches = microbatches.value_or(static_cast<int>(all / copies));
   config.verify_steps = 0;
-  return open_in(next, std::move(config), std::move(world), std::move(hooks));
+  if (next.newcomers == 0) return open_in(next, std::move(config), std::move(world), std::move(hooks));
+  const auto meeting = std::make_shared<bool>(true);  // the hook stays with the session
+  hooks.check_interrupt = [this, &next, meeting, inner = std::move(hooks.check_interrupt)] {
+    if (inner) inner();
+    if (*meeting) check_newcomers(next);
+  };
+  try {
+    if (door_ != nullptr) tell_places(next, world, epoch, config.microbatches);
+    auto session = open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
+                               "the ranks and newcomers meet");
+    *meeting = false;
+    if (door_ != nullptr) door_->let_in();
+    return session;
+  } catch (...) {
+    if (door_ != nullptr) door_->send_away();
+    throw;
+  }
 }
 
 std::shared_ptr<Session> EpochEnd::open_in(const NextEpoch& next, config::Config config, environment::World world,
                                            FaceHooks hooks) {
   return open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
                      "the ranks that are left meet");
+}
+
+void EpochEnd::tell_places(const NextEpoch& next, const environment::World& world, std::int64_t epoch,
+                           int microbatches) {
+  std::vector<std::string> places;
+  for (int rank = static_cast<int>(next.members.size()); rank < next.size(); ++rank) {
+    places.push_back(NewPlace{
+        .rank = rank, .size = next.size(), .port = world.master_port, .epoch = epoch, .microbatches = microbatches}
+                         .text());
+  }
+  door_->tell(places);
+}
+
+// The rank with the door sees to the newcomers, and has the others open the session anew where it has lost one.
+void EpochEnd::check_newcomers(const NextEpoch& next) {
+  auto& mailbox = before_.mailbox();
+  bool lost = door_ != nullptr && door_->has_lost();
+  if (lost) {
+    for (const auto member : next.members) {
+      if (member != mailbox.rank()) messaging::relay(mailbox, before_.transport(), member, kNewcomers, next.number);
+    }
+  }
+  while (const auto word = door_ == nullptr ? mailbox.poll(next.door, kNewcomers) : std::nullopt) {
+    lost = lost || word->as<std::int64_t>() == next.number;
+  }
+  if (lost) throw base::PeerError("a newcomer is lost while the ranks meet", std::nullopt, base::Code{"group-lost"});
 }
 
 }  // namespace lamina::session

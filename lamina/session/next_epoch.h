@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/session/door.h"
 #include "lamina/session/epoch_talk.h"
 #include "lamina/session/session.h"
 
@@ -14,37 +15,50 @@ namespace lamina::session {
 // [Note: ranks that are left] Ranks that have lost one are connected still, directly or by others. Over these
 // connections they agree who goes on ([Note: epochs] in membership/member.h), and tell each other what they have. Then
 // they open a session of their own beside the one that has lost a rank. A further loss meanwhile has them agree anew.
+// Where none is lost, all have agreed already that newcomers come in, or some leave ([Note: newcomers] in door.h).
 
 // Holds what those who go on know of each other. The first one leads: its state counts.
 struct NextEpoch {
   std::int64_t number = 0;
   std::vector<base::Rank> members;  // by their ranks until now, in the order of their ranks from now on
   std::vector<value::Value> words;  // what each has told
-  int rank = 0;                     // of this one among them
+  int rank = -1;                    // of this one among them; -1: it leaves
+  int newcomers = 0;                // who come after them
+  base::Rank door{0};               // of the member that lets them in, if any
+
+  int size() const { return static_cast<int>(members.size()) + newcomers; }
 };
 
-// The end of a session that has lost ranks, as one of the others makes it together with the rest.
+// The end of a session that has lost ranks, or that newcomers join, as one of its ranks makes it together with the
+// rest.
 class EpochEnd {
  public:
-  // The session outlives it.
-  explicit EpochEnd(Session& session);
+  // The session outlives it, and so does the door, where this rank has it.
+  explicit EpochEnd(Session& session, Door* door = nullptr);
 
   // Collective over the ranks that are left. Each tells `word` and how far it has come: who has come furthest leads, of
-  // several the lowest rank. Throws base::PeerError where too few are left: they may not go on, for others might.
-  NextEpoch next(const value::Value& word, std::int64_t progress);
+  // several the lowest rank. Who `leaves` is no member; it opens nothing, and may end once this has returned. Throws
+  // base::PeerError where too few are left: they may not go on, for others might.
+  NextEpoch next(const value::Value& word, std::int64_t progress, bool leaves = false);
 
   // Opens the next epoch's session. `microbatches`: of each copy of the model; without, the copies share out as many as
-  // before. `world`: this rank's place there. Throws base::PeerError where one of them is lost meanwhile,
-  // base::ConfigError where copies cannot share microbatches out alike.
+  // before. `world`: this rank's place there; `epoch`: its LAMINA_EPOCH. Throws base::PeerError where one of them is
+  // lost meanwhile, also a newcomer, base::ConfigError where copies cannot share microbatches out alike.
   std::shared_ptr<Session> open(const NextEpoch& next, std::optional<int> microbatches, environment::World world,
-                                FaceHooks hooks);
-  // Does so in a layout of theirs.
+                                std::int64_t epoch, FaceHooks hooks);
+  // Does so in a layout of theirs, without newcomers.
   std::shared_ptr<Session> open_in(const NextEpoch& next, config::Config config, environment::World world,
                                    FaceHooks hooks);
 
  private:
+  void tell_places(const NextEpoch& next, const environment::World& world, std::int64_t epoch, int microbatches);
+  void check_newcomers(const NextEpoch& next);
+
   Session& before_;
+  Door* const door_;
   EpochTalk talk_;
+  std::vector<base::Rank> members_;  // who are left
+  std::int64_t number_ = 0;
 };
 
 }  // namespace lamina::session

@@ -9,11 +9,13 @@
 #include "lamina/device/rank_device.h"
 #include "lamina/device/sharing.h"
 #include "lamina/environment/progress.h"
+#include "lamina/environment/rank_contract.h"
 #include "lamina/graph/current.h"
 #include "lamina/messaging/relay.h"
 #include "lamina/observe/timeline_part.h"
 #include "lamina/rendezvous/master_address.h"
 #include "lamina/rendezvous/places.h"
+#include "lamina/rendezvous/secret.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/runtime/turn_times.h"
@@ -44,7 +46,10 @@ std::string type_of(at::Device device) { return c10::DeviceTypeName(device.type(
 std::unique_ptr<transport::Transport> connect(config::Config config, const environment::World& world,
                                               const std::function<void()>& check_interrupt) {
   auto lends = asked_lending(environment::process_environment());
-  if (world.size == 1) return std::make_unique<transport::Loopback>();
+  if (world.size == 1) {
+    rendezvous::inherited_secret();  // is kept for a job that this process may join
+    return std::make_unique<transport::Loopback>();
+  }
   transport::UcxOptions options;
   options.rank = world.rank;
   options.size = world.size;
@@ -172,7 +177,9 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   collective::read_gather_limits(environment::process_environment());  // what is wrong there is told now
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
   // From `lamina run --timeline`.
-  if (const auto folder = environment::process_environment()(observe::kPartsVariable)) {
+  const auto environment = environment::process_environment();
+  if (const auto folder = environment(observe::kPartsVariable);
+      folder && !environment(environment::kNewcomerVariable)) {
     recorder_.start_part(observe::part_in(*folder, world_.rank.value), empty_timeline());
   }
   if (world_.local_size < world_.size) {

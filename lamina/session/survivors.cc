@@ -185,7 +185,7 @@ std::pair<std::shared_ptr<Session>, std::vector<std::int64_t>> Survivors::meet()
     };
     std::shared_ptr<Session> session;
     try {
-      session = end.open(next, std::nullopt, place_in(next, told(0, 1), epochs), face_.hooks());
+      session = end.open(next, std::nullopt, place_in(next, told(0, 1), epochs), epochs + next.number, face_.hooks());
     } catch (const base::PeerError&) {
       continue;  // they agree anew
     }

@@ -10,7 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/data_parallel/newcomers.h"
+#include "lamina/environment/progress.h"
 #include "lamina/environment/world.h"
+#include "lamina/rendezvous/secret.h"
+#include "lamina/session/door.h"
+#include "lamina/session/newcomer.h"
 #include "lamina/session/next_epoch.h"
 #include "lamina/session/next_layout.h"
 #include "lamina/session/survivors.h"
@@ -109,6 +114,7 @@ void bind_epochs(py::module_& module) {
   using session::NextEpoch;
   py::class_<NextEpoch>(module, "NextEpoch", "The ranks that go on without others: see lamina/session/next_epoch.h.")
       .def_readonly("number", &NextEpoch::number)
+      .def_readonly("newcomers", &NextEpoch::newcomers, "How many ranks join those who have told something.")
       .def_readonly("rank", &NextEpoch::rank, "This one's place among them.")
       .def_property_readonly(
           "words",
@@ -121,25 +127,26 @@ void bind_epochs(py::module_& module) {
   py::class_<EpochEnd>(module, "EpochEnd",
                        "The end of a session that has lost ranks, as the others make it: see "
                        "lamina/session/next_epoch.h.")
-      .def(py::init<Session&>(), py::arg("session"), py::keep_alive<1, 2>())
+      .def(py::init<Session&, session::Door*>(), py::arg("session"), py::arg("door").none(true), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>())
       .def(
           "next",
-          [](EpochEnd& end, const py::object& word, std::int64_t progress) {
+          [](EpochEnd& end, const py::object& word, std::int64_t progress, bool leaves) {
             const auto value = to_value(word);
             const Release release;
-            return end.next(value, progress);
+            return end.next(value, progress, leaves);
           },
-          py::arg("word"), py::arg("progress"),
+          py::arg("word"), py::arg("progress"), py::arg("leaves"),
           "Agrees with the others who goes on, and what each tells; collective over those who are left. Raises "
           "PeerError where they are too few.")
       .def(
           "open",
-          [](EpochEnd& end, const NextEpoch& next, std::optional<int> microbatches) {
+          [](EpochEnd& end, const NextEpoch& next, std::optional<int> microbatches, std::int64_t epoch) {
             const Release release;
             return with_maker(end.open(next, microbatches, environment::read_world(environment::process_environment()),
-                                       face_hooks()));
+                                       epoch, face_hooks()));
           },
-          py::arg("next"), py::arg("microbatches"),
+          py::arg("next"), py::arg("microbatches"), py::arg("epoch"),
           "Opens the session of those who go on, with this one's place as the environment says it, and so many "
           "microbatches of each copy; None: as many of all copies as before.")
       .def(
@@ -152,6 +159,67 @@ void bind_epochs(py::module_& module) {
           py::arg("next"), py::arg("config"), "Does so in that layout.");
 }
 
+// At the first rank of an elastic job; none where its launcher starts nobody anew.
+std::unique_ptr<session::Door> open_door(const Session& session, const session::Facts& facts) {
+  const auto plate = session::DoorPlate::of_environment();
+  const auto secret = rendezvous::inherited_secret();
+  if (!plate || !secret) return nullptr;
+  return std::make_unique<session::Door>(*plate, session.world().master_addr, *secret,
+                                         session::facts_of(session, facts));
+}
+
+void bind_newcomers(py::module_& module) {
+  using session::Door;
+  using session::Newcomer;
+  using session::NewPlace;
+  py::class_<Door>(module, "Door", "Where newcomers come to the first rank: see lamina/session/door.h.")
+      .def_static("open", &open_door, py::arg("session"), py::arg("facts"),
+                  "Opens it for newcomers that have these facts in common with the job; None where the launcher has "
+                  "said of no such place.")
+      .def(
+          "set_terms",
+          [](Door& door, Session& session, int most, bool shares_any) {
+            const int copies = session.world().size;
+            const auto all = std::int64_t{session.job().microbatches()} * copies;
+            door.set_terms({.copies = copies, .most = most, .microbatches = shares_any ? 0 : all});
+          },
+          py::arg("session"), py::arg("most"), py::arg("shares_any"),
+          "How many ranks there may be with newcomers, and whether copies share out any number of microbatches.")
+      .def_property_readonly("has_waiting", &Door::has_waiting, "Whether somebody waits who may come in.")
+      .def("end", &Door::end, "The training is over: nobody comes in any more.");
+  py::class_<NewPlace>(module, "NewPlace", "A newcomer's place in the job: see lamina/session/newcomer.h.")
+      .def_readonly("rank", &NewPlace::rank)
+      .def_readonly("size", &NewPlace::size)
+      .def_readonly("port", &NewPlace::port)
+      .def_readonly("epoch", &NewPlace::epoch);
+  py::class_<Newcomer>(module, "Newcomer", "A process that joins a job: see lamina/session/newcomer.h.")
+      .def(py::init<const Session&, const session::Facts&>(), py::arg("own"), py::arg("facts"))
+      .def("wait", &Newcomer::wait, py::call_guard<Release>(),
+           "Waits for a place; None where the job is over. Raises ConfigError where the job refuses this process.")
+      .def(
+          "open",
+          [](Newcomer& newcomer, Session& own, const NewPlace& place) {
+            const Release release;
+            return with_maker(
+                newcomer.open(own, place, environment::read_world(environment::process_environment()), face_hooks()));
+          },
+          py::arg("own"), py::arg("place"),
+          "Opens the job's session at that place, which the environment says, too. Raises PeerError where the others "
+          "go on without this process.");
+  module.def(
+      "newcomers_wait", [] { return data_parallel::newcomers().heard.load(); },
+      "Whether a pass of all copies has told that newcomers wait.");
+  module.def(
+      "want_to_leave", [](bool leaves) { data_parallel::newcomers().leaves = leaves; }, py::arg("leaves"),
+      "Has the passes of this rank tell all copies that it wants to leave.");
+  module.def(
+      "tell_leaving", [] { environment::ProgressReporter().leaves(); },
+      "Tells the launcher that this rank leaves a job that goes on without it.");
+  module.def(
+      "forget_newcomers", [] { data_parallel::newcomers().heard = false; },
+      "An epoch has begun: nobody has told of any.");
+}
+
 }  // namespace
 
 void bind_changes(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
@@ -159,6 +227,7 @@ void bind_changes(py::module_& module, py::class_<Session, std::shared_ptr<Sessi
   bind_layouts(kind);
   bind_epochs(module);
   bind_survivors(module, kind);
+  bind_newcomers(module);
 }
 
 }  // namespace lamina::python

@@ -7,6 +7,7 @@
 #include <latch>
 
 #include "lamina/base/error.h"
+#include "lamina/data_parallel/newcomers.h"
 #include "tests/message_of.h"
 #include "tests/messaging/mailboxes.h"
 
@@ -52,6 +53,20 @@ TEST_F(PassesTest, EveryReplicaLearnsWhoTrains) {
     EXPECT_EQ(passes.meet({i != 1 ? Comes::kTrains : Comes::kHasNoData}).present, (std::vector<int>{0, 2}));
     EXPECT_EQ(passes.meet({Comes::kHasNoData}).present, std::vector<int>{});
   });
+}
+
+TEST_F(PassesTest, AllHearInTheSamePassThatNewcomersWait) {
+  newcomers().wait = newcomers().heard = false;
+  run(3, [](int i, Passes& passes) {
+    passes.meet();
+    EXPECT_FALSE(newcomers().heard);
+  });
+  newcomers().wait = true;  // of all of them here, which are one process
+  run(2, [](int i, Passes& passes) {
+    EXPECT_EQ(passes.meet({i == 0 ? Comes::kTrains : Comes::kHasNoData}).present, (std::vector<int>{0}));
+    EXPECT_TRUE(newcomers().heard);
+  });
+  newcomers().wait = newcomers().heard = false;
 }
 
 TEST_F(PassesTest, ReplicasWithOneBatchAreToldUnlessItIsOnPurpose) {

@@ -49,12 +49,12 @@ def made(module):
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
 
 
-def plain():
+def plain(steps=STEPS):
     """Losses and state of one process."""
     module = layers(0.0)
     optimizer, schedule = made(module)
     losses = []
-    for number in range(STEPS):
+    for number in range(steps):
         optimizer.zero_grad()
         loss = module(batch(number)).square().mean()
         loss.backward()

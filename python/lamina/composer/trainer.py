@@ -32,6 +32,7 @@ from lamina.composer.settings import Given, Settings, settings
 from lamina.composer.state import State
 from lamina.composer.wrap_policy import checkpoint_chosen, names_in, table, units
 from lamina.dist.ranks import get_global_rank, get_world_size
+from lamina.elastic import newcomers
 from lamina.errors import ConfigError
 from lamina.job import current
 from lamina.job.lifetime import require_config
@@ -277,8 +278,9 @@ class Trainer(Elsewhere):
         with _asked_to_end(self._saver is not None and self._saver.saves):
             try:
                 with self._job.training():
+                    self._loop.begin(self._steps_every_batch)
                     stops = self._survival.run(
-                        lambda: self._loop.fit(self._shares, self._most, self._steps_every_batch),
+                        lambda: self._loop.fit(self._shares, self._most),
                         lambda: self._loop.go_on(self._shares, self._most),
                     )
             except BaseException:
@@ -452,7 +454,7 @@ class Trainer(Elsewhere):
 
     def _tell_layout(self) -> None:
         """Says once, on world rank 0, how the training is spread."""
-        if get_global_rank() != 0:
+        if get_global_rank() != 0 or newcomers.is_one():
             return
         state, of, own = self.state, copies(), self._spec.batch_size
         if state.auto_microbatching:
@@ -496,7 +498,7 @@ class Trainer(Elsewhere):
         if given.run_name or "{run_name}" not in saver.folder:
             saver.name_folder(given.run_name or "")
             goes_on = given.save_overwrite or given.autoresume or given.load_path is not None
-            saver.take_folder(goes_on or not saver.saves)
+            saver.take_folder(goes_on or not saver.saves or newcomers.is_one())
         return saver
 
     def _load(self, given: Arguments) -> None:

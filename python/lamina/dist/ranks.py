@@ -9,6 +9,8 @@ import torch.distributed as dist
 from lamina import _lamina
 from lamina.errors import ConfigError, UsageError
 
+_NEWCOMER = "LAMINA_NEWCOMER"  # set in a process that has not joined its job yet
+
 
 class MissingEnvironmentError(ConfigError):
     """torch.distributed runs, but no launcher's environment tells what was asked."""
@@ -64,7 +66,8 @@ def _told(name: str, alone: int) -> int:
     if is_initialized() and dist.get_world_size() > 1:
         raise MissingEnvironmentError(
             f"{name} is not set, and no launcher tells it, although torch.distributed runs: start the script with "
-            "`lamina run` or torchrun, or set it", code="group-no-launcher"
+            "`lamina run` or torchrun, or set it",
+            code="group-no-launcher",
         )
     return alone
 
@@ -74,6 +77,8 @@ def _known(name: str, alone: int, ask: Callable, group: dist.ProcessGroup | None
     if not is_initialized():
         return _told(name, alone)
     value = ask(group)
+    if _NEWCOMER in os.environ:  # a world of its own, until it has joined
+        return value
     if group is None and name in os.environ and (said := _lamina.told(name)) != value:
         raise UsageError(
             f"{name} is {said} in the environment, but {value} for torch.distributed: initialise it with "

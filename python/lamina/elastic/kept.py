@@ -2,6 +2,7 @@
 """Ranks with parts that nobody else has, which outlive others: see [Note: kept states] in
 lamina/membership/keepers.h."""
 
+import contextlib
 import os
 import socket
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from lamina import _lamina
 from lamina.checkpoints.together import everywhere
 from lamina.elastic.change import MovingJob, told_of
-from lamina.elastic.survivors import Survivors, Training, set_place, why_not
+from lamina.elastic.newcomers import set_place
+from lamina.elastic.survivors import Survivors, Training, why_not
 from lamina.errors import Error, PeerError
 from lamina.job import current, lifetime
 from lamina.model import shards
@@ -51,18 +53,20 @@ class KeptSurvivors(Survivors):
     def keep(self) -> None:
         """An update is made: the next step keeps what it has made, when all that follows on it is done."""
         self._job = current.job()
-        if not self._is_on:
-            return
-        self._job.before_step = self._keep_what_is_due
 
     def end(self) -> None:
         """Waits for the others, who may lose one still: all go on together then."""
         self._job.session.barrier("world")
-        self._job.before_step, self._is_on = lambda: None, False
+        self._is_on = False
 
-    def _keep_what_is_due(self) -> None:
+    def leaving_by_sigterm(self) -> contextlib.AbstractContextManager:
+        """What SIGTERM ends is lost."""
+        return contextlib.nullcontext()
+
+    def look(self) -> None:
+        """A step begins, which keeps what is due."""
         is_due = self._kept_job is not self._job or self._training.progress - self._newest >= self._every
-        if is_due and self._job.partitioned_model is not None and self._trains():
+        if self._is_on and is_due and self._job.partitioned_model is not None and self._trains():
             self._keep_now()
 
     def _trains(self) -> bool:
@@ -91,17 +95,17 @@ class KeptSurvivors(Survivors):
         job.saves.drop()
         job.life.resumption = None  # of a change that was broken off
         if self._end is None or self._end[0] is not job.session:
-            self._end = job.session, _lamina.EpochEnd(job.session), _epoch()
+            self._end = job.session, _lamina.EpochEnd(job.session, None), _epoch()
         (_, end, epochs), told = self._end, told_of(job)  # one talk, of which others may still be in the middle
         while True:
             with socket.socket() as reserved:
                 reserved.bind(("127.0.0.1", 0))
                 word = (self._training.progress, job.session.rank, reserved.getsockname()[1], states.told(job.session))
-                next_ = end.next(word, 0)  # the lowest rank leads
+                next_ = end.next(word, 0, False)  # the lowest rank leads
             size = len(next_.words)
             states.decide([told for *_, told in next_.words])
             config = job.session.next_layout(size, self._layouts, told)
-            set_place(next_, epochs)
+            set_place(next_.rank, size, next_.words[0][2], epochs + next_.number)
             try:
                 session = end.open_in(next_, config)
             except PeerError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lamina.elastic.kept import KeptSurvivors
+from lamina.elastic.newcomers import EpochOverError
 from lamina.elastic.survivors import Survivors, why_not
 from lamina.errors import DesyncError, PeerError, UsageError
 from lamina.job import current
@@ -22,22 +23,23 @@ Result = TypeVar("Result")
 
 
 class Run:
-    """A training that goes on where ranks are lost, as long as most of the last ones are left:
+    """A training that goes on where ranks are lost, as long as most of the last ones are left, and where others join:
 
         run = lamina.Run(model, optimizer, schedule=schedule)
 
-        @run.elastic                       # called again after each loss
+        @run.elastic                       # called again after each loss, and when others join
         def train(updates):
             for number in range(updates, STEPS): ...
 
     Copies of a model that are left have the model, the states of the optimizer and the schedule as they were after
     update number `updates` of the one that has come furthest. An update that one of them has made counts, and any other
     one is made again. Buffers are as they were then, and random numbers with `seed`. A batch has as many microbatches
-    as before, which the copies that are left share out.
+    as before, which the copies that there are share out. A process that joins them runs the script up to `elastic` in a
+    world of its own, and has there what the others have.
 
     Ranks with partitions, shards or parts of states keep what they have in the memory of the host, each `keep_every`
     updates, and beside the next step each sends to another one what nobody else has. After a loss all go on from the
-    newest version of which nothing is lost, in a layout that fits their number.
+    newest version of which nothing is lost, in a layout that fits their number. Nobody joins them.
 
     Args:
         model: the job's.
@@ -79,6 +81,7 @@ class Run:
             raise _refused("copies of a model go on as fewer copies: `layouts` are for ranks with parts")
         else:
             self._survivors = Survivors(model, state, self._training)
+        self._ends = False  # the epoch, for newcomers wait
         state.after_step = self._note
 
     @property
@@ -87,32 +90,52 @@ class Run:
         return self._training.progress
 
     def elastic(self, train: Callable[[int], Result]) -> Result:
-        """Calls `train` with the number of updates so far, and again after each loss. Returns what it returns.
+        """Calls `train` with the number of updates so far, and again after each loss, and when others have joined.
+        Returns what it returns.
 
         Errors:
             PeerError: a rank was lost, and too few are left, or what it had is lost with it.
+            SystemExit: in a process that was to join, where the job is over; after SIGTERM, with which a rank leaves
+                after an update, and the others go on.
         """
         self._survivors.begin()
+        with self._survivors.leaving_by_sigterm():
+            return self._train(train)
+
+    def _train(self, train: Callable[[int], Result]) -> Result:
         while True:
+            current.job().before_step = self._look
             try:
                 result = train(self.updates)
                 self._survivors.end()
+                current.job().before_step = lambda: None
                 return result
             except (PeerError, DesyncError) as error:  # of a wait for one that has heard of a loss before
                 lost = error
-            is_again = len({progress for progress, _ in self._survivors.go_on(lost)}) == 1
+            except EpochOverError:
+                lost = None
+            self._ends = False
+            told = self._survivors.go_on(lost)
+            is_again = len({progress for progress, word in told if progress >= 0}) == 1
             self._survivors.tell_going_on(self.updates - (not is_again), is_again)
 
     def _note(self) -> None:
         self._training.progress += 1
         self._survivors.keep()
+        self._ends = self._survivors.doorway.is_called()
+
+    def _look(self) -> None:
+        """Ends the epoch before the next step of the training."""
+        if self._ends and current.job().model.module.training:
+            raise EpochOverError("ranks join or leave, which lamina.Run sees to: let it pass")
+        self._survivors.look()
 
 
 class _OwnLoop:
     """The loop of a script, as `Survivors` see it: its progress are its updates."""
 
     def __init__(self, schedule: Any):
-        self.progress, self._schedule = 0, schedule
+        self.progress, self.shares_any, self._schedule = 0, False, schedule
 
     def word(self) -> None:
         """Nothing is to be told."""

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a model that outlive ranks: see [Note: ranks that are left] in lamina/session/next_epoch.h."""
 
+import contextlib
+import functools
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from lamina import _lamina
+from lamina.elastic import newcomers
+from lamina.elastic.newcomers import Doorway, set_place, take_place
 from lamina.errors import DesyncError, Error, PeerError
 from lamina.job import current, lifetime
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.pipeline.distributed_model import DistributedModel
+from lamina.util.told import tell
 
 _HEARD_S, _EACH_S = 2.0, 0.01  # how long a loss may take to be heard of here; looks at each rank
 
@@ -22,9 +28,11 @@ class Training(Protocol):
 
     Attributes:
         progress: how far it is. It grows with each update, and states are those of the last one.
+        shares_any: whether copies share out any number of microbatches.
     """
 
     progress: int
+    shares_any: bool
 
     def word(self) -> Any:
         """Gives what this copy tells the others, in plain values."""
@@ -51,7 +59,7 @@ class _Kept(NamedTuple):
 
 
 class Survivors:
-    """The copies that go on where others are lost, with what the one has that has come furthest.
+    """The copies that go on where others are lost, with what the one has that has come furthest, and those who join.
 
     Args:
         model: each rank has a whole copy of it.
@@ -60,6 +68,7 @@ class Survivors:
 
     Attributes:
         lost: the ranks that were lost since the last `tell_going_on`, by their numbers when they were.
+        doorway: where newcomers come in.
     """
 
     def __init__(self, model: DistributedModel, optimizer: OptimizerState, training: Training):
@@ -69,7 +78,9 @@ class Survivors:
         self._kept: dict[str, _Kept] = {}
         self._seeded: int | None = None
         self.lost: list[int] = []
+        self._joined = 0  # newcomers since then
         self._since = 0.0  # the first of them was heard of
+        self.doorway = Doorway(model, optimizer.optimizer, training.shares_any)
         self.keep()
 
     def keep(self) -> None:
@@ -84,15 +95,39 @@ class Survivors:
             self._kept[name] = kept if is_kept else _Kept(buffer, buffer.clone(), buffer._version)
         self._seeded = current.session().seeded_steps
 
-    def begin(self) -> None:
-        """The training begins."""
-        self.keep()
+    def begin(self) -> list[tuple[int, Any]] | None:
+        """The training begins: newcomers may come. A process that is one joins those who train.
+
+        Returns:
+            In such a process what `go_on` gives the others; else None.
+
+        Errors:
+            SystemExit: in a newcomer, where the job is over.
+            ConfigError: in a newcomer that differs from the job.
+        """
+        if why_not(self._job):
+            return None
+        self.doorway.begin()
+        told = self._join() if newcomers.is_one() else None
+        self.doorway.begin_epoch()
+        return told
+
+    def leaving_by_sigterm(self) -> contextlib.AbstractContextManager:
+        """Inside, SIGTERM has this copy leave in order."""
+        return self.doorway.leaving_by_sigterm()
+
+    def look(self) -> None:
+        """A step begins."""
 
     def end(self) -> None:
         """The training is over: nobody needs others for that."""
+        self.doorway.end()
 
-    def go_on(self, lost: Error) -> list[tuple[int, Any]]:
-        """Goes on with the copies that are left, whoever else is lost meanwhile. Collective over these.
+    def go_on(self, lost: Error | None) -> list[tuple[int, Any]]:
+        """Goes on with the copies that are left, whoever else is lost meanwhile, and newcomers. Collective over these.
+
+        Args:
+            lost: what has ended the epoch; None where newcomers wait.
 
         Returns:
             The progress of each and its word, in the order of their ranks from now on: the one that has come furthest
@@ -102,15 +137,35 @@ class Survivors:
             PeerError: too few are left, or what a lost rank had is lost with it; `lost` itself where that is known.
         """
         while True:
-            self.require(lost)
+            if lost is not None:
+                self.require(lost)
             self._since = self._since or time.monotonic()
             session, told = self._meet(lost)
             try:
-                self._go_over(session, [progress for progress, _ in told])
+                if session is not None:
+                    told = self._go_over(session, told)
+                self.doorway.begin_epoch()
             except (PeerError, DesyncError) as error:
                 lost = error
             else:
                 return told
+
+    def _join(self) -> list[tuple[int, Any]]:
+        """Becomes a rank of the job, with what its first one has. Returns what `go_on` gives the others."""
+        newcomer, own = self.doorway.newcomer(), self._job.session
+        while True:
+            place = newcomer.wait()
+            take_place(place)
+            try:
+                session = _opened(functools.partial(newcomer.open, own, place))
+                break
+            except PeerError:
+                pass  # the others go on without this process, for now
+        try:
+            self._is_whole = False
+            return self._go_over(session, [(0, None)] * place.rank + [(-1, None)] * (place.size - place.rank))
+        except PeerError as error:
+            return self.go_on(error)
 
     def require(self, lost: Error) -> None:
         """Raises `lost` where nobody goes on, with a line that says why."""
@@ -123,35 +178,50 @@ class Survivors:
             refuse(lost, why)
 
     def tell_going_on(self, step: int, is_again: bool) -> None:
-        """Says once, on the first rank, who was lost in that step, and what the others do."""
+        """Says once, on the first rank, who was lost in that step, or joined after it, and what all do."""
         lost, took = self.lost, time.monotonic() - self._since
-        self.lost, self._since = [], 0.0
-        current.session().tell_survivors(lost, step, is_again, took)
+        joined, self.lost, self._joined, self._since = self._joined, [], 0, 0.0
+        session = current.session()
+        if lost:
+            session.tell_survivors(lost, step, is_again, took)
+        elif joined and session.rank == 0:
+            ranks = f"rank {session.size - 1} has" if joined == 1 else f"{joined} ranks have"
+            tell(f"{ranks} joined before step {step}: {session.size} ranks, copies {session.size}; {took:.1f} s")
 
     def _why_not(self, job: current.Job) -> str:
         return why_not(job)
 
-    def _meet(self, lost: Error) -> tuple[_lamina.Session, list[tuple[int, Any]]]:
+    def _meet(self, lost: Error | None) -> tuple[_lamina.Session | None, list[tuple[int, Any]]]:
+        """The next epoch's session, None where this one goes on, and what each tells; newcomers are behind."""
         job, training = current.job(), self._training
-        job.saves.drop()
-        end, epochs = _lamina.EpochEnd(job.session), int(os.environ.get("LAMINA_EPOCH", "0"))
+        end, epochs = _lamina.EpochEnd(job.session, self.doorway.door), int(os.environ.get("LAMINA_EPOCH", "0"))
         while True:
             with socket.socket() as reserved:
                 reserved.bind(("127.0.0.1", 0))
                 word = (training.progress, job.session.rank, reserved.getsockname()[1], training.word())
-                next_ = end.next(word, training.progress if self._is_whole else -1)
+                leaves = lost is None and self.doorway.leaves
+                next_ = end.next(word, training.progress if self._is_whole else -1, leaves)
+            if leaves:
+                self.doorway.leave(bool(next_.words))
+            told = [(progress, word) for progress, *_, word in next_.words]
+            if lost is None and next_.number == 1 and next_.newcomers == 0 and len(told) == job.session.size:
+                return None, told  # the newcomers have gone again
+            job.saves.drop() if lost is not None else job.saves.end()
+            size = len(told) + next_.newcomers
             try:
                 if not self._is_whole and next_.rank == 0:
                     raise lost  # the states of all others were lost with those who had them
-                set_place(next_, epochs)
-                session = end.open(next_, training.microbatches(len(next_.words)))
+                set_place(next_.rank, size, next_.words[0][2], epochs + next_.number)
+                microbatches, epoch = training.microbatches(size), epochs + next_.number
+                session = _opened(functools.partial(end.open, next_, microbatches, epoch))
                 break
             except PeerError as error:
                 if error is lost:
                     raise
         left = {rank for _, rank, _, _ in next_.words}
         self.lost += [rank for rank in range(job.session.size) if rank not in left]
-        return session, [(progress, word) for progress, *_, word in next_.words]
+        self._joined += next_.newcomers
+        return session, told + [(-1, None)] * next_.newcomers
 
     @torch.no_grad()
     def _bring_back(self) -> None:
@@ -160,8 +230,9 @@ class Survivors:
         for parameter in self._model.parameters():
             parameter.grad = None
 
-    def _go_over(self, session: _lamina.Session, progress: list[int]) -> None:
-        before = self._job
+    def _go_over(self, session: _lamina.Session, told: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+        """Goes on in that session, with the states of its first rank. Returns what all have told, who joins, too."""
+        before, progress = self._job, [progress for progress, _ in told]
         self._bring_back()
         before.gradients.let_go()
         self._own_states = self._own_states or self._optimizer.own()
@@ -173,9 +244,9 @@ class Survivors:
         self._is_whole = progress[session.rank] == progress[0]
         changed.life.make()
         if len(set(progress)) > 1:
-            own = (self._own_states, self._training.state(), self._seeded)
-            _, told = session.first_given("world", own if session.rank == 0 else None)
-            self._own_states, state, self._seeded = told
+            own = (self._own_states, self._training.state(), self._seeded, told)
+            _, given = session.first_given("world", own if session.rank == 0 else None)
+            self._own_states, state, self._seeded, told = given
             self._training.take(state)
         self._optimizer.load_state_dict(self._own_states)
         self._own_states = None
@@ -183,6 +254,12 @@ class Survivors:
             session.seeded_steps = self._seeded
         self._is_whole = True
         self.keep()
+        return told
+
+
+def _opened(call: Callable[[], _lamina.Session]) -> _lamina.Session:
+    """Opens a session: in one and the same line, for ranks compare in which one each of them is."""
+    return call()
 
 
 def why_not(job: current.Job, keeps_parts: bool = False) -> str:
@@ -209,11 +286,3 @@ def _has_lost(session: _lamina.Session) -> bool:
         if any(session.loss(rank, _EACH_S) for rank in range(session.size) if rank != session.rank):
             return True
     return False
-
-
-def set_place(next_: "_lamina.NextEpoch", epochs: int) -> None:
-    """Has the environment say who this rank is from now on, as a launcher does."""
-    size, port = len(next_.words), next_.words[0][2]
-    told = {"RANK": next_.rank, "LOCAL_RANK": next_.rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LAMINA_EPOCH": epochs + next_.number}
-    os.environ.update({name: str(value) for name, value in told.items()})

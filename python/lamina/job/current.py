@@ -43,7 +43,7 @@ class Job:
         clips_by_default: gradients of shards are clipped to a norm that nobody has set.
         loaded: a state was loaded into the model, and no step has been since.
         fixed_by: what relies on its layout, so that this cannot change: a clause for each.
-        before_step: called before each step function, and each call of the model in training outside of one.
+        before_step: called before each step function, and each call of the model in training outside of one; may raise.
         change: what is asked for another layout, by its keys, in the place of `lamina.change()`; None for nothing.
         on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
         closers: what is closed after the session. Each is told whether the process ends, and says whether all that it

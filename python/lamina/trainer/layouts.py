@@ -95,24 +95,26 @@ class Layouts:
             return _reads_itself(self._state)
         return None
 
-    def cut(self) -> tuple[list[int | None], int, str]:
-        """How batches are cut on this number of copies, and the change that is asked for; for `go_over`."""
-        return [self._state.grad_accum, copies()], self._microbatch(), json.dumps(self._asked, sort_keys=True)
+    def cut(self) -> tuple[list[int | None], int, int | None, str]:
+        """How batches are cut on this number of copies, how many samples they have, and the change that is asked for;
+        for `go_over`."""
+        of_all = self._shares().of_all
+        return [self._state.grad_accum, copies()], self._microbatch(), of_all, json.dumps(self._asked, sort_keys=True)
 
-    def go_over(self, cuts: list[tuple[list[int | None], int, str]]) -> None:
-        """The job has fewer copies: they share out the same batches, from the place in the epoch on that the state has.
-        The change that was asked for stays so where it can be made of these ranks. Collective.
+    def go_over(self, cuts: list[tuple[list[int | None], int, int | None, str]]) -> None:
+        """The job has fewer copies, or more: they share out the same batches, from the place in the epoch on that the
+        state has. The change that was asked for stays so where it can be made of these ranks. Collective.
 
         Args:
-            cuts: what `cut` gave each rank of now.
+            cuts: what `cut` gave the ranks of now, but for those who join.
 
         Errors:
             UsageError: batches that these copies cannot share out.
         """
-        ((grad_accum, before), microbatch, asked), shares = cuts[0], self._shares()
+        ((grad_accum, before), microbatch, of_all, asked), shares = cuts[0], self._shares()
         self._state.grad_accum = None if grad_accum is None else -(-grad_accum * before // copies())
         of_ranks = allgather(shares.handed_on_after(self._state.timestamp.batch_in_epoch.value), WORLD)
-        self._read_on(shares, shares.of_all, microbatch, of_ranks)
+        self._read_on(shares, of_all, microbatch, of_ranks)
         self._asked = json.loads(asked) if len({each[-1] for each in cuts}) == 1 else None
         if self._asked is not None:
             try:

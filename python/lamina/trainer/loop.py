@@ -75,19 +75,25 @@ class Loop:
         self.when_there: Callable[[Place], None] = lambda place: None
         self._steps_every_batch = True
 
-    def fit(self, shares: Shares, most: int, steps_every_batch: bool) -> bool:
+    def begin(self, steps_every_batch: bool) -> None:
+        """A training begins.
+
+        Args:
+            steps_every_batch: whether schedulers make a step after each batch; else after each epoch.
+        """
+        self._steps_every_batch = steps_every_batch
+        self._step.begin()
+
+    def fit(self, shares: Shares, most: int) -> bool:
         """Trains until the state says that it is done.
 
         Args:
             shares: what is trained with.
             most: so many batches an epoch has at most, if it is not -1.
-            steps_every_batch: whether schedulers make a step after each batch; else after each epoch.
 
         Returns:
             Whether a rank wants the training to end before.
         """
-        self._steps_every_batch = steps_every_batch
-        self._step.begin()
         self._begin(Event.FIT_START)
         return self.go_on(shares, most, False)
 

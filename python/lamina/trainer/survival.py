@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from lamina.elastic import newcomers
+from lamina.elastic.newcomers import EpochOverError
 from lamina.elastic.survivors import Survivors, refuse
 from lamina.errors import PeerError
 from lamina.job import current
@@ -21,7 +23,7 @@ from lamina.trainer.training_state import TrainingState
 
 
 class Survival:
-    """Lets a training go on where ranks are lost, under `lamina run --elastic`.
+    """Lets a training go on where ranks are lost, and where others join, under `lamina run --elastic`.
 
     [Note: trainings that outlive ranks] Ranks that hear of a loss may be at different places of the loop, but not far
     apart: each waits for all of them several times in a batch. Its time is the number of batches and epochs that are
@@ -29,6 +31,8 @@ class Survival:
     time, or some at the one before, which then take model, optimizer, schedules and time from the one that has come
     furthest. They go on from the first place of the loop that one of them is at. Where that is before a batch, it is
     read and run again. Events of that place come again, too.
+
+    Others join before a batch, at one and the same place of all.
 
     Args:
         job, state, engine, loop, layouts: of the training.
@@ -48,6 +52,8 @@ class Survival:
         self._loop, self._layouts, self._saver = loop, layouts, saver
         self._generators: dict[Place, dict[str, Any]] = {}  # of the process, at places of this time
         self._updates = False  # an update was made whose batch has not ended
+        self._ends = False  # the epoch of these ranks, before the next batch: newcomers wait
+        self.shares_any = True
         self._survivors: Survivors | None = None
         if "LAMINA_ELASTIC" in os.environ:
             (optimizer,) = current.job().optimizers
@@ -60,28 +66,55 @@ class Survival:
         Errors:
             PeerError: a rank was lost, and too few are left, or what it had is lost with it.
         """
+        if self._begin():
+            fit = go_on
         while True:
             try:
-                return fit()
+                stops = fit()
             except PeerError as error:
                 if self._survivors is None:
                     raise
                 lost = error
+            except EpochOverError:
+                lost = None
+            else:
+                if self._survivors is not None:
+                    self._survivors.doorway.end()
+                return stops
+            self._ends = False
             self._outlive(lost)
             fit = go_on
 
+    def _begin(self) -> bool:
+        """Whether this process has joined a training that goes on."""
+        if self._survivors is None or self._layouts.why_not_fewer():
+            return False
+        if newcomers.is_one():
+            self._engine.run_event(Event.FIT_START)  # callbacks begin, each in a world of its own
+        if (told := self._survivors.begin()) is None:
+            return False
+        try:
+            self._meet(told)
+        except PeerError as error:
+            self._outlive(error)
+        return True
+
     def _note_update(self) -> None:
         self._updates = True
+        self._ends = self._survivors.doorway.is_called()
 
     def _keep(self, place: Place) -> None:
         if place == Place.first():
             self._generators, self._updates = {}, False
         self._generators[place] = generators.states()
         self._survivors.keep()
+        if self._ends and place.is_before_batch:
+            raise EpochOverError("newcomers come in, which fit() sees to")
 
-    def _outlive(self, lost: PeerError) -> None:
-        """Goes on with the ranks that are left: the loop has the place from which."""
-        self._survivors.require(lost)
+    def _outlive(self, lost: PeerError | None) -> None:
+        """Goes on with the ranks that are left, and those who join: the loop has the place from which."""
+        if lost is not None:
+            self._survivors.require(lost)
         if self._updates:
             refuse(lost, "an update was made, and something between it and the end of its batch asked other ranks")
         if why := self._layouts.why_not_fewer():
@@ -101,12 +134,15 @@ class Survival:
             told: the time and the word of each rank.
         """
         state, loop, (now, first) = self._state, self._loop, told[0]
+        told = [each for each in told if each[1] is not None]  # but for those who join
         words = [word for time, word in told if time == now]
         earliest = min(words, key=lambda word: tuple(word["place"]))
         loop.place, after, state.unfinished = Place(*earliest["place"]), earliest["after"], earliest["unfinished"]
         if len(words) < len(told):  # others have not heard yet that the batch is over
             loop.place, after = Place.first(), first["after"]
-        if told[rank()][0] < now:
+        if rank() >= len(told):
+            state.dataloader_len = first["batches"]
+        if rank() >= len(told) or told[rank()][0] < now:
             self._generators = {}
         if any(word["owes"] for _, word in told):
             self._saver.owes = True
@@ -133,6 +169,7 @@ class Survival:
             "unfinished": self._state.unfinished,
             "owes": self._saver is not None and self._saver.was_broken_off(),
             "cut": self._layouts.cut(),
+            "batches": self._state.dataloader_len,
         }
 
     def microbatches(self, copies_left: int) -> int:

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/session/door.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/base/fork_guard.h"
+#include "lamina/base/log.h"
+#include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
+#include "lamina/data_parallel/newcomers.h"
+#include "lamina/rendezvous/socket.h"
+
+namespace lamina::session {
+namespace {
+
+using base::Clock;
+
+constexpr auto kHandshake = std::chrono::seconds(5);
+constexpr auto kSays = std::chrono::milliseconds(500);  // to those who wait, each time
+constexpr auto kSilent = std::chrono::seconds(2);       // who says nothing for so long is not counted
+constexpr auto kComesIn = std::chrono::seconds(10);     // from the word of its place on
+constexpr std::size_t kMostStrangers = 64;
+
+void hold(int fd) { base::close_in_forked_children(fd); }
+
+}  // namespace
+
+int DoorTerms::fitting(int waiting) const {
+  for (int more = std::min(waiting, most - copies); more > 0; --more) {
+    if (microbatches == 0 || microbatches % (copies + more) == 0) return more;
+  }
+  return 0;
+}
+
+Door::Door(const DoorPlate& plate, const std::string& host, rendezvous::Secret secret, Facts facts)
+    : plate_(plate),
+      facts_(std::move(facts)),
+      self_{.rank = base::Rank(0), .size = 2, .secret = secret, .generation = "door", .told = {"", ""}},
+      listener_(rendezvous::Address::local_towards(host, 1).listen()),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  hold(listener_.get());
+  hold(wake_.get());
+  plate_.write(rendezvous::Address::bound_to(listener_).text());
+  thread_ = std::thread([this] { run(); });
+}
+
+Door::~Door() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  wake();
+  thread_.join();
+  data_parallel::newcomers().wait = false;
+  for (auto& stranger : strangers_) base::keep_in_forked_children(stranger.fd());
+  base::keep_in_forked_children(listener_.get());
+  base::keep_in_forked_children(wake_.get());
+}
+
+void Door::wake() const { ::eventfd_write(wake_.get(), 1); }
+
+void Door::set_terms(const DoorTerms& terms) {
+  const std::lock_guard lock(mutex_);
+  terms_ = terms;
+  count();
+}
+
+int Door::present() const {
+  return static_cast<int>(
+      std::ranges::count_if(waiting_, [](const Guest& guest) { return Clock::now() - guest.heard < kSilent; }));
+}
+
+void Door::count() {
+  has_waiting_ = taken_.empty() && terms_.fitting(present()) > 0;
+  data_parallel::newcomers().wait = has_waiting_.load();
+}
+
+int Door::take(int copies) {
+  const std::lock_guard lock(mutex_);
+  waiting_.splice(waiting_.begin(), taken_);
+  auto terms = terms_;
+  terms.copies = copies;
+  const int fitting = terms.fitting(present());
+  for (auto at = waiting_.begin(); at != waiting_.end() && std::ssize(taken_) < fitting;) {
+    const auto guest = at++;
+    if (Clock::now() - guest->heard < kSilent) taken_.splice(taken_.end(), waiting_, guest);
+  }
+  count();
+  return static_cast<int>(taken_.size());
+}
+
+void Door::tell(const std::vector<std::string>& places) {
+  const std::lock_guard lock(mutex_);
+  auto place = places.begin();
+  for (auto& guest : taken_) guest.is_gone = !guest.line.say(DoorWord::kPlace, *place++);
+  in_by_ = base::Deadline::after(kComesIn);
+}
+
+bool Door::has_lost() {
+  const std::lock_guard lock(mutex_);
+  return in_by_ && (in_by_->expired() || std::ranges::any_of(taken_, &Guest::is_gone));
+}
+
+void Door::let_in() {
+  const std::lock_guard lock(mutex_);
+  for (auto& guest : taken_) guest.line.say(DoorWord::kIn);
+  taken_.clear();
+  in_by_.reset();
+  count();
+}
+
+void Door::send_away() {
+  const std::lock_guard lock(mutex_);
+  if (in_by_) taken_.clear();
+  in_by_.reset();
+  count();
+}
+
+void Door::end() {
+  const std::lock_guard lock(mutex_);
+  plate_.write_over();
+  for (auto& guest : waiting_) guest.line.say(DoorWord::kOver);
+  waiting_.clear();
+  terms_.most = 0;
+  count();
+}
+
+void Door::run() {
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  while (true) {
+    std::vector<pollfd> polled{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    for (const auto& stranger : strangers_) polled.push_back({stranger.fd(), stranger.events(), 0});
+    {
+      const std::lock_guard lock(mutex_);
+      if (ends_) return;
+      for (const auto* guests : {&waiting_, &taken_}) {
+        for (const auto& guest : *guests) {
+          if (!guest.is_gone) polled.push_back({guest.line.fd(), POLLIN, 0});
+        }
+      }
+    }
+    ::poll(polled.data(), polled.size(), static_cast<int>(kSays.count()));
+    try {
+      accept_all();
+      advance();
+      const std::lock_guard lock(mutex_);
+      hear(waiting_);
+      hear(taken_);
+      std::erase_if(waiting_, [](const Guest& guest) { return guest.is_gone; });
+      tell_waiting();
+      count();
+    } catch (const base::Error& error) {
+      base::log_warning(base::str("newcomers cannot join for now: ", error.what()));
+      std::this_thread::sleep_for(kSays);
+    }
+  }
+}
+
+void Door::accept_all() {
+  while (true) {
+    base::Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) return;
+    if (strangers_.size() >= kMostStrangers) {
+      base::keep_in_forked_children(strangers_.front().fd());
+      strangers_.pop_front();
+    }
+    hold(socket.get());
+    strangers_.emplace_back(self_, std::move(socket), std::nullopt, base::Deadline::after(kHandshake));
+  }
+}
+
+void Door::advance() {
+  for (auto at = strangers_.begin(); at != strangers_.end();) {
+    const auto stranger = at++;
+    const auto state = stranger->advance();
+    if (state == rendezvous::Handshake::State::kRunning) continue;
+    base::keep_in_forked_children(stranger->fd());
+    if (state == rendezvous::Handshake::State::kDone) receive(stranger->take());
+    strangers_.erase(stranger);
+  }
+}
+
+void Door::receive(rendezvous::Connection connection) {
+  Guest guest{.line = DoorLine(std::move(connection)), .heard = Clock::now()};
+  std::string why;
+  try {
+    why = difference(facts_, to_facts(guest.line.told()));
+  } catch (const base::FormatError&) {
+    why = "what it tells of itself cannot be read";
+  }
+  if (!why.empty()) {
+    guest.line.say(DoorWord::kRefused, why);
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(std::move(guest));
+  said_ = {};
+}
+
+void Door::hear(std::list<Guest>& guests) {
+  for (auto& guest : guests) {
+    if (guest.is_gone) continue;
+    const auto knocks = guest.line.hear_knocks();
+    guest.is_gone = !knocks;
+    if (knocks.value_or(0) > 0) guest.heard = Clock::now();
+  }
+}
+
+void Door::tell_waiting() {
+  if (Clock::now() - said_ < kSays) return;
+  said_ = Clock::now();
+  const auto waiting = static_cast<int>(waiting_.size());
+  std::string why;
+  if (terms_.copies >= terms_.most) {
+    why = base::str("the job has as many ranks as --elastic allows it: ", terms_.copies);
+  } else if (terms_.fitting(waiting) == 0) {
+    why = base::str(terms_.copies + 1, " copies of the model cannot share out ", terms_.microbatches,
+                    " microbatches alike");
+  }
+  for (auto& guest : waiting_) guest.is_gone = !guest.line.say(DoorWord::kWait, why);
+  std::erase_if(waiting_, [](const Guest& guest) { return guest.is_gone; });
+}
+
+}  // namespace lamina::session

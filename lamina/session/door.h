@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lamina/base/deadline.h"
+#include "lamina/base/fd.h"
+#include "lamina/rendezvous/handshake.h"
+#include "lamina/session/door_words.h"
+
+namespace lamina::session {
+
+// [Note: newcomers] A process may join copies of a model that train. It runs its script up to the training in a world
+// of its own. Then it comes to the door, at which the first rank listens as long as it is that, and proves that it has
+// the job's secret. What it is to have in common with the job is compared: where anything differs it is refused by
+// name, and nobody else is disturbed. It waits there, and says that it is alive. The first rank's passes tell all
+// copies that somebody waits (data_parallel/newcomers.h), so all of them end their epoch after one and the same update.
+// They agree as after a loss ([Note: ranks that are left]), open the next session with the newcomers as its last ranks,
+// and give them what a copy has that is behind. A newcomer that dies or hangs on its way in is left out, and the others
+// open it anew. When the first rank is lost, those who wait come to the next one's door.
+//
+// The door has a thread, so that neither strangers nor newcomers wait for a step, or have one wait.
+
+// How many newcomers may come in.
+struct DoorTerms {
+  int copies = 1;                 // there are
+  int most = 1;                   // there may be
+  std::int64_t microbatches = 0;  // that copies share out alike; 0: they share out any number
+
+  // Of so many that wait.
+  int fitting(int waiting) const;
+};
+
+class Door {
+ public:
+  // Opens it, and says on the plate where it is. Throws base::Error where this machine has no such address.
+  Door(const DoorPlate& plate, const std::string& host, rendezvous::Secret secret, Facts facts);
+  ~Door();  // closed; who waits looks for the next one
+  Door(const Door&) = delete;
+
+  // Of the epoch that has begun.
+  void set_terms(const DoorTerms& terms);
+  bool has_waiting() const { return has_waiting_; }  // somebody who may come in
+
+  // Takes those who may come in to so many copies: their number. Who was taken before, and has no place, counts anew.
+  int take(int copies);
+  // Tells those who were taken their places. From now on they have to come in.
+  void tell(const std::vector<std::string>& places);
+  // One of them has gone, or has not come in for long.
+  bool has_lost();
+  // They are in.
+  void let_in();
+  // They have no place any more, and come to the door again.
+  void send_away();
+  // Nobody is let in any more: the job's training is over.
+  void end();
+
+ private:
+  struct Guest {
+    DoorLine line;
+    base::Clock::time_point heard;
+    bool is_gone = false;
+  };
+
+  void run();
+  void look(const std::vector<short>& ready);
+  void accept_all();
+  void advance();
+  void receive(rendezvous::Connection connection);
+  void hear(std::list<Guest>& guests);
+  void tell_waiting();
+  void count();  // under the lock, as the next one
+  int present() const;
+  void wake() const;
+
+  const DoorPlate plate_;
+  const Facts facts_;
+  const rendezvous::Identity self_;
+  base::Fd listener_, wake_;
+  std::list<rendezvous::Handshake> strangers_;  // of the thread
+
+  std::mutex mutex_;
+  DoorTerms terms_;
+  std::list<Guest> waiting_, taken_;
+  bool told_ = false;  // those who were taken
+  std::optional<base::Deadline> in_by_;
+  base::Clock::time_point said_{};
+  bool ends_ = false;
+  std::atomic<bool> has_waiting_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lamina::session

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lamina/base/wait.h"
+#include "lamina/session/door_words.h"
+#include "lamina/session/session.h"
+
+namespace lamina::session {
+
+// The place of a newcomer in the next epoch.
+struct NewPlace {
+  int rank = 0, size = 0;
+  int port = 0;            // where the ranks meet
+  std::int64_t epoch = 0;  // its LAMINA_EPOCH
+  int microbatches = 0;    // of each copy
+
+  std::string text() const;
+  // Throws base::FormatError.
+  static NewPlace read(const std::string& text);
+};
+
+// What every rank tells of itself, and what the face adds: a text that is too long is cut, with its hash.
+Facts facts_of(const Session& session, const Facts& of_face);
+
+// A process that joins a job which trains: see [Note: newcomers] in door.h.
+class Newcomer {
+ public:
+  // Throws base::ConfigError in a process to which no launcher has said where.
+  Newcomer(const Session& own, const Facts& of_face);
+
+  // Waits at the job's door for a place; none where the job is over. Throws base::ConfigError where the job refuses it,
+  // base::TimeoutError where nobody has answered for the session's timeout.
+  std::optional<NewPlace> wait();
+
+  // Opens the job's session at that place; `world` says the same. Throws base::PeerError where others go on without
+  // this one meanwhile: then it comes to the door again.
+  std::shared_ptr<Session> open(Session& own, const NewPlace& place, environment::World world, FaceHooks hooks);
+
+ private:
+  std::optional<DoorLine> come(const std::string& address, const base::Deadline& deadline);
+  void check_line();
+
+  const DoorPlate plate_;
+  const base::Patience patience_;
+  const rendezvous::Identity self_;
+  std::optional<DoorLine> line_;
+  bool is_in_ = false;
+  std::string told_;  // why it waits
+};
+
+}  // namespace lamina::session

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains copies of a model by a Trainer, some of which die, and others come in their place: joining_trainer.py WAY
+PLACE:RANK:BATCH..., with deaths of the ranks that began, see outliving_trainer.py. Those who are left wait for
+newcomers before they go on.
+
+Writes, of those who end, what they have heard and computed."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import outliving_trainer
+import torch
+
+import lamina
+from lamina.trainer import Callback, Event
+
+SELF, FULL = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+IS_NEW = "LAMINA_NEWCOMER" in os.environ
+FOLDER, PATIENCE_S, SLOW_S = Path(os.environ.get("DIR", ".")), 60.0, 0.25
+
+
+class Waits(Callback):
+    """Lets newcomers come in time."""
+
+    def run_event(self, event, state, logger):
+        if IS_NEW and event is Event.FIT_START:
+            (FOLDER / f"ready.{SELF}").touch()
+        if event is not Event.BATCH_END or lamina.size() == FULL:
+            return
+        by = time.monotonic() + PATIENCE_S
+        while len(list(FOLDER.glob("ready.*"))) < len(outliving_trainer.DEATHS) and time.monotonic() < by:
+            time.sleep(0.02)
+        time.sleep(SLOW_S)
+
+
+def main():
+    way, *deaths = sys.argv[1:]
+    for place, rank, batch in (each.split(":") for each in deaths):
+        outliving_trainer.DEATHS[int(rank)] = None if IS_NEW else int(batch)
+        outliving_trainer.PLACES[int(rank)] = place
+    batch = outliving_trainer.BATCHES[FULL]
+    trainer, *rest = outliving_trainer.trainer_of(way, FULL, batch, os.environ.get("SAVES"))
+    trainer.state.callbacks.append(Waits())
+    outliving_trainer.is_behind()
+    found = outliving_trainer.trained(trainer, *rest)
+    torch.save(found | {"is_new": IS_NEW}, FOLDER / f"end.{SELF}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/session/door.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+
+#include "lamina/base/error.h"
+#include "lamina/data_parallel/newcomers.h"
+#include "lamina/environment/rank_contract.h"
+#include "lamina/rendezvous/socket.h"
+
+namespace lamina::session {
+namespace {
+
+using namespace std::chrono_literals;
+using rendezvous::Handshake;
+using rendezvous::Identity;
+using rendezvous::Secret;
+
+const Facts kFacts{{"version of torch", "2.0"}, {"model", "a float32 (2, 3)\nb float32 (3,)"}};
+
+template <class Condition>
+bool eventually(const Condition& condition) {
+  for (const auto by = base::Deadline::after(20s); !by.expired(); std::this_thread::sleep_for(5ms)) {
+    if (condition()) return true;
+  }
+  return false;
+}
+
+TEST(DoorTerms, LetInAsManyAsShareOutTheMicrobatchesAlike) {
+  const DoorTerms terms{.copies = 2, .most = 6, .microbatches = 12};
+  EXPECT_EQ(terms.fitting(0), 0);
+  EXPECT_EQ(terms.fitting(1), 1);
+  EXPECT_EQ(terms.fitting(3), 2) << "5 do not";
+  EXPECT_EQ(terms.fitting(9), 4) << "and no more than 6";
+  EXPECT_EQ((DoorTerms{.copies = 4, .most = 5, .microbatches = 12}.fitting(3)), 0);
+  EXPECT_EQ((DoorTerms{.copies = 4, .most = 5, .microbatches = 0}.fitting(3)), 1) << "any number";
+  EXPECT_EQ((DoorTerms{.copies = 4, .most = 4, .microbatches = 0}.fitting(3)), 0);
+  EXPECT_EQ((DoorTerms{.copies = 4, .most = 0, .microbatches = 0}.fitting(3)), 0);
+}
+
+TEST(Facts, TravelAndDifferByName) {
+  EXPECT_EQ(to_facts(to_bytes(kFacts)), kFacts);
+  EXPECT_EQ(difference(kFacts, kFacts), "");
+  auto other = kFacts;
+  other[1].second = "a float32 (2, 3)\nb float64 (3,)";
+  EXPECT_EQ(difference(kFacts, other), "its model is another one: b float64 (3,); the job has b float32 (3,)");
+  other[1].second = "a float32 (2, 3)";
+  EXPECT_EQ(difference(kFacts, other), "its model is another one: nothing more; the job has b float32 (3,)");
+  other.pop_back();
+  EXPECT_NE(difference(kFacts, other), "");
+  EXPECT_NE(difference(other, kFacts), "");
+  const auto bytes = to_bytes(kFacts);
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_THROW(to_facts(bytes.substr(0, size)), base::FormatError) << size;
+  }
+}
+
+std::pair<base::Fd, base::Fd> ends() {
+  int made[2];
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, made), 0);
+  return {base::Fd(made[0]), base::Fd(made[1])};
+}
+
+TEST(DoorLine, HearsWordsInTheirOrderAndNoneThatWasChangedOrSaidAgain) {
+  const Secret key = rendezvous::random_secret(), other = rendezvous::random_secret();
+  auto [one, two] = ends();
+  const int wire = two.get();
+  DoorLine says({std::move(one), key, other}), hears({std::move(two), other, key});
+  EXPECT_EQ(hears.hear(), std::nullopt);
+  EXPECT_TRUE(says.say(DoorWord::kWait, "for a while"));
+  EXPECT_TRUE(says.say(DoorWord::kIn));
+  EXPECT_EQ(hears.hear(), std::pair(DoorWord::kWait, std::string("for a while")));
+  EXPECT_EQ(hears.hear(), std::pair(DoorWord::kIn, std::string()));
+  EXPECT_TRUE(says.say(DoorWord::kOver));
+  char bytes[256];
+  const auto count = ::recv(wire, bytes, sizeof bytes, MSG_PEEK);
+  ASSERT_GT(count, 0);
+  EXPECT_EQ(hears.hear(), std::pair(DoorWord::kOver, std::string()));
+  ASSERT_EQ(::send(says.fd(), bytes, count, 0), count);  // the same once more
+  EXPECT_THROW(hears.hear(), base::PeerError);
+}
+
+TEST(DoorLine, HearsThatTheOtherEndHasGone) {
+  auto [one, two] = ends();
+  DoorLine line({std::move(one), {}, {}});
+  EXPECT_EQ(line.hear_knocks(), 0u);
+  {
+    DoorLine other({std::move(two), {}, {}});
+    EXPECT_TRUE(other.knock());
+    EXPECT_EQ(line.hear_knocks(), 1u);
+  }
+  EXPECT_EQ(line.hear_knocks(), std::nullopt);
+  EXPECT_THROW(line.hear(), base::PeerError);
+}
+
+class DoorTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    file_ = base::Fd(::memfd_create("door", MFD_CLOEXEC));
+    ::setenv(environment::kDoorVariable, std::to_string(file_.get()).c_str(), 1);
+    plate_ = DoorPlate::of_environment();
+    door_.emplace(*plate_, "127.0.0.1", secret_, kFacts);
+    door_->set_terms({.copies = 2, .most = 4, .microbatches = 12});
+  }
+  void TearDown() override {
+    door_.reset();
+    ::unsetenv(environment::kDoorVariable);
+  }
+
+  base::Fd connect() const { return rendezvous::Address::parse(plate_->read()).begin_connect(); }
+
+  // A line of somebody with that secret and these facts; none where the door closes.
+  std::optional<DoorLine> come(const Secret& secret, const Facts& facts, std::string* why = nullptr) const {
+    const Identity self{base::Rank(1), 2, secret, "door", {to_bytes(facts), ""}};
+    Handshake handshake(self, connect(), base::Rank(0), base::Deadline::after(20s));
+    auto state = Handshake::State::kRunning;
+    while ((state = handshake.advance()) == Handshake::State::kRunning) std::this_thread::sleep_for(1ms);
+    if (why != nullptr) *why = handshake.failure();
+    if (state != Handshake::State::kDone) return std::nullopt;
+    return DoorLine(handshake.take());
+  }
+  std::optional<DoorLine> come() const { return come(secret_, kFacts); }
+
+  // The next word that is not one of waiting.
+  static std::pair<DoorWord, std::string> word(DoorLine& line) {
+    std::optional<std::pair<DoorWord, std::string>> heard;
+    eventually([&] {
+      heard = line.hear();
+      return heard && heard->first != DoorWord::kWait;
+    });
+    return heard.value_or(std::pair(DoorWord::kWait, "nothing else"));
+  }
+
+  const Secret secret_ = rendezvous::random_secret();
+  base::Fd file_;
+  std::optional<DoorPlate> plate_;
+  std::optional<Door> door_;
+};
+
+TEST_F(DoorTest, WhoHasTheSecretAndTheFactsWaitsAndGetsAPlace) {
+  EXPECT_FALSE(door_->has_waiting());
+  auto one = come(), two = come();
+  ASSERT_TRUE(one && two);
+  ASSERT_TRUE(eventually([&] { return door_->has_waiting(); }));
+  EXPECT_TRUE(data_parallel::newcomers().wait);
+  ASSERT_TRUE(eventually([&] { return door_->take(2) == 2; }));
+  EXPECT_FALSE(data_parallel::newcomers().wait) << "they are taken";
+  door_->tell({"first", "second"});
+  EXPECT_FALSE(door_->has_lost());
+  EXPECT_EQ(word(*one), std::pair(DoorWord::kPlace, std::string("first")));
+  EXPECT_EQ(word(*two), std::pair(DoorWord::kPlace, std::string("second")));
+  door_->let_in();
+  EXPECT_EQ(word(*one).first, DoorWord::kIn);
+  EXPECT_EQ(word(*two).first, DoorWord::kIn);
+  EXPECT_EQ(door_->take(4), 0);
+}
+
+TEST_F(DoorTest, WhoDiffersIsRefusedByName) {
+  auto facts = kFacts;
+  facts[0].second = "2.1";
+  auto line = come(secret_, facts);
+  ASSERT_TRUE(line);
+  EXPECT_EQ(word(*line),
+            std::pair(DoorWord::kRefused, std::string("its version of torch is another one: 2.1; the job has 2.0")));
+  EXPECT_FALSE(door_->has_waiting());
+}
+
+TEST_F(DoorTest, StrangersDisturbNobody) {
+  std::string why;
+  EXPECT_FALSE(come(rendezvous::random_secret(), kFacts, &why));
+  EXPECT_EQ(why, "it lacks this job's secret");
+  std::vector<base::Fd> strangers;
+  for (int i = 0; i < 100; ++i) {
+    strangers.push_back(connect());
+    ::send(strangers.back().get(), "GET / HTTP/1.1\r\n\r\n", 18 * (i % 2), MSG_NOSIGNAL);
+  }
+  auto line = come();
+  ASSERT_TRUE(line);
+  EXPECT_TRUE(eventually([&] { return door_->has_waiting(); }));
+  auto garbage = come(secret_, {{"a", std::string(60000, 'x')}});
+  ASSERT_TRUE(garbage);
+  EXPECT_EQ(word(*garbage).first, DoorWord::kRefused);
+}
+
+TEST_F(DoorTest, WhoDiesOrFallsSilentIsNotCounted) {
+  auto line = come();
+  ASSERT_TRUE(eventually([&] { return door_->has_waiting(); }));
+  line.reset();
+  EXPECT_TRUE(eventually([&] { return !door_->has_waiting(); }));
+  auto silent = come();
+  ASSERT_TRUE(eventually([&] { return door_->has_waiting(); }));
+  EXPECT_TRUE(eventually([&] { return !door_->has_waiting(); })) << "frozen";
+  EXPECT_EQ(door_->take(2), 0);
+  silent->knock();
+  EXPECT_TRUE(eventually([&] { return door_->has_waiting(); })) << "it goes on";
+}
+
+TEST_F(DoorTest, WhoDiesOnTheWayInIsLostAndTheOthersComeAgain) {
+  auto one = come(), two = come();
+  ASSERT_TRUE(eventually([&] { return door_->take(2) == 2; }));
+  door_->tell({"first", "second"});
+  EXPECT_EQ(word(*two).first, DoorWord::kPlace);
+  one.reset();
+  ASSERT_TRUE(eventually([&] { return door_->has_lost(); }));
+  door_->send_away();
+  EXPECT_FALSE(door_->has_lost());
+  EXPECT_THROW(word(*two), base::PeerError);
+  auto again = come();
+  EXPECT_TRUE(eventually([&] { return door_->has_waiting(); }));
+}
+
+TEST_F(DoorTest, WhoWasTakenAndHasNoPlaceCountsAnew) {
+  auto one = come(), two = come();
+  ASSERT_TRUE(eventually([&] { return door_->take(2) == 2; }));
+  EXPECT_EQ(door_->take(3), 1);
+  door_->send_away();
+  EXPECT_EQ(door_->take(4), 0);
+}
+
+TEST_F(DoorTest, WhoWaitsInVainIsToldWhyAndTheEnd) {
+  door_->set_terms({.copies = 4, .most = 5, .microbatches = 12});
+  auto line = come();
+  ASSERT_TRUE(line);
+  std::optional<std::pair<DoorWord, std::string>> heard;
+  ASSERT_TRUE(eventually([&] { return (heard = line->hear()).has_value(); }));
+  EXPECT_EQ(*heard,
+            std::pair(DoorWord::kWait, std::string("5 copies of the model cannot share out 12 microbatches alike")));
+  door_->end();
+  EXPECT_EQ(word(*line).first, DoorWord::kOver);
+  EXPECT_TRUE(DoorPlate::is_over(plate_->read()));
+}
+
+TEST_F(DoorTest, WhoWaitsHearsThatTheDoorHasGone) {
+  auto line = come();
+  ASSERT_TRUE(eventually([&] { return door_->has_waiting(); }));
+  door_.reset();
+  EXPECT_THROW(word(*line), base::PeerError);
+  EXPECT_FALSE(data_parallel::newcomers().wait);
+}
+
+}  // namespace
+}  // namespace lamina::session
