@@ -40,6 +40,10 @@ REASONS = {
         "_traces",
         "gradients of operators are TensorFlow's to call, and it hands them nothing of ours",
     ),
+    "tensorflow.taken": (
+        "_NOTED _calling",
+        "graphs are TensorFlow's, and hold nothing of ours; types of operations stay",
+    ),
     "torch_patches.clipping": ("_norms", "torch's functions, which are the process's, ask for the current model"),
     "torch_patches.module_call": ("_current", "calls of modules, which are the process's, ask for the current model"),
     "torch_patches.scoped": ("_lock _makers _original_init", "threads make models at the same time, without a job"),

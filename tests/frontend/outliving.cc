@@ -91,7 +91,7 @@ struct Plain {
   }
 };
 
-// What the optimizer updates, and its states.
+// Tensors that the optimizer updates, and their states.
 std::vector<Tensor> bits(torch::optim::Optimizer& optimizer) {
   std::vector<Tensor> tensors;
   for (const auto& member : optimizer.param_groups().front().params()) {

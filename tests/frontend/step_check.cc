@@ -95,15 +95,15 @@ TORCH_MODULE(Talk);
 
 enum class Backward { kOfModel, kOfTorch, kPenalty };
 
-struct Run {
+struct Trained {
   std::vector<double> losses;
   std::map<std::string, Tensor> state;
 };
 
 // Trains; the fault is there in step `at`.
 template <class Wrapped, class Batch, class Loss>
-Run train(DistributedModel<Wrapped> model, const Batch& batch, const Loss& loss_of, Fault kind, int at,
-          Backward backward = Backward::kOfModel) {
+Trained train(DistributedModel<Wrapped> model, const Batch& batch, const Loss& loss_of, Fault kind, int at,
+              Backward backward = Backward::kOfModel) {
   DistributedOptimizer sgd(torch::optim::SGD(model.parameters(), 0.1));
   torch::manual_seed(1 + rdp_rank());
   const auto train = step([&](const Tensor& x) {
@@ -116,7 +116,7 @@ Run train(DistributedModel<Wrapped> model, const Batch& batch, const Loss& loss_
     if (backward == Backward::kPenalty) (0.1 * model.parameters().back().square().sum()).backward();
     return loss;
   });
-  Run run;
+  Trained run;
   for (int number = 0; number < 3; ++number) {
     fault = number == at ? kind : Fault::kNone;
     calls = 0;
@@ -138,7 +138,8 @@ std::string json(const Keys& keys, int steps) {
   return text + "}";
 }
 
-Run net(const Keys& keys, int steps, Fault kind = Fault::kNone, int at = 0, Backward backward = Backward::kOfModel) {
+Trained net(const Keys& keys, int steps, Fault kind = Fault::kNone, int at = 0,
+            Backward backward = Backward::kOfModel) {
   init(json(keys, steps));
   torch::manual_seed(0);
   return train(DistributedModel(Net()), samples, squares, kind, at, backward);
@@ -146,7 +147,7 @@ Run net(const Keys& keys, int steps, Fault kind = Fault::kNone, int at = 0, Back
 
 // Trains a model that takes words and gives a loss.
 template <class Make>
-Run of_words(const Make& make, const Keys& keys, int steps, Fault kind = Fault::kNone, int at = 0) {
+Trained of_words(const Make& make, const Keys& keys, int steps, Fault kind = Fault::kNone, int at = 0) {
   init(json(keys, steps));
   torch::manual_seed(0);
   const auto words = [] { return torch::randint(0, kWords, {4, kPositions}, torch::kLong); };
@@ -154,11 +155,11 @@ Run of_words(const Make& make, const Keys& keys, int steps, Fault kind = Fault::
   return train(DistributedModel(make()), words, own, kind, at);
 }
 
-Run talk(const Keys& keys, int steps, Fault kind = Fault::kNone, int at = 0) {
+Trained talk(const Keys& keys, int steps, Fault kind = Fault::kNone, int at = 0) {
   return of_words([] { return Talk(); }, keys, steps, kind, at);
 }
 
-void require_same(const Run& run, const Run& plain, const std::string& what) {
+void require_same(const Trained& run, const Trained& plain, const std::string& what) {
   expect(run.losses == plain.losses, what + ": other losses with verify_steps");
   for (const auto& [name, value] : plain.state) expect(run.state.at(name).equal(value), what + ": another " + name);
 }
@@ -171,7 +172,7 @@ void refuse(const Start& start, std::vector<std::string> words) {
 }
 
 template <class Start>
-Run ended(const Start& start) {
+Trained ended(const Start& start) {
   auto run = start();
   shutdown();
   return run;

@@ -119,7 +119,7 @@ class Subject:
         return x, y, weights
 
     def train(self, model):
-        """What Keras's loop gives."""
+        """Results of Keras's loop."""
         self.compile(model)
         with_unique_rows(model.optimizer)
         rows = 17 if "tiny" in self.options else 22
@@ -274,7 +274,7 @@ def half(base, policy="mixed_float16"):
 
 
 def others(*_):
-    """What else scripts give fit()."""
+    """Other arguments that scripts give fit()."""
     bfloat16 = functools.partial(half, policy="mixed_bfloat16")
     cases = (lists, own_loss, accumulates, toggled, generator, half, bfloat16)
     for case in cases:

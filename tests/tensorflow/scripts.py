@@ -133,7 +133,7 @@ def images(rows, seed):
 
 
 def batches(smp, data, rows, seed):
-    """Those of a copy, each a part of one process's."""
+    """Results of a copy, each a part of one process's."""
     whole = tf.data.Dataset.from_tensor_slices(data).shuffle(1000, seed=seed).batch(rows, drop_remainder=True)
     return whole.map(lambda *each: tuple(own_part(smp, part) for part in each))
 

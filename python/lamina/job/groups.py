@@ -193,11 +193,6 @@ def _check_default(missing: list[bool]) -> None:
         )
 
 
-# For errors that nobody catches: torch's of our default group, which it leaves behind with that, and what was there
-# before. Else a job that changes its layout often would have as many, and each shows the rank once more.
-_hooks: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-
-
 def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, backend: str) -> None:
     """As init_process_group() would, with names of its own in a store that may outlive the job: torchrun's does."""
     if world.launched:
@@ -215,10 +210,10 @@ def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, bac
         store = dist.HashStore()
     store.set_timeout(timeout)
     store = dist.PrefixStore(_lamina.next_meeting("groups"), store)
-    global _hooks
     before = sys.excepthook
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
-    _hooks = (sys.excepthook, before)
+    if sys.excepthook is not before:
+        sys.excepthook._lamina_before = before
 
 
 def _publish(joined: _lamina.Session | _lamina.World) -> None:
@@ -239,8 +234,8 @@ def _destroy(groups: list[dist.ProcessGroup], default: bool) -> None:
         return
     if default:
         dist.destroy_process_group()
-        if _hooks is not None and sys.excepthook is _hooks[0]:
-            sys.excepthook = _hooks[1]
+        # Torch's goes with the group: else jobs that change their layout would each show their rank once more.
+        sys.excepthook = getattr(sys.excepthook, "_lamina_before", sys.excepthook)
         return
     for group in groups:
         with contextlib.suppress(ValueError):  # the script destroyed it
