@@ -73,6 +73,15 @@ def test_ranks_are_lost_one_after_the_other(layout, launcher, monkeypatch):
     require_undisturbed(found, monkeypatch)
 
 
+def test_a_rank_may_be_lost_after_its_last_update(launcher, monkeypatch):
+    require_undisturbed(ends(launcher, 4, LAYOUTS["pp 4"], "after", "1:7"), monkeypatch)
+
+
+def test_larger_jobs_lose_ranks_one_after_the_other(launcher, monkeypatch):
+    found = ends(launcher, 6, {"partitions": 3, "microbatches": 6}, "keeping", "0:2", "5:6")
+    require_undisturbed(found, monkeypatch)
+
+
 def test_a_single_rank_may_be_left(launcher, monkeypatch):
     found = ends(launcher, 2, {"partitions": 2, "microbatches": 12}, "before", "1")
     require_undisturbed(found, monkeypatch)
