@@ -85,7 +85,7 @@ KeptHere to_here(const Value& told) {
 }  // namespace
 
 KeptJob::~KeptJob() {
-  if (sending_.valid()) sending_.wait();
+  if (sending_.joinable()) sending_.join();
 }
 
 void KeptJob::keep(JobAccess& job, std::int64_t epoch, std::int64_t updates, Value word) {
@@ -162,19 +162,26 @@ void KeptJob::begin_to_send(base::Rank keeper, const checkpoint::Peers& peers,
   const auto text = hash == sent_text_ ? std::string() : checkpoint::text_of_parts(own.written);
   sent_text_ = hash;
   for (const auto& part : own.written) sent_bytes_ += static_cast<std::uint64_t>(checkpoint::size_bytes(part));
-  sending_ = std::async(std::launch::async, [keeper, &mailbox = peers.mailbox, copied = std::move(copied), text,
-                                             version = own.version, about = own.about, parts = own.written,
-                                             deadline = base::Deadline::after(peers.patience.timeout)] {
+  const auto send = [keeper, text, &mailbox = peers.mailbox, copied = std::move(copied), version = own.version,
+                     about = own.about, parts = own.written, deadline = base::Deadline::after(peers.patience.timeout)] {
     while (!copied->passed()) {
       if (deadline.expired()) throw base::TimeoutError("the device has not copied in time what its rank keeps");
       std::this_thread::sleep_for(kLook);
     }
     mailbox.send(keeper, kChannel, Tuple{{version.epoch, version.updates, text, about, checkpoint::pack(parts)}});
+  };
+  sending_ = std::thread([this, send] {
+    try {
+      send();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
   });
 }
 
 void KeptJob::end_sending() {
-  if (sending_.valid()) sending_.get();
+  if (sending_.joinable()) sending_.join();
+  if (const auto failure = std::exchange(failure_, nullptr)) std::rethrow_exception(failure);
 }
 
 void KeptJob::take(const Value& told, int from) {

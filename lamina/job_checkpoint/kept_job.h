@@ -4,12 +4,13 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <future>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lamina/checkpoint/snapshot.h"
@@ -79,7 +80,8 @@ class KeptJob {
   std::vector<std::optional<int>> keepers_;  // of the ranks of the newest version
   std::optional<std::uint64_t> sent_text_;   // the hash of what the keeper knows already, of this epoch
   std::int64_t text_epoch_ = -1;
-  std::future<void> sending_;
+  std::thread sending_;         // to the keeper
+  std::exception_ptr failure_;  // of that; read once it is joined
   std::uint64_t sent_bytes_ = 0;
 };
 
