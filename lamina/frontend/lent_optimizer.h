@@ -43,6 +43,8 @@ class LentOptimizer : public distributed_optimizer::UserOptimizer {
 
   // Gives its members these states, in their order, None for none, and its groups these options.
   void load(const std::vector<value::Value>& states, const std::vector<Fields>& options);
+  // All copies have the same states again, whatever each has loaded before.
+  void count_anew() { loads_ = 0; }
   // The options of its groups.
   std::vector<Fields> options_of_groups() const;
   void add_param_group(const torch::optim::OptimizerParamGroup& group);

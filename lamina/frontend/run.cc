@@ -94,6 +94,7 @@ class Run::Training : public session::CopiesFace {
       if (options_.take) options_.take(items.at(2));
     }
     optimizer_->load(*own_);
+    optimizer_->lent.count_anew();
     own_.reset();
   }
 

@@ -43,17 +43,21 @@ NextEpoch EpochEnd::next(const Value& word, std::int64_t progress, bool leaves) 
     const auto said = [&](std::size_t at, std::size_t what) -> const Value& {
       return told[at].as<value::Tuple>().items.at(what);
     };
+    NextEpoch next;
     std::vector<std::size_t> order;
     for (std::size_t at = 0; at < told.size(); ++at) {
       number_ = std::max(number_, said(at, 1).as<std::int64_t>());
-      if (!said(at, 3).as<bool>()) order.push_back(at);
+      if (said(at, 3).as<bool>()) {
+        next.leaving.push_back(members_[at]);
+      } else {
+        order.push_back(at);
+      }
     }
     const auto progress_of = [&](std::size_t at) { return said(at, 0).as<std::int64_t>(); };
     if (!order.empty()) {
       std::rotate(order.begin(), std::ranges::max_element(order, {}, progress_of), order.end());
       std::sort(order.begin() + 1, order.end());
     }
-    NextEpoch next;
     for (const auto at : order) {
       if (members_[at] == before_.world().rank) next.rank = static_cast<int>(next.members.size());
       const auto there = said(at, 2).as<std::int64_t>();

@@ -23,6 +23,7 @@ struct NextEpoch {
   std::vector<base::Rank> members;  // by their ranks until now, in the order of their ranks from now on
   std::vector<value::Value> words;  // what each has told
   int rank = -1;                    // of this one among them; -1: it leaves
+  std::vector<base::Rank> leaving;  // by their ranks until now
   int newcomers = 0;                // who come after them
   base::Rank door{0};               // of the member that lets them in, if any
 

@@ -114,6 +114,14 @@ void bind_epochs(py::module_& module) {
   using session::NextEpoch;
   py::class_<NextEpoch>(module, "NextEpoch", "The ranks that go on without others: see lamina/session/next_epoch.h.")
       .def_readonly("number", &NextEpoch::number)
+      .def_property_readonly(
+          "leaving",
+          [](const NextEpoch& next) {
+            std::vector<std::int64_t> ranks;
+            for (const auto rank : next.leaving) ranks.push_back(rank.value);
+            return ranks;
+          },
+          "Who leaves in order, by their ranks until now.")
       .def_readonly("newcomers", &NextEpoch::newcomers, "How many ranks join those who have told something.")
       .def_readonly("rank", &NextEpoch::rank, "This one's place among them.")
       .def_property_readonly(

@@ -30,9 +30,12 @@ class Waits(Callback):
         if event is not Event.BATCH_END or lamina.size() == FULL:
             return
         by = time.monotonic() + PATIENCE_S
-        while len(list(FOLDER.glob("ready.*"))) < len(outliving_trainer.DEATHS) and time.monotonic() < by:
+        while self.count("ready.*") < self.count("death-*") and time.monotonic() < by:
             time.sleep(0.02)
         time.sleep(SLOW_S)
+
+    def count(self, pattern):
+        return len(list(FOLDER.glob(pattern)))
 
 
 def main():

@@ -17,7 +17,7 @@ SECONDS = 150
 
 EVERY = [
     (way, place, victim)
-    for way in ("plain", "rows", "cut", "workers", "measured")
+    for way in ("plain", "rows", "cut", "measured")
     for place in ("batch_start", "forward", "update", "batch_end", "eval_start")
     for victim in range(4)
 ]
@@ -62,7 +62,9 @@ def test_one_that_is_killed_comes_back_and_joins_the_others(way, place, victim, 
     assert found.keys() == set(range(4)), lines
     assert found[victim]["is_new"]
     require_undisturbed(found, 4, way)
-    (joined,) = [line for line in lines if "has joined before step" in line]
+    if victim == 0:
+        return  # what the first rank says then goes to no terminal
+    (joined,) = [line for line in lines if line.startswith("lamina: 1 rank has joined before step ")]
     assert ": 4 ranks, copies 4; " in joined
 
 

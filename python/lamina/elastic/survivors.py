@@ -78,7 +78,8 @@ class Survivors:
         self._kept: dict[str, _Kept] = {}
         self._seeded: int | None = None
         self.lost: list[int] = []
-        self._joined = 0  # newcomers since then
+        self._left: list[int] = []  # who have left since then, and newcomers
+        self._joined = 0
         self._since = 0.0  # the first of them was heard of
         self.doorway = Doorway(model, optimizer.optimizer, training.shares_any)
         self.keep()
@@ -179,14 +180,16 @@ class Survivors:
 
     def tell_going_on(self, step: int, is_again: bool) -> None:
         """Says once, on the first rank, who was lost in that step, or joined after it, and what all do."""
-        lost, took = self.lost, time.monotonic() - self._since
-        joined, self.lost, self._joined, self._since = self._joined, [], 0, 0.0
-        session = current.session()
+        session, lost, took = current.session(), self.lost, time.monotonic() - self._since
+        joined, gone = self._joined, self._left
+        self.lost, self._left, self._joined, self._since = [], [], 0, 0.0
         if lost:
             session.tell_survivors(lost, step, is_again, took)
-        elif joined and session.rank == 0:
-            ranks = f"rank {session.size - 1} has" if joined == 1 else f"{joined} ranks have"
-            tell(f"{ranks} joined before step {step}: {session.size} ranks, copies {session.size}; {took:.1f} s")
+        elif (joined or gone) and session.rank == 0:
+            now = f"{session.size} rank{'s' if session.size > 1 else ''}, copies {session.group_size('replicas')}"
+            came = f"{joined} rank{'s have' if joined > 1 else ' has'} joined" if joined else ""
+            went = f"rank {', '.join(map(str, gone))} ha{'ve' if len(gone) > 1 else 's'} left" if gone else ""
+            tell(f"{' and '.join(filter(None, (went, came)))} before step {step}: {now}; {took:.1f} s")
 
     def _why_not(self, job: current.Job) -> str:
         return why_not(job)
@@ -218,8 +221,9 @@ class Survivors:
             except PeerError as error:
                 if error is lost:
                     raise
-        left = {rank for _, rank, _, _ in next_.words}
-        self.lost += [rank for rank in range(job.session.size) if rank not in left]
+        known = {rank for _, rank, _, _ in next_.words} | set(next_.leaving)
+        self.lost += [rank for rank in range(job.session.size) if rank not in known]
+        self._left += next_.leaving
         self._joined += next_.newcomers
         return session, told + [(-1, None)] * next_.newcomers
 
@@ -249,6 +253,7 @@ class Survivors:
             self._own_states, state, self._seeded, told = given
             self._training.take(state)
         self._optimizer.load_state_dict(self._own_states)
+        self._optimizer.count_anew()
         self._own_states = None
         if self._seeded is not None:
             session.seeded_steps = self._seeded

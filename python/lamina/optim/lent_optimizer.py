@@ -96,6 +96,10 @@ class LentOptimizer:
         """The class and the options, as ranks compare them. `counts`: how many members groups have is one."""
         return self._options.text(counts)
 
+    def count_anew(self) -> None:
+        """As Options.count_anew."""
+        self._options.count_anew()
+
     def needs(self) -> str:
         """Says what the optimizer needs of a parameter."""
         return needs_of(self._class) or "elements"

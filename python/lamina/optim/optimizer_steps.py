@@ -63,6 +63,10 @@ class OptimizerSteps:
         self.optimizer.state = collections.defaultdict(dict, kept)
         self._lent.forget_places()
 
+    def count_anew(self) -> None:
+        """All ranks have been given the same states: what each of them had loaded before counts no more."""
+        self._lent.count_anew()
+
     def trim(self, model: PartitionedModel) -> None:
         """Makes the groups this rank's part of the model: see Groups in lamina/distributed_optimizer/groups.h."""
         self.parameters.set_model(lambda: model.table, model.sharding)

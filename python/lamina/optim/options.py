@@ -92,6 +92,10 @@ class Options:
         self._known: list[dict[str, Any]] = []  # options by group, as they were when `_text` was made
         self._text = ""
 
+    def count_anew(self) -> None:
+        """All ranks have been given the same states and parameters."""
+        self.broken_off = self._loads = 0
+
     def text(self, counts: bool) -> str:
         """Returns the text. `counts`: the parameters of the groups are to be alike, too."""
         groups: list[dict[str, Any]] = [
