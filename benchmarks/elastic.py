@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of four is killed amid a training (elastic_ranks.py): the time until all that are left have ended a step that
-nobody had ended before, with copies that go on from memory, with the job started again from checkpoints that lie in
-memory, and with torchrun and torch's.
+"""A rank of four is killed amid a training (elastic_ranks.py): the time until all that are left have ended that step.
+Copies go on from memory. Beside them the job is started again from checkpoints that lie in memory, by lamina and by
+torchrun with those of torch.
 
     python benchmarks/elastic.py
 """

@@ -27,7 +27,7 @@ SIZES = {"vocabulary": 256, "width": 256, "layers": 10, "heads": 4, "context": L
 
 
 class Told:
-    """What a rank writes, a line each: a word, the step and the time."""
+    """Lines that a rank writes, each a word, the step and the time."""
 
     def __init__(self, folder: Path, fatal: list[int]):
         self._folder, self._fatal = folder, fatal

@@ -14,7 +14,7 @@ struct Newcomers {
   std::atomic<bool> heard = false;   // in a pass of all copies, of either
 };
 
-// Those of this process's job.
+// Newcomers of this process's job.
 Newcomers& newcomers();
 
 }  // namespace lamina::data_parallel

@@ -44,7 +44,7 @@ struct JobOptimizer {
   std::vector<std::vector<distributed_optimizer::OptimizerGroups::Member>> members() const {
     return engine->groups().members(lent);
   }
-  // What this rank updates, and the options of groups.
+  // The state of this rank's members, and the options of groups.
   struct Own {
     distributed_optimizer::StateDict rows;
     std::vector<Fields> options;

@@ -29,8 +29,8 @@ struct RunOptions {
 //       for (auto number = epoch.updates; number < kSteps; ++number) { ... }
 //     });
 //
-// It is the job's DistributedModel's, of which each rank has a whole copy, and its only DistributedOptimizer's, whose
-// step ends a batch. After a loss the copies that are left have the model and the states of the optimizer as they were
+// It is of the job's DistributedModel, a whole copy on each rank, and of its only DistributedOptimizer. A step of that
+// ends a batch. After a loss the copies that are left have the model and the states of the optimizer as they were
 // after the updates of the one that has come furthest. An update that one of them has made counts, and any other one is
 // made again. Buffers are as they were then, and random numbers with `seed`. A batch has as many microbatches as
 // before, which the copies that are left share out.

@@ -34,7 +34,7 @@ struct DoorTerms {
   int most = 1;                   // there may be
   std::int64_t microbatches = 0;  // that copies share out alike; 0: they share out any number
 
-  // Of so many that wait.
+  // How many of so many that wait.
   int fitting(int waiting) const;
 };
 
@@ -45,7 +45,7 @@ class Door {
   ~Door();  // closed; who waits looks for the next one
   Door(const Door&) = delete;
 
-  // Of the epoch that has begun.
+  // Sets those of the epoch that has begun.
   void set_terms(const DoorTerms& terms);
   bool has_waiting() const { return has_waiting_; }  // somebody who may come in
 

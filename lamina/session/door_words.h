@@ -12,7 +12,7 @@
 
 namespace lamina::session {
 
-// What a process is to have in common with a job that it joins: names and texts, in an order that all have.
+// Facts that a process has in common with a job that it joins: names and texts, in an order that all have.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 std::string to_bytes(const Facts& facts);
@@ -24,7 +24,7 @@ std::string difference(const Facts& job, const Facts& newcomer);
 // The file that all processes of an elastic job have open (LAMINA_DOOR_FD): the address at which newcomers join it.
 class DoorPlate {
  public:
-  // That of the environment; none where the launcher gave none.
+  // The one of the environment; none where the launcher gave none.
   static std::optional<DoorPlate> of_environment();
 
   void write(const std::string& address) const;

@@ -23,7 +23,7 @@ struct NewPlace {
   static NewPlace read(const std::string& text);
 };
 
-// What every rank tells of itself, and what the face adds: a text that is too long is cut, with its hash.
+// Facts that every rank tells of itself, and those that the face adds. A text that is too long is cut, with its hash.
 Facts facts_of(const Session& session, const Facts& of_face);
 
 // A process that joins a job which trains: see [Note: newcomers] in door.h.

@@ -42,7 +42,7 @@ int epoch_of_environment() {
   return number == nullptr ? 0 : std::atoi(number);
 }
 
-// The place of this rank among those who go on, which the environment says from now on, as a launcher does.
+// The place of this rank among those who go on. The environment says it from now on, as a launcher does.
 environment::World place_in(const NextEpoch& next, std::int64_t port, int epochs) {
   const auto size = static_cast<int>(next.members.size());
   environment::World world{.rank = base::Rank(next.rank), .size = size, .local_rank = next.rank, .local_size = size};

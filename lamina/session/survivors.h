@@ -94,8 +94,8 @@ inline constexpr auto kChangesLayout = "the job was about to take another layout
 
 // Tells why nobody goes on, where this rank is the first that is left.
 void tell_no_survivors(Session& session, const std::string& why);
-// Tells, where this rank is the first one, who was lost in that step, by their numbers then, and what those who are
-// left do. `took`: seconds since then.
+// Tells, where this rank is the first one, who was lost in that step, by their numbers then. The others make it again,
+// or it is done. `took`: seconds since then.
 void tell_survivors(const Session& session, std::vector<base::Rank> lost, std::int64_t step, bool is_again,
                     double took);
 

@@ -2,8 +2,8 @@
 """Trains copies of a model, some of which die, and others come in their place: joining.py [PLACE:RANK:STEP]..., with
 deaths of the ranks that began. PLACE is in the forward, before the update, or after it; `leaves` is told to end in the
 forward, `launcher` waits for the launcher to be told so. NEWCOMER says what becomes of the first newcomer at each
-place: it dies or freezes at its start (init), on its way to the others (placed), once it has met them (entering), or
-as a rank (working); or it differs (script, model, optimizer, config).
+place. It dies or freezes at its start (init), on its way to the others (placed), once it has met them (entering), or
+as a rank (working). Or it differs (script, model, optimizer, config).
 
 Writes, of those who end, their losses, the model, and how long the others stood still. While ranks are missing, steps
 take long, so that newcomers come in time.

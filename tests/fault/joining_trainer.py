@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains copies of a model by a Trainer, some of which die, and others come in their place: joining_trainer.py WAY
-PLACE:RANK:BATCH..., with deaths of the ranks that began, see outliving_trainer.py. Those who are left wait for
+PLACE:RANK:BATCH..., with deaths of the ranks that began, see outliving_trainer.py. The others wait for
 newcomers before they go on.
 
 Writes, of those who end, what they have heard and computed."""

@@ -28,7 +28,7 @@ def job(launcher, ranks, *deaths, least=1, most=None, code=0, program=PROGRAM, *
 
 
 def ends(launcher):
-    """What those who have ended in order have written, by the place that the launcher gave them."""
+    """Results of those who have ended in order, by the place that the launcher gave them."""
     return {int(path.suffix[1:]): torch.load(path) for path in launcher.folder.glob("end.*")}
 
 

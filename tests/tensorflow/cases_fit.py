@@ -82,8 +82,8 @@ def with_unique_rows(optimizer):
 
 class Subject:
     """`model:microbatches:options`. Options: "copies2" trains two copies, "weights" gives weights of samples, "classes"
-    of classes, "dataset" a tf.data.Dataset, "sum" a loss that is a sum, "ema" and "clip" such optimizers, "tiny" a last
-    batch of one sample, "stop" ends early, "ignore" leaves out a class."""
+    of classes, "dataset" a tf.data.Dataset. "sum" is a loss that is a sum, "ema" and "clip" are such optimizers. "tiny"
+    has a last batch of one sample, "stop" ends early, "ignore" leaves out a class."""
 
     def __init__(self, text):
         self.model, microbatches, *self.options = text.split(":")

@@ -76,7 +76,7 @@ void tell_late_options(Preparation& job) {
   }
 }
 
-// What --elastic says must go with the ranks that there are.
+// Refuses an --elastic that does not go with the ranks that there are.
 void check_elastic(const Options& options, const Layout& layout) {
   if (!options.least) return;
   const auto ranks = base::str("the ", layout.world_size, layout.world_size == 1 ? " rank" : " ranks", " of the job");

@@ -145,7 +145,7 @@ void Supervisor::lose(const RankProcess& rank, const RankEnd& end, bool has_left
   }
 }
 
-// Those whose time has come, unless the job comes to its end.
+// Starts those whose time has come, unless the job comes to its end.
 void Supervisor::start_again() {
   if (phase_ != Phase::kRunning || root_cause_.first() || has_finished_ || running_.empty()) return;
   while (const auto place = comebacks_.due(base::Clock::now())) {

@@ -60,7 +60,7 @@ class KeptSurvivors(Survivors):
         self._is_on = False
 
     def leaving_by_sigterm(self) -> contextlib.AbstractContextManager:
-        """What SIGTERM ends is lost."""
+        """Does nothing: a rank that SIGTERM ends is lost."""
         return contextlib.nullcontext()
 
     def look(self) -> None:

@@ -24,7 +24,7 @@ class EpochOverError(Exception):
 
 
 class Doorway:
-    """What a copy knows of the door of its job, which is at the first one of them.
+    """The door of the job, which is at its first copy, as each copy knows it.
 
     Args:
         model, optimizer: of the training.
@@ -62,7 +62,7 @@ class Doorway:
             self.door.set_terms(session, self._most, self._shares_any)
 
     def is_called(self) -> bool:
-        """Whether newcomers wait, as all copies know it alike between the last pass of an update and the next pass."""
+        """Tells whether newcomers wait, as all copies know it alike between the last pass of an update and the next pass."""
         if current.session().size == 1:
             return self.leaves or (self.door is not None and self.door.has_waiting)
         return _lamina.newcomers_wait()
@@ -142,7 +142,7 @@ def set_place(rank: int, size: int, port: int, epoch: int) -> None:
 
 
 def _facts(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, str]]:
-    """What newcomers have in common with the job, besides versions and configuration."""
+    """Facts that newcomers have in common with the job, besides versions and configuration."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     text = Path(script).read_bytes() if script is not None and Path(script).is_file() else b""
     tensors = [*model.named_parameters(), *model.named_buffers()]

@@ -174,7 +174,7 @@ class Copies:
                     )
 
     def words(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """What ranks with the same part of the model say, by copy. Collective."""
+        """Words of the ranks with the same part of the model, by copy. Collective."""
         return [own] if self.count == 1 else self._words.of_all(own)
 
     def averaging(self, what: str, gradients: dict[int, Any], first: Sequence[tf.Variable]) -> Averaging:

@@ -83,7 +83,7 @@ def _shares(rows: Any, parts: int) -> tf.Tensor:
 
 
 class _Reductions:
-    """What a body's losses are means of."""
+    """The numbers of which a body's losses are means."""
 
     def __init__(self):
         self.kinds: list[str] = []
@@ -145,7 +145,7 @@ class _Reductions:
 
 
 def _of_all(said: Any) -> list[Any]:
-    """What ranks say, beginning with rank 0. Collective; a rank that is in a step instead is told at once."""
+    """Words of all ranks, beginning with rank 0. Collective; a rank that is in a step instead is told at once."""
     own_copy = [each["said"] for each in exchange.of_job().words({"said": said})]
     return [said for each in copies.of_job().words({"said": own_copy}) for said in each["said"]]
 
@@ -333,7 +333,7 @@ def _body(model: DistributedModel, name: str) -> Callable[..., Any]:
 
 
 class _Batch:
-    """What the model makes of a batch, on all ranks.
+    """Results of the model for a batch, on all ranks.
 
     Attributes:
         results: those of the model, with masks of Keras's.

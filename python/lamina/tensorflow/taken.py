@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes of gradients in a graph, also through the functions that it calls."""
+"""Operations that take gradients in a graph, also through the functions that it calls."""
 
 import weakref
 from collections.abc import Callable, Iterable

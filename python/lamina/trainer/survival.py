@@ -86,7 +86,7 @@ class Survival:
             fit = go_on
 
     def _begin(self) -> bool:
-        """Whether this process has joined a training that goes on."""
+        """Tells whether this process has joined a training that goes on."""
         if self._survivors is None or self._layouts.why_not_fewer():
             return False
         if newcomers.is_one():
@@ -112,7 +112,7 @@ class Survival:
             raise EpochOverError("newcomers come in, which fit() sees to")
 
     def _outlive(self, lost: PeerError | None) -> None:
-        """Goes on with the ranks that are left, and those who join: the loop has the place from which."""
+        """Goes on with the ranks that are left, and newcomers, from the loop's place."""
         if lost is not None:
             self._survivors.require(lost)
         if self._updates:
