@@ -314,10 +314,7 @@ def signature(smp, hvd, folder):
     rows = 8 // smp.dp_size()
     specs = [tf.TensorSpec([rows, SIZE, SIZE, 1], tf.float64), tf.TensorSpec([rows], tf.uint8)]
 
-    @smp.step(
-        input_signature=[*specs, tf.TensorSpec([], tf.bool)],
-        non_split_inputs=["first_batch"],
-    )
+    @smp.step(input_signature=[*specs, tf.TensorSpec([], tf.bool)], non_split_inputs=["first_batch"])
     def get_grads(pixels, labels, first_batch):
         predictions = model(pixels, training=True)
         loss = judge(labels, predictions)
