@@ -16,13 +16,13 @@
 namespace lamina::command {
 namespace {
 
-using digests::RecordedRun;
+using digests::RankRecordings;
 
 constexpr int kDiffers = 3, kNotProven = 2;
 
 struct TwoRuns {
   int code = 0;  // of the one that failed
-  RecordedRun first, second;
+  RankRecordings first, second;
 };
 
 // The layout of a run that was recorded.
@@ -31,7 +31,7 @@ struct Layout {
   int processes = 1;
   int copies = 1;  // of the model
 
-  explicit Layout(const RecordedRun& run) : processes(static_cast<int>(run.front().world)) {
+  explicit Layout(const RankRecordings& run) : processes(static_cast<int>(run.front().world)) {
     const auto text = run.front().about.find("configuration");
     if (text != run.front().about.end()) keys = config::parse_config({.json = text->second}).config;
     for (const auto& rank : run) copies = std::max(copies, static_cast<int>(rank.copy) + 1);
@@ -58,7 +58,7 @@ int run_one(const RecordedRun& run, const std::string& number, const std::string
   return code;
 }
 
-RecordedRun read_recordings(const std::string& folder) {
+RankRecordings read_recordings(const std::string& folder) {
   std::error_code ignored;
   if (std::filesystem::is_empty(folder, ignored)) {
     throw base::Error(
@@ -100,7 +100,7 @@ TwoRuns run_both(const VerifyTerms& terms, const RecordingFolder& folder, bool q
   return runs;
 }
 
-bool has_steps(const RecordedRun& run) {
+bool has_steps(const RankRecordings& run) {
   return std::ranges::any_of(run, [](const auto& rank) { return rank.steps > 0; });
 }
 
@@ -114,7 +114,7 @@ digests::Comparison compare(const TwoRuns& runs, const VerifyTerms& terms) {
 }
 
 // Runs both again, up to the first difference, and has the modules that may have made it say what they read.
-void look_at_cause(digests::Comparison& comparison, const RecordedRun& run, VerifyTerms terms) {
+void look_at_cause(digests::Comparison& comparison, const RankRecordings& run, VerifyTerms terms) {
   auto& first = comparison.differences.front();
   if (!digests::cause_of(first).empty()) return;
   const auto calls = digests::calls_to_look_at(first, run);
@@ -134,7 +134,7 @@ void look_at_cause(digests::Comparison& comparison, const RecordedRun& run, Veri
 
 // Adds what the recordings lack as a whole to what was missed tensor by tensor.
 void note_gaps(digests::Comparison& comparison, const TwoRuns& runs) {
-  const auto most = [](const RecordedRun& run) {
+  const auto most = [](const RankRecordings& run) {
     return std::ranges::max(run, {}, &digests::RankRecording::steps).steps;
   };
   auto missing = digests::gaps(runs.first, "first run");
@@ -158,7 +158,7 @@ int report(digests::Comparison comparison, const TwoRuns& runs) {
 
 struct Verified {
   int code = 0;
-  RecordedRun first;
+  RankRecordings first;
 };
 
 Verified verify(const VerifyTerms& terms) {

@@ -49,17 +49,17 @@ struct DifferenceExtent {
 
 class Comparer {
  public:
-  Comparer(const RecordedRun& first, const RecordedRun& second, const ComparisonOptions& options)
+  Comparer(const RankRecordings& first, const RankRecordings& second, const ComparisonOptions& options)
       : Comparer(first, second, options, parts_of(first)) {}
 
-  Comparer(const RecordedRun& first, const RecordedRun& second, const ComparisonOptions& options,
+  Comparer(const RankRecordings& first, const RankRecordings& second, const ComparisonOptions& options,
            const RecordedParts& first_as_seen)
       : second_(parts_of(second)),
         tolerance_(options.tolerance.value_or(std::max(tolerance_of(first), tolerance_of(second)))),
         measure_(first_as_seen, second_, options, tolerance_),
         first_(matched(first_as_seen, second_, measure_)) {
     made_.wanted = options.steps;
-    const auto slices = [](const RecordedRun& run) { return run.empty() ? 1 : run.front().slices; };
+    const auto slices = [](const RankRecordings& run) { return run.empty() ? 1 : run.front().slices; };
     is_sliced_ = slices(first) > slices(second);
     steps_ = std::ranges::min(first, {}, &RankRecording::steps).steps;
     second_steps_ = std::ranges::min(second, {}, &RankRecording::steps).steps;
@@ -222,7 +222,7 @@ class Comparer {
 
 }  // namespace
 
-Comparison compare(const RecordedRun& first, const RecordedRun& second, const ComparisonOptions& options) {
+Comparison compare(const RankRecordings& first, const RankRecordings& second, const ComparisonOptions& options) {
   return Comparer(first, second, options).compare();
 }
 

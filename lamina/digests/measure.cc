@@ -114,7 +114,7 @@ Compared Measure::compare(const Digest& first, const Digest& second, const Seen&
   return {scale == 0 ? 0 : excess / scale, ""};
 }
 
-double tolerance_of(const RecordedRun& run) {
+double tolerance_of(const RankRecordings& run) {
   double most = kSmallest;
   for (const auto& rank : run) {
     for (const auto& seen : rank.seen) {

@@ -24,7 +24,7 @@ struct ComparisonOptions {
 // flow into all others; but those of optimizers' states, which count steps in float32, only that of their own. A tensor
 // far smaller than others of its kind is measured by those, since it may be no more than what rounding left of them.
 // Rounding that updates have made larger comes on top: see [Note: rounding in updates].
-double tolerance_of(const RecordedRun& run);
+double tolerance_of(const RankRecordings& run);
 
 // A relative difference in words: "3e-02".
 std::string size_text(double relative);

@@ -12,7 +12,7 @@ bool is_of_model(RecordedKind kind) { return kind >= RecordedKind::kGradient && 
 
 }  // namespace
 
-RecordedParts parts_of(const RecordedRun& run) {
+RecordedParts parts_of(const RankRecordings& run) {
   RecordedParts parts;
   for (const auto& rank : run) {
     for (const auto& seen : rank.seen) {

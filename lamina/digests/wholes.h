@@ -35,10 +35,10 @@ struct RecordedPart {
   const Seen* seen;
 };
 
-using RecordedRun = std::vector<RankRecording>;
+using RankRecordings = std::vector<RankRecording>;
 using RecordedParts = std::map<Key, std::vector<RecordedPart>>;
 
-RecordedParts parts_of(const RecordedRun& run);
+RecordedParts parts_of(const RankRecordings& run);
 
 // A whole tensor, put together of what ranks have of it.
 struct Whole {
