@@ -178,8 +178,7 @@ std::shared_ptr<Session> Newcomer::open(Session& own, const NewPlace& place, env
     if (*meeting) check_line();
   };
   auto session = open_beside(own, std::move(config), std::move(world), std::move(hooks), {}, "");
-  *meeting = false;
-  line_.reset();
+  *meeting = false;  // the line stays: its end would be this newcomer's to a door that has not met all yet
   return session;
 }
 

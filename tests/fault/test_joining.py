@@ -81,13 +81,14 @@ def test_two_are_killed_and_both_come_back(deaths, launcher):
 
 
 @pytest.mark.parametrize("what", ["dies init", "dies placed", "dies entering", "dies working"])
-def test_a_newcomer_that_dies_disturbs_nobody_and_is_given_up(what, launcher):
+def test_a_newcomer_that_dies_disturbs_nobody(what, launcher):
     lines = job(launcher, 3, "before:1:3", NEWCOMER=what)
     found = ends(launcher)
     assert (launcher.folder / "faltered.1").exists(), lines
-    assert found.keys() == {0, 2}, lines
-    require_undisturbed(found, 2)
-    assert said(lines, "rank 1 is not started again: it has ended in the same way twice"), lines
+    assert {0, 2} <= found.keys(), lines
+    require_undisturbed(found, len(found))
+    given_up = said(lines, "rank 1 is not started again: it has ended in the same way twice")
+    assert bool(given_up) == (1 not in found), lines  # else ranks took more than 10 s to come so far
 
 
 @pytest.mark.parametrize("what", ["freezes init", "freezes placed"])
