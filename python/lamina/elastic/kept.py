@@ -114,7 +114,7 @@ class KeptSurvivors(Survivors):
             self.lost += [rank for rank in range(job.session.size) if rank not in left]
             return session, [(states.updates, None)] * size
 
-    def _go_over(self, session: _lamina.Session, progress: list[int]) -> None:
+    def _go_over(self, session: _lamina.Session, told: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
         before, cut = self._job, self._job.partitioned_model
         held = self._states.hold(session)
         self._optimizer.zero_grad()
@@ -138,6 +138,7 @@ class KeptSurvivors(Survivors):
         self._training.take(self._states.word)
         self.keep()
         self._keep_now()
+        return told
 
     def _proposal(self, job: current.Job, kept: dict[str, int]) -> Proposal:
         job.life.trace = self._trace
