@@ -62,7 +62,7 @@ class Doorway:
             self.door.set_terms(session, self._most, self._shares_any)
 
     def is_called(self) -> bool:
-        """Tells whether newcomers wait. All copies know it alike between the last pass of an update and the next pass."""
+        """Tells whether newcomers wait: all copies alike, between the last pass of an update and the next one."""
         if current.session().size == 1:
             return self.leaves or (self.door is not None and self.door.has_waiting)
         return _lamina.newcomers_wait()
