@@ -30,7 +30,7 @@ MOST = {
     "integrations": (600, "loops of Lightning, accelerate and transformers"),
     "job": (1890, "the original's names of ranks, torch's process groups, pickled messages, a launch from a notebook"),
     "layers": (1450, "the original's layers as nn.Modules, and models of transformers that become them"),
-    "libraries": (100, "hooks of other libraries"),
+    "libraries": (150, "hooks of other libraries, and parameters that they register apart"),
     "model": (810, "the user's nn.Modules and state dicts in place of the engine's tables"),
     "modules": (550, "the walk over nn.Modules that fills the engine's tree"),
     "observe": (250, "names of metrics, contexts of timelines"),

@@ -17,6 +17,7 @@ pytestmark = [
 CASES = Path(__file__).with_name("cases.py")
 BY_FIT = Path(__file__).with_name("cases_fit.py")
 OF_COPIES = Path(__file__).with_name("cases_copies.py")
+ON_TORCH = Path(__file__).with_name("cases_keras_torch.py")
 
 # Each rank imports TensorFlow, traces and trains: a launch takes a minute of two cores, and more where others use them.
 DEADLINE_S = 1200.0
@@ -138,3 +139,8 @@ def test_fit_takes_what_scripts_give_it(launcher):
 @pytest.mark.parametrize(("ranks", "case"), [(2, "told"), (4, "copies_told")])
 def test_fit_tells_errors_on_all_ranks(launcher, ranks, case):
     run(launcher, ranks, case, program=BY_FIT)
+
+
+@pytest.mark.parametrize("keys", [["partitions=2", "microbatches=4"], ["microbatches=2"]])
+def test_models_of_keras_on_torch_train_over_partitions_and_copies(keys, launcher):
+    run(launcher, 2, *keys, program=ON_TORCH)

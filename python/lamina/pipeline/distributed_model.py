@@ -18,6 +18,7 @@ from lamina.deferred_init import delayed
 from lamina.errors import UsageError, refusal, said
 from lamina.exits.device_errors import explain, explained
 from lamina.job import current, groups, parts
+from lamina.libraries import keras
 from lamina.model import precision
 from lamina.optim.sliced import see_to_steps
 from lamina.pipeline import conversions, replaced_model
@@ -122,6 +123,7 @@ class DistributedModel(WrappedModule, parts.Model):
             broadcast_buffers,
             gradient_as_bucket_view,
         )
+        keras.register_own_parameters(module)
         # Set before the module is there: of a name that this has, too, it would be set in the module.
         module = self._prepare(module, job)
         self._steps = 0  # that have ended well
