@@ -36,6 +36,8 @@ def install(session: _lamina.Session | None = None) -> None:
     _session = session or _session
     if sys.excepthook is not _installed:
         _remove_hook()
+        while isinstance(sys.excepthook, _Hook):  # of an earlier job, and handed on by one that is gone
+            sys.excepthook = sys.excepthook.previous
         _installed = sys.excepthook = _Hook(sys.excepthook)
 
 

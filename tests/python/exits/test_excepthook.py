@@ -50,3 +50,17 @@ def test_installed_twice_with_another_between_it_acts_once(shown):
     put_another_before()
     excepthook.install()
     assert shown == [raise_it()]
+
+
+def test_hooks_of_earlier_jobs_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    before = sys.excepthook
+    for _ in range(3):
+        excepthook.install()
+        ours = sys.excepthook
+        sys.excepthook = lambda *error, ours=ours: ours(*error)  # of torch's group, which goes after
+        excepthook.remove()
+        sys.excepthook = ours
+    excepthook.install()
+    assert sys.excepthook.previous is before
+    excepthook.remove()
