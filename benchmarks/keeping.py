@@ -38,7 +38,7 @@ LAYOUTS = {
 class Updates:
     """A training, as survivors see it."""
 
-    progress = 0
+    progress, shares_any = 0, False
 
     def state(self) -> int:
         return self.progress
@@ -74,6 +74,7 @@ def measured(layout: str, options: Options, report: Report) -> None:
     updates = Updates()
     survivors = KeptSurvivors(model, state, updates, 1, [])
     survivors.begin()
+    current.job().before_step = survivors.look
     block(1)
     taken = {every: [] for every in (0, 1, 10)}
     for _ in range(options.pick(1, 5, 15)):
