@@ -93,6 +93,28 @@ std::vector<std::string> rows_of(const model::ParameterTable& table) {
   return rows;
 }
 
+namespace {
+
+// Gives the groups of each optimizer the names of the whole one. `known`: what each rank of a copy knows of them.
+void name_groups(std::vector<OptimizerAbout>& optimizers, const std::vector<std::vector<GroupNames>>& known,
+                 std::span<const std::string> rows) {
+  for (std::size_t number = 0; number < optimizers.size(); ++number) {
+    std::vector<GroupNames> everyone;
+    for (const auto& rank : known) everyone.push_back(rank.at(number));
+    const auto names = agreed(everyone, rows);
+    auto& groups = optimizers[number].groups;
+    for (std::size_t i = 0; i < groups.size(); ++i) groups[i].parameters = names[i];
+  }
+}
+
+GroupNames names_in(const OptimizerAbout& optimizer) {
+  GroupNames names;
+  for (const auto& group : optimizer.groups) names.push_back(group.parameters);
+  return names;
+}
+
+}  // namespace
+
 About about_of_copy(const std::vector<About>& ranks, std::span<const std::string> rows) {
   auto about = ranks.front();
   value::Dict extra;
@@ -101,16 +123,12 @@ About about_of_copy(const std::vector<About>& ranks, std::span<const std::string
     if (states != nullptr) extra.items.insert(extra.items.end(), states->items.begin(), states->items.end());
   }
   if (!extra.items.empty()) about.extra_state = std::move(extra);
-  for (std::size_t number = 0; number < about.optimizers.size(); ++number) {
-    std::vector<GroupNames> everyone;
-    for (const auto& each : ranks) {
-      auto& names = everyone.emplace_back();
-      for (const auto& group : each.optimizers.at(number).groups) names.push_back(group.parameters);
-    }
-    const auto names = agreed(everyone, rows);
-    auto& groups = about.optimizers[number].groups;
-    for (std::size_t i = 0; i < groups.size(); ++i) groups[i].parameters = names[i];
+  std::vector<std::vector<GroupNames>> known;
+  for (const auto& each : ranks) {
+    auto& names = known.emplace_back();
+    for (const auto& optimizer : each.optimizers) names.push_back(names_in(optimizer));
   }
+  name_groups(about.optimizers, known, rows);
   return about;
 }
 
@@ -124,8 +142,7 @@ void Contents::collect() {
   for (auto* optimizer : job_.optimizers()) {
     add_states(static_cast<int>(optimizers_.size()), *optimizer, list_);
     optimizers_.push_back(about_of(*optimizer));
-    auto& names = names_.emplace_back();
-    for (const auto& group : optimizers_.back().groups) names.push_back(group.parameters);
+    names_.push_back(names_in(optimizers_.back()));
   }
 }
 
@@ -151,13 +168,7 @@ About Contents::describe() {
     known_ = {names_};
     all_extra_ = extra_;
   }
-  for (std::size_t number = 0; number < optimizers_.size(); ++number) {
-    std::vector<GroupNames> everyone;
-    for (const auto& known : known_) everyone.push_back(known.at(number));
-    const auto names = agreed(everyone, rows_of(job_.table()));
-    auto& groups = optimizers_[number].groups;
-    for (std::size_t i = 0; i < groups.size(); ++i) groups[i].parameters = names[i];
-  }
+  name_groups(optimizers_, known_, rows_of(job_.table()));
   auto about = about_of(job_);
   about.optimizers = std::move(optimizers_);
   if (!all_extra_.items.empty()) about.extra_state = all_extra_;

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <list>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -70,7 +69,6 @@ class Door {
   };
 
   void run();
-  void look(const std::vector<short>& ready);
   void accept_all();
   void advance();
   void receive(rendezvous::Connection connection);
@@ -89,7 +87,6 @@ class Door {
   std::mutex mutex_;
   DoorTerms terms_;
   std::list<Guest> waiting_, taken_;
-  bool told_ = false;  // those who were taken
   std::optional<base::Deadline> in_by_;
   base::Clock::time_point said_{};
   bool ends_ = false;

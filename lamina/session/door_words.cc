@@ -23,7 +23,6 @@ namespace {
 constexpr std::size_t kPlate = 128;  // bytes of the file
 constexpr std::size_t kMostWord = 4096;
 constexpr std::size_t kShown = 120;  // of a text that differs
-constexpr const char* kOver = "over";
 
 // The line of it in which it first differs from the other one.
 std::string shown(const std::string& text, const std::string& other) {
@@ -83,8 +82,6 @@ void DoorPlate::write(const std::string& address) const {
   if (::pwrite(fd_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size())) return;
   throw base::Error(base::str(environment::kDoorVariable, " cannot be written to: ", base::system_error()));
 }
-
-void DoorPlate::write_over() const { write(kOver); }
 
 std::string DoorPlate::read() const {
   std::array<char, kPlate> text{};

@@ -28,11 +28,12 @@ class DoorPlate {
   static std::optional<DoorPlate> of_environment();
 
   void write(const std::string& address) const;
-  std::string read() const;  // "": nobody has written yet
-  void write_over() const;   // the job lets nobody in any more
-  static bool is_over(const std::string& read) { return read == "over"; }
+  std::string read() const;                  // "": nobody has written yet
+  void write_over() const { write(kOver); }  // the job lets nobody in any more
+  static bool is_over(const std::string& read) { return read == kOver; }
 
  private:
+  static constexpr const char* kOver = "over";
   explicit DoorPlate(int fd) : fd_(fd) {}
   int fd_;  // the process's
 };

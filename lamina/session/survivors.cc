@@ -207,7 +207,7 @@ void Survivors::go_over(std::shared_ptr<Session> session, const std::vector<std:
     const at::NoGradGuard no_grad;
     for (auto& kept : kept_) kept.buffer.copy_(kept.value);
   }
-  const auto before = std::exchange(session_, session);
+  session_ = session;
   is_whole_ = progress[static_cast<std::size_t>(session->world().rank.value)] == progress.front();
   face_.go_over(std::move(session));
   if (std::ranges::all_of(progress, [&](auto each) { return each == progress.front(); })) {
