@@ -3,8 +3,6 @@
 lamina/membership/keepers.h."""
 
 import contextlib
-import os
-import socket
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ import torch
 from lamina import _lamina
 from lamina.checkpoints.together import everywhere
 from lamina.elastic.change import MovingJob, told_of
-from lamina.elastic.newcomers import set_place
+from lamina.elastic.newcomers import own_epoch, set_place
 from lamina.elastic.survivors import Survivors, Training, why_not
 from lamina.errors import Error, PeerError
 from lamina.job import current, lifetime
@@ -81,7 +79,7 @@ class KeptSurvivors(Survivors):
             ((self._trace,),) = job.session.first_given("world", own)[1:]
         if job is not self._kept_job:
             began, changes = self._epoch
-            self._epoch = (_epoch(), changes + 1 if _epoch() == began else 0)
+            self._epoch = (own_epoch(), changes + 1 if own_epoch() == began else 0)
             self._kept_job = job
         began, changes = self._epoch
         self._newest = self._training.progress
@@ -95,13 +93,10 @@ class KeptSurvivors(Survivors):
         job.saves.drop()
         job.life.resumption = None  # of a change that was broken off
         if self._end is None or self._end[0] is not job.session:
-            self._end = job.session, _lamina.EpochEnd(job.session, None), _epoch()
+            self._end = job.session, _lamina.EpochEnd(job.session, None), own_epoch()
         (_, end, epochs), told = self._end, told_of(job)  # one talk, of which others may still be in the middle
         while True:
-            with socket.socket() as reserved:
-                reserved.bind(("127.0.0.1", 0))
-                word = (self._training.progress, job.session.rank, reserved.getsockname()[1], states.told(job.session))
-                next_ = end.next(word, 0, False)  # the lowest rank leads
+            next_ = self._agree(end, states.told(job.session), 0, False)  # the lowest rank leads
             size = len(next_.words)
             states.decide([told for *_, told in next_.words])
             config = job.session.next_layout(size, self._layouts, told)
@@ -148,7 +143,3 @@ class KeptSurvivors(Survivors):
 def _sendable(trace: Trace | None) -> Trace:
     """Takes along what a trace has found out: any rank that is the first may need it."""
     return Trace() if trace is None else Trace(trace.measures, trace.ties, trace.writes)
-
-
-def _epoch() -> int:
-    return int(os.environ.get("LAMINA_EPOCH", "0"))

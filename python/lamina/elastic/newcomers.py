@@ -134,6 +134,11 @@ def take_place(place: "_lamina.NewPlace | None") -> None:
     set_place(place.rank, place.size, place.port, place.epoch)
 
 
+def own_epoch() -> int:
+    """How often this process has changed the others of its job, as the environment says."""
+    return int(os.environ.get("LAMINA_EPOCH", "0"))
+
+
 def set_place(rank: int, size: int, port: int, epoch: int) -> None:
     """Has the environment say who this rank is from now on, as a launcher does."""
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}

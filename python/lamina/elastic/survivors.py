@@ -3,7 +3,6 @@
 
 import contextlib
 import functools
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 
 from lamina import _lamina
 from lamina.elastic import newcomers
-from lamina.elastic.newcomers import Doorway, set_place, take_place
+from lamina.elastic.newcomers import Doorway, own_epoch, set_place, take_place
 from lamina.errors import DesyncError, Error, PeerError
 from lamina.job import current, lifetime
 from lamina.optim.optimizer_state import OptimizerState
@@ -197,13 +196,10 @@ class Survivors:
     def _meet(self, lost: Error | None) -> tuple[_lamina.Session | None, list[tuple[int, Any]]]:
         """The next epoch's session, None where this one goes on, and what each tells; newcomers are behind."""
         job, training = current.job(), self._training
-        end, epochs = _lamina.EpochEnd(job.session, self.doorway.door), int(os.environ.get("LAMINA_EPOCH", "0"))
+        end, epochs = _lamina.EpochEnd(job.session, self.doorway.door), own_epoch()
         while True:
-            with socket.socket() as reserved:
-                reserved.bind(("127.0.0.1", 0))
-                word = (training.progress, job.session.rank, reserved.getsockname()[1], training.word())
-                leaves = lost is None and self.doorway.leaves
-                next_ = end.next(word, training.progress if self._is_whole else -1, leaves)
+            leaves = lost is None and self.doorway.leaves
+            next_ = self._agree(end, training.word(), training.progress if self._is_whole else -1, leaves)
             if leaves:
                 self.doorway.leave(bool(next_.words))
             told = [(progress, word) for progress, *_, word in next_.words]
@@ -226,6 +222,14 @@ class Survivors:
         self._left += next_.leaving
         self._joined += next_.newcomers
         return session, told + [(-1, None)] * next_.newcomers
+
+    def _agree(self, end: _lamina.EpochEnd, own: Any, progress: int, leaves: bool) -> _lamina.NextEpoch:
+        """Agrees with the others who goes on. Each tells its progress, its rank, a port that is free there, and
+        `own`."""
+        with socket.socket() as reserved:
+            reserved.bind(("127.0.0.1", 0))
+            word = (self._training.progress, current.session().rank, reserved.getsockname()[1], own)
+            return end.next(word, progress, leaves)
 
     @torch.no_grad()
     def _bring_back(self) -> None:
