@@ -49,8 +49,8 @@ def made(module):
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
 
 
-def plain(steps=STEPS):
-    """Losses and state of one process."""
+def plain(steps=STEPS, made=made):
+    """Losses and state of one process, whose optimizer and schedule are `made`."""
     module = layers(0.0)
     optimizer, schedule = made(module)
     losses = []

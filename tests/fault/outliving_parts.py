@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+import outliving
 import torch
 from outliving import batch, layers
 from torch import nn
@@ -38,17 +39,7 @@ def made(module):
 
 def plain():
     """Losses and state of one process."""
-    module = layers(0.0)
-    optimizer, schedule = made(module)
-    losses = []
-    for number in range(STEPS):
-        optimizer.zero_grad()
-        loss = module(batch(number)).square().mean()
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        schedule.step()
-    return losses, module.state_dict(), optimizer.state_dict()
+    return outliving.plain(STEPS, made)
 
 
 SELF, NOW = int(os.environ.get("RANK", 0)), -1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fault.test_outliving import require_states
 from launch.launcher_harness import PRELOAD, eventually
 from soak import some
 
@@ -42,12 +43,7 @@ def require_undisturbed(found, ranks, losses_too=True):
             torch.testing.assert_close(end["losses"], losses, rtol=1e-12, atol=1e-12)
         first = end["sizes"][0][0]
         torch.testing.assert_close(end["losses"][first:], losses[first:], rtol=1e-12, atol=1e-12)
-        for name, value in state.items():
-            torch.testing.assert_close(end["model"][name], value, rtol=1e-12, atol=1e-12)
-        for number, values in states["state"].items():
-            for key, value in values.items():
-                torch.testing.assert_close(end["optimizer"]["state"][number][key], value, rtol=1e-12, atol=1e-12)
-        assert end["rates"] == [group["lr"] for group in states["param_groups"]]
+        require_states(end, state, states)
         assert end["drawn"] == joining.STEPS
 
 

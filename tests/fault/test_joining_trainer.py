@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fault.test_outliving_trainer import undisturbed
+from fault.test_outliving_trainer import require_numbers, undisturbed
 from launch.launcher_harness import PRELOAD
 from soak import some
 
@@ -42,17 +42,7 @@ def require_undisturbed(found, ranks, way):
         heard, every = end["losses"].keys(), one["losses"].keys()
         assert heard and heard <= every and (end["is_new"] or heard == every)
         assert all(end["read"][number] == one["read"][number] for number in end["read"])
-        pairs = [
-            (end[name][number], one[name][number]) for name in ("losses", "rates", "metrics") for number in end[name]
-        ]
-        pairs += [(end["model"][name], value) for name, value in one["model"].items() if name != "forwards"]
-        pairs += [
-            (end["optimizer"][at][key], value) for at, each in one["optimizer"].items() for key, value in each.items()
-        ]
-        pairs.append((end["eval"], one["eval"]))
-        for own, its in pairs:
-            torch.testing.assert_close(torch.as_tensor(own), torch.as_tensor(its), rtol=1e-12, atol=1e-12)
-        assert end["is_scripts_own"]
+        require_numbers(end, one, of=end)
 
 
 @pytest.mark.parametrize(("way", "place", "victim"), some(EVERY, 4, seed=5))

@@ -31,6 +31,16 @@ def ends(launcher, ranks, place, *deaths, **more):
     return found
 
 
+def require_states(end, state, states):
+    """Model, states and rates are those of one process."""
+    for name, value in state.items():
+        torch.testing.assert_close(end["model"][name], value, rtol=1e-12, atol=1e-12)
+    for number, values in states["state"].items():
+        for key, value in values.items():
+            torch.testing.assert_close(end["optimizer"]["state"][number][key], value, rtol=1e-12, atol=1e-12)
+    assert end["rates"] == [group["lr"] for group in states["param_groups"]]
+
+
 def require_undisturbed(found, ranks):
     import outliving
 
@@ -38,12 +48,7 @@ def require_undisturbed(found, ranks):
     for end in found.values():
         assert end["size"] == ranks
         torch.testing.assert_close(end["losses"], losses, rtol=1e-12, atol=1e-12)
-        for name, value in state.items():
-            torch.testing.assert_close(end["model"][name], value, rtol=1e-12, atol=1e-12)
-        for number, values in states["state"].items():
-            for key, value in values.items():
-                torch.testing.assert_close(end["optimizer"]["state"][number][key], value, rtol=1e-12, atol=1e-12)
-        assert end["rates"] == [group["lr"] for group in states["param_groups"]]
+        require_states(end, state, states)
 
 
 @pytest.mark.parametrize(("place", "victim"), some(EVERY, 3, seed=4))

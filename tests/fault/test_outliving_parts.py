@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fault.test_outliving import require_states
 from launch.launcher_harness import PRELOAD
 from soak import paired, some
 
@@ -44,12 +45,7 @@ def require_undisturbed(found, monkeypatch, optimizer="adamw"):
     for end in found.values():
         assert end["size"] == len(found)
         torch.testing.assert_close(end["losses"], losses, rtol=1e-12, atol=1e-12)
-        for name, value in state.items():
-            torch.testing.assert_close(end["model"][name], value, rtol=1e-12, atol=1e-12)
-        for number, values in states["state"].items():
-            for key, value in values.items():
-                torch.testing.assert_close(end["optimizer"]["state"][number][key], value, rtol=1e-12, atol=1e-12)
-        assert end["rates"] == [group["lr"] for group in states["param_groups"]]
+        require_states(end, state, states)
 
 
 @pytest.mark.parametrize(("layout", "place"), paired(LAYOUTS, PLACES, seed=1))

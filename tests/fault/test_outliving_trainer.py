@@ -56,23 +56,26 @@ def undisturbed(way, copies):
     return outliving_trainer.trained(*outliving_trainer.trainer_of(way, 1, outliving_trainer.BATCHES[copies]))
 
 
+def require_numbers(end, one, of):
+    """Losses, rates and metrics of the batches that `of` has, model and states are those of one process."""
+    pairs = [(end[name][number], one[name][number]) for name in ("losses", "rates", "metrics") for number in of[name]]
+    pairs += [(end["model"][name], value) for name, value in one["model"].items() if name != "forwards"]
+    pairs += [
+        (end["optimizer"][at][key], value) for at, each in one["optimizer"].items() for key, value in each.items()
+    ]
+    pairs.append((end["eval"], one["eval"]))
+    for own, its in pairs:
+        torch.testing.assert_close(torch.as_tensor(own), torch.as_tensor(its), rtol=1e-12, atol=1e-12)
+    assert end["is_scripts_own"]
+
+
 def require_undisturbed(found, ranks, way="plain", of=4):
     one = undisturbed(way, of)
     for end in found.values():
         assert end["size"] == ranks
         assert end["read"] == one["read"]
         assert end["losses"].keys() == one["losses"].keys()
-        pairs = [
-            (end[name][number], one[name][number]) for name in ("losses", "rates", "metrics") for number in one[name]
-        ]
-        pairs += [(end["model"][name], value) for name, value in one["model"].items() if name != "forwards"]
-        pairs += [
-            (end["optimizer"][at][key], value) for at, each in one["optimizer"].items() for key, value in each.items()
-        ]
-        pairs.append((end["eval"], one["eval"]))
-        for own, its in pairs:
-            torch.testing.assert_close(torch.as_tensor(own), torch.as_tensor(its), rtol=1e-12, atol=1e-12)
-        assert end["is_scripts_own"]
+        require_numbers(end, one, of=one)
 
 
 def require_said_once(lines, number, *ranks):
