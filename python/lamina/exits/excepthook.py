@@ -23,10 +23,8 @@ from lamina.util.told import printable
 
 # How long the others wait for the rank that raised to end: whoever started the ranks is to find that one first.
 RAISER_ENDS_S = 5.0
-# And how long for that somebody, who may end them without another word.
-STARTER_ENDS_S = 0.5
-# How long threads of the user's may go on after an error that nobody catches: Python waits for them for ever, and the
-# other ranks for this one.
+STARTER_ENDS_S = 0.5  # and for that somebody, who may end them without another word
+# How long threads of the user's may go on after such an error: Python, and so the other ranks, would wait for ever.
 THREADS_END_S = 10.0
 
 
