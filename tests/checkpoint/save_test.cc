@@ -276,19 +276,19 @@ TEST(Save, OfWhichRanksAreLostThatTellOthersEndsOnAll) {
 // Any but the first one, whose process would leave its folder.
 TEST(Save, OfWhichRanksEndAtAnyMomentEndsOnTheOthersAtOnceAndAlike) {
   constexpr int kMany = 16;
-  int failed = 0;
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const TempFolder folder;
     std::mt19937_64 random(seed);
     Mailboxes boxes(kMany, seed);
     std::set<int> ended;
     for (auto left = 1 + random() % 3; left > 0; --left) ended.insert(1 + static_cast<int>(random() % (kMany - 1)));
-    const std::chrono::microseconds after(random() % 30000);
+    const std::chrono::microseconds after(random() % 30000);  // the save may be over by then
+    const bool begins = seed % 4 != 0;
     std::barrier all(kMany);
     const auto errors = boxes.run([&](int rank) {
       Save save(archive::file_system(), request_of(folder / "c", "a", rank, 1), peers_of(boxes, rank));
       all.arrive_and_wait();
-      save.start();
+      if (begins || !ended.contains(rank)) save.start();
       if (ended.contains(rank)) {
         std::this_thread::sleep_for(after);
         boxes.network().kill(base::Rank(rank));
@@ -305,11 +305,10 @@ TEST(Save, OfWhichRanksEndAtAnyMomentEndsOnTheOthersAtOnceAndAlike) {
             << seed << ", rank " << rank << ": " << text_of(errors[rank]);
       }
     }
-    failed += errors[0] != nullptr;
+    if (!begins) EXPECT_NE(errors[0], nullptr) << seed;
     const auto saved = archive::Store(archive::file_system(), folder / "c").list();
     EXPECT_EQ(saved.size(), errors[0] == nullptr ? 1U : 0U) << seed;
   }
-  EXPECT_GT(failed, 1);
 }
 
 TEST(Outcome, NamesTheRankThatHasMetAnErrorOnce) {
