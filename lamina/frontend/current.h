@@ -57,7 +57,7 @@ struct Current {
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> make_group(topology::Group axis);
 
-  const std::string meeting_ = rendezvous::next_meeting("c++");  // of the groups of this job
+  const std::string meeting_ = rendezvous::next_meeting(rendezvous::kGroups);  // of the groups of this job
   std::unique_ptr<collective::C10dGroups> groups_;
 };
 

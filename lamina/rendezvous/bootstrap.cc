@@ -34,7 +34,7 @@ class Joining {
     {
       JobStore store({options_.master_addr, options_.master_port, hosts_store(options_.rank), deadline_,
                       options_.check_interrupt});
-      RollCall ranks(store, {next_meeting("join"), options_.rank, options_.size, options_.timeout, deadline_});
+      RollCall ranks(store, {next_meeting(kJoin), options_.rank, options_.size, options_.timeout, deadline_});
       generation = ranks.meet();
       if (inherited_secret()) own.sign(*inherited_secret(), generation, options_.rank);
       const std::vector<std::string> said = ranks.call(own.encode());

@@ -110,6 +110,24 @@ std::string variable(const char* name, const char* otherwise) {
   return value ? value : otherwise;
 }
 
+// How often processes have met to do what `kind` names, where names begin with `start`.
+struct Meetings {
+  std::string start;
+  int& number;  // under `guard`
+  std::unique_lock<std::mutex> guard;
+};
+
+Meetings meetings_of(const std::string& kind) {
+  static std::mutex mutex;
+  static std::map<std::string, int> numbers;  // under it
+  auto start =
+      base::str("lamina/", variable("TORCHELASTIC_RUN_ID", "job"), "/", variable("TORCHELASTIC_RESTART_COUNT", "0"),
+                "/", variable("LAMINA_EPOCH", "0"), "/", kind, "/");
+  std::unique_lock guard(mutex);
+  auto& number = numbers[start];
+  return {std::move(start), number, std::move(guard)};
+}
+
 }  // namespace
 
 bool hosts_store(base::Rank rank) {
@@ -117,13 +135,8 @@ bool hosts_store(base::Rank rank) {
 }
 
 std::string next_meeting(const std::string& kind) {
-  static std::mutex mutex;
-  static std::map<std::string, int> meetings;  // under it
-  const auto start =
-      base::str("lamina/", variable("TORCHELASTIC_RUN_ID", "job"), "/", variable("TORCHELASTIC_RESTART_COUNT", "0"),
-                "/", variable("LAMINA_EPOCH", "0"), "/", kind);
-  const std::lock_guard guard(mutex);
-  return base::str(start, "/", ++meetings[start], "/");
+  const auto meetings = meetings_of(kind);
+  return base::str(meetings.start, ++meetings.number, "/");
 }
 
 struct JobStore::Connection {
@@ -233,6 +246,18 @@ c10::intrusive_ptr<c10d::Store> JobStore::c10d() const { return connection_->sto
 
 void JobStore::remove(const std::string& key) {
   attempt([&](auto& store) { store.deleteKey(key); });
+}
+
+void JobStore::forget_meetings() {
+  for (const auto* kind : {kJoin, kGroups}) {
+    const auto [start, last] = [&] {
+      auto meetings = meetings_of(kind);
+      return std::pair(std::move(meetings.start), meetings.number);
+    }();
+    for (const auto& key : attempt([](auto& store) { return store.listKeys(); })) {
+      if (key.starts_with(start) && std::atoi(key.c_str() + start.size()) <= last) remove(key);
+    }
+  }
 }
 
 bool JobStore::has(const std::vector<std::string>& keys) {

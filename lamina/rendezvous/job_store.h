@@ -25,6 +25,7 @@ bool hosts_store(base::Rank rank);
 // outlive the job, as torchrun's does. Times are counted from the start of the job on, or from LAMINA_EPOCH: processes
 // that come later have that in common with those who stay.
 std::string next_meeting(const std::string& kind);
+inline constexpr auto kJoin = "join", kGroups = "groups";  // kinds: a session begins; its process groups are made
 
 // The job's key-value store, c10d's TCPStore at MASTER_ADDR:MASTER_PORT. Under torchrun the agent hosts it. Elsewhere
 // rank 0 does while this object lives, shared with any other user of the same port in its process. So a script's own
@@ -54,6 +55,9 @@ class JobStore {
   std::vector<std::string> wait(const std::vector<std::string>& keys, base::Deadline deadline);
 
   void remove(const std::string& key);
+  // Removes what processes have left there when they met to begin a session and to make its groups, as often as this
+  // one has: that is over.
+  void forget_meetings();
 
   // The store itself, for c10d's own groups; where this process hosts it, it does so as long as that is held.
   c10::intrusive_ptr<c10d::Store> c10d() const;

@@ -233,10 +233,11 @@ std::shared_ptr<Session> open_beside(Session& before, config::Config config, env
   };
   auto store = hosted_store(world, before.patience(), hooks.check_interrupt);
   auto session = std::make_shared<Session>(std::move(config), std::move(world), std::move(hooks));
-  session->when_closed([store = std::move(store)] {});  // until then it is there
+  session->when_closed([store] {});  // until then it is there
   *meeting = false;
   // The end of the session before is a loss to those who still look at it: that comes after all have met.
   session->mailbox().barrier(session->members(topology::Group::kWorld), session->patience());
+  if (store != nullptr) store->forget_meetings();
   if (clips_as_shards(before)) session->clip_as_shards();
   session->job().seeds() = before.job().seeds();
   session->job().set_microbatches(session->job().microbatches());  // of this copy's place among them
