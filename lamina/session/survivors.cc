@@ -3,13 +3,11 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
-#include <stdlib.h>  // setenv
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <typeinfo>
 #include <utility>
 
@@ -17,8 +15,8 @@
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/messaging/agreement.h"
-#include "lamina/rendezvous/socket.h"
 #include "lamina/session/next_epoch.h"
+#include "lamina/session/next_place.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::session {
@@ -29,35 +27,6 @@ using value::Tuple;
 using value::Value;
 
 constexpr auto kUntilHeard = std::chrono::seconds(2);  // how long a loss may take to be heard of here
-
-// A port that was free just now.
-std::int64_t free_port() {
-  const auto socket = rendezvous::Address::parse("127.0.0.1 0").listen();
-  const auto text = rendezvous::Address::bound_to(socket).text();
-  return std::stoll(text.substr(text.rfind(' ') + 1));
-}
-
-int epoch_of_environment() {
-  const char* const number = std::getenv("LAMINA_EPOCH");
-  return number == nullptr ? 0 : std::atoi(number);
-}
-
-// The place of this rank among those who go on. The environment says it from now on, as a launcher does.
-environment::World place_in(const NextEpoch& next, std::int64_t port, int epochs) {
-  const auto size = static_cast<int>(next.members.size());
-  environment::World world{.rank = base::Rank(next.rank), .size = size, .local_rank = next.rank, .local_size = size};
-  world.master_port = static_cast<int>(port);
-  world.launched = true;
-  const auto set = [](const char* name, const auto& value) { ::setenv(name, base::str(value).c_str(), 1); };
-  set("RANK", next.rank);
-  set("LOCAL_RANK", next.rank);
-  set("WORLD_SIZE", size);
-  set("LOCAL_WORLD_SIZE", size);
-  set("MASTER_ADDR", world.master_addr);
-  set("MASTER_PORT", port);
-  set("LAMINA_EPOCH", epochs + next.number);
-  return world;
-}
 
 std::string host() {
   std::array<char, 256> name{};
@@ -172,10 +141,12 @@ std::vector<std::int64_t> Survivors::go_on() {
 
 std::pair<std::shared_ptr<Session>, std::vector<std::int64_t>> Survivors::meet() {
   EpochEnd end(*session_);
-  const int epochs = epoch_of_environment();
+  const auto epochs = epoch_of_environment();
   while (true) {
-    const auto word = Tuple{{face_.progress(), free_port()}};
-    const auto next = end.next(word, is_whole_ ? face_.progress() : -1);
+    const auto next = [&] {
+      const FreePort port;
+      return end.next(Tuple{{face_.progress(), std::int64_t{port.number()}}}, is_whole_ ? face_.progress() : -1);
+    }();
     if (!is_whole_ && next.rank == 0) {
       throw base::PeerError("the states of all that are left were lost with those who had them", {},
                             base::Code{"elastic-ended"});
@@ -185,7 +156,9 @@ std::pair<std::shared_ptr<Session>, std::vector<std::int64_t>> Survivors::meet()
     };
     std::shared_ptr<Session> session;
     try {
-      session = end.open(next, std::nullopt, place_in(next, told(0, 1), epochs), epochs + next.number, face_.hooks());
+      const auto world = next_place(next.rank, next.size(), static_cast<int>(told(0, 1)));
+      take_place(world, epochs + next.number);
+      session = end.open(next, std::nullopt, world, epochs + next.number, face_.hooks());
     } catch (const base::PeerError&) {
       continue;  // they agree anew
     }

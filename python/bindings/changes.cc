@@ -18,6 +18,7 @@
 #include "lamina/session/newcomer.h"
 #include "lamina/session/next_epoch.h"
 #include "lamina/session/next_layout.h"
+#include "lamina/session/next_place.h"
 #include "lamina/session/survivors.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
@@ -107,6 +108,24 @@ void bind_survivors(py::module_& module, py::class_<Session, std::shared_ptr<Ses
           },
           py::arg("lost"), py::arg("step"), py::arg("is_again"), py::arg("took"),
           "Tells, where this rank is the first one, who was lost, and what those who are left do.");
+}
+
+void bind_places(py::module_& module) {
+  module.def(
+      "free_port", [] { return session::FreePort().number(); }, "A port of this machine that was free just now.");
+  module.def("own_epoch", &session::epoch_of_environment,
+             "How often this process has changed the others of its job, as the environment says.");
+  module.def(
+      "take_place",
+      [](int rank, int size, int port, std::int64_t epoch) {
+        session::take_place(session::next_place(rank, size, port), epoch);
+        py::dict said;
+        for (const auto& [name, value] : session::said_place()) said[py::str(name)] = value;
+        return said;
+      },
+      py::arg("rank"), py::arg("size"), py::arg("port"), py::arg("epoch"),
+      "Has the environment of the process say who this rank is from now on; returns what it says: see "
+      "lamina/session/next_place.h.");
 }
 
 void bind_epochs(py::module_& module) {
@@ -233,6 +252,7 @@ void bind_newcomers(py::module_& module) {
 void bind_changes(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
   bind_changing(module);
   bind_layouts(kind);
+  bind_places(module);
   bind_epochs(module);
   bind_survivors(module, kind);
   bind_newcomers(module);

@@ -10,7 +10,7 @@ import torch
 from lamina import _lamina
 from lamina.checkpoints.together import everywhere
 from lamina.elastic.change import MovingJob, told_of
-from lamina.elastic.newcomers import own_epoch, set_place
+from lamina.elastic.newcomers import set_place
 from lamina.elastic.survivors import Survivors, Training, why_not
 from lamina.errors import Error, PeerError
 from lamina.job import current, lifetime
@@ -79,7 +79,7 @@ class KeptSurvivors(Survivors):
             ((self._trace,),) = job.session.first_given("world", own)[1:]
         if job is not self._kept_job:
             began, changes = self._epoch
-            self._epoch = (own_epoch(), changes + 1 if own_epoch() == began else 0)
+            self._epoch = (_lamina.own_epoch(), changes + 1 if _lamina.own_epoch() == began else 0)
             self._kept_job = job
         began, changes = self._epoch
         self._newest = self._training.progress
@@ -93,7 +93,7 @@ class KeptSurvivors(Survivors):
         job.saves.drop()
         job.life.resumption = None  # of a change that was broken off
         if self._end is None or self._end[0] is not job.session:
-            self._end = job.session, _lamina.EpochEnd(job.session, None), own_epoch()
+            self._end = job.session, _lamina.EpochEnd(job.session, None), _lamina.own_epoch()
         (_, end, epochs), told = self._end, told_of(job)  # one talk, of which others may still be in the middle
         while True:
             next_ = self._agree(end, states.told(job.session), 0, False)  # the lowest rank leads

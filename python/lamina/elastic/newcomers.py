@@ -134,16 +134,9 @@ def take_place(place: "_lamina.NewPlace | None") -> None:
     set_place(place.rank, place.size, place.port, place.epoch)
 
 
-def own_epoch() -> int:
-    """How often this process has changed the others of its job, as the environment says."""
-    return int(os.environ.get("LAMINA_EPOCH", "0"))
-
-
 def set_place(rank: int, size: int, port: int, epoch: int) -> None:
     """Has the environment say who this rank is from now on, as a launcher does."""
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LAMINA_EPOCH": epoch}
-    os.environ.update({name: str(value) for name, value in told.items()})
+    os.environ.update(_lamina.take_place(rank, size, port, epoch))
 
 
 def _facts(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, str]]:

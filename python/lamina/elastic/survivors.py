@@ -3,7 +3,6 @@
 
 import contextlib
 import functools
-import socket
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +11,7 @@ import torch
 
 from lamina import _lamina
 from lamina.elastic import newcomers
-from lamina.elastic.newcomers import Doorway, own_epoch, set_place, take_place
+from lamina.elastic.newcomers import Doorway, set_place, take_place
 from lamina.errors import DesyncError, Error, PeerError
 from lamina.job import current, lifetime
 from lamina.optim.optimizer_state import OptimizerState
@@ -196,7 +195,7 @@ class Survivors:
     def _meet(self, lost: Error | None) -> tuple[_lamina.Session | None, list[tuple[int, Any]]]:
         """The next epoch's session, None where this one goes on, and what each tells; newcomers are behind."""
         job, training = current.job(), self._training
-        end, epochs = _lamina.EpochEnd(job.session, self.doorway.door), own_epoch()
+        end, epochs = _lamina.EpochEnd(job.session, self.doorway.door), _lamina.own_epoch()
         while True:
             leaves = lost is None and self.doorway.leaves
             next_ = self._agree(end, training.word(), training.progress if self._is_whole else -1, leaves)
@@ -226,10 +225,8 @@ class Survivors:
     def _agree(self, end: _lamina.EpochEnd, own: Any, progress: int, leaves: bool) -> _lamina.NextEpoch:
         """Agrees with the others who goes on. Each tells its progress, its rank, a port that is free there, and
         `own`."""
-        with socket.socket() as reserved:
-            reserved.bind(("127.0.0.1", 0))
-            word = (self._training.progress, current.session().rank, reserved.getsockname()[1], own)
-            return end.next(word, progress, leaves)
+        word = (self._training.progress, current.session().rank, _lamina.free_port(), own)
+        return end.next(word, progress, leaves)
 
     @torch.no_grad()
     def _bring_back(self) -> None:
