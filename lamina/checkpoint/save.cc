@@ -15,6 +15,7 @@
 #include "lamina/faces/sayings.h"
 #include "lamina/messaging/outcome.h"
 #include "lamina/transport/news.h"
+#include "lamina/transport/silence.h"
 
 namespace lamina::checkpoint {
 namespace {
@@ -274,6 +275,7 @@ std::exception_ptr Save::outcome() {
         if (!dropped_) decided_ = true;
       }
       require_wanted();
+      transport::Silence::await_looks();  // a rank that others go on without writes nothing
       commit(std::move(manifests));
     } catch (...) {
       word = kFailed + to_text(std::current_exception(), peers_.rank());

@@ -72,8 +72,9 @@ struct Config {
   bool fork = false;
 
   // The job.
-  std::string device = "auto";  // "cpu", an accelerator's type, or type:index
-  double timeout_s = 1800.0;    // how long a live peer may take to answer
+  std::string device = "auto";     // "cpu", an accelerator's type, or type:index
+  double timeout_s = 1800.0;       // how long a live peer may take to answer
+  std::optional<double> silent_s;  // after which a rank without a sign of life is lost; none: see silence_of()
   std::optional<std::int64_t> seed;
   int verify_steps = 0;  // so many steps are compared with the plain model
 
@@ -105,6 +106,10 @@ Config with_defaults(Config config);
 
 // Returns the same job with one rank for each copy of the model: without partitions, slices and shards.
 Config collapsed(Config config);
+
+// How long a rank may be without a sign of life: silent_s, else, where ranks outlive others, 30 s, or half of timeout_s
+// where that is less; else none.
+std::optional<double> silence_of(const Config& config, bool outlives);
 
 // The default of active_microbatches.
 int default_window(int partitions);

@@ -141,6 +141,8 @@ constexpr std::array<std::string_view, 7> kTolerated{
 
 // No timer of ours overflows below it; about three years.
 constexpr double kLongestTimeout = 1e8;
+// Processes of a busy machine get no turn for tenths of a second.
+constexpr double kShortestSilence = 1;
 
 std::vector<Key> make_keys() {
   using C = Config;
@@ -191,6 +193,8 @@ std::vector<Key> make_keys() {
       text("device", &C::device),
       number("timeout_s", &C::timeout_s, "a number of seconds, above 0 and at most 1e8",
              [](double x) { return x > 0 && x <= kLongestTimeout; }),
+      number("silent_s", &C::silent_s, "a number of seconds, at least 1 and below timeout_s, or null",
+             [](double x) { return x >= kShortestSilence && x <= kLongestTimeout; }),
       integer("seed", &C::seed, 0),
       integer("verify_steps", &C::verify_steps, 0),
   };

@@ -128,6 +128,11 @@ void check_between_keys(const Config& config, Problems& problems) {
                  "sdp_reshard_after_backward: false needs sdp_reshard_after_forward: false, for what stays after "
                  "backwards stays after forwards; set it, or leave sdp_reshard_after_backward out");
   }
+  if (config.silent_s && *config.silent_s >= config.timeout_s && !problems.concern("silent_s") &&
+      !problems.concern("timeout_s")) {
+    problems.add("silent_s", base::str("silent_s: ", *config.silent_s, " is not allowed with timeout_s: ",
+                                       config.timeout_s, ", at which ranks that wait end; expected less"));
+  }
   check_exclusive(config, &Config::ddp, &Config::horovod, "ddp", "horovod", problems);
   check_exclusive(config, &Config::fp16, &Config::bf16, "fp16", "bf16", problems);
 }
@@ -209,6 +214,11 @@ Config with_defaults(Config config) {
   if (!config.memory_weight) config.memory_weight = config.optimize == Optimize::kSpeed ? 0.2 : 0.8;
   if (!config.ddp_dist_backend && config.ddp) config.ddp_dist_backend = DistBackend::kAuto;
   return config;
+}
+
+std::optional<double> silence_of(const Config& config, bool outlives) {
+  if (config.silent_s || !outlives) return config.silent_s;
+  return std::min(30.0, config.timeout_s / 2);
 }
 
 Config collapsed(Config config) {

@@ -9,10 +9,10 @@ namespace lamina::environment {
 
 // Reports of a rank to the launcher that started it, a datagram each. It says when it begins to wait for the others in
 // init, and has met them. It says when a session with ranks on other machines begins, when a step begins and ends, and
-// when the session is over, and that it leaves a job that goes on. One with words behind it says that the rank is about
-// to end because of another one's error.
+// when the session is over, that it leaves a job that goes on, and who is lost to one. One with words behind it says
+// that the rank is about to end because of another one's error.
 struct Progress {
-  std::int64_t step = 0;     // kPatience: milliseconds
+  std::int64_t step = 0;     // kPatience: milliseconds; kLost: a process
   std::int32_t process = 0;  // who says it
   std::int32_t inside = 0;   // 1: the step has begun, 0: it has ended, or one of these
 
@@ -21,6 +21,7 @@ struct Progress {
   static constexpr std::int32_t kPatience = 4;  // how long ranks on other machines wait for this one before they end
   static constexpr std::int32_t kJoining = 5;   // step 1: it waits for the others in init, 0: they have met
   static constexpr std::int32_t kLeaves = 6;    // in order, from a job that goes on without it
+  static constexpr std::int32_t kLost = 7;      // step: a process of this machine, without which the job goes on
   static constexpr std::size_t kMostWords = std::size_t{32} * 1024;
 };
 
@@ -35,6 +36,7 @@ class ProgressReporter {
   void patience(std::chrono::milliseconds others) const { send(others.count(), Progress::kPatience); }
   void joining(bool begins) const { send(begins ? 1 : 0, Progress::kJoining); }
   void leaves() const { send(0, Progress::kLeaves); }
+  void lost(int process) const { send(process, Progress::kLost); }
   // `words` say which error, the last kMostWords bytes of them. Whether a launcher will show them, or the first cause.
   bool consequence(std::string_view words) const;
 

@@ -12,6 +12,8 @@ constexpr const char* kProgressVariable = "LAMINA_PROGRESS_FD";  // there steps 
 constexpr const char* kDoorVariable = "LAMINA_DOOR_FD";       // there an elastic job says where newcomers join it
 constexpr const char* kNewcomerVariable = "LAMINA_NEWCOMER";  // set where this process is one
 
+constexpr const char* kElasticVariable = "LAMINA_ELASTIC";  // MIN[:MAX]: ranks outlive others while MIN are left
+
 constexpr std::size_t kSecretBytes = 32;
 
 }  // namespace lamina::environment

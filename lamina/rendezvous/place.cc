@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 #include <optional>
 
@@ -31,6 +32,12 @@ std::string own_place() {
     place += "|" + *what;
   }
   return base::str(place, "|", ::geteuid());
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
 }
 
 bool share_memory(const std::string& a, const std::string& b) { return !a.empty() && a == b; }

@@ -15,4 +15,7 @@ std::string own_place();
 // True of the places of two ranks that may share memory.
 bool share_memory(const std::string& a, const std::string& b);
 
+// The name of this machine, for people.
+std::string host_name();
+
 }  // namespace lamina::rendezvous

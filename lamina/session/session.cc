@@ -2,6 +2,7 @@
 #include "lamina/session/session.h"
 
 #include <torch/version.h>
+#include <unistd.h>
 
 #include "lamina/base/log.h"
 #include "lamina/device/capabilities.h"
@@ -14,8 +15,10 @@
 #include "lamina/messaging/relay.h"
 #include "lamina/observe/timeline_part.h"
 #include "lamina/rendezvous/master_address.h"
+#include "lamina/rendezvous/place.h"
 #include "lamina/rendezvous/places.h"
 #include "lamina/rendezvous/secret.h"
+#include "lamina/rendezvous/socket.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/runtime/turn_times.h"
@@ -40,6 +43,9 @@ base::Clock::duration duration(double seconds) {
   return std::chrono::duration_cast<base::Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
+// Ranks of such a job outlive others.
+bool is_elastic() { return environment::process_environment()(environment::kElasticVariable).has_value(); }
+
 std::string type_of(at::Device device) { return c10::DeviceTypeName(device.type(), /*lower_case=*/true); }
 
 // Ranks compare the type of their devices, for numbers are each one's own.
@@ -58,6 +64,9 @@ std::unique_ptr<transport::Transport> connect(config::Config config, const envir
   config.device = type_of(devices::rank_device());
   options.configuration = config::to_json(config);
   options.send_timeout = seconds(config.timeout_s);
+  if (const auto silence = config::silence_of(config, is_elastic())) {
+    options.silence = std::chrono::duration_cast<std::chrono::milliseconds>(duration(*silence));
+  }
   options.check_interrupt = check_interrupt;
   options.lends = std::move(lends);
   auto between_hosts = transport::open_ucx(options);
@@ -183,8 +192,8 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
     recorder_.start_part(observe::part_in(*folder, world_.rank.value), empty_timeline());
   }
   if (world_.local_size < world_.size) {
-    environment::ProgressReporter().patience(
-        std::chrono::duration_cast<std::chrono::milliseconds>(duration(config_.timeout_s)));
+    environment::ProgressReporter().patience(std::chrono::duration_cast<std::chrono::milliseconds>(
+        duration(config::silence_of(config_, is_elastic()).value_or(config_.timeout_s))));
   }
   environment::ProgressReporter().joining(/*begins=*/true);
   messenger_ = std::make_unique<messaging::Messenger>(connect(config_, world_, check_interrupt_), recorder_);
@@ -209,35 +218,57 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   messenger_->start();
   devices::watch_failures([this](const std::string& what) { messaging::tell_failed(messenger_->transport(), what); });
   if (world_.local_size < world_.size) learn_nodes();
+  if (world_.size > 1 && is_elastic()) learn_seats();
   learn_devices(mailbox(), members(Group::kWorld), world_, patience());
 }
 
 Session::~Session() { close(false); }
 
-// Each rank knows its own machine: ranks of one that stand side by side become one line, a machine and their number.
+// Each rank knows its own machine, and what its launcher was told: ranks of one that stand side by side become one
+// line, a machine, their number, and that.
 void Session::learn_nodes() {
   using value::List;
   const auto node = [](const value::Value& line) { return line.as<List>().items.at(0).as<std::int64_t>(); };
   const auto count = [](const value::Value& line) { return line.as<List>().items.at(1).as<std::int64_t>(); };
+  const auto terms = [](const value::Value& line) { return line.as<List>().items.at(2).as<std::string>(); };
   const auto join = [&](value::Value low, const value::Value& high) -> value::Value {
     auto& lines = low.as<List>().items;
     for (const auto& line : high.as<List>().items) {
-      if (node(line) == node(lines.back())) {
-        lines.back() = List{{node(line), count(lines.back()) + count(line)}};
+      if (node(line) == node(lines.back()) && terms(line) == terms(lines.back())) {
+        lines.back() = List{{node(line), count(lines.back()) + count(line), terms(line)}};
       } else {
         lines.push_back(line);
       }
     }
     return low;
   };
-  const List own{{List{{std::int64_t{world_.node_rank}, std::int64_t{1}}}}};
+  const auto elastic = environment::process_environment()(environment::kElasticVariable).value_or("");
+  const List own{{List{{std::int64_t{world_.node_rank}, std::int64_t{1}, elastic}}}};
   const auto all = mailbox().exchange(members(Group::kWorld), "machines", own, join, patience());
   auto cuts = cuts_of(config_);
   for (const auto& line : all.as<List>().items) {
+    if (terms(line) != elastic) {
+      const auto told = [](const std::string& said) { return said.empty() ? "none" : "--elastic " + said; };
+      throw base::ConfigError(
+          base::str("the launchers of this job are to be given the same --elastic: machine ", world_.node_rank, " has ",
+                    told(elastic), ", and machine ", node(line), " ", told(terms(line))),
+          base::Code{"elastic-refused"});
+    }
     cuts.nodes.insert(cuts.nodes.end(), static_cast<std::size_t>(count(line)), static_cast<int>(node(line)));
   }
   topology_ = {world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
                std::move(cuts)};
+}
+
+void Session::learn_seats() {
+  const auto own_address = rendezvous::Address::local_towards(world_.master_addr, world_.master_port);
+  const value::Tuple own{{std::int64_t{world_.node_rank}, std::int64_t{::getpid()},
+                          own_address.loopback() ? rendezvous::host_name() : own_address.host()}};
+  for (const auto& told : mailbox().all_gather(members(Group::kWorld), own, patience())) {
+    const auto& items = told.as<value::Tuple>().items;
+    seats_.push_back({static_cast<int>(items.at(0).as<std::int64_t>()),
+                      static_cast<int>(items.at(1).as<std::int64_t>()), items.at(2).as<std::string>()});
+  }
 }
 
 tensor_parallel::Team* Session::team() {

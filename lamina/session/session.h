@@ -44,6 +44,13 @@ struct FaceHooks {
   std::function<base::Call()> call;
 };
 
+// Where a rank is.
+struct Seat {
+  int node = 0;      // its machine
+  int process = 0;   // its number there
+  std::string host;  // the machine's address for others, where it has one, else its name
+};
+
 // The library on one rank, from init to shutdown: the configuration, this rank's place, and the subsystems, which are
 // made in the order of their members.
 class Session {
@@ -83,6 +90,10 @@ class Session {
   std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
   base::Partition partition() const;  // the one that this rank owns
   base::Rank owner(base::Partition partition) const;
+  // Of each rank, in a job whose ranks outlive others: `lamina run --elastic`. Else there are none.
+  const std::vector<Seat>& seats() const { return seats_; }
+  // The machines of ranks that were lost to those who go on in this session, until that is told.
+  std::vector<std::string>& lost_hosts() { return lost_hosts_; }
 
   // Refuses in the body of a step what every rank of a pipeline is to do, `what`: one rank alone runs it. Throws
   // base::UsageError.
@@ -125,6 +136,7 @@ class Session {
 
  private:
   void learn_nodes();
+  void learn_seats();
   observe::Timeline empty_timeline() const;
   bool end(bool orderly);
 
@@ -136,6 +148,8 @@ class Session {
   const std::shared_ptr<value::Failures> failures_;
   bool open_ = true;
   std::vector<std::function<void()>> when_closed_;
+  std::vector<Seat> seats_;
+  std::vector<std::string> lost_hosts_;
   std::string half_cut_;
   bool clips_as_shards_ = false;
   observe::Recorder recorder_;

@@ -92,7 +92,7 @@ std::uint64_t Liveness::pack(const News::Word& word) {
 
 std::optional<News::Word> Liveness::unpack(std::uint64_t value, int size) {
   const News::Word word{base::Rank(static_cast<std::int64_t>(value >> 8)), static_cast<News::Fate>(value & 255)};
-  if (word.about.value >= size || word.fate == News::Fate::kPresent || word.fate > News::Fate::kVanished) {
+  if (word.about.value >= size || word.fate == News::Fate::kPresent || word.fate > News::Fate::kSilent) {
     return std::nullopt;
   }
   return word;

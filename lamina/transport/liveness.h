@@ -29,6 +29,8 @@ class Liveness {
     kFlushed = 'F',      // the sender will touch none of our shared memory any more
     kInterrupted = 'I',  // the sender's process is about to end, since it was interrupted
     kNews = 'N',         // the sender tells of another rank: `value` is pack()'s
+    kAlive = 'L',        // the sender's process does not stand still: see [Note: silence]
+    kCountedLost = 'X',  // the sender has heard nothing for so long that it closes the connection
   };
   struct Note {
     base::Rank peer;
@@ -57,6 +59,9 @@ class Liveness {
   // Returns what the peers told since the last call. Does not block.
   std::vector<Note> poll();
 
+  // Closes the connection.
+  void forget(base::Rank peer);
+
   // Sends a note. One that cannot be sent is lost: the peer is then gone, which poll() tells.
   void note(base::Rank peer, Kind kind, std::uint64_t value = 0);
 
@@ -71,7 +76,6 @@ class Liveness {
   bool read(base::Rank peer, std::vector<Note>& notes);  // false once the peer is gone
   void flush(base::Rank peer);
   void send_unsent(base::Rank peer);
-  void forget(base::Rank peer);
 
   std::vector<Peer> peers_;
   std::mutex sending_;  // also whoever changes a socket

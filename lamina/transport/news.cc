@@ -77,6 +77,8 @@ const char* why(News::Fate fate) {
       return "somebody interfered with its connection";
     case News::Fate::kVanished:
       return "it takes no connections any more";
+    case News::Fate::kSilent:
+      return "it has given no sign of life for silent_s";
     case News::Fate::kEnded:
     case News::Fate::kPresent:
       break;

@@ -26,7 +26,7 @@ inline constexpr auto kCalledShutdown = "it called shutdown";
 // This is the knowledge of one rank, without sockets or time.
 class News {
  public:
-  enum class Fate : std::uint8_t { kPresent, kLeft, kEnded, kInterrupted, kBroken, kForeign, kVanished };
+  enum class Fate : std::uint8_t { kPresent, kLeft, kEnded, kInterrupted, kBroken, kForeign, kVanished, kSilent };
   struct Word {
     base::Rank about;
     Fate fate = Fate::kPresent;

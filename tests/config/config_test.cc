@@ -26,6 +26,13 @@ TEST(Config, DefaultsFollowTheKeysTheyDependOn) {
   EXPECT_EQ(parsed(R"({"ddp": true})").ddp_dist_backend, DistBackend::kAuto);
 }
 
+TEST(Config, SilenceEndsBeforeWaitsDo) {
+  EXPECT_EQ(silence_of(parsed("{}"), false), std::nullopt);
+  EXPECT_EQ(silence_of(parsed("{}"), true), 30.0);
+  EXPECT_EQ(silence_of(parsed(R"({"timeout_s": 10})"), true), 5.0);
+  for (const bool outlives : {false, true}) EXPECT_EQ(silence_of(parsed(R"({"silent_s": 7})"), outlives), 7.0);
+}
+
 TEST(Config, BothShapesAreTheSameConfiguration) {
   const std::string bare = R"({"partitions": 2, "pipeline": "simple"})";
   EXPECT_EQ(parsed(bare), parsed(R"({"enabled": true, "parameters": )" + bare + "}"));
@@ -84,6 +91,7 @@ TEST(Config, RulesBetweenKeys) {
       {R"({"sdp_reshard_after_backward": false})",
        "sdp_reshard_after_backward: false needs sdp_reshard_after_forward: false"},
       {R"({"fp16": true, "bf16": true})", "fp16: true is not allowed together with bf16: true"},
+      {R"({"timeout_s": 20, "silent_s": 20})", "silent_s: 20 is not allowed with timeout_s: 20"},
   };
   for (const auto& [json, text] : broken) {
     EXPECT_NE(parse_error(json).find("configuration: 1 error\n  "), std::string::npos) << json;

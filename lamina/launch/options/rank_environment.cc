@@ -40,7 +40,7 @@ Values contract(const Job& job, const Place& place) {
   Values set = torchrun_contract(job, place);
   set["LAMINA_LAUNCHER"] = "1";
   set["LAMINA_RESTART"] = str(job.restart);
-  if (job.least) set["LAMINA_ELASTIC"] = str(*job.least, job.most ? str(":", *job.most) : "");
+  if (job.least) set[environment::kElasticVariable] = str(*job.least, job.most ? str(":", *job.most) : "");
   if (place.door_fd >= 0) set[environment::kDoorVariable] = str(place.door_fd);
   if (place.is_newcomer) set[environment::kNewcomerVariable] = "1";
   if (place.secret_fd >= 0) set[environment::kSecretVariable] = str(place.secret_fd);

@@ -21,6 +21,7 @@ struct PeerConnections {
   base::Rank rank;
   rendezvous::Joined joined;  // in each connection the peer tells its address
   std::chrono::seconds send_timeout{};
+  std::optional<std::chrono::milliseconds> silence;  // see UcxOptions
 };
 
 // The extent of a job, as far as networks and devices matter.

@@ -38,7 +38,7 @@ class Ends {
   }
 
   std::unique_ptr<Transport> connect(rendezvous::Joined joined) {
-    return plug_->connect({options_.rank, std::move(joined), options_.send_timeout});
+    return plug_->connect({options_.rank, std::move(joined), options_.send_timeout, options_.silence});
   }
 
  private:

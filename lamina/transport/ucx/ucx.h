@@ -20,8 +20,10 @@ struct UcxOptions {
   std::string configuration;                // must be the same text on all ranks
   std::chrono::seconds join_timeout{300};   // for the slowest rank to start: c10d's figure
   std::chrono::seconds send_timeout{1800};  // for a live peer to take a message
-  std::function<void()> check_interrupt;    // called at least every 200 ms while joining; may throw
-  std::optional<devices::Lending> lends;    // the rank's device lends its memory; what open_ucx returns is a Lender
+  // A peer without a sign of life for so long is lost, see [Note: silence]; the same on all ranks.
+  std::optional<std::chrono::milliseconds> silence;
+  std::function<void()> check_interrupt;  // called at least every 200 ms while joining; may throw
+  std::optional<devices::Lending> lends;  // the rank's device lends its memory; what open_ucx returns is a Lender
 };
 
 // Joins the other ranks and connects to all of them with UCX: shared memory within a machine, its network elsewhere.

@@ -64,6 +64,7 @@ void UcxTransport::close(bool orderly) {
   stop_ = true;
   ::eventfd_write(stop_event_.get(), 1);
   thread_.join();
+  silence_.reset();
   wake_.reset();
   stop_event_.reset();
   liveness_.reset();

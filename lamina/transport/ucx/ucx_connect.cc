@@ -23,6 +23,7 @@ void UcxTransport::meet(base::Rank rank, rendezvous::Connection& connection, boo
   Peer& peer = peers_[rank.value];
   liveness_->add(rank, connection);
   peer.met = true;
+  if (silence_) silence_->heard(rank);
   peer.outgoing_key = connection.outgoing;
   peer.outgoing.emplace(connection.outgoing);
   receiver_->admit(rank, connection.incoming);

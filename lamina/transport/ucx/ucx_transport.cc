@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
@@ -44,6 +46,8 @@ UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, LentMemory lent, Peer
       receiver_(std::make_unique<Receiver>(*worker_, lent_, static_cast<int>(peers.joined.connections.size()))),
       posts_(std::make_unique<Posts>(*worker_, *receiver_, peers.rank, receiver_->size())),
       liveness_(std::make_unique<Liveness>(receiver_->size())),
+      silence_(peers.silence ? std::optional<Silence>(std::in_place, receiver_->size(), *peers.silence, Clock::now())
+                             : std::nullopt),
       news_(peers.rank, receiver_->size()),
       others_(std::move(peers.joined.others)),
       peers_(peers.joined.connections.size()),
@@ -224,7 +228,9 @@ void UcxTransport::deliver() {
 void UcxTransport::hear() {
   const auto notes = liveness_->poll();
   std::lock_guard guard(mutex_);
+  const bool gives_sign = silence_ && silence_->look(Clock::now());
   take_notes(notes);
+  if (gives_sign) look_for_silence();
   connect_others();
 }
 
@@ -232,6 +238,7 @@ void UcxTransport::take_notes(const std::vector<Liveness::Note>& notes) {
   if (notes.empty()) return;
   for (const auto& note : notes) {
     Peer& peer = peers_[note.peer.value];
+    if (silence_) silence_->heard(note.peer);
     switch (note.kind) {
       case Liveness::Kind::kGone:
         if (!peer.open) {
@@ -270,10 +277,44 @@ void UcxTransport::take_notes(const std::vector<Liveness::Note>& notes) {
       case Liveness::Kind::kFlushed:
         peer.flushed = true;
         break;
+      case Liveness::Kind::kAlive:
+        break;
+      case Liveness::Kind::kCountedLost:
+        if (silence_ && silence_->has_stood_still()) end_counted_lost(note.peer);
+        break;
     }
   }
   tell_news();
   unsettle();
+}
+
+// Gives each peer a sign of life, and gives up those that have given none.
+void UcxTransport::look_for_silence() {
+  for (int rank = 0; rank < size(); ++rank) {
+    const base::Rank each(rank);
+    Peer& peer = peers_[rank];
+    if (!peer.met || peer.gone) continue;
+    if (!peer.open || !silence_->is_silent(each)) {
+      liveness_->note(each, Liveness::Kind::kAlive);
+      continue;
+    }
+    liveness_->note(each, Liveness::Kind::kCountedLost);
+    liveness_->forget(each);
+    peer.gone = true;
+    peer.gone_why = why(News::Fate::kSilent);
+    news_.closed(each, News::Fate::kSilent);
+    tell_news();
+    unsettle();
+  }
+}
+
+// Others go on without this process. It must do nothing any more that looks like a part of their job: whatever its
+// other threads are about to do, such as to write a checkpoint, it ends here, as one that was killed.
+void UcxTransport::end_counted_lost(base::Rank by) {
+  base::log_warning(
+      base::str("this process has stood still, and counts as lost since (rank ", by, " says so): it ends itself"));
+  ::kill(::getpid(), SIGKILL);
+  while (true) ::pause();
 }
 
 void UcxTransport::unsettle() {

@@ -19,6 +19,7 @@
 #include "lamina/transport/liveness.h"
 #include "lamina/transport/local_puts.h"
 #include "lamina/transport/news.h"
+#include "lamina/transport/silence.h"
 #include "lamina/transport/ucx/lent_memory.h"
 #include "lamina/transport/ucx/plugin.h"
 #include "lamina/transport/ucx/posts.h"
@@ -174,6 +175,8 @@ class UcxTransport : public Transport, public Lender, public Probe {
   std::optional<Delivery> next_delivery();
   void hear();  // reads the liveness sockets
   void take_notes(const std::vector<Liveness::Note>& notes);
+  void look_for_silence();
+  [[noreturn]] void end_counted_lost(base::Rank by);
   void unsettle();
   void settle(bool drained);  // tells of lost peers once what they sent has arrived
 
@@ -195,6 +198,7 @@ class UcxTransport : public Transport, public Lender, public Probe {
   std::unique_ptr<Receiver> receiver_;
   std::unique_ptr<Posts> posts_;
   std::unique_ptr<Liveness> liveness_;
+  std::optional<Silence> silence_;
   News news_;
   std::unique_ptr<rendezvous::Switchboard> others_;  // with which there is no connection; none while this rank leaves
   std::string trouble_;                              // why none can be made, told once

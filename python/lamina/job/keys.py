@@ -76,6 +76,7 @@ class Keys(TypedDict, total=False):
     fork: bool
     device: str
     timeout_s: float
+    silent_s: float | None
     seed: int | None
     verify_steps: int
     prove_slices: bool
