@@ -91,7 +91,8 @@ World cluster_world(const Environment& environment) {
 World read_world(const Environment& environment) {
   if (environment(kNewcomerVariable)) {
     const auto place = base::whole_number(environment("LOCAL_RANK").value_or("0"));
-    return {.local_rank = place.value_or(0)};  // which says its device
+    const auto node = base::whole_number(environment("NODE_RANK").value_or("0"));
+    return {.local_rank = place.value_or(0), .node_rank = node.value_or(0)};  // the first says its device
   }
   if (!environment("RANK") && !environment("WORLD_SIZE")) return cluster_world(environment);
   config::Problems problems;

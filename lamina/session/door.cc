@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <set>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -17,7 +18,9 @@
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 #include "lamina/data_parallel/newcomers.h"
+#include "lamina/messaging/relay.h"
 #include "lamina/rendezvous/socket.h"
+#include "lamina/session/session.h"
 
 namespace lamina::session {
 namespace {
@@ -29,6 +32,8 @@ constexpr auto kSays = std::chrono::milliseconds(500);  // to those who wait, ea
 constexpr auto kSilent = std::chrono::seconds(2);       // who says nothing for so long is not counted
 constexpr auto kComesIn = std::chrono::seconds(10);     // from the word of its place on
 constexpr std::size_t kMostStrangers = 64;
+
+constexpr auto kDoor = "door";  // the channel of words on where it is
 
 void hold(int fd) { base::close_in_forked_children(fd); }
 
@@ -49,7 +54,8 @@ Door::Door(const DoorPlate& plate, const std::string& host, rendezvous::Secret s
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   hold(listener_.get());
   hold(wake_.get());
-  plate_.write(rendezvous::Address::bound_to(listener_).text());
+  address_ = rendezvous::Address::bound_to(listener_).text();
+  plate_.write(address_);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -84,7 +90,7 @@ void Door::count() {
   data_parallel::newcomers().wait = has_waiting_.load();
 }
 
-int Door::take(int copies) {
+std::vector<int> Door::take(int copies) {
   const std::lock_guard lock(mutex_);
   waiting_.splice(waiting_.begin(), taken_);
   auto terms = terms_;
@@ -95,7 +101,9 @@ int Door::take(int copies) {
     if (Clock::now() - guest->heard < kSilent) taken_.splice(taken_.end(), waiting_, guest);
   }
   count();
-  return static_cast<int>(taken_.size());
+  std::vector<int> nodes;
+  for (const auto& guest : taken_) nodes.push_back(guest.node);
+  return nodes;
 }
 
 void Door::tell(const std::vector<std::string>& places) {
@@ -192,10 +200,12 @@ void Door::advance() {
 }
 
 void Door::receive(rendezvous::Connection connection) {
-  Guest guest{.line = DoorLine(std::move(connection)), .heard = Clock::now()};
+  Guest guest{.line = DoorLine(std::move(connection)), .node = 0, .heard = Clock::now()};
   std::string why;
   try {
-    why = difference(facts_, to_facts(guest.line.told()));
+    auto facts = to_facts(guest.line.told());
+    guest.node = take_node(facts);
+    why = difference(facts_, facts);
   } catch (const base::FormatError&) {
     why = "what it tells of itself cannot be read";
   }
@@ -230,6 +240,29 @@ void Door::tell_waiting() {
   }
   for (auto& guest : waiting_) guest.is_gone = !guest.line.say(DoorWord::kWait, why);
   std::erase_if(waiting_, [](const Guest& guest) { return guest.is_gone; });
+}
+
+void tell_door(Session& session, const Door& door) {
+  const auto& seats = session.seats();
+  std::set<int> told{session.world().node_rank};
+  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
+    if (!told.insert(seats[rank].node).second) continue;
+    messaging::relay(session.mailbox(), session.transport(), base::Rank(static_cast<std::int64_t>(rank)), kDoor,
+                     door.address());
+  }
+}
+
+void hear_of_door(Session& session) {
+  const base::Rank first(0);
+  if (session.world().rank == first) return;
+  while (const auto word = session.mailbox().poll(first, kDoor)) {
+    if (const auto plate = DoorPlate::of_environment()) plate->write(word->as<std::string>());
+  }
+}
+
+void end_door(Session& session) {
+  const auto plate = DoorPlate::of_environment();
+  if (plate && session.topology().size(topology::Group::kNode) < session.world().size) plate->write_over();
 }
 
 }  // namespace lamina::session

@@ -27,6 +27,8 @@ namespace lamina::session {
 //
 // The door has a thread, so that neither strangers nor newcomers wait for a step, or have one wait.
 
+class Session;
+
 // How many newcomers may come in.
 struct DoorTerms {
   int copies = 1;                 // there are
@@ -44,12 +46,16 @@ class Door {
   ~Door();  // closed; who waits looks for the next one
   Door(const Door&) = delete;
 
+  // Where it is.
+  const std::string& address() const { return address_; }
+
   // Sets those of the epoch that has begun.
   void set_terms(const DoorTerms& terms);
   bool has_waiting() const { return has_waiting_; }  // somebody who may come in
 
-  // Takes those who may come in to so many copies: their number. Who was taken before, and has no place, counts anew.
-  int take(int copies);
+  // Takes those who may come in to so many copies: the machine of each. Who was taken before, and has no place, counts
+  // anew.
+  std::vector<int> take(int copies);
   // Tells those who were taken their places. From now on they have to come in.
   void tell(const std::vector<std::string>& places);
   // One of them has gone, or has not come in for long.
@@ -64,6 +70,7 @@ class Door {
  private:
   struct Guest {
     DoorLine line;
+    int node = 0;
     base::Clock::time_point heard;
     bool is_gone = false;
   };
@@ -82,6 +89,7 @@ class Door {
   const Facts facts_;
   const rendezvous::Identity self_;
   base::Fd listener_, wake_;
+  std::string address_;
   std::list<rendezvous::Handshake> strangers_;  // of the thread
 
   std::mutex mutex_;
@@ -93,5 +101,13 @@ class Door {
   std::atomic<bool> has_waiting_ = false;
   std::thread thread_;
 };
+
+// Newcomers read where the door is from the plate of their machine. So the rank with the door tells a rank on each
+// other machine, once in an epoch...
+void tell_door(Session& session, const Door& door);
+// ...which writes it there when it has come.
+void hear_of_door(Session& session);
+// A training is over on this rank: newcomers of its machine are told.
+void end_door(Session& session);
 
 }  // namespace lamina::session

@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::size_t kPlate = 128;  // bytes of the file
 constexpr std::size_t kMostWord = 4096;
+constexpr auto kMachine = "machine";
 constexpr std::size_t kShown = 120;  // of a text that differs
 
 // The line of it in which it first differs from the other one.
@@ -57,6 +58,19 @@ Facts to_facts(const std::string& bytes) {
   }
   in.expect_end();
   return facts;
+}
+
+Facts of_guest(int node, Facts facts) {
+  facts.emplace_back(kMachine, std::to_string(node));
+  return facts;
+}
+
+int take_node(Facts& facts) {
+  const auto node =
+      facts.empty() || facts.back().first != kMachine ? std::nullopt : base::whole_number(facts.back().second);
+  if (!node) throw base::FormatError("a newcomer does not tell its machine");
+  facts.pop_back();
+  return *node;
 }
 
 std::string difference(const Facts& job, const Facts& newcomer) {

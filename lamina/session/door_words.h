@@ -18,6 +18,9 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 std::string to_bytes(const Facts& facts);
 // Throws base::FormatError.
 Facts to_facts(const std::string& bytes);
+// Facts of a newcomer on that machine, and back: its machine.
+Facts of_guest(int node, Facts facts);
+int take_node(Facts& facts);  // throws base::FormatError
 // Names the first fact that is another one there; "" where all are alike.
 std::string difference(const Facts& job, const Facts& newcomer);
 

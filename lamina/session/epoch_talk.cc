@@ -81,12 +81,13 @@ Epoch first_epoch(int size) {
 
 }  // namespace
 
-EpochTalk::EpochTalk(messaging::Mailbox& mailbox, transport::Transport& transport, base::Patience patience)
+EpochTalk::EpochTalk(messaging::Mailbox& mailbox, transport::Transport& transport, std::size_t least,
+                     base::Patience patience)
     : mailbox_(mailbox),
       transport_(transport),
       patience_(std::move(patience)),
       member_(member_of(mailbox.rank()), first_epoch(transport.size()),
-              {.patience = std::chrono::duration_cast<membership::Time>(patience_.timeout)}) {}
+              {.least = least, .patience = std::chrono::duration_cast<membership::Time>(patience_.timeout)}) {}
 
 std::vector<base::Rank> EpochTalk::next() {
   const auto deadline = base::Deadline::after(patience_.timeout);

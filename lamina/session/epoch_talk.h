@@ -16,7 +16,8 @@ namespace lamina::session {
 // neighbour to neighbour ([Note: relays]), and losses are those of which the mailbox hears.
 class EpochTalk {
  public:
-  EpochTalk(messaging::Mailbox& mailbox, transport::Transport& transport, base::Patience patience);
+  // `least`: ranks without which nobody goes on.
+  EpochTalk(messaging::Mailbox& mailbox, transport::Transport& transport, std::size_t least, base::Patience patience);
 
   // Waits for the epoch that follows the one whose members were given last, or the job's: its members. Throws
   // base::PeerError where this rank goes on no more.

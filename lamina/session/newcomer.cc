@@ -60,7 +60,9 @@ std::string keys_of(config::Config config) {
 }  // namespace
 
 std::string NewPlace::text() const {
-  return json{{"rank", rank}, {"size", size}, {"port", port}, {"epoch", epoch}, {"microbatches", microbatches}}.dump();
+  return json{{"rank", rank}, {"size", size},   {"local", {local.rank, local.size}}, {"host", host},
+              {"port", port}, {"epoch", epoch}, {"microbatches", microbatches}}
+      .dump();
 }
 
 NewPlace NewPlace::read(const std::string& text) {
@@ -68,6 +70,8 @@ NewPlace NewPlace::read(const std::string& text) {
     const auto told = json::parse(text);
     return {.rank = told.at("rank").get<int>(),
             .size = told.at("size").get<int>(),
+            .local = {told.at("local").at(0).get<int>(), told.at("local").at(1).get<int>()},
+            .host = told.at("host").get<std::string>(),
             .port = told.at("port").get<int>(),
             .epoch = told.at("epoch").get<std::int64_t>(),
             .microbatches = told.at("microbatches").get<int>()};
@@ -92,7 +96,7 @@ Newcomer::Newcomer(const Session& own, const Facts& of_face)
             .size = 2,
             .secret = secret(),
             .generation = "door",
-            .told = {to_bytes(facts_of(own, of_face)), ""}} {}
+            .told = {to_bytes(of_guest(own.world().node_rank, facts_of(own, of_face))), ""}} {}
 
 // A line to the door at that address, if it opens. Throws base::ConfigError where another job's secret is there.
 std::optional<DoorLine> Newcomer::come(const std::string& address, const base::Deadline& deadline) {

@@ -7,6 +7,7 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/session/door_words.h"
+#include "lamina/session/next_place.h"
 #include "lamina/session/session.h"
 
 namespace lamina::session {
@@ -14,7 +15,9 @@ namespace lamina::session {
 // The place of a newcomer in the next epoch.
 struct NewPlace {
   int rank = 0, size = 0;
-  int port = 0;            // where the ranks meet
+  LocalPlace local;  // on its machine
+  std::string host;  // where the ranks meet
+  int port = 0;
   std::int64_t epoch = 0;  // its LAMINA_EPOCH
   int microbatches = 0;    // of each copy
 

@@ -9,9 +9,14 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
+#include "lamina/base/whole_number.h"
+#include "lamina/environment/environment.h"
+#include "lamina/environment/progress.h"
+#include "lamina/environment/rank_contract.h"
 #include "lamina/messaging/relay.h"
 #include "lamina/session/change.h"
 #include "lamina/session/newcomer.h"
+#include "lamina/session/next_place.h"
 
 namespace lamina::session {
 namespace {
@@ -21,18 +26,28 @@ using value::Value;
 constexpr auto kHeard = std::chrono::seconds(1);  // after an operation has found a rank lost
 constexpr auto kNewcomers = "newcomers";          // the channel of words that one is lost
 
+// Ranks that the job is to have, as its launchers say.
+std::size_t least() {
+  const auto terms = environment::process_environment()(environment::kElasticVariable).value_or("");
+  return static_cast<std::size_t>(std::max(1, base::whole_number(terms.substr(0, terms.find(':'))).value_or(1)));
+}
+
 }  // namespace
 
 EpochEnd::EpochEnd(Session& session, Door* door)
     : before_(session),
       door_(door),
-      talk_(session.mailbox(), session.transport(), session.patience()),
+      talk_(session.mailbox(), session.transport(), least(), session.patience()),
       members_(session.members(topology::Group::kWorld)) {}
 
 NextEpoch EpochEnd::next(const Value& word, std::int64_t progress, bool leaves) {
   while (true) {
     if (before_.mailbox().loss(members_, {})) members_ = talk_.next();
-    const std::int64_t newcomers = door_ != nullptr && !leaves ? door_->take(static_cast<int>(members_.size())) : 0;
+    value::List newcomers;
+    if (door_ != nullptr && !leaves) {
+      for (const int node : door_->take(static_cast<int>(members_.size())))
+        newcomers.items.emplace_back(std::int64_t{node});
+    }
     std::vector<Value> told;
     try {
       told = talk_.all_gather(members_, value::Tuple{{progress, number_, newcomers, leaves, word}});
@@ -60,9 +75,9 @@ NextEpoch EpochEnd::next(const Value& word, std::int64_t progress, bool leaves) 
     }
     for (const auto at : order) {
       if (members_[at] == before_.world().rank) next.rank = static_cast<int>(next.members.size());
-      const auto there = said(at, 2).as<std::int64_t>();
-      if (there > 0) next.door = members_[at];
-      next.newcomers += static_cast<int>(there);
+      const auto& there = said(at, 2).as<value::List>().items;
+      if (!there.empty()) next.door = members_[at];
+      for (const auto& node : there) next.newcomers.push_back(static_cast<int>(node.as<std::int64_t>()));
       next.members.push_back(members_[at]);
       next.words.push_back(said(at, 4));
     }
@@ -85,7 +100,7 @@ std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int
   }
   config.microbatches = microbatches.value_or(static_cast<int>(all / copies));
   config.verify_steps = 0;
-  if (next.newcomers == 0) return open_in(next, std::move(config), std::move(world), std::move(hooks));
+  if (next.newcomers.empty()) return open_in(next, std::move(config), std::move(world), std::move(hooks));
   const auto meeting = std::make_shared<bool>(true);  // the hook stays with the session
   hooks.check_interrupt = [this, &next, meeting, inner = std::move(hooks.check_interrupt)] {
     if (inner) inner();
@@ -97,6 +112,7 @@ std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int
                                "the ranks and newcomers meet");
     *meeting = false;
     if (door_ != nullptr) door_->let_in();
+    tell_lost(next, *session);
     return session;
   } catch (...) {
     if (door_ != nullptr) door_->send_away();
@@ -106,16 +122,40 @@ std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int
 
 std::shared_ptr<Session> EpochEnd::open_in(const NextEpoch& next, config::Config config, environment::World world,
                                            FaceHooks hooks) {
-  return open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
-                     "the ranks that are left meet");
+  auto session = open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
+                             "the ranks that are left meet");
+  tell_lost(next, *session);
+  return session;
+}
+
+// To the launcher of this machine, which ends what is left of them: one that stands still does not end by itself.
+void EpochEnd::tell_lost(const NextEpoch& next, Session& session) const {
+  session.lost_hosts() = before_.lost_hosts();
+  const auto& seats = before_.seats();
+  const auto node = before_.world().node_rank;
+  for (std::size_t place = 0; place < seats.size(); ++place) {
+    const base::Rank rank(static_cast<std::int64_t>(place));
+    const auto is_among = [&](const std::vector<base::Rank>& ranks) {
+      return std::ranges::find(ranks, rank) != ranks.end();
+    };
+    if (is_among(next.members) || is_among(next.leaving)) continue;
+    session.lost_hosts().push_back(seats[place].host);
+    if (seats[place].node == node) environment::ProgressReporter().lost(seats[place].process);
+  }
 }
 
 void EpochEnd::tell_places(const NextEpoch& next, const environment::World& world, std::int64_t epoch,
                            int microbatches) {
   std::vector<std::string> places;
+  const auto nodes = nodes_of(before_, next);
   for (int rank = static_cast<int>(next.members.size()); rank < next.size(); ++rank) {
-    places.push_back(NewPlace{
-        .rank = rank, .size = next.size(), .port = world.master_port, .epoch = epoch, .microbatches = microbatches}
+    places.push_back(NewPlace{.rank = rank,
+                              .size = next.size(),
+                              .local = local_place(nodes, rank),
+                              .host = world.master_addr,
+                              .port = world.master_port,
+                              .epoch = epoch,
+                              .microbatches = microbatches}
                          .text());
   }
   door_->tell(places);

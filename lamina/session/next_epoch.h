@@ -24,10 +24,10 @@ struct NextEpoch {
   std::vector<value::Value> words;  // what each has told
   int rank = -1;                    // of this one among them; -1: it leaves
   std::vector<base::Rank> leaving;  // by their ranks until now
-  int newcomers = 0;                // who come after them
+  std::vector<int> newcomers;       // who come after them: the machine of each
   base::Rank door{0};               // of the member that lets them in, if any
 
-  int size() const { return static_cast<int>(members.size()) + newcomers; }
+  int size() const { return static_cast<int>(members.size() + newcomers.size()); }
 };
 
 // The end of a session that has lost ranks, or that newcomers join, as one of its ranks makes it together with the
@@ -54,6 +54,7 @@ class EpochEnd {
  private:
   void tell_places(const NextEpoch& next, const environment::World& world, std::int64_t epoch, int microbatches);
   void check_newcomers(const NextEpoch& next);
+  void tell_lost(const NextEpoch& next, Session& session) const;
 
   Session& before_;
   Door* const door_;

@@ -3,16 +3,22 @@
 
 #include <stdlib.h>  // setenv
 
+#include <algorithm>
 #include <cstdlib>
 
+#include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/environment/rank_contract.h"
 #include "lamina/rendezvous/socket.h"
+#include "lamina/session/newcomer.h"
+#include "lamina/session/next_epoch.h"
+#include "lamina/session/session.h"
 
 namespace lamina::session {
 namespace {
 
 constexpr auto kEpoch = "LAMINA_EPOCH";
+constexpr auto kHere = "127.0.0.1";
 constexpr const char* kPlace[] = {"RANK",        "LOCAL_RANK",  "WORLD_SIZE", "LOCAL_WORLD_SIZE",
                                   "MASTER_ADDR", "MASTER_PORT", kEpoch};
 
@@ -21,21 +27,65 @@ int port_of(const base::Fd& socket) {
   return std::stoi(text.substr(text.rfind(' ') + 1));
 }
 
+// Where a rank's machine is for others: its address on the network over which they meet, where it has one there.
+std::string address_of(const Session& session, base::Rank rank) {
+  const auto& seats = session.seats();
+  if (seats.empty()) return kHere;
+  const auto& host = seats[static_cast<std::size_t>(rank.value)].host;
+  try {
+    return rendezvous::Address::parse(host + " 0").host();
+  } catch (const base::FormatError&) {  // a name: all are on one machine
+    return kHere;
+  }
+}
+
 }  // namespace
 
-FreePort::FreePort() : socket_(rendezvous::Address::parse("127.0.0.1 0").listen()), number_(port_of(socket_)) {}
+FreePort::FreePort(const Session& session)
+    : socket_(rendezvous::Address::parse(base::str(address_of(session, session.world().rank), " 0")).listen()),
+      number_(port_of(socket_)) {}
 
 std::int64_t epoch_of_environment() {
   const char* const number = std::getenv(kEpoch);
   return number == nullptr ? 0 : std::atoll(number);
 }
 
-environment::World next_place(int rank, int size, int port) {
-  return {.rank = base::Rank(rank),
-          .size = size,
-          .local_rank = rank,
-          .local_size = size,
+LocalPlace local_place(const std::vector<int>& nodes, int rank) {
+  const auto self = nodes.begin() + rank;
+  return {.rank = static_cast<int>(std::count(nodes.begin(), self, *self)),
+          .size = static_cast<int>(std::ranges::count(nodes, *self))};
+}
+
+std::vector<int> nodes_of(const Session& before, const NextEpoch& next) {
+  std::vector<int> nodes;
+  const auto& seats = before.seats();
+  for (const auto member : next.members) {
+    nodes.push_back(seats.empty() ? before.world().node_rank : seats[static_cast<std::size_t>(member.value)].node);
+  }
+  nodes.insert(nodes.end(), next.newcomers.begin(), next.newcomers.end());
+  return nodes;
+}
+
+environment::World next_place(const Session& before, const NextEpoch& next, int port) {
+  const auto local = local_place(nodes_of(before, next), next.rank);
+  return {.rank = base::Rank(next.rank),
+          .size = next.size(),
+          .local_rank = local.rank,
+          .local_size = local.size,
+          .node_rank = before.world().node_rank,
+          .master_addr = address_of(before, next.members.front()),
           .master_port = port,
+          .launched = true};
+}
+
+environment::World next_place(const Session& own, const NewPlace& place) {
+  return {.rank = base::Rank(place.rank),
+          .size = place.size,
+          .local_rank = place.local.rank,
+          .local_size = place.local.size,
+          .node_rank = own.world().node_rank,
+          .master_addr = place.host,
+          .master_port = place.port,
           .launched = true};
 }
 

@@ -11,10 +11,14 @@
 
 namespace lamina::session {
 
-// A port of this machine at which ranks may meet. Nobody else is given it while this is there.
+class Session;
+struct NextEpoch;
+
+// A port of this machine at which the ranks of a session may meet, at that address. Nobody else is given it while this
+// is there.
 class FreePort {
  public:
-  FreePort();
+  explicit FreePort(const Session& session);
   int number() const { return number_; }
 
  private:
@@ -25,8 +29,20 @@ class FreePort {
 // How often this process has changed the others of its job (LAMINA_EPOCH), as the environment says.
 std::int64_t epoch_of_environment();
 
-// The place of that rank among so many, all of this machine, who meet at that port.
-environment::World next_place(int rank, int size, int port);
+// Where a rank of several machines is.
+struct LocalPlace {
+  int rank = 0, size = 1;  // LOCAL_RANK, LOCAL_WORLD_SIZE
+};
+// `nodes`: the machine of each rank.
+LocalPlace local_place(const std::vector<int>& nodes, int rank);
+
+// The machines of those who go on without others, and of newcomers.
+std::vector<int> nodes_of(const Session& before, const NextEpoch& next);
+// The place of this rank among them. They meet at that port of the first one's machine.
+environment::World next_place(const Session& before, const NextEpoch& next, int port);
+// The place of a newcomer.
+struct NewPlace;
+environment::World next_place(const Session& own, const NewPlace& place);
 
 // Has the environment say who this rank is from now on, as a launcher does; a newcomer is one no more.
 void take_place(const environment::World& world, std::int64_t epoch);

@@ -3,18 +3,20 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <set>
 #include <typeinfo>
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/joined.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/messaging/agreement.h"
+#include "lamina/rendezvous/place.h"
 #include "lamina/session/next_epoch.h"
 #include "lamina/session/next_place.h"
 #include "lamina/value/failure.h"
@@ -27,12 +29,6 @@ using value::Tuple;
 using value::Value;
 
 constexpr auto kUntilHeard = std::chrono::seconds(2);  // how long a loss may take to be heard of here
-
-std::string host() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 std::vector<base::Rank> others(const Session& session) {
   auto ranks = session.members(Group::kWorld);
@@ -67,7 +63,9 @@ std::string why_no_survivors(const Session& session, bool keeps_parts) {
   if (parts != nullptr && !keeps_parts) {
     return base::str(parts, " gives ranks parts that no other one has, and that are lost with a rank");
   }
-  if (session.topology().size(Group::kNode) < session.world().size) return "it knows ranks of one machine alone yet";
+  if (session.topology().size(Group::kNode) < session.world().size && session.seats().empty()) {
+    return "ranks of several machines know where others are under `lamina run --elastic` alone";
+  }
   return config.ddp ? "" : "without ddp each rank trains by itself";
 }
 
@@ -81,20 +79,22 @@ void tell_no_survivors(Session& session, const std::string& why) {
   base::log_info("--elastic: a rank is lost, and the others end with it: " + why);
 }
 
-void tell_survivors(const Session& session, std::vector<base::Rank> lost, std::int64_t step, bool is_again,
-                    double took) {
+void tell_survivors(Session& session, std::vector<base::Rank> lost, std::int64_t step, bool is_again, double took) {
+  const auto hosts = std::exchange(session.lost_hosts(), {});
   if (session.world().rank != base::Rank(0)) return;
   std::ranges::sort(lost);
+  const auto machines = std::set(hosts.begin(), hosts.end());
   std::string ranks;
   for (const auto rank : lost) ranks += base::str(ranks.empty() ? "" : ", ", rank);
   const int size = session.world().size, partitions = session.config().partitions;
   std::array<char, 32> seconds{};
   std::snprintf(seconds.data(), seconds.size(), "%.1f s", took);
-  base::log_info(base::str("lost rank", lost.size() > 1 ? "s " : " ", ranks, " (machine ", host(), ") in step ", step,
-                           ": ", size, size > 1 ? " ranks, " : " rank, ",
-                           partitions > 1 ? base::str("partitions ", partitions, " x ") : "", "copies ",
-                           session.topology().size(Group::kReplicas), "; step ", step,
-                           is_again ? " again, " : " is done, ", seconds.data()));
+  base::log_info(
+      base::str("lost rank", lost.size() > 1 ? "s " : " ", ranks, machines.size() > 1 ? " (machines " : " (machine ",
+                machines.empty() ? rendezvous::host_name() : base::joined(machines), ") in step ", step, ": ", size,
+                size > 1 ? " ranks, " : " rank, ", partitions > 1 ? base::str("partitions ", partitions, " x ") : "",
+                "copies ", session.topology().size(Group::kReplicas), "; step ", step,
+                is_again ? " again, " : " is done, ", seconds.data()));
 }
 
 Survivors::Survivors(CopiesFace& face) : face_(face) { keep(); }
@@ -144,7 +144,7 @@ std::pair<std::shared_ptr<Session>, std::vector<std::int64_t>> Survivors::meet()
   const auto epochs = epoch_of_environment();
   while (true) {
     const auto next = [&] {
-      const FreePort port;
+      const FreePort port(*session_);
       return end.next(Tuple{{face_.progress(), std::int64_t{port.number()}}}, is_whole_ ? face_.progress() : -1);
     }();
     if (!is_whole_ && next.rank == 0) {
@@ -156,7 +156,7 @@ std::pair<std::shared_ptr<Session>, std::vector<std::int64_t>> Survivors::meet()
     };
     std::shared_ptr<Session> session;
     try {
-      const auto world = next_place(next.rank, next.size(), static_cast<int>(told(0, 1)));
+      const auto world = next_place(*session_, next, static_cast<int>(told(0, 1)));
       take_place(world, epochs + next.number);
       session = end.open(next, std::nullopt, world, epochs + next.number, face_.hooks());
     } catch (const base::PeerError&) {

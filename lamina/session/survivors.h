@@ -96,7 +96,6 @@ inline constexpr auto kChangesLayout = "the job was about to take another layout
 void tell_no_survivors(Session& session, const std::string& why);
 // Tells, where this rank is the first one, who was lost in that step, by their numbers then. The others make it again,
 // or it is done. `took`: seconds since then.
-void tell_survivors(const Session& session, std::vector<base::Rank> lost, std::int64_t step, bool is_again,
-                    double took);
+void tell_survivors(Session& session, std::vector<base::Rank> lost, std::int64_t step, bool is_again, double took);
 
 }  // namespace lamina::session

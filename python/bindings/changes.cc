@@ -112,20 +112,30 @@ void bind_survivors(py::module_& module, py::class_<Session, std::shared_ptr<Ses
 
 void bind_places(py::module_& module) {
   module.def(
-      "free_port", [] { return session::FreePort().number(); }, "A port of this machine that was free just now.");
+      "free_port", [](const Session& session) { return session::FreePort(session).number(); }, py::arg("session"),
+      "A port of this machine that was free just now, where ranks of the session reach it.");
   module.def("own_epoch", &session::epoch_of_environment,
              "How often this process has changed the others of its job, as the environment says.");
+  const auto take = [](const environment::World& world, std::int64_t epoch) {
+    session::take_place(world, epoch);
+    py::dict said;
+    for (const auto& [name, value] : session::said_place()) said[py::str(name)] = value;
+    return said;
+  };
   module.def(
       "take_place",
-      [](int rank, int size, int port, std::int64_t epoch) {
-        session::take_place(session::next_place(rank, size, port), epoch);
-        py::dict said;
-        for (const auto& [name, value] : session::said_place()) said[py::str(name)] = value;
-        return said;
+      [take](const Session& before, const session::NextEpoch& next, int port, std::int64_t epoch) {
+        return take(session::next_place(before, next, port), epoch);
       },
-      py::arg("rank"), py::arg("size"), py::arg("port"), py::arg("epoch"),
+      py::arg("before"), py::arg("next"), py::arg("port"), py::arg("epoch"),
       "Has the environment of the process say who this rank is from now on; returns what it says: see "
       "lamina/session/next_place.h.");
+  module.def(
+      "take_newcomers_place",
+      [take](const Session& own, const session::NewPlace& place) {
+        return take(session::next_place(own, place), place.epoch);
+      },
+      py::arg("own"), py::arg("place"), "Does so in a process that joins a job.");
 }
 
 void bind_epochs(py::module_& module) {
@@ -141,7 +151,9 @@ void bind_epochs(py::module_& module) {
             return ranks;
           },
           "Who leaves in order, by their ranks until now.")
-      .def_readonly("newcomers", &NextEpoch::newcomers, "How many ranks join those who have told something.")
+      .def_property_readonly(
+          "newcomers", [](const NextEpoch& next) { return next.newcomers.size(); },
+          "How many ranks join those who have told something.")
       .def_readonly("rank", &NextEpoch::rank, "This one's place among them.")
       .def_property_readonly(
           "words",
@@ -212,13 +224,18 @@ void bind_newcomers(py::module_& module) {
           },
           py::arg("session"), py::arg("most"), py::arg("shares_any"),
           "How many ranks there may be with newcomers, and whether copies share out any number of microbatches.")
+      .def(
+          "tell", [](const Door& door, Session& session) { session::tell_door(session, door); }, py::arg("session"),
+          "Tells the other machines where it is.")
       .def_property_readonly("has_waiting", &Door::has_waiting, "Whether somebody waits who may come in.")
       .def("end", &Door::end, "The training is over: nobody comes in any more.");
+  module.def("hear_of_door", &session::hear_of_door, py::arg("session"),
+             "Has newcomers of this machine find the door of another one, once its rank has told where it is.");
+  module.def("end_door", &session::end_door, py::arg("session"),
+             "Tells newcomers of this machine that the training is over.");
   py::class_<NewPlace>(module, "NewPlace", "A newcomer's place in the job: see lamina/session/newcomer.h.")
       .def_readonly("rank", &NewPlace::rank)
-      .def_readonly("size", &NewPlace::size)
-      .def_readonly("port", &NewPlace::port)
-      .def_readonly("epoch", &NewPlace::epoch);
+      .def_readonly("size", &NewPlace::size);
   py::class_<Newcomer>(module, "Newcomer", "A process that joins a job: see lamina/session/newcomer.h.")
       .def(py::init<const Session&, const session::Facts&>(), py::arg("own"), py::arg("facts"))
       .def("wait", &Newcomer::wait, py::call_guard<Release>(),
@@ -252,10 +269,10 @@ void bind_newcomers(py::module_& module) {
 void bind_changes(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
   bind_changing(module);
   bind_layouts(kind);
-  bind_places(module);
   bind_epochs(module);
   bind_survivors(module, kind);
   bind_newcomers(module);
+  bind_places(module);
 }
 
 }  // namespace lamina::python

@@ -35,7 +35,7 @@ def die(place, number):
     if IS_NEW:
         return
     if (place, str(SELF), str(number)) in DEATHS:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP if "STOPS" in os.environ else signal.SIGKILL)
     if place == "forward" and ("leaves", str(SELF), str(number)) in DEATHS:
         os.kill(os.getpid(), signal.SIGTERM)
     if place == "forward" and ("launcher", str(SELF), str(number)) in DEATHS:
@@ -75,7 +75,8 @@ def main():
     differs = NEWCOMER if IS_NEW else ""
     if differs == "script":
         sys.modules["__main__"].__file__ = outliving.__file__
-    lamina.init(ddp=True, microbatches=ROWS // FULL, timeout_s=20, seed=6 if differs == "config" else 5)
+    seed = 6 if differs == "config" else 5
+    lamina.init(ddp=True, microbatches=ROWS // FULL, timeout_s=20, seed=seed, **outliving.silence())
     falter("init")
     watch_entering()
     module = layers(float(os.environ.get("DROPOUT", "0")))
@@ -117,6 +118,7 @@ def main():
             ended = time.monotonic()
 
     found = {"losses": losses, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "sizes": sizes}
+    found |= outliving.where()
     found |= {"rates": [group["lr"] for group in optimizer.param_groups], "size": lamina.size(), "is_new": IS_NEW}
     torch.save(found | {"still": still, "drawn": lamina.rng_step()}, FOLDER / f"end.{SELF}")
     lamina.shutdown()

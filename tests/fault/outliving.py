@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains copies of a model, some of which die: outliving.py PLACE RANK[:STEP]..., with the ranks, and the steps that
 they die in. PLACE is in the forward, before the update, after it, or after one that another copy has lost (behind).
+With STOPS they stop instead, as by SIGSTOP. With BUSY they are busy for so many seconds, in Python or in an operator
+(BUSY_IN). PLACE may be slow: steps take STEP_S seconds. SLOW is what they take after a loss.
 
 Writes, of those who are left, their losses, the model, and how long it took from a death to the end of the next step.
 """
@@ -66,6 +68,7 @@ def plain(steps=STEPS, made=made):
 
 DEATHS = {}  # rank of the beginning: step
 PLACE, SELF, NOW = "", int(os.environ.get("RANK", 0)), -1
+FULL = int(os.environ.get("WORLD_SIZE", 1))
 
 
 def die(place):
@@ -73,7 +76,20 @@ def die(place):
         from victim import note  # beside this program; who takes `plain` alone may lack it
 
         note(f"death-{NOW}", "")
-        os.kill(os.getpid(), signal.SIGKILL)
+        if "BUSY" in os.environ:
+            return be_busy(float(os.environ["BUSY"]), os.environ["BUSY_IN"])
+        os.kill(os.getpid(), signal.SIGSTOP if "STOPS" in os.environ else signal.SIGKILL)
+        print("goes on", flush=True)
+
+
+def be_busy(seconds, where):
+    """Keeps the interpreter's lock all the time, or none of it."""
+    by = time.monotonic() + seconds
+    while time.monotonic() < by:
+        if where == "python":
+            pow(7, 1 << 21)  # a tenth of a second or more, in one instruction
+        else:
+            torch.mm(*torch.ones(2, 600, 600).unbind())
 
 
 def bits(optimizer):
@@ -90,10 +106,20 @@ def loses_rank_1(_):
     raise lamina.PeerError("rank 1 is lost before the update")
 
 
+def silence():
+    return {"silent_s": float(os.environ["SILENT"])} if "SILENT" in os.environ else {}
+
+
+def where():
+    """Its place, and the ranks of its machine."""
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    return {"place": {name: os.environ[name] for name in names}, "node": current.session().group_members("node")}
+
+
 def main():
     global NOW
     half = bool(os.environ.get("HALF"))
-    lamina.init(ddp=True, microbatches=ROWS // int(os.environ["WORLD_SIZE"]), timeout_s=30, seed=5, bf16=half)
+    lamina.init(ddp=True, microbatches=ROWS // FULL, timeout_s=30, seed=5, bf16=half, **silence())
     model = lamina.distribute(layers(float(os.environ.get("DROPOUT", "0"))))
     optimizer, schedule = made(model)
     lamina.DistributedOptimizer(optimizer)
@@ -129,9 +155,13 @@ def main():
             die("after" if PLACE != "behind" else "behind")
             if number == updates and updates:
                 went_on.append(time.time())
+            if PLACE == "slow":
+                Path(os.environ["DIR"], f"steps.{SELF}").touch()
+            time.sleep(float(os.environ.get("SLOW" if lamina.size() < FULL else "STEP_S", "0")))
 
     found = {"losses": losses, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "went_on": went_on}
-    torch.save(found | {"rates": schedule.get_last_lr(), "size": lamina.size()}, Path(os.environ["DIR"], f"end.{SELF}"))
+    found |= {"rates": schedule.get_last_lr(), "size": lamina.size(), **where()}
+    torch.save(found, Path(os.environ["DIR"], f"end.{SELF}"))
     lamina.shutdown()
 
 

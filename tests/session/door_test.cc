@@ -12,6 +12,7 @@
 #include "lamina/data_parallel/newcomers.h"
 #include "lamina/environment/rank_contract.h"
 #include "lamina/rendezvous/socket.h"
+#include "lamina/session/newcomer.h"
 
 namespace lamina::session {
 namespace {
@@ -58,6 +59,40 @@ TEST(Facts, TravelAndDifferByName) {
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_THROW(to_facts(bytes.substr(0, size)), base::FormatError) << size;
   }
+}
+
+TEST(Facts, ANewcomerTellsItsMachineBesides) {
+  auto facts = of_guest(2, kFacts);
+  EXPECT_NE(difference(kFacts, facts), "");
+  EXPECT_EQ(take_node(facts), 2);
+  EXPECT_EQ(facts, kFacts);
+  EXPECT_THROW(take_node(facts), base::FormatError) << "it tells none";
+  auto odd = of_guest(0, kFacts);
+  odd.back().second = "first";
+  EXPECT_THROW(take_node(odd), base::FormatError);
+}
+
+TEST(LocalPlace, CountsThoseOfTheSameMachine) {
+  const std::vector<int> nodes{1, 0, 0, 1, 0};
+  const auto places = [&] {
+    std::vector<std::pair<int, int>> found;
+    for (int rank = 0; rank < 5; ++rank) {
+      const auto local = local_place(nodes, rank);
+      found.emplace_back(local.rank, local.size);
+    }
+    return found;
+  }();
+  EXPECT_EQ(places, (std::vector<std::pair<int, int>>{{0, 2}, {0, 3}, {1, 3}, {1, 2}, {2, 3}}));
+}
+
+TEST(NewPlace, TravelsAsText) {
+  const NewPlace place{
+      .rank = 3, .size = 4, .local = {1, 2}, .host = "10.0.0.2", .port = 29500, .epoch = 2, .microbatches = 6};
+  const auto read = NewPlace::read(place.text());
+  EXPECT_EQ(read.text(), place.text());
+  EXPECT_EQ(read.local.rank, 1);
+  EXPECT_EQ(read.host, "10.0.0.2");
+  EXPECT_THROW(NewPlace::read(R"({"rank": 1, "size": 2})"), base::FormatError);
 }
 
 std::pair<base::Fd, base::Fd> ends() {
@@ -115,8 +150,9 @@ class DoorTest : public testing::Test {
   base::Fd connect() const { return rendezvous::Address::parse(plate_->read()).begin_connect(); }
 
   // A line of somebody with that secret and these facts; none where the door closes.
-  std::optional<DoorLine> come(const Secret& secret, const Facts& facts, std::string* why = nullptr) const {
-    const Identity self{base::Rank(1), 2, secret, "door", {to_bytes(facts), ""}};
+  std::optional<DoorLine> come(const Secret& secret, const Facts& facts, std::string* why = nullptr,
+                               int node = 0) const {
+    const Identity self{base::Rank(1), 2, secret, "door", {to_bytes(of_guest(node, facts)), ""}};
     Handshake handshake(self, connect(), base::Rank(0), base::Deadline::after(20s));
     auto state = Handshake::State::kRunning;
     while ((state = handshake.advance()) == Handshake::State::kRunning) std::this_thread::sleep_for(1ms);
@@ -124,7 +160,7 @@ class DoorTest : public testing::Test {
     if (state != Handshake::State::kDone) return std::nullopt;
     return DoorLine(handshake.take());
   }
-  std::optional<DoorLine> come() const { return come(secret_, kFacts); }
+  std::optional<DoorLine> come(int node = 0) const { return come(secret_, kFacts, nullptr, node); }
 
   // The next word that is not one of waiting.
   static std::pair<DoorWord, std::string> word(DoorLine& line) {
@@ -144,11 +180,13 @@ class DoorTest : public testing::Test {
 
 TEST_F(DoorTest, WhoHasTheSecretAndTheFactsWaitsAndGetsAPlace) {
   EXPECT_FALSE(door_->has_waiting());
-  auto one = come(), two = come();
+  auto one = come(), two = come(/*node=*/3);
   ASSERT_TRUE(one && two);
   ASSERT_TRUE(eventually([&] { return door_->has_waiting(); }));
   EXPECT_TRUE(data_parallel::newcomers().wait);
-  ASSERT_TRUE(eventually([&] { return door_->take(2) == 2; }));
+  std::vector<int> machines;
+  ASSERT_TRUE(eventually([&] { return (machines = door_->take(2)).size() == 2; }));
+  EXPECT_EQ(machines, (std::vector<int>{0, 3}));
   EXPECT_FALSE(data_parallel::newcomers().wait) << "they are taken";
   door_->tell({"first", "second"});
   EXPECT_FALSE(door_->has_lost());
@@ -157,7 +195,7 @@ TEST_F(DoorTest, WhoHasTheSecretAndTheFactsWaitsAndGetsAPlace) {
   door_->let_in();
   EXPECT_EQ(word(*one).first, DoorWord::kIn);
   EXPECT_EQ(word(*two).first, DoorWord::kIn);
-  EXPECT_EQ(door_->take(4), 0);
+  EXPECT_TRUE(door_->take(4).empty());
 }
 
 TEST_F(DoorTest, WhoDiffersIsRefusedByName) {
@@ -195,14 +233,14 @@ TEST_F(DoorTest, WhoDiesOrFallsSilentIsNotCounted) {
   auto silent = come();
   ASSERT_TRUE(eventually([&] { return door_->has_waiting(); }));
   EXPECT_TRUE(eventually([&] { return !door_->has_waiting(); })) << "frozen";
-  EXPECT_EQ(door_->take(2), 0);
+  EXPECT_TRUE(door_->take(2).empty());
   silent->knock();
   EXPECT_TRUE(eventually([&] { return door_->has_waiting(); })) << "it goes on";
 }
 
 TEST_F(DoorTest, WhoDiesOnTheWayInIsLostAndTheOthersComeAgain) {
   auto one = come(), two = come();
-  ASSERT_TRUE(eventually([&] { return door_->take(2) == 2; }));
+  ASSERT_TRUE(eventually([&] { return door_->take(2).size() == 2; }));
   door_->tell({"first", "second"});
   EXPECT_EQ(word(*two).first, DoorWord::kPlace);
   one.reset();
@@ -216,10 +254,10 @@ TEST_F(DoorTest, WhoDiesOnTheWayInIsLostAndTheOthersComeAgain) {
 
 TEST_F(DoorTest, WhoWasTakenAndHasNoPlaceCountsAnew) {
   auto one = come(), two = come();
-  ASSERT_TRUE(eventually([&] { return door_->take(2) == 2; }));
-  EXPECT_EQ(door_->take(3), 1);
+  ASSERT_TRUE(eventually([&] { return door_->take(2).size() == 2; }));
+  EXPECT_EQ(door_->take(3).size(), 1u);
   door_->send_away();
-  EXPECT_EQ(door_->take(4), 0);
+  EXPECT_TRUE(door_->take(4).empty());
 }
 
 TEST_F(DoorTest, WhoWaitsInVainIsToldWhyAndTheEnd) {

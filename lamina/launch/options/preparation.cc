@@ -87,8 +87,10 @@ void check_elastic(const Options& options, const Layout& layout) {
   if (*options.most < layout.world_size) {
     throw base::ConfigError(base::str("--elastic: MAX is ", *options.most, ", which is less than ", ranks));
   }
-  if (layout.several_machines()) {
-    throw base::ConfigError("--elastic MIN:MAX is for ranks of one machine yet: give MIN alone on several");
+  if (layout.several_machines() && !options.secret_file) {
+    throw base::ConfigError(
+        "--elastic MIN:MAX on several machines needs --secret-file: by its secret the job knows a rank that comes "
+        "back");
   }
 }
 

@@ -115,7 +115,7 @@ Outcome Attempt::run() const {
     const auto& options = prepared.options;
     const auto again = [&](int i) { return starter.start(i, /*again=*/true); };
     outcome = Supervisor({ranks, control, children, report, health, terminal, pipes, options.grace, options.least,
-                          options.most ? Supervisor::Again(again) : nullptr})
+                          prepared.layout.several_machines(), options.most ? Supervisor::Again(again) : nullptr})
                   .run();
   }
   pipes.finish();

@@ -67,6 +67,10 @@ void RankHealth::take(Person& person) {
       person.consequence.emplace(datagram.data() + sizeof progress, static_cast<std::size_t>(count) - sizeof progress);
     }
     if (count != sizeof progress || progress.inside == Progress::kConsequence) continue;
+    if (progress.inside == Progress::kLost) {
+      give_up(progress.step);
+      continue;
+    }
     person.reporter = progress.process;
     if (progress.inside == Progress::kJoining) {
       person.came = true;
@@ -91,6 +95,12 @@ void RankHealth::take(Person& person) {
     person.heard = Clock::now();
   }
   if (count == 0 || (errno != EAGAIN && errno != EINTR)) person.socket.reset();
+}
+
+void RankHealth::give_up(std::int64_t process) {
+  for (Person& person : people_) {
+    if (!person.ended && person.reporter == process) person.given_up = true;
+  }
 }
 
 void RankHealth::take_stops(const RankProcess& rank, int i) {

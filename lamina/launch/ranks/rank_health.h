@@ -50,7 +50,8 @@ class RankHealth {
   bool outlived(int i) const;
   std::optional<base::Deadline> next() const;  // when one of these may become true
 
-  bool has_left(int i) const { return people_[i].left; }  // it said that the job goes on without it
+  bool has_left(int i) const { return people_[i].left; }         // it said that the job goes on without it
+  bool is_given_up(int i) const { return people_[i].given_up; }  // others said so
   bool has_stepped(int i) const { return people_[i].heard.has_value(); }
 
   bool joins(int i) const;  // it waits for others in init
@@ -77,10 +78,12 @@ class RankHealth {
     bool ended = false;
     bool closed = false;  // it said that its session is over
     bool left = false;    // and that others go on
+    bool given_up = false;
     std::optional<std::string> consequence;
   };
   static std::optional<Clock::time_point> outlived_at(const Person& person);
   void take(Person& person);
+  void give_up(std::int64_t process);
   Clock::time_point last_heard() const;
 
   const Clock::time_point began_ = Clock::now();

@@ -18,6 +18,12 @@ constexpr int kMostStacks = 8;
 // How long words, and what ranks have written before them, may take to be read; after that they wait in a queue.
 constexpr std::chrono::milliseconds kFlush{500};
 
+// None of a machine among several.
+std::string others(int left) {
+  if (left == 0) return "no other one of this machine is left";
+  return base::str(left, left == 1 ? " other goes on" : " others go on");
+}
+
 }  // namespace
 
 void Report::write(const std::string& text) const {
@@ -53,12 +59,17 @@ void Report::ended(base::Rank rank, const RankEnd& end) const {
 
 void Report::lost(base::Rank rank, const RankEnd& end, int left) const {
   flush();
-  say("rank ", rank, " is lost: ", end.words(), "; ", left, left == 1 ? " other goes on" : " others go on");
+  say("rank ", rank, " is lost: ", end.words(), "; ", others(left));
+}
+
+void Report::silent(base::Rank rank) const {
+  flush();
+  say("rank ", rank, " gave no sign of life, and the others go on without it: killed");
 }
 
 void Report::left_in_order(base::Rank rank, int left) const {
   flush();
-  say("rank ", rank, " has left in order; ", left, left == 1 ? " other goes on" : " others go on");
+  say("rank ", rank, " has left in order; ", others(left));
 }
 
 void Report::coming_back(base::Rank rank, std::chrono::milliseconds pause) const {

@@ -32,6 +32,7 @@ class Report {
   void ended(base::Rank rank, const RankEnd& end) const;
 
   void lost(base::Rank rank, const RankEnd& end, int left) const;            // others go on without it
+  void silent(base::Rank rank) const;                                        // it is killed, as others go on without it
   void left_in_order(base::Rank rank, int left) const;                       // and others go on without it
   void coming_back(base::Rank rank, std::chrono::milliseconds pause) const;  // it is started again
   void given_up(base::Rank rank, const std::string& why) const;              // it is not

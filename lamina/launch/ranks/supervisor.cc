@@ -37,13 +37,14 @@ Supervisor::Supervisor(const Parts& parts) : parts_(parts) {
 }
 
 Outcome Supervisor::run() {
-  while (!running_.empty()) {
+  while (!running_.empty() || awaits_comeback()) {
     wait();
     parts_.report.lost_output();
     take_orders();
     if (std::exchange(changed_, false)) take_ends();
     start_again();
     end_newcomers();
+    blame_last_lost();
     check_vitals();
     check_readers();
     advance();
@@ -95,9 +96,10 @@ void Supervisor::take_ends() {
     const bool has_worked = has_joined(local(rank));
     std::erase(running_, rank);
     newcomers_.erase(local(rank));
+    silenced_.erase(local(rank));
     const bool has_left = !end.failed() && parts_.health.has_left(local(rank));
-    const bool may_lose =
-        phase_ == Phase::kRunning && !root_cause_.first() && parts_.least && working() >= *parts_.least;
+    const bool may_lose = phase_ == Phase::kRunning && !root_cause_.first() && parts_.least &&
+                          (parts_.is_part || working() >= *parts_.least);
     if (may_lose && (has_left || was_lost(end))) {
       lose(*rank, end, has_left);
     } else if (may_lose && !has_worked && end.failed()) {
@@ -135,6 +137,7 @@ void Supervisor::lose(const RankProcess& rank, const RankEnd& end, bool has_left
     parts_.report.left_in_order(rank.rank(), working());
   } else {
     parts_.report.lost(rank.rank(), end, working());
+    last_lost_ = {rank.rank(), end};
   }
   if (!parts_.again) return;
   if (const auto pause = comebacks_.ended(local(&rank), end, base::Clock::now())) {
@@ -145,9 +148,22 @@ void Supervisor::lose(const RankProcess& rank, const RankEnd& end, bool has_left
   }
 }
 
+// Others of the job, on other machines, may go on meanwhile.
+bool Supervisor::awaits_comeback() const {
+  return parts_.is_part && phase_ == Phase::kRunning && !root_cause_.first() && !has_finished_ &&
+         comebacks_.next().has_value();
+}
+
+// Where all ranks of this machine are lost, and none comes back, they have failed here.
+void Supervisor::blame_last_lost() {
+  if (!running_.empty() || !last_lost_ || has_finished_ || awaits_comeback() || root_cause_.first()) return;
+  root_cause_.add(last_lost_->rank, last_lost_->end);
+}
+
 // Starts those whose time has come, unless the job comes to its end.
 void Supervisor::start_again() {
-  if (phase_ != Phase::kRunning || root_cause_.first() || has_finished_ || running_.empty()) return;
+  if (phase_ != Phase::kRunning || root_cause_.first() || has_finished_) return;
+  if (running_.empty() && !awaits_comeback()) return;
   while (const auto place = comebacks_.due(base::Clock::now())) {
     RankProcess& rank = parts_.ranks[*place];
     try {
@@ -173,8 +189,20 @@ void Supervisor::end_newcomers() {
   running_.clear();
 }
 
+// One that stands still does not know that the others go on, and must not do as if it were one of them when it wakes.
+void Supervisor::end_given_up() {
+  for (const RankProcess* rank : running_) {
+    const int i = local(rank);
+    const bool is_lost = parts_.health.is_given_up(i) || (parts_.least && parts_.health.outlived(i));
+    if (!is_lost || !silenced_.insert(i).second) continue;
+    parts_.report.silent(rank->rank());
+    rank->signal_group(SIGKILL);
+  }
+}
+
 void Supervisor::check_vitals() {
   if (phase_ != Phase::kRunning || root_cause_.first() || running_.empty()) return;
+  end_given_up();
   const auto joins =
       std::ranges::find_if(running_, [&](const RankProcess* rank) { return parts_.health.joins(local(rank)); });
   for (std::size_t i = 0; joins != running_.end() && i < parts_.ranks.size(); ++i) {
@@ -185,8 +213,8 @@ void Supervisor::check_vitals() {
     if (!parts_.health.stopped_long(local(rank))) continue;
     parts_.report.stopped(rank->rank(), parts_.health.process(local(rank)).value_or(rank->pid()));
   }
-  const auto outlived =
-      std::ranges::find_if(running_, [&](const RankProcess* rank) { return parts_.health.outlived(local(rank)); });
+  const auto outlived = std::ranges::find_if(
+      running_, [&](const RankProcess* rank) { return !parts_.least && parts_.health.outlived(local(rank)); });
   if (outlived != running_.end()) {
     abort_hung(base::str("rank ", (*outlived)->rank(),
                          " has been stopped for longer than timeout_s: ranks on other machines have ended without it"));
@@ -260,7 +288,7 @@ void Supervisor::interrupt(int signal) {
   take_ends();  // what had failed before the signal stays the reason
   if (root_cause_.first() || hung_) {
     fail();
-  } else if (!running_.empty()) {
+  } else if (!running_.empty() || awaits_comeback()) {
     interruption_ = signal;
     parts_.report.interrupted(signal, static_cast<int>(running_.size()));
   }

@@ -49,6 +49,7 @@ class Supervisor {
     RankPipes& pipes;
     std::chrono::seconds grace;
     std::optional<int> least;  // see Options
+    bool is_part = false;      // ranks of the job are on other machines, too: how many are left is for ranks to know
     Again again;               // starts a rank that is lost again, to join the others; none: nobody is
   };
   explicit Supervisor(const Parts& parts);
@@ -65,10 +66,13 @@ class Supervisor {
   bool has_joined(int local_rank) const;
   int working() const;
   void lose(const RankProcess& rank, const RankEnd& end, bool has_left);
+  bool awaits_comeback() const;
+  void blame_last_lost();
   void start_again();
   void end_newcomers();
   void advance();
   void check_vitals();
+  void end_given_up();
   void check_readers();
   void interrupt(int signal);
   void abort_hung(const std::string& why);
@@ -85,8 +89,10 @@ class Supervisor {
   const Parts parts_;
   std::vector<const RankProcess*> running_;
   Comebacks comebacks_;
+  std::set<int> silenced_;     // local ranks that were killed, for others go on without them
   std::set<int> newcomers_;    // local ranks that were started again, until they work with the others
   bool has_finished_ = false;  // a rank has ended in order
+  std::optional<RootCause::Failure> last_lost_;
   RootCause root_cause_;
   OomCounter oom_;
   int interruption_ = 0;  // the signal that ended the job, if one did

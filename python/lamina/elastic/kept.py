@@ -100,7 +100,7 @@ class KeptSurvivors(Survivors):
             size = len(next_.words)
             states.decide([told for *_, told in next_.words])
             config = job.session.next_layout(size, self._layouts, told)
-            set_place(next_.rank, size, next_.words[0][2], epochs + next_.number)
+            set_place(job.session, next_, next_.words[0][2], epochs + next_.number)
             try:
                 session = end.open_in(next_, config)
             except PeerError:

@@ -60,11 +60,13 @@ class Doorway:
         self.door = self.door or _lamina.Door.open(session, self._facts)
         if self.door is not None:
             self.door.set_terms(session, self._most, self._shares_any)
+            self.door.tell(session)
 
     def is_called(self) -> bool:
         """Tells whether newcomers wait: all copies alike, between the last pass of an update and the next one."""
         if current.session().size == 1:
             return self.leaves or (self.door is not None and self.door.has_waiting)
+        _lamina.hear_of_door(current.session())
         return _lamina.newcomers_wait()
 
     def end(self) -> None:
@@ -72,6 +74,8 @@ class Doorway:
         if self.door is not None:
             self.door.end()
             self.door = None
+        elif self._most:
+            _lamina.end_door(current.session())
 
     @contextlib.contextmanager
     def leaving_by_sigterm(self) -> Iterator[None]:
@@ -131,12 +135,12 @@ def take_place(place: "_lamina.NewPlace | None") -> None:
         tell("the job was over before this process could join it")
         raise SystemExit(0)
     os.environ.pop(_NEWCOMER, None)
-    set_place(place.rank, place.size, place.port, place.epoch)
+    os.environ.update(_lamina.take_newcomers_place(current.session(), place))
 
 
-def set_place(rank: int, size: int, port: int, epoch: int) -> None:
+def set_place(before: _lamina.Session, next_: _lamina.NextEpoch, port: int, epoch: int) -> None:
     """Has the environment say who this rank is from now on, as a launcher does."""
-    os.environ.update(_lamina.take_place(rank, size, port, epoch))
+    os.environ.update(_lamina.take_place(before, next_, port, epoch))
 
 
 def _facts(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, str]]:

@@ -51,7 +51,8 @@ class Run:
             fits.
 
     Errors:
-        UsageError: a model in slices, or several machines; without `ddp`; tensors that lie in one memory.
+        UsageError: a model in slices; several machines without `lamina run --elastic`; without `ddp`; tensors that lie
+            in one memory.
         ConfigError: a layout that no number of ranks allows.
     """
 

@@ -209,7 +209,7 @@ class Survivors:
             try:
                 if not self._is_whole and next_.rank == 0:
                     raise lost  # the states of all others were lost with those who had them
-                set_place(next_.rank, size, next_.words[0][2], epochs + next_.number)
+                set_place(job.session, next_, next_.words[0][2], epochs + next_.number)
                 microbatches, epoch = training.microbatches(size), epochs + next_.number
                 session = _opened(functools.partial(end.open, next_, microbatches, epoch))
                 break
@@ -225,7 +225,7 @@ class Survivors:
     def _agree(self, end: _lamina.EpochEnd, own: Any, progress: int, leaves: bool) -> _lamina.NextEpoch:
         """Agrees with the others who goes on. Each tells its progress, its rank, a port that is free there, and
         `own`."""
-        word = (self._training.progress, current.session().rank, _lamina.free_port(), own)
+        word = (self._training.progress, current.session().rank, _lamina.free_port(current.session()), own)
         return end.next(word, progress, leaves)
 
     @torch.no_grad()
