@@ -41,15 +41,26 @@ std::vector<std::string> nearest(const config::Config& before, int ranks) {
   return keys;
 }
 
+// As config_of(), with the microbatches that the job began with: each copy has its part of them, or one more.
+config::Config config_sharing_any(Session& before, const std::string& text, int ranks) {
+  auto keys = nlohmann::json::parse(text);
+  keys["microbatches"] = 1;
+  const auto config = config_of(before, keys.dump(), ranks);
+  const int copies = ranks / (config.partitions * config.tensor_parallel_degree);
+  const int all = before.config().microbatches * before.topology().size(topology::Group::kReplicas);
+  keys["microbatches"] = (all + copies - 1) / copies;
+  return config_of(before, keys.dump(), ranks);
+}
+
 }  // namespace
 
-config::Config next_layout(Session& before, int ranks, const std::vector<std::string>& layouts,
-                           const ChangingJob& job) {
+config::Config next_layout(Session& before, int ranks, const std::vector<std::string>& layouts, const ChangingJob& job,
+                           bool share_any) {
   std::string why;
   const auto fitting = [&](const std::string& keys) -> std::optional<config::Config> {
     try {
       require_may_change(before);
-      auto config = config_of(before, keys, ranks);
+      auto config = share_any ? config_sharing_any(before, keys, ranks) : config_of(before, keys, ranks);
       require_fits(job, config, ranks / (config.partitions * config.tensor_parallel_degree));
       return config;
     } catch (const base::Error& error) {

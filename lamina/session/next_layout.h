@@ -11,9 +11,10 @@ namespace lamina::session {
 // The configuration in which so many ranks of a job go on. It is the first of `layouts`, objects of keys as change()
 // has them, that fits them. Else the model is in as many parts as before, and has fewer copies. Else the number of its
 // parts, partitions times shards, is the nearest that fits, and of several such layouts the one whose number of
-// partitions is; one partition stays one. Alike on all ranks that ask. Throws base::ConfigError, which says why, where
-// none fits.
-config::Config next_layout(Session& before, int ranks, const std::vector<std::string>& layouts, const ChangingJob& job);
+// partitions is; one partition stays one. Alike on all ranks that ask. Where they `share_any` number of microbatches,
+// no layout has too many copies for them. Throws base::ConfigError, which says why, where none fits.
+config::Config next_layout(Session& before, int ranks, const std::vector<std::string>& layouts, const ChangingJob& job,
+                           bool share_any = false);
 
 // Throws base::UsageError or base::ConfigError, on all ranks, for layouts that are none of any number of ranks up to
 // those there are, and where ranks give others; collective over the world.

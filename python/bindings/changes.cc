@@ -76,10 +76,9 @@ void bind_layouts(py::class_<Session, std::shared_ptr<Session>>& kind) {
            "Whether the model stays whole until the next step, which traces and cuts it; collective over the world.")
       .def(
           "next_layout",
-          [](Session& before, int ranks, const std::vector<std::string>& layouts, const ChangingJob& job) {
-            return session::next_layout(before, ranks, layouts, job);
-          },
-          py::call_guard<Release>(), py::arg("ranks"), py::arg("layouts"), py::arg("job"),
+          [](Session& before, int ranks, const std::vector<std::string>& layouts, const ChangingJob& job,
+             bool share_any) { return session::next_layout(before, ranks, layouts, job, share_any); },
+          py::call_guard<Release>(), py::arg("ranks"), py::arg("layouts"), py::arg("job"), py::arg("share_any"),
           "The configuration in which so many of its ranks go on: see lamina/session/next_layout.h. Raises ConfigError "
           "where there is none.")
       .def("require_layouts", &session::require_layouts, py::call_guard<Release>(), py::arg("layouts"),

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains copies of a model by a Trainer, some of which die: outliving_trainer.py WAY PLACE RANK[:BATCH[:PLACE]]...,
-with the ranks, and the batches that they die in, or after. PLACE is an event, or one of these: forward,
-gradient, update, updated, behind (an update that another one has lost), evaluation, change (of the layout), changing
-(once all have met in the other one). `saving` is before the part of a save that all make together, `saved` after that,
-`going on` is without another one, and `error` raises in the place of a death.
+"""Trains copies of a model, or parts of it, by a Trainer, some of which die: outliving_trainer.py WAY PLACE
+RANK[:BATCH[:PLACE]]..., with the ranks, and the batches that they die in, or after. PLACE is an event, or one of these:
+forward, gradient, update, updated, behind (an update that another one has lost), evaluation, keeping and kept (before
+and after a version), change (of the layout), changing (once all have met in the other one). `meeting` is the end of a
+call of the Trainer's, `left` what follows. `saving` is before the part of a save that all make together, `saved` after
+that, `going on` is without another one, and `error` raises in the place of a death.
 
 Writes, of those who are left, what they have heard and computed, and how long it took from a death to the next batch.
 """
@@ -20,9 +21,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import lamina
-from lamina.elastic import change, survivors
+from lamina.elastic import change, kept, survivors
 from lamina.job import current
-from lamina.trainer import Callback, ComposerModel, Event, Trainer, checkpoints
+from lamina.trainer import Callback, ComposerModel, Event, Trainer, checkpoints, survival
 from lamina.trainer.schedulers import LinearScheduler
 
 FATAL = 3
@@ -31,6 +32,8 @@ BATCHES = {2: 6, 3: 9, 4: 8, 5: 10}  # of all of so many copies; those that are 
 
 DEATHS, PLACES = {}, {}  # by the rank of the beginning: batch, and the place where it is another one
 PLACE, SELF, NOW = "", int(os.environ.get("RANK", 0)), -1
+CALLS = {"fit": 0, "eval": 100, "predict": 200, "close": 300}  # what numbers of batches in them count from
+CALL = "fit"
 
 
 def die(place):
@@ -52,10 +55,12 @@ class Net(ComposerModel):
             nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 3)
         ).double()
         self.register_buffer("forwards", torch.zeros((), dtype=torch.float64))
-        self.layers[0].weight.register_hook(lambda gradient: die("gradient"))
+        for layer in self.layers:
+            layer.register_forward_pre_hook(lambda layer, _: die("forward" if layer.training else "evaluation"))
+        for parameter in self.parameters():
+            parameter.register_hook(lambda gradient: die("gradient"))
 
     def forward(self, batch):
-        die("forward" if self.training else "evaluation")
         if self.training:
             self.forwards += 1 / lamina.num_microbatches()
         return self.layers(batch[0])
@@ -84,7 +89,7 @@ class Watches(Callback):
     def run_event(self, event, state, logger):
         global NOW
         number = int(state.timestamp.batch)
-        NOW = number
+        NOW = CALLS[CALL] + number
         die(event.value)
         if event is Event.BATCH_START and PLACES.get(SELF) == "error" and DEATHS[SELF] == number:
             raise ValueError("of the program")
@@ -133,7 +138,10 @@ WAYS = {
     "measured": {"is_measured": True},
     "memory": {"device_train_microbatch_size": "auto"},
     "stream": {"is_stream": True},
-    "partitions": {"keys": {"partitions": 2}},
+    "partitions": {"keys": {"partitions": 4}, "grad_accum": 2},
+    "groups": {"keys": {"partitions": 2}, "grad_accum": 2},
+    "shards": {"keys": {"sharded_data_parallel_degree": 4, "sdp_param_persistence_threshold": 0}},
+    "units": {"fsdp_config": {"min_params": 20}},
     "divided": {"keys": {"shard_optimizer_state": True}},
     "changes": {"changes": {FATAL: {"shard_optimizer_state": True}}},
 }
@@ -141,12 +149,14 @@ WAYS = {
 
 def trainer_of(way, copies, batch, folder=None):
     """A Trainer of which so many copies share a batch of so many samples, and what it trains."""
-    given = dict(WAYS[way])
+    given, is_many = dict(WAYS[way]), copies > 1
     model = Net(given.pop("dropout", 0.0), given.pop("is_measured", False))
     in_rows, workers = given.pop("in_rows", False), given.pop("workers", 0)
     data, watches = dataset(EPOCH * batch - (0 if in_rows else batch // 2)), Watches(given.pop("changes", None))
-    if copies == 1:
+    if not is_many:
         watches.changes = {}
+        given.pop("keys", {}), given.pop("fsdp_config", {})
+    copies = copies // given.get("keys", {}).get("partitions", 1) or 1
     rows = batch // copies
     exact = {"exact": True, "batch_size": rows} if in_rows else {}
     sampler = lamina.dist.get_sampler(data, shuffle=True, seed=2, **exact)
@@ -154,6 +164,7 @@ def trainer_of(way, copies, batch, folder=None):
     if given.pop("is_stream", False):
         loader = DataLoader(Stream(data, SELF, copies), rows)
     optimizer = torch.optim.AdamW(model.parameters(), 0.02, weight_decay=0.1)
+    given["elastic_config"] = {"keep_every": int(os.environ.get("EVERY", "1"))}
     if folder is not None:
         given |= {"save_folder": folder, "save_interval": "1ba", "save_filename": "ba{batch}"}
     trainer = Trainer(
@@ -167,19 +178,34 @@ def trainer_of(way, copies, batch, folder=None):
         eval_dataloader=evaluator(),
         eval_interval="3ba",
         callbacks=watches,
-        lamina_config={"timeout_s": 30, **given.pop("keys", {})} if copies > 1 else {},
+        lamina_config={"timeout_s": 30, **given.pop("keys", {})} if is_many else {},
         **given,
     )
     return trainer, model, optimizer, watches
+
+
+def calling(name):
+    global CALL, NOW
+    CALL = name
+    NOW = CALLS[name] + 2 * EPOCH
 
 
 def trained(trainer, model, optimizer, watches):
     """Trains, and returns what it has come to."""
     rows = trainer.state.train_dataloader.batch_size
     trainer.fit()
-    found = {"size": lamina.size() if lamina.is_initialized() else 1, "saved": trainer.saved_checkpoints}
-    found |= {"eval": trainer.state.eval_metric_values["loss"], "events": len(watches.layouts)}
+    found = {"eval": trainer.state.eval_metric_values["loss"]}
+    if "CALLS" in os.environ:
+        calling("eval")
+        trainer.eval(evaluator())
+        found["eval"] = trainer.state.eval_metric_values["loss"]
+        calling("predict")
+        found["predicted"] = trainer.predict(evaluator())
+        calling("close")
+    size = lamina.size() if lamina.is_initialized() else 1
     trainer.close()
+    found |= {"size": watches.layouts[-1][1] if watches.layouts else size, "saved": trainer.saved_checkpoints}
+    found["events"] = len(watches.layouts)
     loader = trainer.state.train_dataloader
     batches = loader.batch_sampler
     found["is_scripts_own"] = (loader.batch_size, batches.batch_size, batches.sampler) == (rows, rows, loader.sampler)
@@ -231,9 +257,14 @@ def main():
     is_behind()
     dies_before(checkpoints, "save_checkpoint", "saving")
     dies_after(checkpoints, "save_checkpoint", "saved")
+    dies_before(survival.Survival, "_meet_at_end", "meeting")
+    dies_after(survival.Survival, "_meet_at_end", "left")
     dies_before(change, "everywhere", "change")
     dies_before(change, "_go_over", "changing")
     dies_before(survivors.Survivors, "_go_over", "going on")
+    dies_before(kept.KeptSurvivors, "_keep_now", "keeping")
+    dies_after(kept.KeptSurvivors, "_keep_now", "kept")
+    dies_before(kept.KeptSurvivors, "_go_over", "going on")
     found = trained(trainer, *rest)
     torch.save(found, Path(os.environ["DIR"], f"end.{SELF}"))
 

@@ -3,6 +3,7 @@
 ConfigErrors that say what is expected."""
 
 import inspect
+import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -132,3 +133,23 @@ def init_keys(name: str, given: Any) -> Mapping:
     if not isinstance(given, Mapping):
         raise checks.wrong(name, given, "a dictionary with keys of lamina.init")
     return given
+
+
+def elastic(name: str, given: Any) -> tuple[int | str, list[str]]:
+    """How often ranks with parts of the model keep these, and in which layouts they may go on, as JSON."""
+    if given is not None and not isinstance(given, Mapping):
+        raise checks.wrong(name, given, 'a dictionary with "keep_every" and "layouts"')
+    own = {"keep_every": "auto", "layouts": ()} | dict(given or {})
+    if unknown := sorted(map(str, own.keys() - {"keep_every", "layouts"})):
+        raise ConfigError(f'it has "keep_every" and "layouts", and no {", ".join(unknown)}')
+    every, layouts = own["keep_every"], own["layouts"]
+    if every != "auto" and (type(every) is not int or every < 1):
+        raise checks.wrong("keep_every", every, 'a whole number, 1 or more, or "auto"')
+    if not isinstance(layouts, (list, tuple)) or not all(isinstance(each, Mapping) for each in layouts):
+        raise checks.wrong("layouts", layouts, "a list of dictionaries with keys of lamina.change()")
+    if any("microbatches" in each for each in layouts):
+        raise ConfigError("layouts: grad_accum and device_train_microbatch_size say how many microbatches")
+    try:
+        return every, [json.dumps(dict(each)) for each in layouts]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"layouts: one cannot be written as JSON: {error}") from None

@@ -108,6 +108,7 @@ class Arguments:
     compile_config: dict[str, Any] | None = refused(None, "give a model that torch.compile has wrapped")
     accumulate_train_batch_on_tokens: bool = flag(is_alike=True)
     lamina_config: Mapping[str, Any] | None = argument(None, read.optional(read.init_keys))
+    elastic_config: Mapping[str, Any] | None = argument(None, read.elastic, is_alike=True)
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Arguments":

@@ -132,6 +132,9 @@ class Trainer(Elsewhere):
         fsdp_config, deepspeed_config: a layout in the words of one of them; `{}` has their defaults.
         fsdp_auto_wrap: True; `_fsdp_wrap`, `fsdp_wrap_fn` and fsdp_config's `min_params` say what becomes a unit.
         lamina_config: keys of `lamina.init`, which say any layout.
+        elastic_config: under `lamina run --elastic`, how ranks with parts of the model go on without lost ones.
+            "keep_every": so many batches lie between two versions that they keep, 1 or more, or "auto", as few as take
+            2 % of the time. "layouts": in which they may go on, each as keys of `lamina.change`, the best first.
         device: "cpu", "gpu" for an accelerator of any type, or a torch.device; without any the accelerator, if there is
             one. The model, its optimizer's states and batches go there.
         precision: "fp32", "amp_fp16" or "amp_bf16", of forwards and losses.
@@ -209,7 +212,9 @@ class Trainer(Elsewhere):
         self._layouts = Layouts(self._job, self.state, self.engine, lambda: self._shares, self._tell_layout)
         parts = self.logger, TrainingStep(self.state, self.engine, precision), self._evaluation.run
         self._loop = Loop(self.state, self.engine, *parts, self._layouts.change)
-        self._survival = Survival(self._job, self.state, self.engine, self._loop, self._layouts, self._saver)
+        self._survival = Survival(
+            self._job, self.state, self.engine, self._loop, self._layouts, self._saver, *given.elastic_config
+        )
         if self._spec is not None:
             self._read_on()
         self.engine.run_event(Event.INIT)
@@ -275,11 +280,13 @@ class Trainer(Elsewhere):
         self._bind_schedulers()
         if not state.timestamp.batch.value:
             self._tell_layout()
-        with _asked_to_end(self._saver is not None and self._saver.saves):
+        survival = self._survival
+        saves = self._saver is not None and self._saver.saves
+        with survival.leaving_by_sigterm() if survival.may_leave else _asked_to_end(saves):
             try:
                 with self._job.training():
                     self._loop.begin(self._steps_every_batch)
-                    stops = self._survival.run(
+                    stops = survival.fit(
                         lambda: self._loop.fit(self._shares, self._most),
                         lambda: self._loop.go_on(self._shares, self._most),
                     )
@@ -363,10 +370,13 @@ class Trainer(Elsewhere):
             self._set_evaluators(ensure_evaluators(eval_dataloader), 1, -1)
         try:
             with self._job.measuring():
-                for evaluator in self.state.evaluators:
-                    self._evaluation.run(evaluator, most=evaluator.subset_num_batches if most == -1 else most)
+                self._survival.call(functools.partial(self._evaluate_all, most))
         finally:
             self.state.evaluators, self.state.eval_metrics = evaluators, measured | self.state.eval_metrics
+
+    def _evaluate_all(self, most: int) -> None:
+        for evaluator in self.state.evaluators:
+            self._evaluation.run(evaluator, most=evaluator.subset_num_batches if most == -1 else most)
 
     def predict(
         self,
@@ -388,7 +398,7 @@ class Trainer(Elsewhere):
         most = checks.count_or_all("predict: subset_num_batches", subset_num_batches)
         keeps = bool(checks.flag("predict: return_outputs", return_outputs))
         with self._job.measuring():
-            return self._prediction.run(spec, most, keeps)
+            return self._survival.call(lambda: self._prediction.run(spec, most, keeps))
 
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False) -> str:
         """Saves the training as it is now, as `load_path` takes it; every rank calls it, between steps.
@@ -406,8 +416,8 @@ class Trainer(Elsewhere):
         saver = Saver(folder or ".", own, Time(1, TimeUnit.EPOCH), weights_only, -1, lambda: self._shares)
         saver.name_folder(self.state.run_name)
         saver.take_folder(True)
-        saver.save(self.state, asynchronous=False)
-        self._saved_by_hand += saver.places
+        self._survival.call(lambda: saver.save(self.state, asynchronous=False))
+        self._saved_by_hand.append(saver.places[0])
         return saver.places[0]
 
     def save_checkpoint_to_save_folder(self) -> None:
@@ -417,7 +427,8 @@ class Trainer(Elsewhere):
             raise ConfigError(
                 "save_checkpoint_to_save_folder: there is no save_folder: save_checkpoint(name) needs none"
             )
-        self._saver.save(self.state, asynchronous=False)
+        saver = self._saver
+        self._survival.call(lambda: saver.save(self.state, asynchronous=False))
 
     @property
     def saved_checkpoints(self) -> list[str]:

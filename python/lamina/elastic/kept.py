@@ -67,6 +67,10 @@ class KeptSurvivors(Survivors):
         if self._is_on and is_due and self._job.partitioned_model is not None and self._trains():
             self._keep_now()
 
+    def keep_version(self) -> None:
+        """Keeps what there is, of a model that is cut. Collective over the world."""
+        self._keep_now()
+
     def _trains(self) -> bool:
         """False of an evaluation, which some ranks may make by themselves."""
         return torch.is_grad_enabled() and any(module.training for module in self._model.modules())
@@ -88,26 +92,28 @@ class KeptSurvivors(Survivors):
     def _why_not(self, job: current.Job) -> str:
         return why_not(job, keeps_parts=True)
 
-    def _meet(self, lost: Error) -> tuple[_lamina.Session, list[tuple[int, Any]]]:
-        job, states = current.job(), self._states
-        job.saves.drop()
+    def _meet(self, lost: Error | None) -> tuple[_lamina.Session, list[tuple[int, Any]]]:
+        job, states, training = current.job(), self._states, self._training
+        leaves = lost is None and self.doorway.leaves
+        job.saves.drop() if lost is not None else job.saves.end()
         job.life.resumption = None  # of a change that was broken off
         if self._end is None or self._end[0] is not job.session:
             self._end = job.session, _lamina.EpochEnd(job.session, None), _lamina.own_epoch()
         (_, end, epochs), told = self._end, told_of(job)  # one talk, of which others may still be in the middle
         while True:
-            next_ = self._agree(end, states.told(job.session), 0, False)  # the lowest rank leads
+            next_ = self._agree(end, (states.told(job.session), training.word()), 0, leaves)  # the lowest rank leads
+            if leaves:
+                self._leave(next_)
             size = len(next_.words)
-            states.decide([told for *_, told in next_.words])
-            config = job.session.next_layout(size, self._layouts, told)
+            states.decide([kept for *_, (kept, _) in next_.words])
+            config = job.session.next_layout(size, self._layouts, told, training.shares_any)
             set_place(job.session, next_, next_.words[0][2], epochs + next_.number)
             try:
                 session = end.open_in(next_, config)
             except PeerError:
                 continue
-            left = {rank for _, rank, _, _ in next_.words}
-            self.lost += [rank for rank in range(job.session.size) if rank not in left]
-            return session, [(states.updates, None)] * size
+            self._note_gone(next_, job.session.size)
+            return session, [(states.updates, word) for *_, (_, word) in next_.words]
 
     def _go_over(self, session: _lamina.Session, told: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
         before, cut = self._job, self._job.partitioned_model

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -78,8 +78,8 @@ class Doorway:
             _lamina.end_door(current.session())
 
     @contextlib.contextmanager
-    def leaving_by_sigterm(self) -> Iterator[None]:
-        """Inside, SIGTERM has this copy leave in order, unless the script has said what that does."""
+    def leaving_by_sigterm(self, then: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Inside, SIGTERM has this copy leave in order, unless the script has said what that does. `then` is called."""
         is_main = threading.current_thread() is threading.main_thread()
         if _TERMS not in os.environ or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield
@@ -88,6 +88,7 @@ class Doorway:
         def leave(*_: object) -> None:
             self.leaves = True
             _lamina.want_to_leave(True)
+            then()
 
         signal.signal(signal.SIGTERM, leave)
         try:
@@ -98,6 +99,12 @@ class Doorway:
             if self.leaves:  # the training was over before
                 self.leaves = False
                 os.kill(os.getpid(), signal.SIGTERM)
+
+    def end_if_told(self) -> None:
+        """A rank is lost: ends this process, too, where SIGTERM has told it to leave. Perhaps the launcher ends all."""
+        if self.leaves:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def leave(self, goes_on: bool) -> None:
         """This copy is none of those who go on, if any do.

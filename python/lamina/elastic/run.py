@@ -147,6 +147,9 @@ class _OwnLoop:
     def moved(self, before: current.Job) -> None:
         """Nothing moves besides."""
 
+    def all_leave(self) -> None:
+        """Nothing is left to be done."""
+
     def state(self) -> Any:
         """The progress, and the state of the schedule."""
         return self.progress, None if self._schedule is None else self._schedule.state_dict()

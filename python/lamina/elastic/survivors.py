@@ -41,6 +41,9 @@ class Training(Protocol):
     def moved(self, before: current.Job) -> None:
         """The current job goes on in the place of another one."""
 
+    def all_leave(self) -> None:
+        """Nobody goes on, in order: all are connected still."""
+
     def state(self) -> Any:
         """Gives what it has besides model and optimizer, to copies that have not come so far."""
 
@@ -200,7 +203,7 @@ class Survivors:
             leaves = lost is None and self.doorway.leaves
             next_ = self._agree(end, training.word(), training.progress if self._is_whole else -1, leaves)
             if leaves:
-                self.doorway.leave(bool(next_.words))
+                self._leave(next_)
             told = [(progress, word) for progress, *_, word in next_.words]
             if lost is None and next_.number == 1 and next_.newcomers == 0 and len(told) == job.session.size:
                 return None, told  # the newcomers have gone again
@@ -216,11 +219,20 @@ class Survivors:
             except PeerError as error:
                 if error is lost:
                     raise
-        known = {rank for _, rank, _, _ in next_.words} | set(next_.leaving)
-        self.lost += [rank for rank in range(job.session.size) if rank not in known]
-        self._left += next_.leaving
+        self._note_gone(next_, job.session.size)
         self._joined += next_.newcomers
         return session, told + [(-1, None)] * next_.newcomers
+
+    def _leave(self, next_: _lamina.NextEpoch) -> None:
+        """This rank is none of those who go on, if any do."""
+        if not next_.words:
+            self._training.all_leave()
+        self.doorway.leave(bool(next_.words))
+
+    def _note_gone(self, next_: _lamina.NextEpoch, size: int) -> None:
+        known = {rank for _, rank, _, _ in next_.words} | set(next_.leaving)
+        self.lost += [rank for rank in range(size) if rank not in known]
+        self._left += next_.leaving
 
     def _agree(self, end: _lamina.EpochEnd, own: Any, progress: int, leaves: bool) -> _lamina.NextEpoch:
         """Agrees with the others who goes on. Each tells its progress, its rank, a port that is free there, and

@@ -143,6 +143,18 @@ class Saver(Callback):
             return True
         return False
 
+    @property
+    def saved(self) -> tuple[Timestamp | None, list[str]]:
+        """The time of the latest checkpoint, and the paths of all."""
+        return self._saved, self.places
+
+    def go_back(self, saved: tuple[Timestamp | None, list[str]]) -> None:
+        """The training goes back to when `saved` was that. The latest checkpoint is owed where it was broken off, and
+        does not come again by itself."""
+        self.owes = self.was_broken_off() and self._saved == saved[0]
+        self._is_saving, self._handle = False, None
+        self._saved, self.places[:] = saved
+
     def _save(self, state: TrainingState, asynchronous: bool) -> CheckpointHandle | None:
         take_loaded()  # where no step came before
         self._saved, place = state.timestamp, os.path.join(self.folder, self.tag_of(state))
@@ -232,6 +244,19 @@ def _keys(objects: list[Any]) -> list[str]:
     """Names of callbacks or algorithms: their classes', numbered."""
     names = [type(each).__name__ for each in objects]
     return [f"{name}.{names[:place].count(name)}" for place, name in enumerate(names)]
+
+
+def states_of(state: TrainingState) -> list[dict[str, Any]]:
+    """The states of callbacks, and of algorithms, that have some."""
+    return [_states(state.callbacks), _states(state.algorithms)]
+
+
+def put_states_of(state: TrainingState, found: list[dict[str, Any]]) -> None:
+    """Puts them back, as `states_of` has given them."""
+    for objects, states in zip((state.callbacks, state.algorithms), found, strict=True):
+        for key, each in zip(_keys(objects), objects, strict=True):
+            if key in states:
+                each.load_state_dict(states[key])
 
 
 def _states(objects: list[Any]) -> dict[str, Any]:

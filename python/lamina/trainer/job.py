@@ -42,6 +42,7 @@ class TrainerJob:
 
     Attributes:
         is_training: whether `fit` is under way.
+        outlives: makes a collective call, again where ranks are lost meanwhile that the others outlive.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class TrainerJob:
         init(config)
         self._before_end, self._after_end = before_end, after_end
         self.is_training = self._is_measuring = False
+        self.outlives: Callable[[Callable[[], Any]], Any] = lambda call: call()
         self.has_loaded = False  # values that a model in parts has from its first step on
         self._plain = dict(vars(optimizer))
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
@@ -141,15 +143,8 @@ class TrainerJob:
             self._after_end()
 
     def _make_whole(self) -> None:
-        take_loaded()
-        values, states = self.model.state_dict(), self.optimizer.state_dict()
-        if self.model.partitioned:
-            self._here = self._names_here()
-            values |= self._buffers_beside(values)
-        else:
-            self._here = values.keys()
+        values, states = self.outlives(self._gathered)
         current.job().own(Loaders).end_workers()
-        barrier()
         shutdown()
         self._undo.close()
         make_plain(self.model.module)  # where layers were sliced
@@ -166,6 +161,18 @@ class TrainerJob:
             tensor.data = tensor.data.to(self._dtypes.get(name, tensor.dtype))
         self.optimizer.state.clear()
         self.optimizer.load_state_dict({name: states[name] for name in ("state", "param_groups")})
+
+    def _gathered(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """All values, and the states of the optimizer."""
+        take_loaded()
+        values, states = self.model.state_dict(), self.optimizer.state_dict()
+        if self.model.partitioned:
+            self._here = self._names_here()
+            values |= self._buffers_beside(values)
+        else:
+            self._here = values.keys()
+        barrier()
+        return values, states
 
     def _names_here(self) -> set[str]:
         """The names of what is on this rank, all those of tied parameters."""

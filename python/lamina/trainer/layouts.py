@@ -91,30 +91,37 @@ class Layouts:
     def why_not_fewer(self) -> str | None:
         """Says why the training cannot go on with fewer copies; None where it can."""
         shares = self._shares()
-        if shares.of_all is None:
-            return _reads_itself(self._state)
-        return None
+        return None if shares is None or shares.of_all is not None else _reads_itself(self._state)
+
+    def handed_on(self) -> dict[str, Any] | None:
+        """Where this rank is in the epoch, for `go_over`; None where it reads nothing yet."""
+        shares = self._shares()
+        return None if shares is None else shares.handed_on_after(self._state.timestamp.batch_in_epoch.value)
 
     def cut(self) -> tuple[list[int | None], int, int | None, str]:
         """How batches are cut on this number of copies, how many samples they have, and the change that is asked for;
         for `go_over`."""
-        of_all = self._shares().of_all
+        shares = self._shares()
+        of_all = None if shares is None else shares.of_all
         return [self._state.grad_accum, copies()], self._microbatch(), of_all, json.dumps(self._asked, sort_keys=True)
 
-    def go_over(self, cuts: list[tuple[list[int | None], int, int | None, str]]) -> None:
+    def go_over(
+        self, cuts: list[tuple[list[int | None], int, int | None, str]], handed_on: dict[str, Any] | None
+    ) -> None:
         """The job has fewer copies, or more: they share out the same batches, from the place in the epoch on that the
         state has. The change that was asked for stays so where it can be made of these ranks. Collective.
 
         Args:
             cuts: what `cut` gave the ranks of now, but for those who join.
+            handed_on: where this one goes on.
 
         Errors:
             UsageError: batches that these copies cannot share out.
         """
         ((grad_accum, before), microbatch, of_all, asked), shares = cuts[0], self._shares()
         self._state.grad_accum = None if grad_accum is None else -(-grad_accum * before // copies())
-        of_ranks = allgather(shares.handed_on_after(self._state.timestamp.batch_in_epoch.value), WORLD)
-        self._read_on(shares, of_all, microbatch, of_ranks)
+        if shares is not None:
+            self._read_on(shares, of_all, microbatch, allgather(handed_on, WORLD))
         self._asked = json.loads(asked) if len({each[-1] for each in cuts}) == 1 else None
         if self._asked is not None:
             try:
@@ -135,10 +142,10 @@ class Layouts:
 
     def _microbatch(self) -> int:
         """How many samples a microbatch has, of a full batch; 1 where there is no such number."""
-        state, of_all = self._state, self._shares().of_all
-        if state.device_train_microbatch_size is not None or of_all is None:
+        state, shares = self._state, self._shares()
+        if state.device_train_microbatch_size is not None or shares is None or shares.of_all is None:
             return state.device_train_microbatch_size or 1
-        return max(-(-of_all // (copies() * (state.grad_accum or 1))), 1)
+        return max(-(-shares.of_all // (copies() * (state.grad_accum or 1))), 1)
 
     def _change_to(self, keys: dict[str, Any]) -> _Change:
         """The change that these keys ask for.

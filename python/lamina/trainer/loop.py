@@ -32,6 +32,16 @@ class Place(NamedTuple):
         """Tells whether the next thing is a batch."""
         return self.part == _NEXT
 
+    @property
+    def is_last(self) -> bool:
+        """Tells whether it is at the end of the training."""
+        return self.part == _LAST
+
+    @classmethod
+    def before_batch(cls) -> "Place":
+        """Gives that of the next batch."""
+        return cls(_NEXT, 0)
+
     @classmethod
     def first(cls) -> "Place":
         """Gives the first one of a time."""
@@ -151,14 +161,14 @@ class Loop:
                 state.model.train()
             is_amid = False  # of an epoch, which it ends in any case
             if not state.timestamp.batch_in_epoch.value:
-                self._go_to(Place(_NEXT, 0))
+                self._go_to(Place.before_batch())
                 self._engine.run_event(Event.EPOCH_START)
                 self._logger.log_metrics({"epoch": state.timestamp.epoch.value})
             batches = shares.of_epoch(state.timestamp.epoch.value, most)
             while not state.is_done:
-                self._go_to(Place(_NEXT, 0))
+                self._go_to(Place.before_batch())
                 if self._change():
-                    self._go_to(Place(_NEXT, 0))
+                    self._go_to(Place.before_batch())
                     batches = shares.of_epoch(state.timestamp.epoch.value, most)
                 self._engine.run_event(Event.BEFORE_DATALOADER)
                 if (share := next(batches, None)) is None:

@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training that goes on where ranks are lost."""
 
+import contextlib
+import copy
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from lamina.elastic import newcomers
+from lamina.elastic.kept import KeptSurvivors
 from lamina.elastic.newcomers import EpochOverError
-from lamina.elastic.survivors import Survivors, refuse
-from lamina.errors import PeerError
+from lamina.elastic.survivors import Survivors, refuse, why_not
+from lamina.errors import DesyncError, Error, PeerError
 from lamina.job import current
-from lamina.job.ranks import num_microbatches, rank
+from lamina.job.messages import allgather
+from lamina.job.ranks import WORLD, num_microbatches, rank
 from lamina.script_state import generators
-from lamina.trainer.checkpoints import Saver
+from lamina.trainer.checkpoints import Saver, put_states_of, states_of
 from lamina.trainer.events import Event
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.layouts import Layouts
 from lamina.trainer.loop import Loop, Place
 from lamina.trainer.ranks import copies
-from lamina.trainer.shares import Loaders
+from lamina.trainer.shares import Ends, Loaders
 from lamina.trainer.training_state import TrainingState
+from lamina.trainer.versions import Versions
+
+Result = TypeVar("Result")
 
 
 class Survival:
@@ -27,16 +34,24 @@ class Survival:
 
     [Note: trainings that outlive ranks] Ranks that hear of a loss may be at different places of the loop, but not far
     apart: each waits for all of them several times in a batch. Its time is the number of batches and epochs that are
-    over. Between the update of a batch and its new time no rank waits for another one. So all of them are at the same
+    over. Between the update of a batch and its new time no copy waits for another one. So all of them are at the same
     time, or some at the one before, which then take model, optimizer, schedules and time from the one that has come
     furthest. They go on from the first place of the loop that one of them is at. Where that is before a batch, it is
     read and run again. Events of that place come again, too.
 
-    Others join before a batch, at one and the same place of all.
+    Ranks with parts that nobody else has go back together, to a version that all have kept: see Versions. Each is kept
+    when the time of a batch begins, so all that follows on the batch comes again.
+
+    A call of fit(), eval(), predict() or close() ends with a meeting, when each rank has all that it needs. So where
+    one has left a call, it is over for the others, wherever they heard of the loss. Else they make it again, or go on
+    with it. The calls of a script are counted for that.
+
+    Others join copies before a batch, at one and the same place of all. Who leaves in order does so there, too.
 
     Args:
         job, state, engine, loop, layouts: of the training.
         saver: of its checkpoints, if any.
+        keep_every, others: how ranks with parts keep them, see KeptSurvivors; "auto" as Versions say.
     """
 
     def __init__(
@@ -47,56 +62,155 @@ class Survival:
         loop: Loop,
         layouts: Layouts,
         saver: Saver | None,
+        keep_every: int | str,
+        others: list[str],
     ):
         self._job, self._state, self._engine = job, state, engine
         self._loop, self._layouts, self._saver = loop, layouts, saver
-        self._generators: dict[Place, dict[str, Any]] = {}  # of the process, at places of this time
+        self._others = others
+        self._before: dict[Place, tuple[Any, Any]] = {}  # generators, states of callbacks, at places of this time
         self._updates = False  # an update was made whose batch has not ended
-        self._ends = False  # the epoch of these ranks, before the next batch: newcomers wait
+        self._ends = False  # the epoch of these ranks, before the next batch: others come or leave
+        self._calls = 0  # of this script, that have begun
         self.shares_any = True
         self._survivors: Survivors | None = None
-        if "LAMINA_ELASTIC" in os.environ:
-            (optimizer,) = current.job().optimizers
-            self._survivors = Survivors(job.model, optimizer, self)
-            optimizer.after_step, loop.when_there = self._note_update, self._keep
+        self._versions: Versions | None = None  # where ranks have parts
+        self._is_on = "LAMINA_ELASTIC" in os.environ
+        self._is_in_call = False
+        self._job_before: current.Job | None = None  # at the place before
+        self._new_versions = lambda: Versions(state, loop, layouts, saver, keep_every)
+        if self._is_on:
+            current.session().require_layouts(others)
+            self._begin_surviving()
+            loop.when_there, job.outlives = self._keep, self.call
 
-    def run(self, fit: Callable[[], bool], go_on: Callable[[], bool]) -> bool:
-        """Returns what `fit` returns, or where ranks are lost meanwhile what `go_on` does, from the loop's place on.
+    def _begin_surviving(self) -> None:
+        """Copies go on with what one of them has, ranks with parts with what they have kept."""
+        if current.job() is self._job_before:
+            return
+        job = self._job_before = current.job()
+        has_parts = bool(why_not(job)) and not why_not(job, keeps_parts=True)
+        if self._survivors is not None and (self._versions is not None or not has_parts):
+            return
+        (optimizer,) = job.optimizers
+        if has_parts:
+            before, self._versions = self._survivors, self._new_versions()
+            self._survivors = KeptSurvivors(self._job.model, optimizer, self, 1, self._others)
+            if before is not None:  # which hears of SIGTERM
+                self._survivors.doorway = before.doorway
+            optimizer.after_step = lambda: None
+        else:
+            self._survivors = Survivors(self._job.model, optimizer, self)
+            optimizer.after_step = self._note_update
+
+    @property
+    def may_leave(self) -> bool:
+        """Tells whether ranks leave a training in order, and the others go on."""
+        return self._is_on and not self._layouts.why_not_fewer() and not why_not(current.job(), keeps_parts=True)
+
+    @contextlib.contextmanager
+    def leaving_by_sigterm(self) -> Iterator[None]:
+        """Inside, SIGTERM has this rank leave after a batch."""
+        ends = current.job().own(Ends)
+        ends.by_sigterm, ends.is_asked = True, False
+
+        def ask() -> None:
+            ends.is_asked = self._versions is not None  # copies tell each other with their gradients
+
+        try:
+            with self._survivors.doorway.leaving_by_sigterm(ask):
+                yield
+        finally:
+            ends.by_sigterm = ends.is_asked = False
+
+    def fit(self, begin: Callable[[], bool], go_on: Callable[[], bool]) -> bool:
+        """Returns what `begin` returns, or where ranks are lost meanwhile what `go_on` does, from the loop's place on.
 
         Errors:
             PeerError: a rank was lost, and too few are left, or what it had is lost with it.
+            SystemExit: this one has left in order, after SIGTERM.
         """
-        if self._begin():
-            fit = go_on
-        while True:
+        if not self._is_on:
+            return begin()
+        with self._called():
+            fit, stops = begin, False
             try:
-                stops = fit()
+                fit = go_on if self._join() else begin
             except PeerError as error:
-                if self._survivors is None:
-                    raise
-                lost = error
-            except EpochOverError:
-                lost = None
-            else:
-                if self._survivors is not None:
-                    self._survivors.doorway.end()
-                return stops
-            self._ends = False
-            self._outlive(lost)
-            fit = go_on
+                self._outlive(error)
+                fit = go_on
+            while True:
+                try:
+                    stops = fit()
+                    if not (stops and self._versions is not None and self.may_leave):
+                        self._keep_whole()
+                        self._meet_at_end()
+                        return stops
+                    lost = self._prepare_leaving()
+                except (PeerError, DesyncError) as error:
+                    lost = error
+                except EpochOverError:
+                    lost = None
+                self._ends = False
+                if self._outlive(lost):
+                    return stops
+                fit = go_on
 
-    def _begin(self) -> bool:
+    def call(self, call: Callable[[], Result]) -> Result:
+        """Returns what `call` returns, which all ranks make together, and again where some are lost meanwhile.
+
+        Errors: as `fit`.
+        """
+        if not self._is_on or self._is_in_call:
+            return call()
+        result = None
+        with self._called():
+            while True:
+                try:
+                    self._keep_whole()  # for a script may have changed anything
+                    if self._saver is not None and self._saver.owes:
+                        self._saver.save(self._state, asynchronous=False)
+                    result = call()
+                    self._meet_at_end()
+                    return result
+                except (PeerError, DesyncError) as error:
+                    if self._outlive(error):
+                        return result
+
+    @contextlib.contextmanager
+    def _called(self) -> Iterator[None]:
+        """Counts a call of the script's, inside."""
+        self._calls, self._is_in_call = self._calls + 1, True
+        self._begin_surviving()
+        self._survivors.keep()
+        try:
+            yield
+        finally:
+            self._is_in_call = False
+            self._survivors.doorway.end()
+
+    def _meet_at_end(self) -> None:
+        """Each has all that it needs of a call: where one has left this, nobody makes it again."""
+        current.session().barrier("world")
+
+    def _keep_whole(self) -> None:
+        """Ranks with parts keep what there is: whoever leaves this knows that all can go back to it."""
+        if self._versions is not None:
+            self._keep_version(2)  # the second one begins when the first is everywhere
+
+    def _keep_version(self, times: int) -> None:
+        for _ in range(times if current.job().partitioned_model is not None else 0):  # not before the model is cut
+            self._versions.keep(self._survivors.keep_version, self._calls)
+
+    def _join(self) -> bool:
         """Tells whether this process has joined a training that goes on."""
-        if self._survivors is None or self._layouts.why_not_fewer():
+        if self._versions is not None or self._layouts.why_not_fewer():
             return False
         if newcomers.is_one():
             self._engine.run_event(Event.FIT_START)  # callbacks begin, each in a world of its own
         if (told := self._survivors.begin()) is None:
             return False
-        try:
-            self._meet(told)
-        except PeerError as error:
-            self._outlive(error)
+        self._meet(told)
         return True
 
     def _note_update(self) -> None:
@@ -104,70 +218,107 @@ class Survival:
         self._ends = self._survivors.doorway.is_called()
 
     def _keep(self, place: Place) -> None:
-        if place == Place.first():
-            self._generators, self._updates = {}, False
-        self._generators[place] = generators.states()
+        self._begin_surviving()
         self._survivors.keep()
+        if self._versions is not None:
+            if place == Place.first() and self._versions.is_due:
+                self._keep_version(2 if self._versions.is_first else 1)
+            return
+        if place == Place.first():
+            self._before, self._updates = {}, False
+        self._before[place] = generators.states(), copy.deepcopy(states_of(self._state))
         if self._ends and place.is_before_batch:
-            raise EpochOverError("newcomers come in, which fit() sees to")
+            raise EpochOverError("ranks join or leave, which fit() sees to")
 
-    def _outlive(self, lost: PeerError | None) -> None:
-        """Goes on with the ranks that are left, and newcomers, from the loop's place."""
+    def _prepare_leaving(self) -> None:
+        """All keep what there is, for some to leave, and the others to go on there."""
+        if self._state.unfinished is None and not self._loop.place.is_last:
+            self._loop.place = Place.before_batch()
+        self._keep_whole()
+
+    def _outlive(self, lost: Error | None) -> bool:
+        """Goes on with the ranks that are left, and newcomers, from the loop's place. Returns whether the script's call
+        is over."""
         if lost is not None:
             self._survivors.require(lost)
-        if self._updates:
+        if self._updates and self._versions is None:
             refuse(lost, "an update was made, and something between it and the end of its batch asked other ranks")
         if why := self._layouts.why_not_fewer():
             refuse(lost, why)
-        current.job().own(Loaders).end_workers()
+        if (loaders := current.job().own_if_any(Loaders)) is not None:
+            loaders.end_workers()
         while True:
             told = self._survivors.go_on(lost)
+            if lost is not None:
+                self._survivors.doorway.end_if_told()
             try:
                 return self._meet(told)
-            except PeerError as error:
+            except (PeerError, DesyncError) as error:
                 lost = error
 
-    def _meet(self, told: list[tuple[int, Any]]) -> None:
-        """All go on from the first place that one of them is at.
+    def _meet(self, told: list[tuple[int, Any]]) -> bool:
+        """All go on together. Returns whether the script's call is over.
 
         Args:
             told: the time and the word of each rank.
         """
+        words = [word for _, word in told if word is not None]  # but of those who join
+        call = max(word["call"] for word in words)
+        is_over = rank() < len(words) and self._calls < call
+        if self._versions is not None:
+            self._versions.read_on()
+            number = self._state.timestamp.batch.value
+            owes = allgather(self._saver is not None and self._saver.owes, WORLD)
+            if any(owes):
+                self._saver.owes = True
+            self._survivors.tell_going_on(number, self._job.is_training)
+        else:
+            self._meet_copies(told, words, call)
+        self._engine.run_event(Event.LAYOUT_CHANGE)
+        return is_over
+
+    def _meet_copies(self, told: list[tuple[int, Any]], words: list[dict[str, Any]], call: int) -> None:
+        """All go on from the first place that one of them is at."""
         state, loop, (now, first) = self._state, self._loop, told[0]
-        told = [each for each in told if each[1] is not None]  # but for those who join
-        words = [word for time, word in told if time == now]
-        earliest = min(words, key=lambda word: tuple(word["place"]))
+        is_new, times = rank() >= len(words), [time for time, _ in told]
+        there = [word for time, word in told if time == now and word is not None and word["call"] == call]
+        earliest = min(there, key=lambda word: tuple(word["place"]))
         loop.place, after, state.unfinished = Place(*earliest["place"]), earliest["after"], earliest["unfinished"]
-        if len(words) < len(told):  # others have not heard yet that the batch is over
+        if min(times[: len(words)]) < now:  # others have not heard yet that the batch is over
             loop.place, after = Place.first(), first["after"]
-        if rank() >= len(told):
-            state.dataloader_len = first["batches"]
-        if rank() >= len(told) or told[rank()][0] < now:
-            self._generators = {}
-        if any(word["owes"] for _, word in told):
+        if is_new:
+            state.dataloader_len, self._calls = first["batches"], call
+        if is_new or times[rank()] < now:
+            self._before = {}
+        if any(word["owes"] for word in words):
             self._saver.owes = True
             loop.place = min(loop.place, Place.of_checkpoint(len(state.evaluators)))
         loop.after = Event(after)
-        if loop.place in self._generators:
-            generators.put_states(self._generators[loop.place])
-        self._layouts.go_over([word["cut"] for _, word in told])
-        is_again = loop.place.is_before_batch or loop.after is Event.FIT_START
+        if loop.place in self._before:
+            drawn, heard = self._before[loop.place]
+            generators.put_states(drawn)
+            put_states_of(state, copy.deepcopy(heard))
+        self._layouts.go_over([word["cut"] for word in words], self._layouts.handed_on())
+        is_again = self._job.is_training and (loop.place.is_before_batch or loop.after is Event.FIT_START)
         number = state.timestamp.batch.value
-        self._survivors.tell_going_on(number if is_again else number - 1, is_again)
-        self._engine.run_event(Event.LAYOUT_CHANGE)
+        self._survivors.tell_going_on(number if is_again else max(number - 1, 0), is_again)
 
     @property
     def progress(self) -> int:
-        """See Training in lamina/elastic/survivors.py, as all that follows: how many batches and epochs are over."""
+        """See Training in lamina/elastic/survivors.py, as all that follows: how many batches and epochs are over, or
+        the number of the version."""
+        if self._versions is not None:
+            return self._versions.number
         return self._state.timestamp.batch.value + self._state.timestamp.epoch.value
 
     def word(self) -> dict[str, Any]:
         """Where it is, and how it cuts batches."""
         return {
+            "call": self._calls,
             "place": tuple(self._loop.place),
             "after": self._loop.after.value,
             "unfinished": self._state.unfinished,
-            "owes": self._saver is not None and self._saver.was_broken_off(),
+            "owes": self._versions is None and self._saver is not None and self._saver.was_broken_off(),
             "cut": self._layouts.cut(),
             "batches": self._state.dataloader_len,
         }
@@ -180,12 +331,21 @@ class Survival:
         """Takes along what belongs to the training."""
         self._job.take_over(before)
 
-    def state(self) -> tuple[dict[str, Any], list[Any]]:
-        """How far it is, and its schedules."""
+    def all_leave(self) -> None:
+        """Saves where all were told to end."""
+        if self._saver is not None and self._saver.saves:
+            self._saver.save(self._state, asynchronous=False)
+
+    def state(self) -> Any:
+        """How far it is, and its schedules; the number of the version says all of that."""
+        if self._versions is not None:
+            return self._versions.number
         return self._state.progress(), [schedule.state_dict() for schedule in self._state.schedulers]
 
-    def take(self, state: tuple[dict[str, Any], list[Any]]) -> None:
+    def take(self, state: Any) -> None:
         """Goes on from there."""
+        if self._versions is not None:
+            return self._versions.go_back(state, self._calls)
         progress, schedules = state
         self._state.go_on(progress)
         for schedule, saved in zip(self._state.schedulers, schedules, strict=True):

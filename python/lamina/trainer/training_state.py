@@ -52,6 +52,7 @@ class TrainingState:
         total_loss_dict: the losses of the last batch of all ranks, numbers as in `train_metric_values`.
         fits: how many calls of `fit` have ended.
         fit_began: where the latest one began.
+        dealt_anew: batches of the epoch, and their part of it, before it was dealt anew.
         unfinished: an event and the number of the evaluator with which the training goes on, where it ended amid that.
     """
 
@@ -87,7 +88,7 @@ class TrainingState:
         self.fit_began: Timestamp | None = None
         self._max_duration: Time | None = None
         self._is_stopped = False
-        self._before = (0, 0.0)  # batches of the epoch, and their part of it, before it was dealt anew
+        self.dealt_anew = (0, 0.0)
         self._part = 0.0  # of an epoch, that a checkpoint has
         self._stopped_before: str | None = None  # the max_duration of a training that a checkpoint has, and was stopped
 
@@ -153,18 +154,18 @@ class TrainingState:
 
     def go_on_amid_epoch(self, is_dealt_anew: bool) -> None:
         """The epoch goes on; perhaps with other batches than before."""
-        self._before = (self.timestamp.batch_in_epoch.value, self._part) if is_dealt_anew else (0, 0.0)
+        self.dealt_anew = (self.timestamp.batch_in_epoch.value, self._part) if is_dealt_anew else (0, 0.0)
 
     def epochs(self, at: Timestamp) -> float:
         """How many epochs have passed then: the current one's part by its batches."""
-        before, part = self._before
+        before, part = self.dealt_anew
         batches, of_all = at.batch_in_epoch.value - before, self.dataloader_len - before
         return at.epoch.value + part + (1 - part) * min(max(batches / max(of_all, 1), 0), 1)
 
     def batches(self) -> float:
         """How many batches such as those of now have passed: epochs that had others count as epochs."""
         now, length = self.timestamp, int(self.dataloader_len)
-        if not self._before[0] and now.batch == now.epoch.value * length + now.batch_in_epoch.value:
+        if not self.dealt_anew[0] and now.batch == now.epoch.value * length + now.batch_in_epoch.value:
             return now.batch.value
         return self.epochs(now) * length
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of a training whose ranks have parts that nobody else has: what belongs to each, and when the next is
+due."""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lamina.job import current
+from lamina.job.ranks import rank
+from lamina.script_state import generators
+from lamina.trainer.checkpoints import Saver, put_states_of, states_of
+from lamina.trainer.events import Event
+from lamina.trainer.layouts import Layouts
+from lamina.trainer.loop import Loop, Place
+from lamina.trainer.training_state import TrainingState
+
+_PART = 0.02  # of the time that keeping takes, at most
+_KEPT = 3  # those that ranks may go back to, see [Note: kept states] in lamina/membership/keepers.h, and a new one
+
+
+class Versions:
+    """What a rank keeps beside the model and its optimizer, with each version of these. Versions have numbers, alike on
+    all ranks, for there may be several of one time.
+
+    Args:
+        state, loop, layouts: of the training.
+        saver: of its checkpoints, if any.
+        every: so many batches lie between two versions. "auto": as few as take 2 % of the time.
+
+    Attributes:
+        number: of the newest one.
+    """
+
+    def __init__(self, state: TrainingState, loop: Loop, layouts: Layouts, saver: Saver | None, every: int | str):
+        self._state, self._loop, self._layouts, self._saver = state, loop, layouts, saver
+        self._is_auto, self._every = every == "auto", 1 if every == "auto" else every
+        self.number = 0
+        self._words: dict[int, dict[str, Any]] = {}
+        self._batch: int | None = None  # of the newest
+        self._job: current.Job | None = None  # which kept that
+        self._since = 0.0  # its end
+        self._is_older = False  # that all have gone back to: of a call before
+
+    @property
+    def is_due(self) -> bool:
+        """Tells whether one is to be kept after this batch."""
+        return self.is_first or self._state.timestamp.batch.value - self._batch >= self._every
+
+    @property
+    def is_first(self) -> bool:
+        """Tells whether there is none yet of this layout."""
+        return self._job is not current.job()
+
+    def keep(self, keep: Callable[[], None], call: int) -> None:
+        """Begins another one. Collective over the world.
+
+        Args:
+            keep: keeps model and optimizer, as of that number.
+            call: of the script's, by its number.
+        """
+        began, batch, before = time.monotonic(), self._state.timestamp.batch.value, self._batch
+        self.number += 1
+        self._words[self.number] = copy.deepcopy(self._word() | {"call": call})
+        for number in sorted(self._words)[:-_KEPT]:
+            del self._words[number]
+        keep()
+        now, self._batch, self._job = time.monotonic(), batch, current.job()
+        if self._is_auto and before is not None and batch > before:
+            own = math.ceil((now - began) * (batch - before) / (_PART * max(began - self._since, 1e-9)))
+            _, self._every = current.session().first_given("world", own if rank() == 0 else None)
+        self._since = now
+
+    def _word(self) -> dict[str, Any]:
+        state, saver = self._state, self._saver
+        return {
+            "until": state.max_duration,
+            "progress": state.progress(),
+            "dealt": state.dealt_anew,
+            "batches": state.dataloader_len,
+            "schedulers": [schedule.state_dict() for schedule in state.schedulers],
+            "heard": states_of(state),
+            "generators": generators.states(),
+            "place": tuple(self._loop.place),
+            "after": self._loop.after.value,
+            "read": self._layouts.handed_on(),
+            "cut": self._layouts.cut(),
+            "saved": None if saver is None else saver.saved,
+        }
+
+    def go_back(self, number: int, call: int) -> None:
+        """All is as it was in that version, but for what the next layout decides: see `read_on`. What a later call of
+        the script has set stays: it has not trained yet.
+
+        Args:
+            number: of the version.
+            call: of the script's, by its number.
+        """
+        state, word = self._state, copy.deepcopy(self._words[number])
+        self._words = {each: kept for each, kept in self._words.items() if each <= number}
+        self.number, self._is_older = number, word["call"] < call
+        if self._is_older:
+            return
+        state.max_duration = word["until"]
+        state.go_on(word["progress"])
+        state.dealt_anew, state.dataloader_len = word["dealt"], word["batches"]
+        for schedule, saved in zip(state.schedulers, word["schedulers"], strict=True):
+            schedule.load_state_dict(saved)
+        if self._saver is not None:
+            self._saver.go_back(word["saved"])
+
+    def read_on(self) -> None:
+        """Has this layout go on where the version was that all have gone back to. Collective over the world."""
+        self._batch, self._job, self._since = self._state.timestamp.batch.value, current.job(), time.monotonic()
+        if self._is_older:
+            self._layouts.go_over([self._layouts.cut()], self._layouts.handed_on())
+            return
+        word = copy.deepcopy(self._words[self.number])
+        self._loop.place, self._loop.after = Place(*word["place"]), Event(word["after"])
+        generators.put_states(word["generators"])
+        put_states_of(self._state, word["heard"])
+        self._layouts.go_over([word["cut"]], word["read"])

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks with parts that nobody else has, which a Trainer trains, and of which some are killed: the others go on from
+what was kept, with the numbers of one process, and each sample of an epoch once."""
+
+import random
+from pathlib import Path
+
+import pytest
+from fault.test_outliving_trainer import CALLS, NUMBERS, ends, require_predicted, require_undisturbed
+from soak import paired, some
+
+WAYS = ("partitions", "groups", "shards", "units", "divided")
+PLACES = ("forward", "gradient", "after_train_batch", "updated", "keeping", "batch_end", "evaluation", "eval_end")
+PLACES += ("epoch_end", "batch_checkpoint", "fit_end", "epoch_start", "batch_start")
+
+
+@pytest.mark.parametrize(("way", "place"), paired(WAYS, PLACES, seed=1))
+def test_the_others_go_on_wherever_one_is_killed(way, place, launcher):
+    victim = (len(way) + len(place)) % 4
+    found, lines = ends(launcher, 4, way, place, f"{victim}:{NUMBERS.get(place, 3)}")
+    require_undisturbed(found, 3, way)
+    assert sum(line.startswith("lamina: lost rank") for line in lines) == 1, lines
+
+
+@pytest.mark.parametrize(("way", "deaths"), paired(WAYS, [("1:2", "2:8"), ("0:5", "3:6"), ("3:1", "0:11")], seed=2))
+def test_two_are_lost_one_after_the_other(way, deaths, launcher):
+    found, _ = ends(launcher, 4, way, "forward", *deaths)
+    require_undisturbed(found, 2, way)
+
+
+@pytest.mark.parametrize("way", some(["partitions", "shards", "units", "divided"], 2, seed=3))
+def test_one_is_lost_while_others_go_on_without_another_one(way, launcher):
+    found, _ = ends(launcher, 4, way, "going on", "1", "3::forward")  # rank 2 keeps what rank 1 has
+    require_undisturbed(found, 2, way)
+
+
+@pytest.mark.parametrize(("way", "place"), paired(WAYS, ["forward", "eval_start", "fit_end"], seed=4))
+def test_versions_may_lie_several_batches_apart(way, place, launcher):
+    found, _ = ends(launcher, 4, way, place, f"2:{ {'forward': 5}.get(place, NUMBERS.get(place)) }", EVERY=4)
+    require_undisturbed(found, 3, way)
+
+
+@pytest.mark.parametrize(("way", "place"), paired(WAYS, ["saving", "saved", "batch_checkpoint"], seed=5))
+def test_a_checkpoint_that_was_being_saved_is_saved_again(way, place, launcher):
+    folder = launcher.folder / "saves"
+    found, _ = ends(launcher, 4, way, place, "1", SAVES=folder)
+    require_undisturbed(found, 3, way)
+    names = [f"ba{number}" for number in range(1, 13)]
+    assert {path.name for path in folder.glob("ba*")} == {f"{name}_partial" for name in names}
+    for end in found.values():
+        assert [Path(each).name for each in end["saved"]] == [*names, "ba12"]
+
+
+@pytest.mark.parametrize(("way", "at"), paired(WAYS, CALLS, seed=7))
+def test_calls_after_a_training_go_on_without_the_lost_one(way, at, launcher):
+    place, number = at
+    found, _ = ends(launcher, 4, way, place, f"{(number + len(way)) % 4}:{number}", CALLS=1)
+    require_undisturbed(found, 3, way)
+    if number < 212:
+        require_predicted(found, way)
+
+
+@pytest.mark.parametrize("seed", some(range(40), 1, seed=6))
+def test_random_histories(seed, launcher):
+    draw = random.Random(seed)
+    way, deaths = draw.choice(WAYS), []
+    for victim in draw.sample(range(4), draw.choice((1, 1, 2))):
+        place = draw.choice(PLACES)
+        number = NUMBERS[place] if place in NUMBERS else draw.randrange(1, 12)
+        if place in ("evaluation", "eval_end"):
+            number = draw.choice((3, 6, 9, 12))
+        deaths.append(f"{victim}:{number}:{place}")
+    found, _ = ends(launcher, 4, way, "none", *deaths, EVERY=draw.choice((1, 1, 2, 5)))
+    require_undisturbed(found, 4 - len(deaths), way)
