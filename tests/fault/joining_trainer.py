@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains copies of a model by a Trainer, some of which die, and others come in their place: joining_trainer.py WAY
 PLACE:RANK:BATCH..., with deaths of the ranks that began, see outliving_trainer.py. The others wait for
-newcomers before they go on.
+newcomers before they go on. Where a place is `launcher`, each batch lasts, and the first one makes a file `now`.
 
 Writes, of those who end, what they have heard and computed."""
 
@@ -27,7 +27,10 @@ class Waits(Callback):
     def run_event(self, event, state, logger):
         if IS_NEW and event is Event.FIT_START:
             (FOLDER / f"ready.{SELF}").touch()
-        if event is not Event.BATCH_END or lamina.size() == FULL:
+        if event is Event.BATCH_START and "launcher" in outliving_trainer.PLACES.values():
+            (FOLDER / "now").touch()
+            time.sleep(SLOW_S)
+        if event is not Event.BATCH_END or lamina.size() == FULL or ":" not in os.environ["LAMINA_ELASTIC"]:
             return
         by = time.monotonic() + PATIENCE_S
         while self.count("ready.*") < self.count("death-*") and time.monotonic() < by:

@@ -4,7 +4,7 @@ RANK[:BATCH[:PLACE]]..., with the ranks, and the batches that they die in, or af
 forward, gradient, update, updated, behind (an update that another one has lost), evaluation, keeping and kept (before
 and after a version), change (of the layout), changing (once all have met in the other one). `meeting` is the end of a
 call of the Trainer's, `left` what follows. `saving` is before the part of a save that all make together, `saved` after
-that, `going on` is without another one, and `error` raises in the place of a death.
+that, `going on` is without another one. `error` raises in the place of a death, `leaves` is told to end.
 
 Writes, of those who are left, what they have heard and computed, and how long it took from a death to the next batch.
 """
@@ -84,6 +84,7 @@ class Watches(Callback):
 
     def __init__(self, changes=None):
         self.changes = dict(changes or {})
+        self.times = {}  # how often each event was heard
         self.losses, self.read, self.rates, self.metrics, self.layouts, self.went_on = {}, {}, {}, {}, [], []
 
     def run_event(self, event, state, logger):
@@ -93,6 +94,12 @@ class Watches(Callback):
         die(event.value)
         if event is Event.BATCH_START and PLACES.get(SELF) == "error" and DEATHS[SELF] == number:
             raise ValueError("of the program")
+        if event is Event.BATCH_START and PLACES.get(SELF) == "leaves" and DEATHS[SELF] == number:
+            from victim import note
+
+            note(f"death-{SELF}", "")
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.times[event.value, number] = self.times.get((event.value, number), 0) + 1
         if event is Event.BATCH_START:
             own = [] if state.batch is None else state.batch[2].tolist()
             theirs = lamina.allgather(own, lamina.WORLD)
@@ -166,7 +173,11 @@ def trainer_of(way, copies, batch, folder=None):
     optimizer = torch.optim.AdamW(model.parameters(), 0.02, weight_decay=0.1)
     given["elastic_config"] = {"keep_every": int(os.environ.get("EVERY", "1"))}
     if folder is not None:
-        given |= {"save_folder": folder, "save_interval": "1ba", "save_filename": "ba{batch}"}
+        given |= {
+            "save_folder": folder,
+            "save_interval": os.environ.get("SAVE_EVERY", "1ba"),
+            "save_filename": "ba{batch}",
+        }
     trainer = Trainer(
         model=model,
         optimizers=optimizer,

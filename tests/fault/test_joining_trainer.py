@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fault.test_outliving_trainer import require_numbers, undisturbed
-from launch.launcher_harness import PRELOAD
+from launch.launcher_harness import PRELOAD, eventually
 from soak import some
 
 PROGRAM = Path(__file__).with_name("joining_trainer.py")
@@ -35,8 +35,8 @@ def ends(launcher):
     return {int(path.suffix[1:]): torch.load(path, weights_only=False) for path in paths}
 
 
-def require_undisturbed(found, ranks, way):
-    one = undisturbed(way, ranks)
+def require_undisturbed(found, ranks, way, of=None):
+    one = undisturbed(way, of or ranks)
     for end in found.values():
         assert end["size"] == ranks
         heard, every = end["losses"].keys(), one["losses"].keys()
@@ -74,3 +74,50 @@ def test_checkpoints_are_saved_by_all(launcher):
     require_undisturbed(found, 4, "plain")
     saved = {int(path.name.removeprefix("ba").removesuffix("_partial")) for path in folder.glob("ba*")}
     assert saved >= set(range(4, 13)), lines  # of the loss, what was under way is saved again, as it is then
+
+
+def require_once(found):
+    """No batch was run again."""
+    for end in found.values():
+        again = {at: times for at, times in end["times"].items() if at[0] == "batch_start" and times > 1}
+        assert not again
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_one_that_is_told_to_end_leaves_in_order_and_comes_back(victim, launcher):
+    lines = job(launcher, 3, "plain", f"leaves:{victim}:4")
+    found = ends(launcher)
+    assert found.keys() == {0, 1, 2}, lines
+    assert found[victim]["is_new"]
+    require_undisturbed(found, 3, "plain")
+    require_once(found)
+    assert f"lamina run: rank {victim} has left in order; 2 others go on" in lines
+    assert not any("lost rank" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("way", ["partitions", "shards"])
+def test_one_with_parts_leaves_in_order(way, launcher):
+    run = launcher.run("run", *PRELOAD, "-n", 4, "--elastic", 2, PROGRAM, way, "leaves:1:4", deadline_s=SECONDS)
+    assert run.returncode == 0, run.stderr
+    found = ends(launcher)
+    assert found.keys() == {0, 2, 3}, run.stderr
+    require_undisturbed(found, 3, way, of=4)
+    require_once(found)
+    assert "lamina run: rank 1 has left in order; 3 others go on" in run.stderr
+    assert "lost rank" not in run.stderr
+
+
+@pytest.mark.parametrize("way", ["plain", "divided"])
+def test_a_job_that_is_told_to_end_saves_and_leaves(way, launcher):
+    folder = launcher.folder / "saves"
+    env = {"SAVES": folder, "SAVE_EVERY": "100ba"}
+    started = launcher.start(
+        "run", *PRELOAD, "-n", 3, "--elastic", 1, PROGRAM, way, "launcher:0:5", env={k: str(v) for k, v in env.items()}
+    )
+    eventually((launcher.folder / "now").exists)
+    started.terminate()
+    _, errors = started.communicate(timeout=SECONDS)
+    assert started.returncode == 128 + 15, errors
+    assert not ends(launcher)
+    assert "Traceback" not in errors and "lost rank" not in errors, errors
+    assert len(list(folder.glob("ba*_partial"))) == 1, errors

@@ -115,7 +115,7 @@ class Survival:
         ends.by_sigterm, ends.is_asked = True, False
 
         def ask() -> None:
-            ends.is_asked = self._versions is not None  # copies tell each other with their gradients
+            ends.is_asked = True  # before a batch; copies hear of it with their gradients, too
 
         try:
             with self._survivors.doorway.leaving_by_sigterm(ask):
@@ -142,7 +142,7 @@ class Survival:
             while True:
                 try:
                     stops = fit()
-                    if not (stops and self._versions is not None and self.may_leave):
+                    if not (stops and self.may_leave):
                         self._keep_whole()
                         self._meet_at_end()
                         return stops
