@@ -96,6 +96,7 @@ BENCHMARKS = [
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
     Benchmark("timeline_cost", "timeline_cost.py", ranks=2, usual_s=40),
     Benchmark("elastic", "elastic.py", usual_s=120, full_s=280),
+    Benchmark("elastic_kills", "elastic_kills.py", usual_s=700, full_s=1200),
     Benchmark(
         "tensorflow_graphs",
         "tensorflow_graphs.py",
