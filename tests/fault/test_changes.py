@@ -20,6 +20,7 @@ def test_every_survivor_ends_within_5_s_and_names_the_dead_rank(victim, place, l
         assert f"rank {victim} is lost" in error
 
 
+@pytest.mark.timeout(1000)  # a soak makes a thousand
 def test_many_changes_leave_nothing(launcher):
     changes = 500 if SOAK else 3  # there and back
     run = launcher.run(
