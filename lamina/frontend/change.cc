@@ -13,6 +13,7 @@
 #include "lamina/frontend/layout_change.h"
 #include "lamina/frontend/model.h"
 #include "lamina/job_checkpoint/held_job.h"
+#include "lamina/job_checkpoint/resumption.h"
 #include "lamina/job_checkpoint/saves.h"
 #include "lamina/job_checkpoint/together.h"
 #include "lamina/session/change.h"
@@ -22,17 +23,6 @@ namespace {
 
 using frontend::CheckpointedJob;
 using frontend::Current;
-
-session::ChangingJob told(const Current& job) {
-  session::ChangingJob told;
-  told.saves = job.saves != nullptr && job.saves->are_under_way();
-  told.relies = job.relies;
-  told.waits = job.waiting != nullptr;
-  if (job.model == nullptr) return told;
-  job.model->tell(told);
-  for (const auto& optimizer : frontend::optimizers_of(job)) told.optimizers.push_back(optimizer->told());
-  return told;
-}
 
 bool is_whole(const Current& job) {
   const auto optimizers = frontend::optimizers_of(job);
@@ -52,10 +42,8 @@ model::Proposal proposal_in(Current& job, const config::Config& config) {
   return proposal;
 }
 
-}  // namespace
-
-void frontend::go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
-                       const std::optional<job_checkpoint::HeldJob>& held) {
+// Ends the current job, and begins one of that session, whose model and optimizers wait for what is held.
+Current& begin_changed(std::shared_ptr<session::Session> session, const std::optional<job_checkpoint::HeldJob>& held) {
   auto& job = frontend::current();
   const auto optimizers = frontend::optimizers_of(job);
   job.model->let_go();
@@ -65,11 +53,41 @@ void frontend::go_over(std::shared_ptr<session::Session> session, std::optional<
   changed.model = std::make_shared<frontend::Model>(*changed.held->now, changed);
   changed.held->now = changed.model;
   for (const auto& optimizer : optimizers) frontend::JobOptimizer::join(optimizer, changed);
-  if (held) {
-    changed.waiting = job_checkpoint::resumption_of(*held, std::make_shared<CheckpointedJob>(changed));
-    changed.waiting->keep_options();  // they are the very ones
+  if (held) changed.waiting = job_checkpoint::resumption_of(*held, std::make_shared<CheckpointedJob>(changed));
+  return changed;
+}
+
+}  // namespace
+
+session::ChangingJob frontend::told_of(const Current& job) {
+  session::ChangingJob told;
+  told.saves = job.saves != nullptr && job.saves->are_under_way();
+  told.relies = job.relies;
+  told.waits = job.waiting != nullptr;
+  if (job.model == nullptr) return told;
+  job.model->tell(told);
+  for (const auto& optimizer : frontend::optimizers_of(job)) told.optimizers.push_back(optimizer->told());
+  return told;
+}
+
+void frontend::go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
+                       const std::optional<job_checkpoint::HeldJob>& held) {
+  auto& changed = begin_changed(std::move(session), held);
+  if (held) changed.waiting->keep_options();  // they are the very ones
+  changed.model->go_on(std::move(proposal));
+}
+
+void frontend::go_back(std::shared_ptr<session::Session> session, const job_checkpoint::HeldJob& held) {
+  auto& changed = begin_changed(std::move(session), held);
+  const auto waiting = changed.waiting;
+  model::Proposal proposal;
+  try {
+    proposal = changed.model->propose_in(changed.session->config(), waiting->partition());
+  } catch (const std::exception& wrong) {
+    proposal.error = wrong.what();
   }
   changed.model->go_on(std::move(proposal));
+  waiting->go_on();
 }
 
 void change(Settings settings) { change(frontend::to_json(settings)); }
@@ -78,7 +96,7 @@ void change(const std::string& json) {
   auto& job = frontend::outside_step("lamina.change()");
   auto& session = *job.session;
   const auto config = session::changed_config(session, json);
-  session::require_changeable(session, config, told(job));
+  session::require_changeable(session, config, frontend::told_of(job));
   if (job.saves != nullptr) job.saves->end();
   const bool is_cut = job.model->partitioned();
   const bool waits = !is_cut || session::waits_for_trace(session, config, job.model->has_trace(), is_whole(job));

@@ -52,7 +52,9 @@ struct Current {
   std::shared_ptr<job_checkpoint::Resumption> waiting;      // a checkpoint that waits for the cut of the model
   std::unique_ptr<job_checkpoint::JobRecording> recording;  // with `lamina verify`
   std::unique_ptr<session::StepCheck> check;                // while steps are compared
-  bool clips_by_default = false;                            // gradients of shards, to a norm that nobody has set
+  // Called before each step, and each call of the model outside of one; may throw.
+  std::function<void()> before_step = [] {};
+  bool clips_by_default = false;  // gradients of shards, to a norm that nobody has set
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> make_group(topology::Group axis);

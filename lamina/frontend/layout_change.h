@@ -4,8 +4,10 @@
 #include <memory>
 #include <optional>
 
+#include "lamina/frontend/current.h"
 #include "lamina/job_checkpoint/held_job.h"
 #include "lamina/model/cut.h"
+#include "lamina/session/change.h"
 #include "lamina/session/session.h"
 
 namespace lamina::frontend {
@@ -15,5 +17,12 @@ namespace lamina::frontend {
 // Collective over the world; an error ends the job.
 void go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
              const std::optional<job_checkpoint::HeldJob>& held);
+
+// Does so after a loss, in the layout of that session, with what ranks have kept: values, states and options go back to
+// what is held. Collective over the world; an error ends the job.
+void go_back(std::shared_ptr<session::Session> session, const job_checkpoint::HeldJob& held);
+
+// Tells what the face knows of a job that is to go over to another layout.
+session::ChangingJob told_of(const Current& job);
 
 }  // namespace lamina::frontend

@@ -146,8 +146,8 @@ class Model : public std::enable_shared_from_this<Model> {
   bool is_whole() const { return !partitioned() || table().whole_everywhere(); }
   bool has_trace() const;
   // The plan of this model in that layout, by the trace that there is; of the first rank alone. Throws what keeps it
-  // from being.
-  model::Proposal propose_in(const config::Config& config) const;
+  // from being. `kept`: the partition of each module, where it is known.
+  model::Proposal propose_in(const config::Config& config, const plan::KeptPartition& kept = {}) const;
   // Holds no parameters in the engine any more.
   void let_go();
   // Cuts it as was proposed: no rank has values yet. Without a proposal it is cut when it must be. Collective over the

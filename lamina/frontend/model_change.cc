@@ -27,12 +27,12 @@ void Model::tell(session::ChangingJob& job) const {
 
 bool Model::has_trace() const { return trace_ && trace_->modules == make_tree().names(); }
 
-model::Proposal Model::propose_in(const config::Config& config) const {
+model::Proposal Model::propose_in(const config::Config& config, const plan::KeptPartition& kept) const {
   const auto& world = job_.session->world();
   if (world.rank != base::Rank(0)) return {};
   const TorchModuleTree tree(tree_.root(), !config.auto_partition);
   const auto costs = has_trace() ? trace_->costs : std::nullopt;
-  return {.plan = model::plan_model(tree, costs, config, world.size, config.partitions), .error = {}, .word = {}};
+  return {.plan = model::plan_model(tree, costs, config, world.size, config.partitions, kept), .error = {}, .word = {}};
 }
 
 void Model::let_go() {

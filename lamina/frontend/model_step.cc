@@ -64,6 +64,7 @@ pipeline::StepResult run_step(const Batch& batch, const pipeline::Job::Body& bod
   const auto& job = outside_step("a step function");
   share_written(job);
   if (job.saves != nullptr) job.saves->check_before_step();
+  job.before_step();
   const auto refuse = [&](base::Microbatch) -> Value { throw base::UsageError(*batch.refused); };
   end_where_all_is_recorded(&job_checkpoint::JobRecording::begin_step);
   pipeline::StepSpec spec{batch.pieces.microbatches(), batch.refused ? refuse : body, [] {}, call};
@@ -85,6 +86,7 @@ std::int64_t Model::begin_call() {
                          "backward: docs/evaluation.md");
   }
   share_written(job_);
+  job_.before_step();
   if (c10::GradMode::is_enabled()) watch();
   return reducer_ ? reducer_->note_call(training()) : 0;
 }

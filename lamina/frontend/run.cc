@@ -1,22 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/frontend/run.h"
 
+#include <c10/core/GradMode.h>
+#include <c10/util/Type.h>
 #include <torch/nn/module.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "lamina/faces/sayings.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/layout_change.h"
 #include "lamina/frontend/model.h"
+#include "lamina/job_checkpoint/resumption.h"
 #include "lamina/job_checkpoint/saves.h"
+#include "lamina/messaging/same_arguments.h"
+#include "lamina/session/next_layout.h"
+#include "lamina/session/part_survivors.h"
 #include "lamina/session/survivors.h"
 
 namespace lamina {
@@ -47,77 +57,236 @@ JobOptimizer::Own from_bytes(const std::string& bytes) {
   return own;
 }
 
+std::vector<std::string> layouts_of(const RunOptions& options) {
+  std::vector<std::string> layouts;
+  for (const auto& layout : options.layouts) layouts.push_back(layout.json);
+  return layouts;
+}
+
 // The only optimizer of a job that goes on without some of its ranks.
-std::shared_ptr<JobOptimizer> checked_optimizer() {
+std::shared_ptr<JobOptimizer> checked_optimizer(const RunOptions& options) {
   const auto& job = frontend::outside_step("lamina::Run()");
   auto optimizers = frontend::optimizers_of(job);
   if (job.model == nullptr || optimizers.size() != 1) {
     throw refused("the job has a DistributedModel, and one DistributedOptimizer, before");
   }
-  if (const auto why = session::why_no_survivors(*job.session); !why.empty()) throw refused(why);
+  auto& session = *job.session;
+  if (const auto why = session::why_no_survivors(session, /*keeps_parts=*/true); !why.empty()) throw refused(why);
+  const auto differing =
+      messaging::differing_arguments(session.mailbox(), session.members(topology::Group::kWorld), "lamina::Run()",
+                                     {{"keep_every", base::str(options.keep_every)}}, session.patience());
+  if (!differing.empty()) throw refused(differing);
+  if (options.keep_every < 1) throw faces::refusal("not-a-count", "keep_every", options.keep_every);
+  const auto layouts = layouts_of(options);
+  session::require_layouts(session, layouts);
   return optimizers.front();
+}
+
+std::shared_ptr<torch::nn::Module> root() { return frontend::current().model->tree().root(); }
+
+std::vector<std::pair<std::string, at::Tensor>> named(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  for (const auto& each : tensors) all.emplace_back(each.key(), each.value());
+  return all;
+}
+
+// Lists what newcomers are to have in common with this process.
+session::Facts facts_of(torch::optim::Optimizer& optimizer) {
+  auto tensors = named(root()->named_parameters());
+  std::ranges::move(named(root()->named_buffers()), std::back_inserter(tensors));
+  std::vector<std::size_t> groups;
+  for (const auto& group : optimizer.param_groups()) groups.push_back(group.params().size());
+  return session::facts_of_training("program", "/proc/self/exe", tensors, c10::demangle(typeid(optimizer).name()),
+                                    groups);
 }
 
 }  // namespace
 
-// The loop of a program, as `Survivors` see it: its progress are its updates.
-class Run::Training : public session::CopiesFace {
+// The loop of a program: its progress are its updates.
+class Run::Training {
  public:
   Training(std::shared_ptr<JobOptimizer> optimizer, RunOptions options)
-      : optimizer_(std::move(optimizer)), options_(std::move(options)), survivors_(*this) {
+      : optimizer_(std::move(optimizer)), options_(std::move(options)) {
     optimizer_->after_step = [this] {
       ++updates_;
-      survivors_.keep();
+      note_update();
+      ends_ = survivors().is_called();
+      if (is_on_) watch_steps();
     };
   }
-  ~Training() override {
+  virtual ~Training() {
     optimizer_->after_step = [] {};
+    stop_watching();
   }
 
-  std::int64_t progress() const override { return updates_; }
-  std::shared_ptr<session::Session> session() const override { return frontend::current().session; }
-  std::vector<at::Tensor> buffers() const override { return frontend::current().model->tree().root()->buffers(); }
-  session::FaceHooks hooks() const override { return frontend::face_hooks(); }
+  std::int64_t updates() const { return updates_; }
+  void begin() {
+    ending([&] { begin_training(); });
+    is_on_ = true;
+    watch_steps();
+  }
+  void end() {
+    end_training();
+    is_on_ = false;
+    stop_watching();
+  }
+  void go_on(bool is_lost) {
+    const bool is_over = is_lost && (!frontend::has_current() || !session::is_of_loss(std::current_exception()));
+    if (is_over || (is_lost && !survivors().may_go_on())) throw;
+    ends_ = false;
+    std::vector<session::Told> told;
+    ending([&] { told = survivors().go_on(is_lost); });
+    watch_steps();
+    std::erase_if(told, [](const session::Told& each) { return each.progress < 0; });
+    const bool is_again = std::ranges::adjacent_find(told, std::not_equal_to(), &session::Told::progress) == told.end();
+    survivors().tell_going_on(is_again ? updates_ : updates_ - 1, is_again);
+  }
+
+ protected:
+  virtual session::Survivors& survivors() = 0;
+  virtual void begin_training() = 0;
+  virtual void end_training() = 0;
+  virtual void note_update() = 0;
+  virtual void look() {}  // before a step of the training
+
+  Value own_state() const { return options_.state ? options_.state() : Value(); }
+  void take_own(std::int64_t updates, const Value& state) {
+    updates_ = updates;
+    if (options_.take) options_.take(state);
+  }
+
+  const std::shared_ptr<JobOptimizer> optimizer_;
+  const RunOptions options_;
+
+ private:
+  // A rank that leaves in order ends as a program that calls std::exit().
+  static void ending(const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const session::ProcessEnds& ends) {
+      std::exit(ends.code);
+    }
+  }
+  void watch_steps() {
+    frontend::current().before_step = [this] {
+      if (!root()->is_training() || !c10::GradMode::is_enabled()) return;
+      if (ends_) throw EpochOver();
+      look();
+    };
+  }
+  static void stop_watching() {
+    if (frontend::has_current()) frontend::current().before_step = [] {};
+  }
+
+  std::int64_t updates_ = 0;
+  bool is_on_ = false;
+  bool ends_ = false;  // the epoch, for ranks join or leave
+};
+
+// Tells the engine of trainings of both kinds.
+template <class Face>
+class Run::Loop : public Run::Training, public Face {
+ public:
+  using Training::Training;
+  std::int64_t progress() const override { return updates(); }
+  std::shared_ptr<session::Session> session() const override {
+    return frontend::has_current() ? frontend::current().session : nullptr;
+  }
+  void end_saves(bool is_lost) override {
+    auto& job = frontend::current();
+    if (is_lost) job.waiting = nullptr;  // of a change that was broken off
+    if (job.saves != nullptr) is_lost ? job.saves->drop() : job.saves->end();
+  }
+  Value word() const override { return {}; }
+};
+
+class Run::Copies : public Run::Loop<session::CopiesFace> {
+ public:
+  Copies(std::shared_ptr<JobOptimizer> optimizer, RunOptions options)
+      : Loop(std::move(optimizer), std::move(options)),
+        survivors_(*this,
+                   {.hooks = frontend::face_hooks, .facts = [this] { return facts_of(*optimizer_->optimizer); }}) {}
+
+  std::vector<std::pair<std::string, at::Tensor>> buffers() const override { return named(root()->named_buffers()); }
   void go_over(std::shared_ptr<session::Session> session) override {
     if (!own_) own_ = optimizer_->own();
-    for (auto& parameter : frontend::current().model->tree().root()->parameters()) parameter.mutable_grad().reset();
+    for (auto& parameter : root()->parameters()) parameter.mutable_grad().reset();
     frontend::go_over(std::move(session), std::nullopt, std::nullopt);
   }
-  value::Value states() const override {
-    return value::Tuple{{updates_, to_bytes(*own_), options_.state ? options_.state() : Value()}};
-  }
-  void take(const value::Value* states) override {
+  Value states() const override { return value::Tuple{{updates(), to_bytes(*own_), own_state()}}; }
+  void take(const Value* states) override {
     if (states != nullptr) {
       const auto& items = states->as<value::Tuple>().items;
-      updates_ = items.at(0).as<std::int64_t>();
       own_ = from_bytes(items.at(1).as<std::string>());
-      if (options_.take) options_.take(items.at(2));
+      take_own(items.at(0).as<std::int64_t>(), items.at(2));
     }
     optimizer_->load(*own_);
     optimizer_->lent.count_anew();
     own_.reset();
   }
 
-  void go_on() {
-    if (!frontend::has_current() || !survivors_.may_go_on(std::current_exception())) throw;
-    if (const auto& saves = frontend::current().saves) saves->drop();
-    const auto progress = survivors_.go_on();
-    const bool is_again = std::ranges::adjacent_find(progress, std::not_equal_to()) == progress.end();
-    survivors_.tell_going_on(is_again ? updates_ : updates_ - 1, is_again);
+ protected:
+  session::Survivors& survivors() override { return survivors_; }
+  void begin_training() override {
+    survivors_.begin();
+    survivors_.doorway().watch_sigterm();
+  }
+  void end_training() override {
+    survivors_.close_door();
+    survivors_.doorway().forget_sigterm();
+  }
+  void note_update() override { survivors_.keep(); }
+
+ private:
+  std::optional<JobOptimizer::Own> own_;  // state of the optimizer, while it goes over
+  session::CopySurvivors survivors_;
+};
+
+class Run::Parts : public Run::Loop<session::PartsFace> {
+ public:
+  Parts(std::shared_ptr<JobOptimizer> optimizer, RunOptions options)
+      : Loop(std::move(optimizer), std::move(options)),
+        survivors_(*this, {.hooks = frontend::face_hooks}, options_.keep_every, layouts_of(options_)) {}
+
+  std::unique_ptr<job_checkpoint::JobAccess> lend() override { return frontend::current().lend(); }
+  session::ChangingJob told() const override { return frontend::told_of(frontend::current()); }
+  Value state() const override { return value::Tuple{{updates(), own_state()}}; }
+  void take(const Value& state) override {
+    const auto& items = state.as<value::Tuple>().items;
+    take_own(items.at(0).as<std::int64_t>(), items.at(1));
+  }
+  void go_over(std::shared_ptr<session::Session> session, const job_checkpoint::HeldJob& held) override {
+    frontend::current().model->zero_grad(/*set_to_none=*/true);
+    frontend::go_back(std::move(session), held);
+  }
+
+ protected:
+  session::Survivors& survivors() override { return survivors_; }
+  void begin_training() override { survivors_.begin(); }
+  void end_training() override { survivors_.end(); }
+  void note_update() override { survivors_.note_update(); }
+  void look() override {
+    if (survivors_.is_due() && frontend::current().model->partitioned()) survivors_.keep();
   }
 
  private:
-  const std::shared_ptr<JobOptimizer> optimizer_;
-  const RunOptions options_;
-  std::int64_t updates_ = 0;
-  std::optional<JobOptimizer::Own> own_;  // state of the optimizer, while it goes over
-  session::Survivors survivors_;
+  session::PartSurvivors survivors_;
 };
 
-Run::Run(RunOptions options) : training_(std::make_unique<Training>(checked_optimizer(), std::move(options))) {}
+Run::Run(RunOptions options) {
+  auto optimizer = checked_optimizer(options);
+  if (session::why_no_survivors(*frontend::current().session).empty()) {
+    training_ = std::make_unique<Copies>(std::move(optimizer), std::move(options));
+  } else {
+    training_ = std::make_unique<Parts>(std::move(optimizer), std::move(options));
+  }
+}
 Run::~Run() = default;
 
-std::int64_t Run::updates() const { return training_->progress(); }
-void Run::go_on() { training_->go_on(); }
+std::int64_t Run::updates() const { return training_->updates(); }
+void Run::begin() { training_->begin(); }
+void Run::end() { training_->end(); }
+void Run::go_on() { training_->go_on(/*is_lost=*/true); }
+void Run::go_on_with_others() { training_->go_on(/*is_lost=*/false); }
 
 }  // namespace lamina

@@ -260,7 +260,7 @@ void hear_of_door(Session& session) {
   }
 }
 
-void end_door(Session& session) {
+void end_door(const Session& session) {
   const auto plate = DoorPlate::of_environment();
   if (plate && session.topology().size(topology::Group::kNode) < session.world().size) plate->write_over();
 }

@@ -108,6 +108,6 @@ void tell_door(Session& session, const Door& door);
 // ...which writes it there when it has come.
 void hear_of_door(Session& session);
 // A training is over on this rank: newcomers of its machine are told.
-void end_door(Session& session);
+void end_door(const Session& session);
 
 }  // namespace lamina::session

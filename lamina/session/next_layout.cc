@@ -12,6 +12,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/messaging/agreement.h"
+#include "lamina/session/survivors.h"
 
 namespace lamina::session {
 namespace {
@@ -84,6 +85,10 @@ void require_layouts(Session& session, const std::vector<std::string>& layouts) 
   const auto require = [&] {
     if (told.as<std::string>() != nlohmann::json(layouts).dump()) {
       throw base::UsageError("lamina.Run: ranks give different `layouts`", base::Code{"elastic-refused"});
+    }
+    if (!layouts.empty() && why_no_survivors(session).empty()) {
+      throw base::UsageError("lamina.Run: copies of a model go on as fewer copies: `layouts` are for ranks with parts",
+                             base::Code{"elastic-refused"});
     }
     require_may_change(session);
     for (const auto& keys : layouts) {

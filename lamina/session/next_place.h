@@ -47,7 +47,7 @@ environment::World next_place(const Session& own, const NewPlace& place);
 // Has the environment say who this rank is from now on, as a launcher does; a newcomer is one no more.
 void take_place(const environment::World& world, std::int64_t epoch);
 
-// What the environment says so: names and values, for faces with an environment of their own.
+// Lists what the environment says so, names and values, for faces with an environment of their own.
 std::vector<std::pair<std::string, std::string>> said_place();
 
 }  // namespace lamina::session

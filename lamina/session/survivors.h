@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,28 +14,108 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
+#include "lamina/session/doorway.h"
+#include "lamina/session/next_epoch.h"
 #include "lamina/session/session.h"
 #include "lamina/value/value.h"
 
 namespace lamina::session {
 
-class EpochEnd;
-struct NextEpoch;
+// Words of a rank to those who go on with it: how far it has come, and what its face tells. -1: it joins them.
+struct Told {
+  std::int64_t progress = -1;
+  value::Value word;
+};
 
-// A training of copies of a model, as whoever runs its loop knows it.
-class CopiesFace {
+// A training that outlives ranks, as whoever runs its loop knows it.
+class TrainingFace {
  public:
-  virtual ~CopiesFace() = default;
+  virtual ~TrainingFace() = default;
 
   // How far it is. It grows with each update, and states are those of the last one.
   virtual std::int64_t progress() const = 0;
-  // The session of the current job.
+  // The session of the current job; nullptr where there is none.
   virtual std::shared_ptr<Session> session() const = 0;
-  // The buffers of the model.
-  virtual std::vector<at::Tensor> buffers() const = 0;
-  // The hooks of the next epoch's session.
-  virtual FaceHooks hooks() const = 0;
+  // Waits for a checkpoint that is being saved, or gives it up where a rank is lost.
+  virtual void end_saves(bool is_lost) = 0;
+  // Gives what this rank tells the others.
+  virtual value::Value word() const = 0;
+  // Nobody goes on, in order: all are connected still.
+  virtual void all_leave() {}
+};
 
+struct SurvivorOptions {
+  std::function<FaceHooks()> hooks;                       // of the next epoch's session
+  std::function<void()> note_place = [] {};               // the environment says another place of this rank from now on
+  std::function<Facts()> facts = [] { return Facts(); };  // see Doorway
+  // How many microbatches each of so many copies has: they share out any number. Without it they share out as many as
+  // before.
+  std::function<std::optional<int>(int)> microbatches = {};
+};
+
+// The loop in which ranks meet after a loss and go on, for trainings of any kind: see [Note: ranks that are left] in
+// next_epoch.h. One thread calls it.
+class Survivors {
+ public:
+  virtual ~Survivors() = default;
+
+  // True where the ranks that are left go on from an error that a loss has made. Where a rank is lost, and they do not,
+  // the first of them says why.
+  bool may_go_on();
+  // Goes on with them, whoever else is lost meanwhile, and with newcomers. Collective over these. `is_lost`: by a loss;
+  // else newcomers wait, or some leave. Returns what each has told, by their ranks from now on: the first one is that
+  // which has come furthest. Throws base::PeerError where too few are left, or what a lost rank had is lost with it;
+  // ProcessEnds in a rank that leaves.
+  std::vector<Told> go_on(bool is_lost);
+  // True where the epoch is to end before the next step, on all ranks after one and the same update.
+  virtual bool is_called() const { return false; }
+  // Says once, on the first rank, who was lost in that step, or joined before it, and what all do.
+  void tell_going_on(std::int64_t step, bool is_again);
+
+  // Newcomers find it closed.
+  void close_door() { doorway_.end(*session_); }
+  Doorway& doorway() { return doorway_; }
+
+ protected:
+  // The next epoch's session, none where this one goes on, and what all have told.
+  struct Next {
+    std::shared_ptr<Session> session;
+    std::vector<Told> told;
+  };
+  Survivors(TrainingFace& face, SurvivorOptions options)
+      : options_(std::move(options)), doorway_(options_.facts, shares_any()), face_(face) {}
+
+  virtual std::string why_not(const Session& session) const = 0;
+  virtual Next meet(bool is_lost) = 0;
+  // Returns what all have told, in a session with whoever joins, too.
+  virtual std::vector<Told> go_over(Next next) = 0;
+  virtual void begin_epoch() {}
+
+  bool shares_any() const { return options_.microbatches != nullptr; }
+  // The environment says from now on that this rank has that place.
+  void take_place(const environment::World& place, std::int64_t epoch);
+  void note(const NextEpoch& next);
+  // This rank is none of those who go on, if any do: throws ProcessEnds.
+  [[noreturn]] void leave(const NextEpoch& next);
+  // Has the face go over to that session, in which the training is as soon as the face's job is there.
+  void switch_to(const std::shared_ptr<Session>& session, const std::function<void()>& go_over);
+
+  const SurvivorOptions options_;
+  Doorway doorway_;
+  std::shared_ptr<Session> session_;  // in which the training was last
+
+ private:
+  TrainingFace& face_;
+  std::vector<base::Rank> lost_, left_;  // since the last tell_going_on(), by their numbers when they were
+  int joined_ = 0;
+  std::optional<base::Clock::time_point> since_;  // the first of them was heard of
+};
+
+// A training of copies of a model.
+class CopiesFace : public TrainingFace {
+ public:
+  // The buffers of the model, by name.
+  virtual std::vector<std::pair<std::string, at::Tensor>> buffers() const = 0;
   // Goes on in the place of the current job with that session: gradients are forgotten, and all copies have the model
   // of the first one. Collective over the world.
   virtual void go_over(std::shared_ptr<Session> session) = 0;
@@ -43,27 +125,20 @@ class CopiesFace {
   virtual void take(const value::Value* states) = 0;
 };
 
-// The copies that go on where others are lost, with what the one has that has come furthest: see
-// [Note: ranks that are left] in next_epoch.h. One thread calls it.
-class Survivors {
+// The copies that go on where others are lost, with what the one has that has come furthest, and those who join or
+// leave.
+class CopySurvivors : public Survivors {
  public:
   // The face outlives it.
-  explicit Survivors(CopiesFace& face);
-  ~Survivors();
+  CopySurvivors(CopiesFace& face, SurvivorOptions options);
 
   // Notes what a batch changes besides the parameters, where it has been changed: after each update, of this job or
   // of one in another layout.
   void keep();
-
-  // True where the copies that are left go on from an error. Where a lost rank is behind it, and they do not, the first
-  // of them says why.
-  bool may_go_on(const std::exception_ptr& error);
-  // Goes on with them, whoever else is lost meanwhile. Collective over those who are left. Returns how far each was,
-  // by their ranks from now on: the furthest is the first. Throws base::PeerError where too few are left, or what a
-  // lost rank had is lost with it.
-  std::vector<std::int64_t> go_on();
-  // Says once, on the first rank, who was lost in that step, and what the others do.
-  void tell_going_on(std::int64_t step, bool is_again);
+  // The training begins: newcomers may come. A process that is one joins those who train, and returns what go_on()
+  // does. Throws ProcessEnds in a newcomer where the job is over, base::ConfigError in one that differs from the job.
+  std::optional<std::vector<Told>> begin();
+  bool is_called() const override { return doorway_.is_called(*session_); }
 
  private:
   // A buffer as it was in that version.
@@ -71,20 +146,20 @@ class Survivors {
     at::Tensor buffer, value;
     std::int64_t version;
   };
-  std::pair<std::shared_ptr<Session>, std::vector<std::int64_t>> meet();
-  void note_lost(const NextEpoch& next);
-  void go_over(std::shared_ptr<Session> session, const std::vector<std::int64_t>& progress);
+  std::string why_not(const Session& session) const override;
+  Next meet(bool is_lost) override;
+  std::vector<Told> go_over(Next next) override;
+  void begin_epoch() override { doorway_.begin_epoch(*session_); }
+  std::vector<Told> join();
+  NextEpoch agree(EpochEnd& end, bool leaves);
 
   CopiesFace& face_;
-  std::shared_ptr<Session> session_;
   bool is_whole_ = true;  // what is here is of one update
-  std::vector<Kept> kept_;
-  std::optional<std::uint64_t> seeded_;           // steps that have drawn random numbers, with `seed`
-  std::vector<base::Rank> lost_;                  // since the last tell_going_on(), by their numbers when they were
-  std::optional<base::Clock::time_point> since_;  // the first of them was heard of
+  std::map<std::string, Kept> kept_;
+  std::optional<std::uint64_t> seeded_;  // steps that have drawn random numbers, with `seed`
 };
 
-// True of an error that a rank's loss has made, here or on another rank that says so.
+// True of an error that a rank's loss may have made, here or on another rank that says so.
 bool is_of_loss(const std::exception_ptr& error);
 
 // Why a job cannot go on without a rank; "" where it can. `keeps_parts`: what a rank alone has is kept with another
@@ -94,8 +169,5 @@ inline constexpr auto kChangesLayout = "the job was about to take another layout
 
 // Tells why nobody goes on, where this rank is the first that is left.
 void tell_no_survivors(Session& session, const std::string& why);
-// Tells, where this rank is the first one, who was lost in that step, by their numbers then. The others make it again,
-// or it is done. `took`: seconds since then.
-void tell_survivors(Session& session, std::vector<base::Rank> lost, std::int64_t step, bool is_again, double took);
 
 }  // namespace lamina::session

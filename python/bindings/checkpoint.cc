@@ -13,7 +13,6 @@
 #include "lamina/checkpoint/tree_json.h"
 #include "lamina/job_checkpoint/copies.h"
 #include "lamina/job_checkpoint/held_job.h"
-#include "lamina/job_checkpoint/kept_job.h"
 #include "lamina/job_checkpoint/record_job.h"
 #include "lamina/job_checkpoint/resume_job.h"
 #include "lamina/job_checkpoint/resumption.h"
@@ -73,57 +72,6 @@ std::shared_ptr<Resumption> held_resumption(const HeldJob& held, Session& sessio
   auto resumption = job_checkpoint::resumption_of(held, job);
   if (keeps_options) resumption->keep_options();
   return resumption;
-}
-
-void bind_kept(py::module_& module) {
-  using job_checkpoint::KeptJob;
-  py::class_<KeptJob, std::unique_ptr<KeptJob, EndWithoutGil>>(
-      module, "KeptJob",
-      "A job as it was some updates ago, in the memory of its ranks and of their keepers: see "
-      "lamina/job_checkpoint/kept_job.h.")
-      .def(py::init<>())
-      .def(
-          "keep",
-          [](KeptJob& self, Session& session, py::object lent, std::int64_t epoch, std::int64_t updates,
-             const py::object& word) {
-            PythonCheckpointedJob job(session, std::move(lent));
-            auto value = to_value(word);
-            uncarried([&] { self.keep(job, epoch, updates, std::move(value)); });
-          },
-          py::arg("session"), py::arg("job"), py::arg("epoch"), py::arg("updates"), py::arg("word"),
-          "Copies what this rank has, and begins to send it to its keeper; collective over the world.")
-      .def(
-          "told",
-          [](KeptJob& self, Session& session) {
-            value::Value told;
-            {
-              const Release release;
-              told = self.told(session.mailbox());
-            }
-            return to_object(told);
-          },
-          py::arg("session"), "Says what is here, to those who are left.")
-      .def(
-          "decide",
-          [](KeptJob& self, const std::vector<py::object>& told) {
-            std::vector<value::Value> values;
-            for (const auto& each : told) values.push_back(to_value(each));
-            const Release release;
-            self.decide(values);
-          },
-          py::arg("told"),
-          "Decides with which version all go on. Raises PeerError, on all of them, where none is whole.")
-      .def_property_readonly("updates", &KeptJob::updates, "The updates of that version.")
-      .def_property_readonly(
-          "word", [](const KeptJob& self) { return to_object(self.word()); }, "The word that was kept with it.")
-      .def_property_readonly("sent_bytes", &KeptJob::sent_bytes, "What this rank has given to keepers.")
-      .def(
-          "hold",
-          [](const KeptJob& self, Session& session) {
-            return uncarried([&] { return std::make_shared<HeldJob>(self.hold(peers_of(session))); });
-          },
-          py::arg("session"),
-          "Makes it a job in the memory of those who go on, in their session; collective over them.");
 }
 
 // Makes a method that hears of a call of the face in `lent`, a CheckpointedJob.
@@ -189,7 +137,6 @@ void bind_checkpoint(py::module_& module) {
           "Loads it into a model that is cut; collective over the world.")
       .def("go_on", &Resumption::go_on, py::call_guard<Release>(),
            "Has random numbers and the loss scale go on where they were.");
-  bind_kept(module);
   py::class_<HeldJob, std::shared_ptr<HeldJob>>(module, "HeldJob",
                                                 "A job in the memory of its ranks, while it changes its layout: see "
                                                 "lamina/job_checkpoint/held_job.h.")

@@ -15,6 +15,9 @@ std::shared_ptr<session::Session> with_maker(std::shared_ptr<session::Session> s
 // Adds the backwards of a job's model; see data_parallel.cc.
 void bind_backwards(py::module_& module);
 
+// Adds who goes on where ranks are lost, or join.
+void bind_survivors(py::module_& module, py::class_<session::Session, std::shared_ptr<session::Session>>& kind);
+
 // Adds how a session gives way to one of another layout, or of those who are left.
 void bind_changes(py::module_& module, py::class_<session::Session, std::shared_ptr<session::Session>>& kind);
 

@@ -20,7 +20,6 @@ from outliving import batch, layers
 from torch import nn
 
 import lamina
-from lamina import _lamina
 from lamina.elastic import kept
 from lamina.job import lifetime
 from lamina.pipeline.model_face import ModelFace
@@ -72,7 +71,7 @@ def die_in_change():
     """Dies in a change at CHANGE."""
     place = os.environ["CHANGE"]
     if place == "meeting":
-        dies_in_change(_lamina.EpochEnd, "open_in")
+        dies_in_change(kept.KeptSurvivors, "take_place")
     elif place == "holding":
         dies_in_change(kept.KeptSurvivors, "_go_over")
     elif place == "ending":

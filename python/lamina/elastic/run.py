@@ -78,8 +78,6 @@ class Run:
         self._training = _OwnLoop(schedule)
         if why_not(job):
             self._survivors = KeptSurvivors(model, state, self._training, keep_every, layouts)
-        elif layouts:
-            raise _refused("copies of a model go on as fewer copies: `layouts` are for ranks with parts")
         else:
             self._survivors = Survivors(model, state, self._training)
         self._ends = False  # the epoch, for newcomers wait

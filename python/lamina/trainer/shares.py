@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lamina._lamina import BatchRecord
 from lamina.dist.batches import require_distributed_sampler, samplers
+from lamina.elastic import newcomers
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.messages import allgather
@@ -170,7 +171,7 @@ class Shares:
         Errors:
             UsageError: the training has ended for some of them alone.
         """
-        own.stops = self._ends.is_asked
+        own.stops = self._ends.is_asked or newcomers.is_leaving()  # copies hear of that with their gradients, too
         everyone = together(own)
         if not 0 < everyone.ended < size():
             return everyone

@@ -94,10 +94,8 @@ class Survival:
             return
         (optimizer,) = job.optimizers
         if has_parts:
-            before, self._versions = self._survivors, self._new_versions()
+            self._versions = self._new_versions()
             self._survivors = KeptSurvivors(self._job.model, optimizer, self, 1, self._others)
-            if before is not None:  # which hears of SIGTERM
-                self._survivors.doorway = before.doorway
             optimizer.after_step = lambda: None
         else:
             self._survivors = Survivors(self._job.model, optimizer, self)
@@ -112,16 +110,12 @@ class Survival:
     def leaving_by_sigterm(self) -> Iterator[None]:
         """Inside, SIGTERM has this rank leave after a batch."""
         ends = current.job().own(Ends)
-        ends.by_sigterm, ends.is_asked = True, False
-
-        def ask() -> None:
-            ends.is_asked = True  # before a batch; copies hear of it with their gradients, too
-
+        ends.by_sigterm = True
         try:
-            with self._survivors.doorway.leaving_by_sigterm(ask):
+            with self._survivors.doorway.leaving_by_sigterm():
                 yield
         finally:
-            ends.by_sigterm = ends.is_asked = False
+            ends.by_sigterm = False
 
     def fit(self, begin: Callable[[], bool], go_on: Callable[[], bool]) -> bool:
         """Returns what `begin` returns, or where ranks are lost meanwhile what `go_on` does, from the loop's place on.
@@ -250,7 +244,7 @@ class Survival:
         while True:
             told = self._survivors.go_on(lost)
             if lost is not None:
-                self._survivors.doorway.end_if_told()
+                newcomers.end_if_told()
             try:
                 return self._meet(told)
             except (PeerError, DesyncError) as error:

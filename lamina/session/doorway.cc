@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/session/doorway.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iomanip>
+#include <iterator>
+#include <sstream>
+
+#include "lamina/base/log.h"
+#include "lamina/base/str.h"
+#include "lamina/data_parallel/newcomers.h"
+#include "lamina/environment/progress.h"
+#include "lamina/environment/rank_contract.h"
+#include "lamina/rendezvous/secret.h"
+#include "lamina/session/newcomer.h"
+
+namespace lamina::session {
+namespace {
+
+int most_of_environment() {
+  const char* const terms = std::getenv(environment::kElasticVariable);
+  const std::string text = terms == nullptr ? "" : terms;
+  const auto colon = text.find(':');
+  return colon == std::string::npos ? 0 : std::atoi(text.c_str() + colon + 1);
+}
+
+// At the first rank of an elastic job; none where its launcher starts nobody anew.
+std::unique_ptr<Door> open_door(const Session& session, const Facts& facts) {
+  const auto plate = DoorPlate::of_environment();
+  const auto secret = rendezvous::inherited_secret();
+  if (!plate || !secret) return nullptr;
+  return std::make_unique<Door>(*plate, session.world().master_addr, *secret, facts_of(session, facts));
+}
+
+std::string hash_of(const std::string& file) {
+  std::ifstream bytes(file, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(bytes), {});
+  std::ostringstream hash;
+  hash << std::hex << std::setfill('0');
+  for (const int byte : rendezvous::digest(text)) hash << std::setw(2) << byte;
+  return hash.str();
+}
+
+void note_sigterm(int) { data_parallel::newcomers().leaves = true; }
+
+}  // namespace
+
+bool is_newcomer() { return std::getenv(environment::kNewcomerVariable) != nullptr; }
+
+Facts facts_of_training(const std::string& kind, const std::string& file,
+                        const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::string& optimizer,
+                        const std::vector<std::size_t>& groups) {
+  std::string model, all = optimizer;
+  for (const auto& [name, tensor] : tensors) {
+    model += base::str(model.empty() ? "" : "\n", name, " ", tensor.scalar_type(), " ", tensor.sizes());
+  }
+  for (const auto count : groups) all += base::str("\na group of ", count, " parameters");
+  return {{kind + " (SHA-256)", hash_of(file)}, {"model", model}, {"optimizer", all}};
+}
+
+Doorway::Doorway(std::function<Facts()> facts, bool shares_any)
+    : facts_(std::move(facts)), shares_any_(shares_any), most_(most_of_environment()) {}
+
+Doorway::~Doorway() { forget_sigterm(); }
+
+Facts Doorway::facts() const {
+  auto facts = facts_();
+  facts.emplace_back("place in its script", base::str("training number ", trainings_));
+  return facts;
+}
+
+void Doorway::begin_epoch(Session& session) {
+  data_parallel::newcomers().heard = false;
+  if (most_ == 0 || session.world().rank != base::Rank(0)) {
+    door_.reset();
+    return;
+  }
+  if (door_ == nullptr) door_ = open_door(session, facts());
+  if (door_ == nullptr) return;
+  const int copies = session.world().size;
+  const auto all = std::int64_t{session.job().microbatches()} * copies;
+  door_->set_terms({.copies = copies, .most = most_, .microbatches = shares_any_ ? 0 : all});
+  tell_door(session, *door_);
+}
+
+bool Doorway::is_called(Session& session) const {
+  if (session.world().size == 1) return leaves() || (door_ != nullptr && door_->has_waiting());
+  hear_of_door(session);
+  return data_parallel::newcomers().heard;
+}
+
+void Doorway::end(const Session& session) {
+  if (door_ != nullptr) {
+    door_->end();
+  } else if (most_ != 0) {
+    end_door(session);
+  }
+  door_.reset();
+}
+
+void Doorway::watch_sigterm() {
+  struct sigaction now{};
+  if (std::getenv(environment::kElasticVariable) == nullptr || ::sigaction(SIGTERM, nullptr, &now) != 0) return;
+  if ((now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
+  before_ = now;
+  now.sa_handler = note_sigterm;
+  now.sa_flags = SA_RESTART;
+  ::sigaction(SIGTERM, &now, nullptr);
+}
+
+void Doorway::forget_sigterm() {
+  if (!before_) return;
+  struct sigaction now{};
+  ::sigaction(SIGTERM, nullptr, &now);
+  if (now.sa_handler == note_sigterm) ::sigaction(SIGTERM, &*before_, nullptr);
+  before_.reset();
+  if (data_parallel::newcomers().leaves.exchange(false)) ::kill(::getpid(), SIGTERM);  // the training was over before
+}
+
+bool Doorway::leaves() { return data_parallel::newcomers().leaves; }
+
+void Doorway::leave(bool others_go_on) {
+  data_parallel::newcomers().leaves = false;
+  if (!others_go_on && door_ != nullptr) door_->end();
+  door_.reset();
+  if (others_go_on) environment::ProgressReporter().leaves();
+  base::log_info("told by SIGTERM to end: this rank has left, after an update that counts");
+  throw ProcessEnds{others_go_on ? 0 : 128 + SIGTERM};
+}
+
+void end_if_told() {
+  if (!Doorway::leaves()) return;
+  std::signal(SIGTERM, SIG_DFL);
+  ::kill(::getpid(), SIGTERM);
+}
+
+}  // namespace lamina::session

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <signal.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/session/door.h"
+#include "lamina/session/session.h"
+
+namespace lamina::session {
+
+// Ends the process with that exit code, whoever made it: it has left the job in order, or has none to join.
+struct ProcessEnds {
+  int code = 0;
+};
+
+// Tells whether this process is to join a job, in which it is not yet.
+bool is_newcomer();
+
+// Facts that newcomers are to have in common with a job that trains: of the program in that file (`kind`: "script"),
+// the model's tensors, and the optimizer. `groups`: how many parameters each of its groups has.
+Facts facts_of_training(const std::string& kind, const std::string& file,
+                        const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::string& optimizer,
+                        const std::vector<std::size_t>& groups);
+
+// The door of a job, which is at its first copy, as each copy knows it: see [Note: newcomers] in door.h. Here copies
+// leave, too.
+class Doorway {
+ public:
+  // `facts`: of the face, asked when they are needed. `shares_any`: copies share out any number of microbatches.
+  Doorway(std::function<Facts()> facts, bool shares_any);
+  ~Doorway();
+
+  // A training of the program begins: newcomers come to the same one.
+  void begin() { ++trainings_; }
+  // The door is at the first rank of that session.
+  void begin_epoch(Session& session);
+  // Tells whether newcomers wait, or copies want to leave: all copies alike, between the last pass of an update and the
+  // next one.
+  bool is_called(Session& session) const;
+  // The training is over on a rank of that session.
+  void end(const Session& session);
+
+  Door* door() const { return door_.get(); }  // nullptr: elsewhere
+  Facts facts() const;
+
+  // Inside, SIGTERM has this copy leave in order, unless the program has said what that does. At the end it does what
+  // it did before, where it has come, and the training was over.
+  void watch_sigterm();
+  void forget_sigterm();
+  static bool leaves();
+  // This copy is none of those who go on, if any do: throws ProcessEnds.
+  [[noreturn]] void leave(bool others_go_on);
+
+ private:
+  const std::function<Facts()> facts_;
+  const bool shares_any_;
+  const int most_;  // ranks with newcomers; 0: nobody comes
+  int trainings_ = 0;
+  std::unique_ptr<Door> door_;
+  std::optional<struct sigaction> before_;
+};
+
+// A rank is lost: ends this process, too, where SIGTERM has told it to leave. Perhaps the launcher ends all.
+void end_if_told();
+
+}  // namespace lamina::session

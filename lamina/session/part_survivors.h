@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/job_checkpoint/kept_job.h"
+#include "lamina/session/change.h"
+#include "lamina/session/survivors.h"
+
+namespace lamina::session {
+
+// A training of ranks with parts that nobody else has.
+class PartsFace : public TrainingFace {
+ public:
+  // The job, of which each tensor goes over.
+  virtual std::unique_ptr<job_checkpoint::JobAccess> lend() = 0;
+  // Tells what it has that may keep it from another layout.
+  virtual ChangingJob told() const = 0;
+  // Gives what the loop goes on with besides; takes it back.
+  virtual value::Value state() const = 0;
+  virtual void take(const value::Value& state) = 0;
+  // Goes on in the place of the current job with that session, in whose layout values, states and options are what is
+  // held. Collective over the world.
+  virtual void go_over(std::shared_ptr<Session> session, const job_checkpoint::HeldJob& held) = 0;
+};
+
+// The ranks that go on where others are lost, with what all had some updates before, in another layout: see
+// [Note: kept states] in membership/keepers.h.
+class PartSurvivors : public Survivors {
+ public:
+  // The face outlives it. So many updates lie between two versions that are kept. `layouts`: see next_layout().
+  PartSurvivors(PartsFace& face, SurvivorOptions options, int every, std::vector<std::string> layouts);
+  ~PartSurvivors() override;
+
+  // From now on all go on where one is lost.
+  void begin();
+  // Waits for the others, who may lose one still: all go on together then.
+  void end();
+  // An update is made: the next step keeps what it has made, when all that follows on it is done.
+  void note_update() { session_ = face_.session(); }
+  // True where the step that begins is to keep a version.
+  bool is_due() const;
+  // Keeps it; collective over the world.
+  void keep();
+
+  std::uint64_t sent_bytes() const { return states_.sent_bytes(); }  // to keepers
+
+ private:
+  std::string why_not(const Session& session) const override { return why_no_survivors(session, /*keeps_parts=*/true); }
+  Next meet(bool is_lost) override;
+  std::vector<Told> go_over(Next next) override;
+
+  PartsFace& face_;
+  const int every_;
+  const std::vector<std::string> layouts_;
+  job_checkpoint::KeptJob states_;
+  bool is_on_ = false;
+  std::int64_t newest_ = 0;               // the updates of the version that was kept last
+  std::int64_t began_ = 0, changes_ = 0;  // the job's epoch, and how often its ranks have changed their layout in it
+  std::weak_ptr<Session> kept_;           // in which it was
+  // One talk about the end of a session, of which others may still be in the middle.
+  struct Talk {
+    explicit Talk(std::shared_ptr<Session> its);
+    std::shared_ptr<Session> session;
+    EpochEnd end;
+    std::int64_t epochs;
+  };
+  std::optional<Talk> talk_;
+};
+
+}  // namespace lamina::session
