@@ -2,17 +2,21 @@
 // Copies of a model of which some are killed: the others go on, with the losses and weights of one process, as
 // tests/fault/outliving.py has it for Python.
 //
-//     lamina run -n 3 --elastic 1 -c frontend_outliving PLACE RANK[:STEP]...
+//     lamina run -n 3 --elastic 1 -c frontend_outliving PLACE RANK[:STEP]... [half] [back]
 //
 // The ranks die in those steps: in the forward, before the update or after it. With `behind`, ranks die after an update
-// that the first rank has not made. `half` trains in half precision, in which masters and their states stay.
+// that the first rank has not made; with `leaves`, they are told to end in the forward. `half` trains in half
+// precision, in which masters and their states stay. `back`: they come back, and steps take long while one is missing.
 #include <signal.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lamina/base/str.h"
@@ -26,15 +30,20 @@ using namespace lamina;
 using namespace lamina::frontend::test;
 using at::Tensor;
 
-constexpr int kSteps = 9, kRows = 12, kFatal = 3;
+constexpr int kRows = 12, kFatal = 3;
+constexpr auto kSlow = std::chrono::milliseconds(400);
+int steps = 9;
 
 std::string place;          // where ranks die
 std::map<int, int> deaths;  // steps, by ranks of the beginning
 int self = 0, now = -1;     // this rank of the beginning; the step
+bool is_new = false;        // this process has come in the place of one that died
 
 void die(const std::string& where) {
   const auto death = deaths.find(self);
-  if (where == place && death != deaths.end() && death->second == now) ::kill(::getpid(), SIGKILL);
+  if (is_new || death == deaths.end() || death->second != now) return;
+  if (where == "forward" && place == "leaves") ::kill(::getpid(), SIGTERM);
+  if (where == place) ::kill(::getpid(), SIGKILL);
 }
 
 struct NetImpl : torch::nn::Module {
@@ -80,7 +89,7 @@ struct Plain {
   Plain() {
     torch::optim::AdamW optimizer(model->parameters(), options());
     Schedule schedule(optimizer);
-    for (int number = 0; number < kSteps; ++number) {
+    for (int number = 0; number < steps; ++number) {
       optimizer.zero_grad();
       auto loss = model->forward(batch(number));
       loss.backward();
@@ -117,7 +126,8 @@ struct Fatal : torch::optim::AdamW {
   }
 };
 
-void train(bool half) {
+void train(bool half, bool back) {
+  const int full = size();
   init({{"ddp", true}, {"microbatches", kRows / size()}, {"timeout_s", 30}, {"seed", 5}, {"bf16", half}});
   DistributedModel<Net> model(net());
   DistributedOptimizer<Fatal> optimizer(std::make_unique<Fatal>(model.parameters(), options()));
@@ -128,17 +138,17 @@ void train(bool half) {
     model.backward(loss);
     return loss;
   });
-  std::vector<double> losses(kSteps);
+  std::vector<double> losses(steps);
   std::int64_t last = 0;
   std::vector<Tensor> before;
-  int epochs = 0;
+  int epochs = 0, first = -1;
   elastic(run, [&](Epoch& epoch) {
-    ++epochs;
+    if (epochs++ == 0) first = is_new ? static_cast<int>(epoch.updates) : 0;
     if (epoch.updates == last && last > 0) {
       const auto after = bits(*optimizer);
       for (std::size_t i = 0; i < after.size(); ++i) expect(torch::equal(before[i], after[i]), "states stay");
     }
-    for (now = static_cast<int>(epoch.updates); now < kSteps; ++now) {
+    for (now = static_cast<int>(epoch.updates); now < steps; ++now) {
       optimizer.zero_grad();
       const auto own = step(batch(now).chunk(dp_size())[dp_rank()]).reduce_mean().template item<double>();
       const auto all = all_gather(Group::kDp, own);
@@ -150,21 +160,24 @@ void train(bool half) {
       last = now + 1;
       before = bits(*optimizer);
       die(place == "behind" ? "behind" : "after");
+      if (back && size() < full) std::this_thread::sleep_for(kSlow);
     }
   });
-  expect(epochs > 1, "ranks were lost");
+  expect(epochs > 1 || is_new, "ranks were lost");
+  expect(size() == (back ? full : full - static_cast<int>(deaths.size())), base::str(size(), " ranks at the end"));
+  expect(!is_new || first > 0, "a newcomer goes on with what the others have");
   if (half) {
     for (const auto& state : before) expect(!state.is_floating_point() || state.dtype() == torch::kFloat, "masters");
   } else {
     const Plain plain;
-    for (int number = 0; number < kSteps; ++number) {
+    for (int number = first; number < steps; ++number) {
       expect(std::abs(losses[number] - plain.losses[number]) < 1e-12, base::str("the loss of step ", number));
     }
     const auto state = model.state_dict();
     for (const auto& item : plain.model->named_parameters()) {
       expect(torch::allclose(state[item.key()], item.value(), 1e-12, 1e-12), item.key());
     }
-    expect(std::abs(state["steps"].template item<double>() - kSteps) < 1e-12, "buffers count updates once");
+    expect(std::abs(state["steps"].template item<double>() - steps) < 1e-12, "buffers count updates once");
   }
   shutdown();
   std::puts("went on to the end");
@@ -173,17 +186,25 @@ void train(bool half) {
 }  // namespace
 
 int main(int count, char** words) {
-  self = lamina::rank();
+  if (count < 3) {
+    std::fputs("usage: PLACE RANK[:STEP]... [half] [back]\n", stderr);
+    return 2;
+  }
+  self = std::atoi(std::getenv("RANK"));
+  is_new = std::getenv("LAMINA_NEWCOMER") != nullptr;
   place = words[1];
-  bool half = false;
+  bool half = false, back = false;
   for (int i = 2; i < count; ++i) {
     const std::string word = words[i];
     const auto colon = word.find(':');
     if (word == "half")
       half = true;
+    else if (word == "back")
+      back = true;
     else
       deaths[std::stoi(word)] = colon == std::string::npos ? kFatal : std::stoi(word.substr(colon + 1));
   }
-  train(half);
+  if (back) steps = 40;
+  train(half, back);
   return exit_code();
 }
