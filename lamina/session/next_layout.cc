@@ -42,8 +42,10 @@ std::vector<std::string> nearest(const config::Config& before, int ranks) {
   return keys;
 }
 
-// As config_of(), with the microbatches that the job began with: each copy has its part of them, or one more.
-config::Config config_sharing_any(Session& before, const std::string& text, int ranks) {
+// As config_of(). Where copies `share_any` number of microbatches, each has its part of those that the job began with,
+// or one more.
+config::Config config_with(Session& before, const std::string& text, int ranks, bool share_any) {
+  if (!share_any) return config_of(before, text, ranks);
   auto keys = nlohmann::json::parse(text);
   keys["microbatches"] = 1;
   const auto config = config_of(before, keys.dump(), ranks);
@@ -61,7 +63,7 @@ config::Config next_layout(Session& before, int ranks, const std::vector<std::st
   const auto fitting = [&](const std::string& keys) -> std::optional<config::Config> {
     try {
       require_may_change(before);
-      auto config = share_any ? config_sharing_any(before, keys, ranks) : config_of(before, keys, ranks);
+      auto config = config_with(before, keys, ranks, share_any);
       require_fits(job, config, ranks / (config.partitions * config.tensor_parallel_degree));
       return config;
     } catch (const base::Error& error) {
@@ -78,7 +80,7 @@ config::Config next_layout(Session& before, int ranks, const std::vector<std::st
                           base::Code{"elastic-refused"});
 }
 
-void require_layouts(Session& session, const std::vector<std::string>& layouts) {
+void require_layouts(Session& session, const std::vector<std::string>& layouts, bool share_any) {
   const auto world = session.members(topology::Group::kWorld);
   const auto told = messaging::made_by_first(
       session.mailbox(), world, [&] { return value::Value(nlohmann::json(layouts).dump()); }, session.patience());
@@ -86,7 +88,7 @@ void require_layouts(Session& session, const std::vector<std::string>& layouts) 
     if (told.as<std::string>() != nlohmann::json(layouts).dump()) {
       throw base::UsageError("lamina.Run: ranks give different `layouts`", base::Code{"elastic-refused"});
     }
-    if (!layouts.empty() && why_no_survivors(session).empty()) {
+    if (!share_any && !layouts.empty() && why_no_survivors(session).empty()) {
       throw base::UsageError("lamina.Run: copies of a model go on as fewer copies: `layouts` are for ranks with parts",
                              base::Code{"elastic-refused"});
     }
@@ -96,7 +98,7 @@ void require_layouts(Session& session, const std::vector<std::string>& layouts) 
       bool fits = false;
       for (int ranks = session.world().size; ranks > 0 && !fits; --ranks) {
         try {
-          config_of(session, keys, ranks);
+          config_with(session, keys, ranks, share_any);
           fits = true;
         } catch (const base::Error&) {
           if (!wrong) wrong = std::current_exception();

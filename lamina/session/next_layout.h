@@ -17,7 +17,7 @@ config::Config next_layout(Session& before, int ranks, const std::vector<std::st
                            bool share_any = false);
 
 // Throws base::UsageError or base::ConfigError, on all ranks, for layouts that are none of any number of ranks up to
-// those there are, and where ranks give others; collective over the world.
-void require_layouts(Session& session, const std::vector<std::string>& layouts);
+// those there are, and where ranks give others; collective over the world. `share_any`: as of next_layout().
+void require_layouts(Session& session, const std::vector<std::string>& layouts, bool share_any = false);
 
 }  // namespace lamina::session

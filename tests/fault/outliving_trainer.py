@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains copies of a model, or parts of it, by a Trainer, some of which die: outliving_trainer.py WAY PLACE
 RANK[:BATCH[:PLACE]]..., with the ranks, and the batches that they die in, or after. PLACE is an event, or one of these:
-forward, gradient, update, updated, behind (an update that another one has lost), evaluation, keeping and kept (before
-and after a version), change (of the layout), changing (once all have met in the other one). `meeting` is the end of a
-call of the Trainer's, `left` what follows. `saving` is before the part of a save that all make together, `saved` after
-that, `going on` is without another one. `error` raises in the place of a death, `leaves` is told to end.
+forward, gradient, update, updated, behind (an update that another one has lost), evaluation. `keeping` and `kept` are
+before a version and after it, `change` is one of the layout, `changing` once all have met in the other one. `meeting`
+is the end of a call of the Trainer's, `left` what follows. `saving` is before the part of a save that all make
+together, `saved` after that, `going on` is without another one. `error` raises in the place of a death, `leaves` is
+told to end.
 
 Writes, of those who are left, what they have heard and computed, and how long it took from a death to the next batch.
 """
 
+import json
 import os
 import signal
 import sys
@@ -146,6 +148,7 @@ WAYS = {
     "memory": {"device_train_microbatch_size": "auto"},
     "stream": {"is_stream": True},
     "partitions": {"keys": {"partitions": 4}, "grad_accum": 2},
+    "itself": {"keys": {"partitions": 4}, "grad_accum": 2, "reads_itself": True},
     "groups": {"keys": {"partitions": 2}, "grad_accum": 2},
     "shards": {"keys": {"sharded_data_parallel_degree": 4, "sdp_param_persistence_threshold": 0}},
     "units": {"fsdp_config": {"min_params": 20}},
@@ -168,10 +171,14 @@ def trainer_of(way, copies, batch, folder=None):
     exact = {"exact": True, "batch_size": rows} if in_rows else {}
     sampler = lamina.dist.get_sampler(data, shuffle=True, seed=2, **exact)
     loader = DataLoader(data, rows, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+    if given.pop("reads_itself", False):
+        loader = DataLoader(data, rows, shuffle=True)
     if given.pop("is_stream", False):
         loader = DataLoader(Stream(data, SELF, copies), rows)
     optimizer = torch.optim.AdamW(model.parameters(), 0.02, weight_decay=0.1)
-    given["elastic_config"] = {"keep_every": int(os.environ.get("EVERY", "1"))}
+    every = os.environ.get("EVERY", "1")
+    given["elastic_config"] = {"keep_every": int(every) if every != "auto" else every}
+    given["elastic_config"] |= {"layouts": json.loads(os.environ.get("LAYOUTS", "[]"))}
     if folder is not None:
         given |= {
             "save_folder": folder,

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks with parts that nobody else has, which a Trainer trains, and of which some are killed: the others go on from
-what was kept, with the numbers of one process, and each sample of an epoch once."""
+"""Ranks of a Trainer with parts that nobody else has, some of which are killed. The others go on from what was kept,
+with the numbers of one process, and each sample of an epoch once."""
 
+import json
 import random
 from pathlib import Path
 
 import pytest
-from fault.test_outliving_trainer import CALLS, NUMBERS, ends, require_predicted, require_undisturbed
+from fault.test_outliving_trainer import CALLS, NUMBERS, ends, require_predicted, require_undisturbed, started
 from soak import paired, some
 
-WAYS = ("partitions", "groups", "shards", "units", "divided")
+WAYS = ("partitions", "itself", "groups", "shards", "units", "divided")
 PLACES = ("forward", "gradient", "after_train_batch", "updated", "keeping", "batch_end", "evaluation", "eval_end")
 PLACES += ("epoch_end", "batch_checkpoint", "fit_end", "epoch_start", "batch_start")
 
@@ -58,6 +59,19 @@ def test_calls_after_a_training_go_on_without_the_lost_one(way, at, launcher):
     require_undisturbed(found, 3, way)
     if number < 212:
         require_predicted(found, way)
+
+
+def test_layouts_that_are_none_are_refused(launcher):
+    processes = started(launcher, 4, "partitions", "none", LAYOUTS=json.dumps([{"partition": 3}]))
+    outputs = [rank.communicate(timeout=90)[1] for rank in processes]
+    assert all('"partition" is no key of a layout' in output for output in outputs), outputs
+
+
+def test_the_first_layout_that_fits_is_taken(launcher):
+    layouts = [{"partitions": 4}, {"partitions": 1, "sharded_data_parallel_degree": 3}]
+    found, lines = ends(launcher, 4, "partitions", "forward", "1", EVERY="auto", LAYOUTS=json.dumps(layouts))
+    require_undisturbed(found, 3, "partitions")
+    assert any(line.startswith("lamina: lost rank 1") and " 3 ranks, copies 3; " in line for line in lines), lines
 
 
 @pytest.mark.parametrize("seed", some(range(40), 1, seed=6))

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -207,14 +207,7 @@ class Trainer(Elsewhere):
             self._saver.name_folder(self.state.run_name)
             self._saver.take_folder(True)
         precision = functools.partial(get_precision_context, found.autocast, device().type)
-        self._evaluation = Evaluation(self.state, self.engine, self.logger, precision, self._by_tokens)
-        self._prediction = Prediction(self.state, self.engine, precision)
-        self._layouts = Layouts(self._job, self.state, self.engine, lambda: self._shares, self._tell_layout)
-        parts = self.logger, TrainingStep(self.state, self.engine, precision), self._evaluation.run
-        self._loop = Loop(self.state, self.engine, *parts, self._layouts.change)
-        self._survival = Survival(
-            self._job, self.state, self.engine, self._loop, self._layouts, self._saver, *given.elastic_config
-        )
+        self._make_loop(precision, given)
         if self._spec is not None:
             self._read_on()
         self.engine.run_event(Event.INIT)
@@ -299,6 +292,16 @@ class Trainer(Elsewhere):
                 self._saver.save(state, asynchronous=False)
                 self.close()
                 sys.exit(_TERMINATED)
+
+    def _make_loop(self, precision: Callable[[], contextlib.AbstractContextManager], given: Arguments) -> None:
+        self._evaluation = Evaluation(self.state, self.engine, self.logger, precision, self._by_tokens)
+        self._prediction = Prediction(self.state, self.engine, precision)
+        self._layouts = Layouts(self._job, self.state, self.engine, lambda: self._shares, self._tell_layout)
+        parts = self.logger, TrainingStep(self.state, self.engine, precision), self._evaluation.run
+        self._loop = Loop(self.state, self.engine, *parts, self._layouts.change)
+        self._survival = Survival(
+            self._job, self.state, self.engine, self._loop, self._layouts, self._saver, *given.elastic_config
+        )
 
     def _set_time(self, more: Time | None, reset_time: bool) -> None:
         """A call of `fit` begins: sets how far it goes, and the time anew where that is asked for. The call that a job

@@ -73,7 +73,7 @@ class Run:
         require_same(job.session, "world", "lamina.Run()", "elastic-refused", keep_every=keep_every)
         require_count(keep_every=keep_every)
         layouts = list(map(_to_json, layouts))
-        job.session.require_layouts(layouts)
+        job.session.require_layouts(layouts, share_any=False)
         (state,) = job.optimizers
         self._training = _OwnLoop(schedule)
         if why_not(job):

@@ -15,7 +15,7 @@ from lamina.job.ranks import WORLD, num_microbatches, rank, size
 from lamina.trainer.deals import put_together, set_batch_size, share_out
 from lamina.trainer.events import Event
 from lamina.trainer.job import TrainerJob
-from lamina.trainer.ranks import copies
+from lamina.trainer.ranks import copies, leads
 from lamina.trainer.shares import Loaders, Shares
 from lamina.trainer.training_state import TrainingState
 from lamina.util.told import tell
@@ -88,15 +88,25 @@ class Layouts:
         self._engine.run_event(Event.LAYOUT_CHANGE)
         return there.of_all is not None
 
-    def why_not_fewer(self) -> str | None:
-        """Says why the training cannot go on with fewer copies; None where it can."""
+    def why_not_fewer(self, has_parts: bool) -> str | None:
+        """Says why the training cannot go on with fewer ranks; None where it can. A single copy, in parts, reads on."""
         shares = self._shares()
-        return None if shares is None or shares.of_all is not None else _reads_itself(self._state)
+        if shares is None or shares.of_all is not None or (has_parts and copies() == 1):
+            return None
+        return _reads_itself(self._state)
+
+    @property
+    def reads_itself(self) -> bool:
+        """Tells whether the loader says itself what is read."""
+        shares = self._shares()
+        return shares is not None and shares.of_all is None
 
     def handed_on(self) -> dict[str, Any] | None:
-        """Where this rank is in the epoch, for `go_over`; None where it reads nothing yet."""
+        """Where this rank is in the epoch, for `go_over`; None where it reads nothing."""
         shares = self._shares()
-        return None if shares is None else shares.handed_on_after(self._state.timestamp.batch_in_epoch.value)
+        if shares is None or shares.of_all is not None:
+            return None if shares is None else shares.handed_on_after(self._state.timestamp.batch_in_epoch.value)
+        return shares.state_dict() if leads() else None
 
     def cut(self) -> tuple[list[int | None], int, int | None, str]:
         """How batches are cut on this number of copies, how many samples they have, and the change that is asked for;
@@ -121,7 +131,8 @@ class Layouts:
         ((grad_accum, before), microbatch, of_all, asked), shares = cuts[0], self._shares()
         self._state.grad_accum = None if grad_accum is None else -(-grad_accum * before // copies())
         if shares is not None:
-            self._read_on(shares, of_all, microbatch, allgather(handed_on, WORLD))
+            of_ranks = [each for each in allgather(handed_on, WORLD) if each is not None]
+            self._read_on(shares, of_all, microbatch, of_ranks)
         self._asked = json.loads(asked) if len({each[-1] for each in cuts}) == 1 else None
         if self._asked is not None:
             try:
@@ -131,8 +142,12 @@ class Layouts:
                 if rank() == 0:
                     tell(f"the layout that was asked for is not taken: {error}")
 
-    def _read_on(self, shares: Shares, of_all: int, microbatch: int, of_ranks: list[dict[str, Any]]) -> None:
+    def _read_on(self, shares: Shares, of_all: int | None, microbatch: int, of_ranks: list[dict[str, Any]]) -> None:
         loader, time = shares.spec.dataloader, self._state.timestamp
+        if of_all is None:
+            if copies() > 1:
+                raise UsageError(_reads_itself(self._state))
+            return shares.go_over(of_ranks, time.batch_in_epoch.value, time.sample_in_epoch.value)
         if not any(each is loader for each in self._shared):
             self._shared.append(loader)
             self._job.at_end(set_batch_size, loader, loader.batch_sampler.batch_size)

@@ -80,7 +80,7 @@ class Survival:
         self._job_before: current.Job | None = None  # at the place before
         self._new_versions = lambda: Versions(state, loop, layouts, saver, keep_every)
         if self._is_on:
-            current.session().require_layouts(others)
+            current.session().require_layouts(others, share_any=True)
             self._begin_surviving()
             loop.when_there, job.outlives = self._keep, self.call
 
@@ -104,7 +104,7 @@ class Survival:
     @property
     def may_leave(self) -> bool:
         """Tells whether ranks leave a training in order, and the others go on."""
-        return self._is_on and not self._layouts.why_not_fewer() and not why_not(current.job(), keeps_parts=True)
+        return self._is_on and not self._why_not_fewer() and not why_not(current.job(), keeps_parts=True)
 
     @contextlib.contextmanager
     def leaving_by_sigterm(self) -> Iterator[None]:
@@ -198,7 +198,7 @@ class Survival:
 
     def _join(self) -> bool:
         """Tells whether this process has joined a training that goes on."""
-        if self._versions is not None or self._layouts.why_not_fewer():
+        if self._versions is not None or self._why_not_fewer():
             return False
         if newcomers.is_one():
             self._engine.run_event(Event.FIT_START)  # callbacks begin, each in a world of its own
@@ -206,6 +206,9 @@ class Survival:
             return False
         self._meet(told)
         return True
+
+    def _why_not_fewer(self) -> str | None:
+        return self._layouts.why_not_fewer(self._versions is not None)
 
     def _note_update(self) -> None:
         self._updates = True
@@ -237,7 +240,7 @@ class Survival:
             self._survivors.require(lost)
         if self._updates and self._versions is None:
             refuse(lost, "an update was made, and something between it and the end of its batch asked other ranks")
-        if why := self._layouts.why_not_fewer():
+        if why := self._why_not_fewer():
             refuse(lost, why)
         if (loaders := current.job().own_if_any(Loaders)) is not None:
             loaders.end_workers()

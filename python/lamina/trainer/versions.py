@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lamina.job import current
-from lamina.job.ranks import rank
+from lamina.job.messages import allgather
+from lamina.job.ranks import WORLD, rank
 from lamina.script_state import generators
 from lamina.trainer.checkpoints import Saver, put_states_of, states_of
 from lamina.trainer.events import Event
@@ -22,8 +23,8 @@ _KEPT = 3  # those that ranks may go back to, see [Note: kept states] in lamina/
 
 
 class Versions:
-    """What a rank keeps beside the model and its optimizer, with each version of these. Versions have numbers, alike on
-    all ranks, for there may be several of one time.
+    """Keeps what else belongs to each version of the model and its optimizer. Versions have numbers, alike on all
+    ranks, for there may be several of one time.
 
     Args:
         state, loop, layouts: of the training.
@@ -74,7 +75,9 @@ class Versions:
         self._since = now
 
     def _word(self) -> dict[str, Any]:
-        state, saver = self._state, self._saver
+        state, saver, read = self._state, self._saver, self._layouts.handed_on()
+        if self._layouts.reads_itself:  # who reads may be lost
+            read = next((each for each in allgather(read, WORLD) if each is not None), None)
         return {
             "until": state.max_duration,
             "progress": state.progress(),
@@ -85,7 +88,7 @@ class Versions:
             "generators": generators.states(),
             "place": tuple(self._loop.place),
             "after": self._loop.after.value,
-            "read": self._layouts.handed_on(),
+            "read": read,
             "cut": self._layouts.cut(),
             "saved": None if saver is None else saver.saved,
         }
@@ -114,10 +117,11 @@ class Versions:
     def read_on(self) -> None:
         """Has this layout go on where the version was that all have gone back to. Collective over the world."""
         self._batch, self._job, self._since = self._state.timestamp.batch.value, current.job(), time.monotonic()
-        if self._is_older:
-            self._layouts.go_over([self._layouts.cut()], self._layouts.handed_on())
-            return
         word = copy.deepcopy(self._words[self.number])
+        if self._is_older:
+            read = word["read"] if self._layouts.reads_itself else self._layouts.handed_on()
+            self._layouts.go_over([self._layouts.cut()], read)
+            return
         self._loop.place, self._loop.after = Place(*word["place"]), Event(word["after"])
         generators.put_states(word["generators"])
         put_states_of(self._state, word["heard"])
