@@ -8,9 +8,9 @@
 namespace lamina::environment {
 
 // Reports of a rank to the launcher that started it, a datagram each. It says when it begins to wait for the others in
-// init, and has met them. It says when a session with ranks on other machines begins, when a step begins and ends, and
-// when the session is over, that it leaves a job that goes on, and who is lost to one. One with words behind it says
-// that the rank is about to end because of another one's error.
+// init, and has met them; when a session with ranks on other machines begins, and when one is over. It says when a step
+// begins and ends, that it leaves a job that goes on, and who is lost to one. One with words behind it says that the
+// rank is about to end because of another one's error.
 struct Progress {
   std::int64_t step = 0;     // kPatience: milliseconds; kLost: a process
   std::int32_t process = 0;  // who says it

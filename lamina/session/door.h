@@ -46,7 +46,7 @@ class Door {
   ~Door();  // closed; who waits looks for the next one
   Door(const Door&) = delete;
 
-  // Where it is.
+  // The place where it listens.
   const std::string& address() const { return address_; }
 
   // Sets those of the epoch that has begun.

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -58,6 +59,12 @@ std::string keys_of(config::Config config) {
 }
 
 }  // namespace
+
+LocalPlace local_place(const std::vector<int>& nodes, int rank) {
+  const auto self = nodes.begin() + rank;
+  return {.rank = static_cast<int>(std::count(nodes.begin(), self, *self)),
+          .size = static_cast<int>(std::ranges::count(nodes, *self))};
+}
 
 std::string NewPlace::text() const {
   return json{{"rank", rank}, {"size", size},   {"local", {local.rank, local.size}}, {"host", host},

@@ -4,13 +4,20 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lamina/base/wait.h"
 #include "lamina/session/door_words.h"
-#include "lamina/session/next_place.h"
 #include "lamina/session/session.h"
 
 namespace lamina::session {
+
+// A rank among those of its machine.
+struct LocalPlace {
+  int rank = 0, size = 1;  // LOCAL_RANK, LOCAL_WORLD_SIZE
+};
+// `nodes`: the machine of each rank.
+LocalPlace local_place(const std::vector<int>& nodes, int rank);
 
 // The place of a newcomer in the next epoch.
 struct NewPlace {

@@ -16,7 +16,6 @@
 #include "lamina/messaging/relay.h"
 #include "lamina/session/change.h"
 #include "lamina/session/newcomer.h"
-#include "lamina/session/next_place.h"
 
 namespace lamina::session {
 namespace {
@@ -33,6 +32,16 @@ std::size_t least() {
 }
 
 }  // namespace
+
+std::vector<int> nodes_of(const Session& before, const NextEpoch& next) {
+  std::vector<int> nodes;
+  const auto& seats = before.seats();
+  for (const auto member : next.members) {
+    nodes.push_back(seats.empty() ? before.world().node_rank : seats[static_cast<std::size_t>(member.value)].node);
+  }
+  nodes.insert(nodes.end(), next.newcomers.begin(), next.newcomers.end());
+  return nodes;
+}
 
 EpochEnd::EpochEnd(Session& session, Door* door)
     : before_(session),

@@ -30,6 +30,9 @@ struct NextEpoch {
   int size() const { return static_cast<int>(members.size() + newcomers.size()); }
 };
 
+// The machine of each of them, and of the newcomers.
+std::vector<int> nodes_of(const Session& before, const NextEpoch& next);
+
 // The end of a session that has lost ranks, or that newcomers join, as one of its ranks makes it together with the
 // rest.
 class EpochEnd {

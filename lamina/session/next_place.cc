@@ -3,7 +3,6 @@
 
 #include <stdlib.h>  // setenv
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "lamina/base/error.h"
@@ -48,22 +47,6 @@ FreePort::FreePort(const Session& session)
 std::int64_t epoch_of_environment() {
   const char* const number = std::getenv(kEpoch);
   return number == nullptr ? 0 : std::atoll(number);
-}
-
-LocalPlace local_place(const std::vector<int>& nodes, int rank) {
-  const auto self = nodes.begin() + rank;
-  return {.rank = static_cast<int>(std::count(nodes.begin(), self, *self)),
-          .size = static_cast<int>(std::ranges::count(nodes, *self))};
-}
-
-std::vector<int> nodes_of(const Session& before, const NextEpoch& next) {
-  std::vector<int> nodes;
-  const auto& seats = before.seats();
-  for (const auto member : next.members) {
-    nodes.push_back(seats.empty() ? before.world().node_rank : seats[static_cast<std::size_t>(member.value)].node);
-  }
-  nodes.insert(nodes.end(), next.newcomers.begin(), next.newcomers.end());
-  return nodes;
 }
 
 environment::World next_place(const Session& before, const NextEpoch& next, int port) {

@@ -29,15 +29,6 @@ class FreePort {
 // How often this process has changed the others of its job (LAMINA_EPOCH), as the environment says.
 std::int64_t epoch_of_environment();
 
-// Where a rank of several machines is.
-struct LocalPlace {
-  int rank = 0, size = 1;  // LOCAL_RANK, LOCAL_WORLD_SIZE
-};
-// `nodes`: the machine of each rank.
-LocalPlace local_place(const std::vector<int>& nodes, int rank);
-
-// The machines of those who go on without others, and of newcomers.
-std::vector<int> nodes_of(const Session& before, const NextEpoch& next);
 // The place of this rank among them. They meet at that port of the first one's machine.
 environment::World next_place(const Session& before, const NextEpoch& next, int port);
 // The place of a newcomer.

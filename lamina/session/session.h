@@ -44,7 +44,7 @@ struct FaceHooks {
   std::function<base::Call()> call;
 };
 
-// Where a rank is.
+// The place of a rank on a machine.
 struct Seat {
   int node = 0;      // its machine
   int process = 0;   // its number there
@@ -90,7 +90,7 @@ class Session {
   std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
   base::Partition partition() const;  // the one that this rank owns
   base::Rank owner(base::Partition partition) const;
-  // Of each rank, in a job whose ranks outlive others: `lamina run --elastic`. Else there are none.
+  // Seats of all ranks, in a job whose ranks outlive others: `lamina run --elastic`. Else there are none.
   const std::vector<Seat>& seats() const { return seats_; }
   // The machines of ranks that were lost to those who go on in this session, until that is told.
   std::vector<std::string>& lost_hosts() { return lost_hosts_; }

@@ -49,7 +49,7 @@ void Silence::await_looks() {
   std::unique_lock lock(mutex);
   std::map<const Silence*, std::int64_t> before;
   for (const Silence* each : all) before[each] = each->looks_;
-  // What the first look has found is taken before the second one. A thread that has ended looks no more.
+  // Two: the thread takes what its first look has found before the second one. A thread that has ended looks no more.
   const auto has_looked = [&](const auto& one) {
     return !all.contains(one.first) || one.first->looks_ > one.second + 1;
   };

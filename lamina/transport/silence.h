@@ -10,8 +10,8 @@
 
 namespace lamina::transport {
 
-// [Note: silence] The kernel closes what a process had open when it ends, and nothing when it stands still: stopped by
-// a signal, on a machine that is suspended, or while its memory is written to a dump. So ranks that are to outlive
+// [Note: silence] The kernel closes what a process had open when it ends. It closes nothing while one stands still:
+// stopped by a signal, on a machine that is suspended, or amid a dump of its memory. So ranks that are to outlive
 // others give each connected one a sign of life, from the transport's thread, which neither computes nor needs Python's
 // lock. Whatever else a rank is busy with, it gives them. A peer that gives none for the limit is told so, as the last
 // word on that connection, and counts as lost. One that wakes later and finds this word ends itself at once.
@@ -33,7 +33,7 @@ class Silence {
   // where others count this process as lost, it has ended then. For what must not be done by such a one.
   static void await_looks();
 
-  // What has come until now was read. True where signs are to be given. To be called before what came is noted.
+  // Notes that what has come until now was read, before heard() of it. True where signs are to be given.
   bool look(Time now);
   // There is a connection, or something has come over it.
   void heard(base::Rank peer) { heard_[peer.value] = looked_; }

@@ -86,11 +86,18 @@ def test_the_launcher_kills_it_once_the_others_go_on(launcher):
     require_undisturbed(found(launcher, (0, 2)), 2)
 
 
-def test_it_is_started_again_and_joins_the_others(launcher):
+@pytest.mark.parametrize("newcomer", some(["freezes entering", "freezes working", ""], 2, seed=1))
+def test_it_is_started_again_and_joins_the_others(newcomer, launcher):
+    """The newcomer may stand still as well."""
     program = PROGRAM.with_name("joining.py")
     words = ("run", *PRELOAD, "-n", 3, "--elastic", "2:3", program, "before:1:3")
-    run = launcher.run(*words, env={"STOPS": "1", "SILENT": str(SILENT_S)})
+    env = {"STOPS": "1", "SILENT": str(SILENT_S), "NEWCOMER": newcomer, "SLOW_S": "0.7"}
+    run = launcher.run(*words, env=env)
     assert run.returncode == 0, run.stderr
-    ends = found(launcher, range(3))
-    assert ends[1]["is_new"], run.stderr
-    require_joined(ends, 3)
+    given_up = "rank 1 is not started again: it has ended in the same way twice" in run.stderr  # within 10 s each time
+    assert not (given_up and newcomer == "")
+    assert bool(newcomer) == (launcher.folder / "faltered.1").exists(), run.stderr
+    assert run.stderr.count("rank 1 gave no sign of life") == (2 if newcomer else 1), run.stderr
+    ends = found(launcher, (0, 2) if given_up else range(3))
+    require_joined(ends, len(ends))
+    assert given_up or ends[1]["is_new"]

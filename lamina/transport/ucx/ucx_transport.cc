@@ -177,6 +177,10 @@ bool UcxTransport::copy_offers() {
     send_receipt(offer.from, offer.sequence, all);
     receiver_->copied(offer, all);
     collect();
+    if (!silence_) continue;
+    lock.unlock();
+    hear();  // much to read must not look like silence
+    lock.lock();
   }
   return any;
 }
@@ -308,8 +312,8 @@ void UcxTransport::look_for_silence() {
   }
 }
 
-// Others go on without this process. It must do nothing any more that looks like a part of their job: whatever its
-// other threads are about to do, such as to write a checkpoint, it ends here, as one that was killed.
+// Ends this process, as one that was killed: others go on without it. Its other threads may be about to do what looks
+// like a part of their job, such as to write a checkpoint.
 void UcxTransport::end_counted_lost(base::Rank by) {
   base::log_warning(
       base::str("this process has stood still, and counts as lost since (rank ", by, " says so): it ends itself"));
