@@ -51,6 +51,12 @@ void note_sigterm(int) { data_parallel::newcomers().leaves = true; }
 
 bool is_newcomer() { return std::getenv(environment::kNewcomerVariable) != nullptr; }
 
+void end_if_newcomer(const std::string& why) {
+  if (!is_newcomer()) return;
+  base::log_info("nobody joins the job: " + why);
+  throw ProcessEnds{};
+}
+
 Facts facts_of_training(const std::string& kind, const std::string& file,
                         const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::string& optimizer,
                         const std::vector<std::size_t>& groups) {

@@ -24,6 +24,8 @@ struct ProcessEnds {
 
 // Tells whether this process is to join a job, in which it is not yet.
 bool is_newcomer();
+// Ends such a process where the job takes nobody in, because of that: throws ProcessEnds.
+void end_if_newcomer(const std::string& why);
 
 // Facts that newcomers are to have in common with a job that trains: of the program in that file (`kind`: "script"),
 // the model's tensors, and the optimizer. `groups`: how many parameters each of its groups has.

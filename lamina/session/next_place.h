@@ -12,6 +12,7 @@
 namespace lamina::session {
 
 class Session;
+struct NewPlace;
 struct NextEpoch;
 
 // A port of this machine at which the ranks of a session may meet, at that address. Nobody else is given it while this
@@ -29,10 +30,9 @@ class FreePort {
 // How often this process has changed the others of its job (LAMINA_EPOCH), as the environment says.
 std::int64_t epoch_of_environment();
 
-// The place of this rank among them. They meet at that port of the first one's machine.
+// The place of this rank among those who go on. They meet at that port of the first one's machine.
 environment::World next_place(const Session& before, const NextEpoch& next, int port);
 // The place of a newcomer.
-struct NewPlace;
 environment::World next_place(const Session& own, const NewPlace& place);
 
 // Has the environment say who this rank is from now on, as a launcher does; a newcomer is one no more.

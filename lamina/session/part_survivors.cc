@@ -33,6 +33,7 @@ PartSurvivors::PartSurvivors(PartsFace& face, SurvivorOptions options, int every
 PartSurvivors::~PartSurvivors() = default;
 
 void PartSurvivors::begin() {
+  end_if_newcomer("its ranks have parts of the model");
   is_on_ = true;
   note_update();
 }

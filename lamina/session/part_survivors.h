@@ -36,7 +36,7 @@ class PartSurvivors : public Survivors {
   PartSurvivors(PartsFace& face, SurvivorOptions options, int every, std::vector<std::string> layouts);
   ~PartSurvivors() override;
 
-  // From now on all go on where one is lost.
+  // From now on all go on where one is lost. Throws ProcessEnds in a process that was to join them.
   void begin();
   // Waits for the others, who may lose one still: all go on together then.
   void end();

@@ -237,8 +237,8 @@ void bind_parts(py::module_& module) {
            }),
            py::arg("face"), py::arg("shares_any"), py::arg("every"), py::arg("layouts"))
       .def(
-          "begin", [](LentParts& self) { uncarried([&] { self.engine.begin(); }); },
-          "From now on all go on where one is lost.")
+          "begin", [](LentParts& self) { outliving([&] { self.engine.begin(); }); },
+          "From now on all go on where one is lost. Raises SystemExit in a process that was to join them.")
       .def(
           "end", [](LentParts& self) { uncarried([&] { self.engine.end(); }); },
           "Waits for the others, who may lose one still: all go on together then.")
@@ -265,6 +265,9 @@ void bind_survivors(py::module_& module, py::class_<Session, std::shared_ptr<Ses
            "Why the job cannot go on without a rank; empty where it can: see lamina/session/survivors.h.")
       .def("tell_no_survivors", &session::tell_no_survivors, py::call_guard<Release>(), py::arg("why"),
            "Tells why nobody goes on, where this rank is the first that is left.");
+  module.def(
+      "end_if_newcomer", [](const std::string& why) { outliving([&] { session::end_if_newcomer(why); }); },
+      py::arg("why"), "Ends a process that was to join a job, which takes nobody in because of that: SystemExit.");
   module.def("is_leaving", &session::Doorway::leaves, "Whether SIGTERM has told this rank to leave in order.");
   module.def("end_if_told", &session::end_if_told,
              "Ends this process where SIGTERM has told it to leave: see lamina/session/doorway.h.");

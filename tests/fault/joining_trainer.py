@@ -30,7 +30,8 @@ class Waits(Callback):
         if event is Event.BATCH_START and "launcher" in outliving_trainer.PLACES.values():
             (FOLDER / "now").touch()
             time.sleep(SLOW_S)
-        if event is not Event.BATCH_END or lamina.size() == FULL or ":" not in os.environ["LAMINA_ELASTIC"]:
+        joins = ":" in os.environ["LAMINA_ELASTIC"] and sys.argv[1] != "divided"
+        if event is not Event.BATCH_END or lamina.size() == FULL or not joins:
             return
         by = time.monotonic() + PATIENCE_S
         while self.count("ready.*") < self.count("death-*") and time.monotonic() < by:

@@ -144,6 +144,8 @@ WAYS = {
     "workers": {"workers": 2},
     "rows": {"dropout": 0.4, "in_rows": True, "device_train_microbatch_size": 1},
     "cut": {"grad_accum": 2},
+    "rows cut": {"dropout": 0.4, "in_rows": True, "grad_accum": 2, "times": 2},
+    "torchdata": {"is_torchdatas": True},
     "measured": {"is_measured": True},
     "memory": {"device_train_microbatch_size": "auto"},
     "stream": {"is_stream": True},
@@ -160,17 +162,24 @@ WAYS = {
 def trainer_of(way, copies, batch, folder=None):
     """A Trainer of which so many copies share a batch of so many samples, and what it trains."""
     given, is_many = dict(WAYS[way]), copies > 1
+    batch *= given.pop("times", 1)
     model = Net(given.pop("dropout", 0.0), given.pop("is_measured", False))
     in_rows, workers = given.pop("in_rows", False), given.pop("workers", 0)
     data, watches = dataset(EPOCH * batch - (0 if in_rows else batch // 2)), Watches(given.pop("changes", None))
     if not is_many:
         watches.changes = {}
+        if way == "rows cut":
+            given["grad_accum"] = batch // 2  # those of all copies, of two samples
         given.pop("keys", {}), given.pop("fsdp_config", {})
     copies = copies // given.get("keys", {}).get("partitions", 1) or 1
     rows = batch // copies
     exact = {"exact": True, "batch_size": rows} if in_rows else {}
     sampler = lamina.dist.get_sampler(data, shuffle=True, seed=2, **exact)
     loader = DataLoader(data, rows, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+    if given.pop("is_torchdatas", False):
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        loader = StatefulDataLoader(data, rows, sampler=sampler)
     if given.pop("reads_itself", False):
         loader = DataLoader(data, rows, shuffle=True)
     if given.pop("is_stream", False):
@@ -211,7 +220,8 @@ def calling(name):
 def trained(trainer, model, optimizer, watches):
     """Trains, and returns what it has come to."""
     rows = trainer.state.train_dataloader.batch_size
-    trainer.fit()
+    for _ in range(int(os.environ.get("FITS", "1"))):
+        trainer.fit(duration="1ep" if "FITS" in os.environ else None)
     found = {"eval": trainer.state.eval_metric_values["loss"]}
     if "CALLS" in os.environ:
         calling("eval")

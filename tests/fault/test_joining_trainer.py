@@ -121,3 +121,14 @@ def test_a_job_that_is_told_to_end_saves_and_leaves(way, launcher):
     assert not ends(launcher)
     assert "Traceback" not in errors and "lost rank" not in errors, errors
     assert len(list(folder.glob("ba*_partial"))) == 1, errors
+
+
+def test_nobody_joins_ranks_with_parts(launcher):
+    run = launcher.run(
+        "run", *PRELOAD, "-n", 3, "--elastic", "2:3", PROGRAM, "divided", "forward:1:3", deadline_s=SECONDS
+    )
+    assert run.returncode == 0, run.stderr
+    found = ends(launcher)
+    assert found.keys() == {0, 2}, run.stderr
+    require_undisturbed(found, 2, "divided", of=3)
+    assert "Traceback" not in run.stderr and "batch 9 = 1 x 9" not in run.stderr, run.stderr

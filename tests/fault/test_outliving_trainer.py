@@ -22,7 +22,7 @@ EVENTS = ("fit_start", "epoch_start", "before_dataloader", "after_dataloader", "
 EVENTS += ("batch_end", "eval_start", "eval_batch_end", "eval_end", "batch_checkpoint", "epoch_end", "fit_end")
 NUMBERS = {"fit_start": 0, "epoch_start": 6, "eval_start": 3, "epoch_end": 6, "epoch_checkpoint": 6, "fit_end": 12}
 PLACES = [*EVENTS, "forward", "gradient", "update", "updated", "evaluation"]
-WAYS = ("workers", "rows", "cut", "memory", "measured")
+WAYS = ("workers", "rows", "cut", "rows cut", "torchdata", "memory", "measured")
 EVERY = [(place, victim) for place in PLACES for victim in (0, 1, 3)]
 
 
@@ -121,11 +121,14 @@ def test_one_is_lost_while_others_go_on_without_another_one(launcher):
     require_said_once(lines, 3, 0, 3)
 
 
-@pytest.mark.parametrize("place", ["saving", "saved", "batch_checkpoint", "forward"])
-def test_a_checkpoint_that_was_being_saved_is_saved_again(place, launcher):
+SAVES = [("plain", place) for place in ("saving", "saved", "batch_checkpoint", "forward")] + [("torchdata", "saved")]
+
+
+@pytest.mark.parametrize(("way", "place"), SAVES)
+def test_a_checkpoint_that_was_being_saved_is_saved_again(way, place, launcher):
     folder = launcher.folder / "saves"
-    found, _ = ends(launcher, 4, "plain", place, "1", SAVES=folder)
-    require_undisturbed(found, 3)
+    found, _ = ends(launcher, 4, way, place, "1", SAVES=folder)
+    require_undisturbed(found, 3, way)
     names = [f"ba{number}" for number in range(1, 13)]
     assert {path.name for path in folder.glob("ba*")} == {f"{name}_partial" for name in names}
     for end in found.values():

@@ -61,6 +61,17 @@ def test_calls_after_a_training_go_on_without_the_lost_one(way, at, launcher):
         require_predicted(found, way)
 
 
+SECOND = [("meeting", 6), ("left", 6), ("fit_start", 6), ("before_dataloader", 6), ("forward", 7), ("meeting", 12)]
+
+
+@pytest.mark.parametrize(("way", "at"), paired(("plain", *WAYS), SECOND, seed=8))
+def test_a_second_training_goes_on_without_the_lost_one(way, at, launcher):
+    place, number = at
+    victim = 1 + (number + len(way)) % 3
+    found, _ = ends(launcher, 4, way, place, f"{victim}:{number}", EVERY=3, FITS=2)
+    require_undisturbed(found, 3, way)
+
+
 def test_layouts_that_are_none_are_refused(launcher):
     processes = started(launcher, 4, "partitions", "none", LAYOUTS=json.dumps([{"partition": 3}]))
     outputs = [rank.communicate(timeout=90)[1] for rank in processes]

@@ -268,8 +268,7 @@ class Trainer(Elsewhere):
         if device_train_microbatch_size is not None or grad_accum is not None:
             self._set_microbatches(device_train_microbatch_size, grad_accum)
         self._set_time(read["duration"], reset_time)
-        self._require_work()
-        self._read_on()
+        self._survival.call(self._take_work)
         self._bind_schedulers()
         if not state.timestamp.batch.value:
             self._tell_layout()
@@ -334,8 +333,8 @@ class Trainer(Elsewhere):
             state.max_duration = state.max_duration if more is None else state.timestamp.get(more.unit) + more
         state.fit_began = state.timestamp
 
-    def _require_work(self) -> None:
-        """Raises where there is nothing to be trained with, or no time."""
+    def _take_work(self) -> None:
+        """Reads the loader. Raises where there is nothing to be trained with, or no time."""
         state = self.state
         if self._spec is None or state.max_duration is None:
             missing = "train_dataloader" if self._spec is None else "max_duration"
@@ -352,6 +351,7 @@ class Trainer(Elsewhere):
             raise ConfigError(f"fit: {why}: fit(duration=...) goes on for as long, fit(reset_time=True) begins anew")
         for evaluator in state.evaluators:
             require_batches(evaluator)
+        self._read_on()
 
     def eval(
         self,

@@ -46,6 +46,15 @@ def is_leaving() -> bool:
     return _lamina.is_leaving()
 
 
+def end_if_one(why: str) -> None:
+    """Ends this process where it was to join a job that takes nobody in.
+
+    Errors:
+        SystemExit: that end.
+    """
+    _lamina.end_if_newcomer(why)
+
+
 def end_if_told() -> None:
     """A rank is lost: ends this process, too, where SIGTERM has told it to leave. Perhaps the launcher ends all."""
     _lamina.end_if_told()

@@ -10,7 +10,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lamina.dist.batches import samplers
 from lamina.dist.sampler import ExactSampler
-from lamina.errors import ConfigError, UsageError
+from lamina.errors import ConfigError
 from lamina.trainer.ranks import copies, own_copy
 
 _TORCHDATA = "torchdata.stateful_dataloader.sampler"  # has samplers of its own, which deal as torch's
@@ -148,18 +148,10 @@ def share_out(loader: DataLoader, of_all: int, microbatch: int) -> None:
         loader: with batches of the same size on all copies, or shared out before.
         of_all: samples of a batch of all copies.
         microbatch: samples of each.
-
-    Errors:
-        UsageError: they do not divide, and the loader keeps an own state of what it deals.
     """
     put_together(loader)
     if of_all % copies() == 0:
         return set_batch_size(loader, of_all // copies())
-    if is_torchdatas(loader):
-        raise UsageError(
-            f"a batch of {of_all} samples does not divide among {copies()} copies of the model, which a loader of "
-            "torchdata needs"
-        )
     own = next(each for each in samplers(loader) if isinstance(each, DistributedSampler))
     loader.batch_sampler.sampler = uneven = UnevenSampler(own, of_all, microbatch)
     loader.batch_sampler.batch_size = max(uneven.rows, 1)

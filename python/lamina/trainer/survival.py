@@ -198,7 +198,11 @@ class Survival:
 
     def _join(self) -> bool:
         """Tells whether this process has joined a training that goes on."""
-        if self._versions is not None or self._why_not_fewer():
+        if self._versions is not None:
+            self._survivors.begin()
+            return False
+        if why := self._why_not_fewer():
+            newcomers.end_if_one(why)
             return False
         if newcomers.is_one():
             self._engine.run_event(Event.FIT_START)  # callbacks begin, each in a world of its own
@@ -218,8 +222,11 @@ class Survival:
         self._begin_surviving()
         self._survivors.keep()
         if self._versions is not None:
-            if place == Place.first() and self._versions.is_due:
-                self._keep_version(2 if self._versions.is_first else 1)
+            begins = self._loop.after is Event.FIT_START
+            if place == Place.first() and (begins or self._versions.is_first):
+                self._keep_whole()
+            elif place == Place.first() and self._versions.is_due:
+                self._keep_version(1)
             return
         if place == Place.first():
             self._before, self._updates = {}, False
