@@ -47,9 +47,9 @@ MOST = {
     "script_state": (2165, "a script's objects, functions and code: walked, read, compared, put back, led to"),
     "shared_state": (1450, "attributes, names and context variables of Python that ranks would see in another way"),
     "tensorflow": (
-        4100,
+        4450,
         "graphs and gradients of TensorFlow as rows of the engine's, what runs in their place, operations that average "
-        "gradients over copies, its checkpoints, Keras's own loop over all of that",
+        "gradients over copies, its checkpoints, the own loops of two versions of Keras over all of that",
     ),
     "tensor_parallel": (2950, "nn.Modules read into rows of the engine's plans, and what stands in their place"),
     "torch_patches": (1450, "what is replaced in torch"),

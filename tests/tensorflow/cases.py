@@ -12,10 +12,10 @@ import time
 import lamina.tensorflow as smp
 
 # isort: split
-import keras
 import numpy as np
 import tensorflow as tf
 from models import batch, made
+from tensorflow import keras
 
 STEPS = 3
 

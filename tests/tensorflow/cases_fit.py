@@ -8,15 +8,17 @@ import sys
 import lamina.tensorflow as smp
 
 # isort: split
-import keras
 import models
 import numpy as np
 import tensorflow as tf
 from cases import raises
+from tensorflow import keras
 
 from lamina import errors
-from lamina.tensorflow import slices
+from lamina.tensorflow import older_keras, slices
+from lamina.tensorflow.installed import OF_KERAS_2
 
+older_keras.add()  # also where one process trains: its layers draw as those of ranks
 keras.backend.set_floatx("float64")
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy
 
@@ -66,24 +68,46 @@ class Plain(models.Kind):
         return self.last(self.first(x))
 
 
-models.MODELS |= {"masked": Masked, "several": Several, "plain": Plain}
+class MaskedTwice(Masked):
+    """Several losses, each of what a mask leaves."""
+
+    def call(self, x, training=None):
+        h = self.first(self.words(x["words"]))
+        return {"one": self.last(h), "other": self.last(self.first(self.words(x["others"])))}
+
+    def batch(self, draw, rows):
+        x = {"words": draw.integers(0, 4, (rows, 6)), "others": draw.integers(0, 3, (rows, 6))}
+        return x, {"one": draw.integers(0, 5, (rows, 6)), "other": draw.integers(0, 5, (rows, 6))}
+
+
+models.MODELS |= {"masked": Masked, "masked_twice": MaskedTwice, "several": Several, "plain": Plain}
 
 
 def with_unique_rows(optimizer):
-    """Has an optimizer of one process get slices as ranks do: Keras 3 takes the square of each row of a batch apart."""
-    plain = optimizer.apply
+    """Has an optimizer of one process get slices as ranks do: Keras 3 takes the square of each row of a batch apart,
+    and Keras 2 its norm."""
+    plain, plain_of_pairs = getattr(optimizer, "apply", None), optimizer.apply_gradients
+
+    def unique(gradient):
+        return slices.added([gradient]) if isinstance(gradient, tf.IndexedSlices) else gradient
 
     def apply(grads, trainable_variables=None):
-        unique = [slices.added([each]) if isinstance(each, tf.IndexedSlices) else each for each in grads]
-        return plain(unique, trainable_variables)
+        return plain([unique(each) for each in grads], trainable_variables)
 
-    optimizer.apply = apply
+    def apply_gradients(grads_and_vars, **keywords):
+        return plain_of_pairs([(unique(each), variable) for each, variable in grads_and_vars], **keywords)
+
+    if OF_KERAS_2:
+        optimizer.apply_gradients = apply_gradients
+    else:
+        optimizer.apply = apply
 
 
 class Subject:
     """`model:microbatches:options`. Options: "copies2" trains two copies, "weights" gives weights of samples, "classes"
     of classes, "dataset" a tf.data.Dataset. "sum" is a loss that is a sum, "ema" and "clip" are such optimizers. "tiny"
-    has a last batch of one sample, "stop" ends early, "ignore" leaves out a class."""
+    has a last batch of one sample, "stop" ends early, "ignore" leaves out a class. "steps2" has two batches go through
+    one call of TensorFlow's function, "legacy" is an older optimizer of Keras 2."""
 
     def __init__(self, text):
         self.model, microbatches, *self.options = text.split(":")
@@ -95,7 +119,8 @@ class Subject:
             return keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=2)
         if "clip" in self.options:
             return keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05)
-        return keras.optimizers.Adam(0.02, global_clipnorm=0.05 if "global" in self.options else None)
+        kinds = keras.optimizers.legacy if "legacy" in self.options else keras.optimizers
+        return kinds.Adam(0.02, global_clipnorm=0.05 if "global" in self.options else None)
 
     def compile(self, model):
         loss = CROSS_ENTROPY(
@@ -110,7 +135,10 @@ class Subject:
             }
             return model.compile(self.optimizer(), {"one": loss, "other": "mse"}, metrics=metrics)
         weighted = [keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="weighted")]
-        return model.compile(self.optimizer(), loss, metrics=["accuracy"], weighted_metrics=weighted)
+        steps = 2 if "steps2" in self.options else 1
+        return model.compile(
+            self.optimizer(), loss, metrics=["accuracy"], weighted_metrics=weighted, steps_per_execution=steps
+        )
 
     def data(self, rows, seed):
         x, y = models.MODELS[self.model].batch(None, np.random.default_rng(seed), rows)
@@ -136,7 +164,13 @@ class Subject:
         other = self.data(9, 2)
         validation = other if other[2] is not None else other[:2]
         keras.utils.set_random_seed(8)
-        history = model.fit(**given, epochs=3, validation_data=validation, callbacks=callbacks, verbose=2).history
+        history = model.fit(
+            **given,
+            epochs=3,
+            validation_data=validation,
+            callbacks=callbacks,
+            verbose=2,
+        ).history
         evaluated = model.evaluate(
             other[0], other[1], sample_weight=other[2], batch_size=4, return_dict=True, verbose=0
         )
@@ -150,11 +184,12 @@ def compare(*subjects):
 
 
 def compare_one(subject):
-    keras.utils.clear_session()
+    keras.backend.clear_session()
     alone = models.made(subject.model, keras.Model)
     right = subject.train(alone)
-    variables = [variable.numpy() for variable in alone.variables]
-    keras.utils.clear_session()
+    every = older_keras.variables(alone) if OF_KERAS_2 else alone.variables
+    variables = [variable.numpy() for variable in every]
+    keras.backend.clear_session()
     smp.init(partitions=int(os.environ["WORLD_SIZE"]) // subject.copies, microbatches=subject.microbatches)
     model = models.made(subject.model, smp.DistributedModel)
     found = subject.train(model)
@@ -241,6 +276,31 @@ def accumulates(base):
     return model.fit(X, Y, batch_size=4, epochs=3, verbose=0).history
 
 
+class Adding(Columns):
+    """Adds losses and metrics: numbers, and some of each sample."""
+
+    def call(self, x):
+        h = self.layers_[0](x)
+        self.layers_[0].add_loss(0.1 * tf.reduce_mean(h**2))
+        self.layers_[0].add_metric(tf.reduce_mean(h), name="mean")
+        self.add_metric(tf.reduce_sum(h, 1), name="sum")
+        return self.layers_[2](self.layers_[1](h))
+
+
+def adds(base):
+    found = []
+    for reduction, optimizer, kind in [("none", "sgd", Columns), ("auto", keras.optimizers.legacy.Adam(0.01), Adding)]:
+        model = of_kind(base, kind)
+        model.compile(optimizer, keras.losses.MeanSquaredError(reduction=reduction))
+        found.append(model.fit(X, Y, validation_data=(X[:7], Y[:7]), batch_size=6, epochs=2, verbose=0).history)
+        if base is keras.Model:
+            continue
+        smp.shutdown()
+        smp.init(partitions=int(os.environ["WORLD_SIZE"]), microbatches=3)
+    assert {"mean", "val_sum"} <= set(found[1])
+    return found
+
+
 def toggled(base):
     model, found = of_kind(base), []
     for frozen in [(), (1,), (0, 2)]:
@@ -269,20 +329,21 @@ def half(base, policy="mixed_float16"):
     model = of_kind(base, dtype=policy)
     model.compile(keras.optimizers.SGD(0.1), "mse")
     found = model.fit(X.astype("float32"), Y.astype("float32"), batch_size=4, epochs=3, verbose=0).history
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+    scaling = keras.mixed_precision.LossScaleOptimizer if OF_KERAS_2 else keras.optimizers.LossScaleOptimizer
+    assert isinstance(model.optimizer, scaling) == (policy == "mixed_float16")
     return found
 
 
 def others(*_):
     """Other arguments that scripts give fit()."""
     bfloat16 = functools.partial(half, policy="mixed_bfloat16")
-    cases = (lists, own_loss, accumulates, toggled, generator, half, bfloat16)
+    cases = (lists, own_loss, adds if OF_KERAS_2 else accumulates, toggled, generator, half, bfloat16)
     for case in cases:
         # Halves of numbers round each microbatch's gradients.
         same = functools.partial(np.testing.assert_allclose, rtol=3e-2) if case in (half, bfloat16) else near
-        keras.utils.clear_session()
+        keras.backend.clear_session()
         right = case(keras.Model)
-        keras.utils.clear_session()
+        keras.backend.clear_session()
         smp.init(partitions=int(os.environ["WORLD_SIZE"]), microbatches=2)
         tf.nest.map_structure(same, case(smp.DistributedModel), right)
         smp.shutdown()
@@ -304,7 +365,7 @@ def told(*_):
     for words, options in [
         ("jit_compile", {"jit_compile": True}),
         ("run_eagerly", {"run_eagerly": True}),
-        ("steps_per_execution", {"steps_per_execution": 2}),
+        ("steps_per_execution by time", {"steps_per_execution": "auto"}),
     ]:
         raises(words, lambda options=options: model.compile("sgd", "mse", **options), errors.Error)
     raises("ModelCheckpoint", lambda: model.fit(x, y, callbacks=[keras.callbacks.ModelCheckpoint("a.keras")]))
@@ -318,8 +379,12 @@ def told(*_):
     unknown = fewer.filter(lambda *_: True)
     raises("all ranks call the same", lambda: model.fit(unknown, verbose=0))
     assert len(model.fit(x, y, verbose=0).history["loss"]) == 1
-    model.compile("sgd", CROSS_ENTROPY(from_logits=True, reduction="mean_with_sample_weight"))
-    raises("mean_with_sample_weight", lambda: model.fit(x, y, sample_weight=np.ones(8), verbose=0))
+    if OF_KERAS_2:
+        model.run_eagerly = True
+        raises("fit(): run_eagerly", lambda: model.fit(x, y, verbose=0))
+    else:
+        model.compile("sgd", CROSS_ENTROPY(from_logits=True, reduction="mean_with_sample_weight"))
+        raises("mean_with_sample_weight", lambda: model.fit(x, y, sample_weight=np.ones(8), verbose=0))
     model.compile("sgd", CROSS_ENTROPY(from_logits=True))
     history = model.fit(x, y, epochs=4, verbose=0, callbacks=[OfOneRank()]).history
     assert len(history["loss"]) == 2, history  # one rank has stopped it
@@ -330,8 +395,8 @@ def told(*_):
     assert model.test_on_batch(x, y, return_dict=True)["loss"] < trained < history["loss"][0]
     assert model.predict_on_batch(x).shape == (8, 5)
     smp.shutdown()
-    two = began("masked", loss=[CROSS_ENTROPY(from_logits=True)] * 2)
-    x, y, _ = Subject("masked:2").data(8, 1)
+    two = began("masked_twice")
+    x, y, _ = Subject("masked_twice:2").data(8, 1)
     raises("one of them with a mask", lambda: two.fit(x, y, verbose=0))
     smp.shutdown()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in float64, as plain Keras models and as ones that are cut; batches and losses for them."""
 
-import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow import keras  # of the version that the environment names
 
 keras.backend.set_floatx("float64")
 

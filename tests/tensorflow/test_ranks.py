@@ -26,8 +26,9 @@ DEADLINE_S = 1200.0
 ENVIRONMENT = {"LAMINA_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
 
 
-def run(launcher, ranks, *arguments, program=CASES):
-    ran = launcher.run("run", "-n", ranks, program, *arguments, env=ENVIRONMENT, deadline_s=DEADLINE_S)
+def run(launcher, ranks, *arguments, program=CASES, **environment):
+    env = ENVIRONMENT | environment
+    ran = launcher.run("run", "-n", ranks, program, *arguments, env=env, deadline_s=DEADLINE_S)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -139,6 +140,22 @@ def test_fit_takes_what_scripts_give_it(launcher):
 @pytest.mark.parametrize(("ranks", "case"), [(2, "told"), (4, "copies_told")])
 def test_fit_tells_errors_on_all_ranks(launcher, ranks, case):
     run(launcher, ranks, case, program=BY_FIT)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"),
+    [
+        (
+            2,
+            ["compare", "masked:4:weights:tiny", "several:2:dataset", "plain:3:sum:ignore:clip", "plain:4:tiny:steps2"],
+        ),
+        (4, ["compare", "transformer:2:copies2:global:legacy", "plain:2:copies2:classes:ema:stop"]),
+        (2, ["others"]),
+        (2, ["told"]),
+    ],
+)
+def test_fit_of_keras_2_does_as_well(launcher, ranks, case):
+    run(launcher, ranks, *case, program=BY_FIT, TF_USE_LEGACY_KERAS="1")
 
 
 @pytest.mark.parametrize("keys", [["partitions=2", "microbatches=4"], ["microbatches=2"]])

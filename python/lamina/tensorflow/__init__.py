@@ -28,15 +28,10 @@ from lamina.tensorflow import core, planned, utils  # noqa: F401 -- `lamina plan
 from lamina.tensorflow.beginning import init
 from lamina.tensorflow.checkpoints import CheckpointManager
 from lamina.tensorflow.core import *  # noqa: F403 -- its names are ours, too
+from lamina.tensorflow.fitting import DistributedModel
 from lamina.tensorflow.hooks import register_post_partition_hook
-from lamina.tensorflow.installed import OF_KERAS_2
 from lamina.tensorflow.step import StepOutput, step
 from lamina.tensorflow.traced import partition
-
-if OF_KERAS_2:
-    from lamina.tensorflow.older_keras import ModelOfKeras2 as DistributedModel
-else:
-    from lamina.tensorflow.fitting import DistributedModel
 
 _MISSING = ("save", "load")
 

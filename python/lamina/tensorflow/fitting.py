@@ -10,22 +10,21 @@ batch's results, which all ranks have.
 import contextlib
 import inspect
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras.src.losses import loss as of_losses
 from tensorflow.python.eager import context
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.tensorflow import copies, exchange, slices
+from lamina.tensorflow import copies, exchange, older_keras, running, slices
 from lamina.tensorflow.installed import keras, tf
+from lamina.tensorflow.loops import LOOP
 from lamina.tensorflow.model import CutModel
 from lamina.tensorflow.step import StepFunction, StepOutput
 from lamina.util.told import tell
 
 _MASK = "_keras_mask"  # where Keras keeps that of a tensor
-_MEANS = ("sum_over_batch_size", "mean")
 _INTEGERS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by their bytes
 _WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 
@@ -89,32 +88,18 @@ class _Reductions:
         self.kinds: list[str] = []
         self.kept: list[tf.Tensor] = []
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> contextlib.AbstractContextManager:
         """Notes those of the losses that are computed."""
-        plain = of_losses.reduce_weighted_values
+        return LOOP.noting(self._note)
 
-        def noting(values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = None, dtype: Any = None):
-            self._note(values, sample_weight, mask, reduction)
-            return plain(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
-
-        of_losses.reduce_weighted_values = noting
-        try:
-            yield
-        finally:
-            of_losses.reduce_weighted_values = plain
-
-    def _note(self, values: Any, sample_weight: Any, mask: Any, reduction: Any) -> None:
+    def _note(self, values: Any, mask: Any, reduction: str) -> None:
         if values.shape.rank == 0:
             reduction = "mean"
             if current.job().session.rank == 0:
                 tell("fit(): a loss that is one number is taken of each microbatch, and averaged")
-        elif reduction == "mean_with_sample_weight" and sample_weight is None and mask is None:
-            reduction = "mean"
-        if mask is not None and reduction in _MEANS:
-            mask = tf.cast(mask, keras.backend.floatx())
-            self.kept.append(tf.reduce_mean(mask))
-        self.kinds.append("mean" if reduction in _MEANS else reduction)
+        if mask is not None and reduction == "mean":
+            self.kept.append(tf.reduce_mean(tf.cast(mask, keras.backend.floatx())))
+        self.kinds.append(reduction)
 
     def weighted(self, loss: tf.Tensor, share: tf.Tensor, added: list[tf.Tensor]) -> tuple[tf.Tensor, Any]:
         """A part's loss, so that the mean over parts is the batch's. Where a mask leaves less, it is that but for the
@@ -125,7 +110,7 @@ class _Reductions:
             share: its share of the samples.
             added: what the layers have added, which is in the loss.
         """
-        kinds = set(self.kinds) or {"mean"}
+        kinds, loss = set(self.kinds) or {"mean"}, tf.reduce_sum(loss)
         if kinds == {"sum"}:
             extra = tf.add_n([tf.cast(tf.reduce_sum(each), loss.dtype) for each in added]) if added else 0.0
             # A repeated sample's share is none.
@@ -181,6 +166,7 @@ class DistributedModel(CutModel):
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         self.__dict__["_lamina_steps"] = {}
+        self.jit_compile = False
 
     @property
     def weights(self) -> list[Any]:
@@ -194,12 +180,9 @@ class DistributedModel(CutModel):
         """
         bound = inspect.signature(super().compile).bind(*arguments, **keywords)
         given = bound.arguments
-        if given.get("jit_compile", "auto") not in ("auto", False, None):
-            raise UsageError("compile(): jit_compile of a DistributedModel: use tf.config.optimizer.set_jit(True)")
-        if given.get("run_eagerly"):
-            raise UsageError("compile(): run_eagerly of a DistributedModel, whose call is a graph that is cut")
-        if given.get("steps_per_execution", 1) != 1:
-            raise UsageError("compile(): steps_per_execution of a DistributedModel is 1")
+        others = given.get("kwargs", {})  # of Keras 2
+        steps = given.get("steps_per_execution") or others.get("experimental_steps_per_execution")
+        _refuse_modes("compile()", given.get("jit_compile"), given.get("run_eagerly"), steps)
         given["jit_compile"] = False
         self._lamina_steps.clear()
         super().compile(*bound.args, **bound.kwargs)
@@ -261,6 +244,8 @@ class DistributedModel(CutModel):
             )
 
     def _of_rank(self, plain: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> inspect.BoundArguments:
+        tuned = getattr(self, "autotune_steps_per_execution", False)  # by Keras 2
+        _refuse_modes(f"{plain.__name__}()", self.jit_compile, self.run_eagerly, "auto" if tuned else None)
         bound = inspect.signature(plain).bind(*arguments, **keywords)
         if current.job().session.rank != 0:
             bound.arguments["verbose"] = 0
@@ -273,7 +258,7 @@ class DistributedModel(CutModel):
         if batch.kept is not None:
             factor = tf.math.divide_no_nan(tf.ones_like(batch.kept), batch.kept)
             means = [None if each is None else slices.times(each, factor) for each in means]
-        self.optimizer.apply_gradients(zip(means, self.trainable_weights, strict=True))
+        LOOP.apply(self.optimizer, means, self.trainable_variables)
         return self._measured(batch, x, y, sample_weight, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -292,41 +277,52 @@ class DistributedModel(CutModel):
         leaves = [each for each in tf.nest.flatten((x, y, sample_weight)) if each is not None]
         rows, parts = _rows(leaves[0]), _parts()
         shares = _shares(rows, parts)
-        gradients, *returned = self._lamina_steps[name](x, y, sample_weight, shares)
+        self._lamina.joins_metrics = True
+        try:
+            gradients, *returned = self._lamina_steps[name](x, y, sample_weight, shares)
+        finally:
+            self._lamina.joins_metrics = False
         return gradients, _Batch(returned, leaves, rows, shares)
 
     def _measured(self, batch: "_Batch", x: Any, y: Any, sample_weight: Any, training: bool) -> dict[str, Any]:
         """The metrics, which are updated by a batch."""
+        older_keras.count(self, batch.metrics)
         with self._lamina.giving_losses(batch.added):
-            loss = self._compute_loss(x, y, batch.results, sample_weight, training=training)
-        self._loss_tracker.update_state(loss, sample_weight=batch.rows)
+            LOOP.count_loss(self, x, y, batch.results, sample_weight, rows=batch.rows, training=training)
         return self.compute_metrics(x, y, batch.results, sample_weight=sample_weight)
+
+
+def _refuse_modes(what: str, jit_compile: Any, run_eagerly: Any, steps_per_execution: Any) -> None:
+    if jit_compile not in ("auto", False, None):
+        raise UsageError(f"{what}: jit_compile of a DistributedModel: use tf.config.optimizer.set_jit(True)")
+    if run_eagerly:
+        raise UsageError(f"{what}: run_eagerly of a DistributedModel, whose call is a graph that is cut")
+    if steps_per_execution == "auto":
+        raise UsageError(f"{what}: steps_per_execution by time, which would be others on each rank: give a number")
 
 
 def _body(model: DistributedModel, name: str) -> Callable[..., Any]:
     training = name == "train_step"
 
-    def results_of(x: Any) -> Any:
-        return model(x, training=training) if model._call_has_training_arg else model(x)
-
     def loss_of(x: Any, y: Any, results: Any, sample_weight: Any, share: tf.Tensor) -> tuple[tf.Tensor, Any]:
         reductions = _Reductions()
-        with reductions.noted(), keras.StatelessScope():  # metrics are of the batch
-            loss = model._compute_loss(x, y, results, sample_weight, training=True)
+        with reductions.noted(), LOOP.without_metrics():  # they are of the batch
+            loss = LOOP.loss(model, x, y, results, sample_weight, training=True)
         return reductions.weighted(loss, share, model.losses)
 
     def body(x: Any, y: Any, sample_weight: Any, shares: tf.Tensor) -> Any:
         gradients, kept = [], None
         if training:
             with tf.GradientTape() as tape:
-                results = results_of(x)
+                results = LOOP.called(model, x, training)
                 loss, kept = loss_of(x, y, results, sample_weight, shares[0])
-                loss = model.optimizer.scale_loss(loss)
-            gradients = tape.gradient(loss, model.trainable_weights)
+                loss = LOOP.scaled(model.optimizer, loss)
+            gradients = tape.gradient(loss, model.trainable_variables)
         else:
-            results = results_of(x)
+            results = LOOP.called(model, x, training)
         masks = [getattr(each, _MASK, None) for each in tf.nest.flatten(results)]
-        return gradients, results, masks, kept, [tf.reduce_sum(each) for each in model.losses]
+        losses = [tf.reduce_sum(each) for each in model.losses]
+        return gradients, results, masks, kept, losses, running.current("metrics").metrics
 
     body.__name__ = name
     return body
@@ -339,6 +335,7 @@ class _Batch:
         results: those of the model, with masks of Keras's.
         kept: the mean of what masks leave of parts; None without masks.
         added: losses that layers add, the means over parts.
+        metrics: values that layers of Keras 2 add for metrics; numbers are means over parts.
         rows: samples.
     """
 
@@ -346,28 +343,36 @@ class _Batch:
         """Joins what a step function returns of the microbatches of all copies.
 
         Args:
-            returned: the model's results, their masks, `kept` and `added`.
+            returned: the model's results, their masks, `kept`, `added` and `metrics`.
             data: what the batch has.
             rows: its samples.
             shares: of its parts.
         """
-        results, masks, kept, added = returned
-        groups = [tf.nest.flatten(results), masks, [kept], added]
+        results, masks, kept, added, metrics = returned
+        groups = [tf.nest.flatten(results), masks, [kept], added, list(metrics.values())]
         tensors = [each.concat() for group in groups for each in group if each.outputs[0] is not None]
         joined = iter(_joined(tensors, data))
-        flat, masks, [kept], added = (
+        flat, masks, [kept], added, values = (
             [None if each.outputs[0] is None else next(joined) for each in group] for group in groups
         )
+        numbers = [each.outputs[0].shape.rank == 0 for each in metrics.values()]
+        values = [_mean(each, shares) if one else each for each, one in zip(values, numbers, strict=True)]
         if not isinstance(rows, int):
-            flat, masks = ([_without_repeated(each, rows) for each in group] for group in (flat, masks))
+            flat, masks, values = ([_without_repeated(each, rows) for each in group] for group in (flat, masks, values))
         for each, mask in zip(flat, masks, strict=True):
             if mask is not None:
                 setattr(each, _MASK, mask)
         weights = shares if kept is None else kept
         self.results, self.rows = tf.nest.pack_sequence_as(results, flat), rows
         self.kept = None if kept is None else tf.reduce_mean(kept)
-        parts = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
-        self.added = [tf.reduce_sum(each * tf.cast(parts, each.dtype)) for each in added]
+        self.added = [_mean(each, weights) for each in added]
+        self.metrics = dict(zip(metrics, values, strict=True))
+
+
+def _mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """The mean of numbers, of which each counts by its weight."""
+    shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
+    return tf.reduce_sum(values * tf.cast(shares, values.dtype))
 
 
 def _without_repeated(tensor: tf.Tensor | None, rows: tf.Tensor) -> tf.Tensor | None:

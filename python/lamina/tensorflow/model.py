@@ -10,10 +10,10 @@ from typing import Any
 from lamina import _lamina
 from lamina.errors import ConfigError, DesyncError, UsageError, refusal
 from lamina.job import current
-from lamina.tensorflow import copies, exchange, graphs, random_numbers, running, saved_model, traced
+from lamina.tensorflow import copies, exchange, graphs, older_keras, random_numbers, running, saved_model, traced
 from lamina.tensorflow.division import Divided, Passage, Segment, Subgraph
 from lamina.tensorflow.gradients import noting
-from lamina.tensorflow.installed import OPERATORS, keras, tf
+from lamina.tensorflow.installed import OF_KERAS_2, OPERATORS, keras, tf
 from lamina.tensorflow.variables import give_back, of_tensorflow
 from lamina.util.told import tell
 
@@ -78,7 +78,7 @@ class _Graph:
             for number, name in enumerate(self.results)
         ]
         structure = tf.nest.pack_sequence_as(self.structure, _with_none(self.structure, results))
-        returned, trace.losses, masks = structure
+        returned, trace.losses, masks, trace.metrics = structure
         for each, mask in zip(tf.nest.flatten(returned), masks, strict=True):
             if mask is not None:
                 each._keras_mask = mask
@@ -147,6 +147,7 @@ class ModelOfJob:
         hooks: what runs once its variables have owners.
         traces: its call is traced.
         losses: what its layers have added, in a step that is over; None else.
+        joins_metrics: who calls it counts metrics of its layers, by the whole batch.
     """
 
     def __init__(self):
@@ -159,6 +160,7 @@ class ModelOfJob:
         self.hooks: list[Callable[[], Any]] = []
         self.traces = False
         self.losses: list[tf.Tensor] | None = None
+        self.joins_metrics = False
 
     @contextlib.contextmanager
     def giving_losses(self, losses: list[tf.Tensor]) -> Iterator[None]:
@@ -211,7 +213,10 @@ class CutModel(keras.Model):
         if (key, trace.wanted) not in graphs:
             with traced.lifted():
                 graphs[key, trace.wanted] = self._take_part((arguments, keywords), tensors, key, trace.wanted)
-        return graphs[key, trace.wanted].run(trace, self._lamina.hidden, given)
+        returned = graphs[key, trace.wanted].run(trace, self._lamina.hidden, given)
+        if not self._lamina.joins_metrics:
+            older_keras.count(self, trace.metrics)
+        return returned
 
     def _trace(self, structure: Any, tensors: list[tf.Tensor | None]) -> traced.Call:
         flat = tf.nest.flatten(structure)
@@ -220,9 +225,10 @@ class CutModel(keras.Model):
             rest = iter(given)
             filled = [each if tensor is None else next(rest) for each, tensor in zip(flat, tensors, strict=True)]
             arguments, keywords = tf.nest.pack_sequence_as(structure, filled)
-            returned = self(*arguments, **keywords)
+            with older_keras.taking_metrics(self) if OF_KERAS_2 else contextlib.nullcontext(dict) as metrics:
+                returned = self(*arguments, **keywords)
             masks = [getattr(each, "_keras_mask", None) for each in tf.nest.flatten(returned)]
-            return returned, list(self._keras_losses()), masks
+            return returned, list(self._keras_losses()), masks, metrics()
 
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors if tensor is not None]
         with self._lamina.tracing():
@@ -357,7 +363,7 @@ class CutModel(keras.Model):
         return super().losses
 
     def _keras_variables(self) -> list[Any]:
-        return super().variables
+        return older_keras.variables(self) if OF_KERAS_2 else super().variables
 
     def _all(self) -> list[tf.Variable]:
         return [of_tensorflow(variable) for variable in self._keras_variables()]

@@ -22,6 +22,7 @@ class StepTrace:
         token: the scalar that begins the way of the microbatch.
         call: the model's graph that it goes through; None before the model is called.
         losses: those that the model's layers have added.
+        metrics: values that layers of Keras 2 have added for metrics, see `older_keras.count`.
         reached: the results to which gradients have come.
         ends: tensors that are there once the microbatch is through, forward or back.
         begun, ended: ways back that have begun behind the model, and come to its begin.
@@ -32,6 +33,7 @@ class StepTrace:
     token: tf.Tensor | None = None
     call: Any = None
     losses: list[tf.Tensor] | None = None
+    metrics: dict[str, tf.Tensor] = field(default_factory=dict)
     reached: set[int] = field(default_factory=set)
     ends: list[tf.Tensor] = field(default_factory=list)
     begun: int = 0

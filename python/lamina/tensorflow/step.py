@@ -192,7 +192,8 @@ class _Averaged:
             return None
         model = current.job().own(ModelOfJob).model if body.trace.backward else None
         variables = [of_tensorflow(each) for each in model.non_trainable_variables] if model is not None else []
-        statistics = [each for each in variables if graphs.has_gradients(each)]
+        owners = current.job().own(ModelOfJob).owners  # not those of metrics of Keras 2
+        statistics = [each for each in variables if graphs.has_gradients(each) and id(each) in owners]
         return cls(body, statistics, title) if body.gradients or statistics else None
 
     @property
