@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -45,7 +46,16 @@ std::string hash_of(const std::string& file) {
   return hash.str();
 }
 
-void note_sigterm(int) { data_parallel::newcomers().leaves = true; }
+std::atomic<pid_t> watching = 0;  // the process that leaves after SIGTERM, and not one that it forks
+
+void note_sigterm(int) {
+  if (::getpid() == watching) {
+    data_parallel::newcomers().leaves = true;
+  } else {
+    ::signal(SIGTERM, SIG_DFL);
+    ::raise(SIGTERM);
+  }
+}
 
 }  // namespace
 
@@ -113,6 +123,7 @@ void Doorway::watch_sigterm() {
   if (std::getenv(environment::kElasticVariable) == nullptr || ::sigaction(SIGTERM, nullptr, &now) != 0) return;
   if ((now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
   before_ = now;
+  watching = ::getpid();
   now.sa_handler = note_sigterm;
   now.sa_flags = SA_RESTART;
   ::sigaction(SIGTERM, &now, nullptr);
