@@ -22,10 +22,7 @@ MOST = {
     "data_parallel": (250, "communication hooks in Python"),
     "deferred_init": (450, "constructors of Python, recorded and run later"),
     "dist": (800, "Composer's names of collectives, torch's samplers"),
-    "elastic": (
-        1000,
-        "objects of a script that go on in another layout, without lost ranks by two ways, and with newcomers",
-    ),
+    "elastic": (850, "objects of a script that go on in another layout, or with other ranks"),
     "exits": (490, "exceptions and tracebacks of Python, in which the module stands that a device had no room for"),
     "integrations": (600, "loops of Lightning, accelerate and transformers"),
     "job": (1890, "the original's names of ranks, torch's process groups, pickled messages, a launch from a notebook"),

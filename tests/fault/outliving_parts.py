@@ -123,7 +123,7 @@ def main():
     optimizer.register_step_pre_hook(lambda *_: die("update"))
     lamina.DistributedOptimizer(optimizer)
     run = lamina.Run(model, optimizer, schedule=schedule, **options)
-    losses = [0.0] * STEPS
+    losses, begun = [0.0] * STEPS, []
 
     @lamina.step
     def step(x):
@@ -134,11 +134,14 @@ def main():
     @run.elastic
     def train(updates):
         global NOW
+        begun.append(updates)
         for number in range(updates, STEPS):
             NOW = number
             if DEATHS.get(SELF) == "change" and number == FATAL:
                 die_in_change()
             optimizer.zero_grad()
+            if number == 2 and "INTO" in os.environ:
+                lamina.change(**json.loads(os.environ["INTO"]))
             x = batch(number).to(dtype).chunk(lamina.dp_size())[lamina.dp_rank()]
             loss = step(x).reduce_mean()
             every = lamina.allgather(loss.item(), lamina.DP_GROUP)
@@ -150,7 +153,7 @@ def main():
 
     found = {"losses": losses, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     found |= {"rates": schedule.get_last_lr(), "size": lamina.size(), "partitions": lamina.pp_size()}
-    found |= {"copies": lamina.dp_size(), "sent": run._survivors._states.sent_bytes}
+    found |= {"updates": begun, "copies": lamina.dp_size(), "sent": run._survivors._states.sent_bytes}
     torch.save(found, Path(os.environ["DIR"], f"end.{SELF}"))
     lamina.shutdown()
 

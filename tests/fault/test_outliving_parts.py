@@ -107,6 +107,13 @@ def test_the_nearest_number_of_parts_is_taken(launcher, monkeypatch):
     assert {(end["partitions"], end["copies"]) for end in found.values()} == {(3, 1)}
 
 
+@pytest.mark.parametrize("into", [{"partitions": 2}, {"partitions": 1, "sharded_data_parallel_degree": 2}])
+def test_a_layout_to_which_the_script_has_changed_is_kept_too(into, launcher, monkeypatch):
+    found = ends(launcher, 4, LAYOUTS["pp 4"] | SHARDS, "before", "1:5", INTO=json.dumps(into))
+    require_undisturbed(found, monkeypatch)
+    assert all(end["updates"][-1] >= 4 for end in found.values())
+
+
 @pytest.mark.parametrize("layout", some(LAYOUTS, 2, seed=5))
 def test_random_numbers_go_on(layout, launcher):
     undisturbed = ends(launcher, 4, LAYOUTS[layout], "none", DROPOUT="0.3")[0]

@@ -80,6 +80,7 @@ class Run:
             self._survivors = KeptSurvivors(model, state, self._training, keep_every, layouts)
         else:
             self._survivors = Survivors(model, state, self._training)
+        self._is_on = False  # the training
         self._ends = False  # the epoch, for newcomers wait
         state.after_step = self._note
 
@@ -103,11 +104,11 @@ class Run:
 
     def _train(self, train: Callable[[int], Result]) -> Result:
         while True:
-            current.job().before_step = self._look
+            self._is_on, current.job().before_step = True, self._look
             try:
                 result = train(self.updates)
                 self._survivors.end()
-                current.job().before_step = lambda: None
+                self._is_on, current.job().before_step = False, lambda: None
                 return result
             except (PeerError, DesyncError) as error:  # of a wait for one that has heard of a loss before
                 lost = error
@@ -122,6 +123,8 @@ class Run:
         self._training.progress += 1
         self._survivors.keep()
         self._ends = self._survivors.doorway.is_called()
+        if self._is_on:
+            current.job().before_step = self._look  # the script may have changed the layout
 
     def _look(self) -> None:
         """Ends the epoch before the next step of the training."""
