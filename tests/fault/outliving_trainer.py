@@ -149,7 +149,7 @@ WAYS = {
     "measured": {"is_measured": True},
     "memory": {"device_train_microbatch_size": "auto"},
     "stream": {"is_stream": True},
-    "partitions": {"keys": {"partitions": 4}, "grad_accum": 2},
+    "partitions": {"keys": {"partitions": 4}, "grad_accum": 2, "dropout": 0.4},
     "itself": {"keys": {"partitions": 4}, "grad_accum": 2, "reads_itself": True},
     "groups": {"keys": {"partitions": 2}, "grad_accum": 2},
     "shards": {"keys": {"sharded_data_parallel_degree": 4, "sdp_param_persistence_threshold": 0}},
