@@ -95,7 +95,9 @@ TEST(FactsOfTraining, NameWhatNewcomersHaveInCommon) {
 TEST(NextPlace, IsWhatTheEnvironmentSaysFromNowOn) {
   ::setenv("LAMINA_NEWCOMER", "1", 1);
   const auto before = said_place();
-  take_place(next_place(1, 3, 4711), 5);
+  environment::World place{.rank = base::Rank(1), .size = 3, .local_rank = 1, .local_size = 3};
+  place.master_port = 4711;
+  take_place(place, 5);
   const auto world = environment::read_world(environment::process_environment());
   EXPECT_EQ(world.rank, base::Rank(1));
   EXPECT_EQ(world.size, 3);
@@ -112,9 +114,10 @@ TEST(NextPlace, IsWhatTheEnvironmentSaysFromNowOn) {
 }
 
 TEST(FreePort, IsNobodyElsesUntilItIsLetGo) {
+  const Session alone({}, {}, {});
   int number = 0;
   {
-    const FreePort one, other;
+    const FreePort one(alone), other(alone);
     EXPECT_NE(one.number(), other.number());
     number = one.number();
   }
