@@ -121,7 +121,7 @@ def test_errors_are_told_on_both_ranks(launcher, case):
 @pytest.mark.parametrize(
     ("ranks", "subjects"),
     [
-        (2, ["plain:4:weights:tiny", "transformer:4:global", "several:2:dataset"]),
+        (2, ["plain:4:weights:tiny:steps2", "transformer:4:global", "several:2:dataset", "masked_twice:3:tiny"]),
         (
             2,
             ["masked:4:weights:tiny", "plain:2:copies2:weights:ema", "plain:2:classes:stop", "plain:3:sum:ignore:clip"],
@@ -145,10 +145,7 @@ def test_fit_tells_errors_on_all_ranks(launcher, ranks, case):
 @pytest.mark.parametrize(
     ("ranks", "case"),
     [
-        (
-            2,
-            ["compare", "masked:4:weights:tiny", "several:2:dataset", "plain:3:sum:ignore:clip", "plain:4:tiny:steps2"],
-        ),
+        (2, ["compare", "masked_twice:3:tiny", "several:4:dataset:tiny", "plain:3:sum:ignore:clip:steps2"]),
         (4, ["compare", "transformer:2:copies2:global:legacy", "plain:2:copies2:classes:ema:stop"]),
         (2, ["others"]),
         (2, ["told"]),

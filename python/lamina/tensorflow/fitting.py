@@ -32,6 +32,10 @@ _WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 class _Batches(StepFunction):
     """A step function of whole batches, of which each copy of the model takes its part."""
 
+    def returns(self, *arguments: Any) -> Any:
+        """Gives what its body returns for such arguments, which is traced, and not run."""
+        return self._function.get_concrete_function(*arguments).structured_outputs[0][0]
+
     def _pieces(self, name: str, leaf: Any, count: int, token: tf.Tensor | None = None) -> list[Any]:
         if not tf.is_tensor(leaf):
             return [leaf] * count
@@ -82,9 +86,16 @@ def _shares(rows: Any, parts: int) -> tf.Tensor:
 
 
 class _Reductions:
-    """The numbers of which a body's losses are means."""
+    """The numbers of which a body's losses are means, of one part of a batch."""
 
-    def __init__(self):
+    def __init__(self, share: tf.Tensor, left: tf.Tensor | None = None):
+        """Begins without a loss.
+
+        Args:
+            share: the part's share of the samples.
+            left: where there are several losses, what masks leave of the batch, for each loss that has one; else None.
+        """
+        self._share, self._left = share, left
         self.kinds: list[str] = []
         self.kept: list[tf.Tensor] = []
 
@@ -92,41 +103,50 @@ class _Reductions:
         """Notes those of the losses that are computed."""
         return LOOP.noting(self._note)
 
-    def _note(self, values: Any, mask: Any, reduction: str) -> None:
+    def _note(self, values: Any, mask: Any, reduction: str) -> tf.Tensor | None:
         if values.shape.rank == 0:
             reduction = "mean"
             if current.job().session.rank == 0:
                 tell("fit(): a loss that is one number is taken of each microbatch, and averaged")
-        if mask is not None and reduction == "mean":
-            self.kept.append(tf.reduce_mean(tf.cast(mask, keras.backend.floatx())))
         self.kinds.append(reduction)
+        masked = mask is not None and reduction == "mean"
+        if masked:
+            self.kept.append(self._share * tf.reduce_mean(tf.cast(mask, keras.backend.floatx())))
+        if self._left is None:
+            return None
+        return tf.math.divide_no_nan(self.kept[-1], self._left[len(self.kept) - 1]) if masked else self._share
 
-    def weighted(self, loss: tf.Tensor, share: tf.Tensor, added: list[tf.Tensor]) -> tuple[tf.Tensor, Any]:
-        """A part's loss, so that the mean over parts is the batch's. Where a mask leaves less, it is that but for the
-        mean of what it leaves, which is returned, too; else None is.
+    def of_several(self) -> list[tf.Tensor]:
+        """Gives what masks leave of the part, for each loss that has one; nothing where there is one loss."""
+        return self.kept if len(self.kinds) > 1 else []
+
+    def weighted(self, loss: tf.Tensor, added: list[tf.Tensor]) -> tuple[tf.Tensor, Any]:
+        """The part's loss, so that the mean over parts is the batch's. Where a mask leaves less of the only one, it is
+        that but for the mean of what it leaves, which is returned, too; else None is.
 
         Args:
             loss: the part's.
-            share: its share of the samples.
             added: what the layers have added, which is in the loss.
         """
         kinds, loss = set(self.kinds) or {"mean"}, tf.reduce_sum(loss)
-        if kinds == {"sum"}:
-            extra = tf.add_n([tf.cast(tf.reduce_sum(each), loss.dtype) for each in added]) if added else 0.0
-            # A repeated sample's share is none.
+        share = tf.cast(self._share, loss.dtype)
+        extra = tf.add_n([tf.cast(tf.reduce_sum(each), loss.dtype) for each in added]) if added else 0.0
+        if kinds == {"sum"}:  # a repeated sample's share is none
             return (loss - extra) * _parts() * tf.cast(share > 0, loss.dtype) + extra * share, None
         if kinds != {"mean"}:
             raise UsageError(
                 f"fit(): losses with the reductions {', '.join(sorted(map(str, self.kinds)))}: microbatches make the "
                 "loss of a batch where all of them are means of samples, or all are sums"
             )
-        if self.kept:
-            if len(self.kinds) > 1:
-                raise UsageError(
-                    "fit(): several losses, one of them with a mask: a microbatch would count differently in each"
-                )
-            share = share * self.kept[0]
-        return loss * tf.cast(share, loss.dtype), share if self.kept else None
+        if self._left is not None:
+            return loss - extra + extra * share, None
+        if self.of_several():
+            raise UsageError(
+                "fit(): several losses of one target, one of them with a mask: a microbatch would count differently in "
+                "each; give a target for each loss"
+            )
+        [kept] = self.kept or [self._share]
+        return loss * tf.cast(kept, loss.dtype), kept if self.kept else None
 
 
 def _of_all(said: Any) -> list[Any]:
@@ -204,17 +224,17 @@ class DistributedModel(CutModel):
                 )
         bound.arguments["callbacks"] = [_Alike(), *given, _Together()]
         _seed_alike()
-        return super().fit(*bound.args, **bound.kwargs)
+        return self._run(super().fit, bound)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
         """As Keras's; collective, as `fit`."""
         bound = self._of_rank(super().evaluate, arguments, keywords)
-        return super().evaluate(*bound.args, **bound.kwargs)
+        return self._run(super().evaluate, bound)
 
     def predict(self, *arguments: Any, **keywords: Any) -> Any:
         """As Keras's; collective, as `fit`. All ranks get all results."""
         bound = self._of_rank(super().predict, arguments, keywords)
-        return super().predict(*bound.args, **bound.kwargs)
+        return self._run(super().predict, bound)
 
     def save(self, *arguments: Any, **keywords: Any) -> Any:
         """As Keras's, of a model that lies on one rank.
@@ -251,6 +271,19 @@ class DistributedModel(CutModel):
             bound.arguments["verbose"] = 0
         return bound
 
+    def _run(self, plain: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        self.__dict__["_lamina_runs"] = True
+        try:
+            return plain(*bound.args, **bound.kwargs)
+        finally:
+            self.__dict__["_lamina_runs"] = False
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        if self.__dict__.get("_lamina_runs") and tf.executing_eagerly() and not self.built:
+            # Keras 2 builds a model so, by the first batch of a generator.
+            return tf.function(self.predict_step, autograph=False)(arguments[:1])
+        return super().__call__(*arguments, **keywords)
+
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         gradients, batch = self._computed("train_step", x, y, sample_weight)
@@ -271,18 +304,32 @@ class DistributedModel(CutModel):
         return self._computed("predict_step", x, None, None)[1].results
 
     def _computed(self, name: str, x: Any, y: Any, sample_weight: Any) -> "tuple[list[StepOutput], _Batch]":
-        if name not in self._lamina_steps:
-            self._lamina_steps[name] = _Batches(_body(self, name), (), {}, {})
         x, y, sample_weight = _checked((x, y, sample_weight))
         leaves = [each for each in tf.nest.flatten((x, y, sample_weight)) if each is not None]
-        rows, parts = _rows(leaves[0]), _parts()
-        shares = _shares(rows, parts)
+        rows = _rows(leaves[0])
+        shares = _shares(rows, _parts())
         self._lamina.joins_metrics = True
         try:
-            gradients, *returned = self._lamina_steps[name](x, y, sample_weight, shares)
+            left = self._left_by_masks(x, y, sample_weight, shares) if name == "train_step" else None
+            gradients, *returned = self._step(name)(x, y, sample_weight, shares, left)
         finally:
             self._lamina.joins_metrics = False
         return gradients, _Batch(returned, leaves, rows, shares)
+
+    def _step(self, name: str) -> _Batches:
+        if name not in self._lamina_steps:
+            self._lamina_steps[name] = _Batches((_masks if name == "masks" else _body)(self, name), (), {}, {})
+        return self._lamina_steps[name]
+
+    def _left_by_masks(self, *data: Any) -> tf.Tensor | None:
+        """Gives what masks leave of a batch, for each loss that has one, as each part of the batch gets it; None where
+        there is one target, or no mask. Parts go forward once more for it: a part's gradients are added before others
+        are there."""
+        step = self._step("masks")
+        if len(tf.nest.flatten(data[1])) < 2 or not step.returns(*data):
+            return None
+        joined = copies.of_job().joined([each.stack() for each in step(*data)])
+        return tf.tile(tf.stack([tf.reduce_mean(each) for each in joined])[None], [_parts(), 1])
 
     def _measured(self, batch: "_Batch", x: Any, y: Any, sample_weight: Any, training: bool) -> dict[str, Any]:
         """The metrics, which are updated by a batch."""
@@ -301,21 +348,31 @@ def _refuse_modes(what: str, jit_compile: Any, run_eagerly: Any, steps_per_execu
         raise UsageError(f"{what}: steps_per_execution by time, which would be others on each rank: give a number")
 
 
+def _loss_of(model: DistributedModel, reductions: _Reductions, *data: Any) -> tf.Tensor:
+    with reductions.noted(), LOOP.without_metrics():  # they are of the batch
+        return LOOP.loss(model, *data, training=True)
+
+
+def _masks(model: DistributedModel, name: str) -> Callable[..., Any]:
+    def masks(x: Any, y: Any, sample_weight: Any, shares: tf.Tensor) -> list[tf.Tensor]:
+        reductions = _Reductions(shares[0])
+        _loss_of(model, reductions, x, y, LOOP.called(model, x, False), sample_weight)
+        return reductions.of_several()
+
+    return masks
+
+
 def _body(model: DistributedModel, name: str) -> Callable[..., Any]:
     training = name == "train_step"
 
-    def loss_of(x: Any, y: Any, results: Any, sample_weight: Any, share: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        reductions = _Reductions()
-        with reductions.noted(), LOOP.without_metrics():  # they are of the batch
-            loss = LOOP.loss(model, x, y, results, sample_weight, training=True)
-        return reductions.weighted(loss, share, model.losses)
-
-    def body(x: Any, y: Any, sample_weight: Any, shares: tf.Tensor) -> Any:
+    def body(x: Any, y: Any, sample_weight: Any, shares: tf.Tensor, left: tf.Tensor | None) -> Any:
         gradients, kept = [], None
         if training:
             with tf.GradientTape() as tape:
                 results = LOOP.called(model, x, training)
-                loss, kept = loss_of(x, y, results, sample_weight, shares[0])
+                reductions = _Reductions(shares[0], None if left is None else left[0])
+                loss = _loss_of(model, reductions, x, y, results, sample_weight)
+                loss, kept = reductions.weighted(loss, model.losses)
                 loss = LOOP.scaled(model.optimizer, loss)
             gradients = tape.gradient(loss, model.trainable_variables)
         else:

@@ -18,7 +18,8 @@ _MEANS = ("sum_over_batch_size", "mean")
 _CHANGES = ("assign", "assign_add", "assign_sub")
 
 # Takes a loss's values, what a mask leaves of them, and its reduction: "mean", "sum", or Keras's word for another one.
-Note = Callable[[Any, Any, str], None]
+# Returns what the loss is to be multiplied with; None for nothing.
+Note = Callable[[Any, Any, str], Any]
 
 
 @contextlib.contextmanager
@@ -31,6 +32,13 @@ def _replaced(place: Any, **functions: Any) -> Iterator[None]:
     finally:
         for name, function in plain.items():
             setattr(place, name, function)
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    """A class and all that are of it."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
 
 
 class OfKeras3:
@@ -58,8 +66,9 @@ class OfKeras3:
 
         def noted(values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = None, dtype: Any = None):
             means = reduction in _MEANS or (reduction == "mean_with_sample_weight" and sample_weight is mask is None)
-            note(values, mask, "mean" if means else reduction)
-            return plain(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+            factor = note(values, mask, "mean" if means else reduction)
+            loss = plain(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+            return loss if factor is None else loss * tf.cast(factor, loss.dtype)
 
         return _replaced(of_losses, reduce_weighted_values=noted)
 
@@ -73,7 +82,7 @@ class OfKeras3:
 
 
 class OfKeras2:
-    """That of Keras 2, see `OfKeras3`."""
+    """The loop of Keras 2, as `OfKeras3`."""
 
     def called(self, model: keras.Model, x: Any, training: bool) -> Any:
         return model(x, training=training)
@@ -92,20 +101,24 @@ class OfKeras2:
         def kept(variable: tf.Variable, *_: Any, **__: Any) -> tf.Tensor:
             return variable.read_value()
 
-        return _replaced(resource_variable_ops.ResourceVariable, **dict.fromkeys(_CHANGES, kept))
+        stack = contextlib.ExitStack()
+        for kind in _kinds(resource_variable_ops.BaseResourceVariable):
+            stack.enter_context(_replaced(kind, **{name: kept for name in _CHANGES if name in vars(kind)}))
+        return stack
 
     def noting(self, note: Note) -> contextlib.AbstractContextManager:
-        plain = losses_utils.apply_valid_mask
-
         def noted(values: Any, weights: Any, mask: Any, reduction: str) -> Any:
             means = reduction in ("auto", *_MEANS)
-            note(values, mask, "mean" if means else "sum")  # gradients of several numbers are those of their sum
-            if mask is None or not means:
-                return plain(values, weights, mask, reduction)
-            # A mask may leave nothing of a part, whose mean Keras would divide by zero.
-            mask = tf.cast(mask, values.dtype)
-            factor = tf.math.divide_no_nan(tf.cast(tf.size(mask), mask.dtype), tf.reduce_sum(mask))
-            return losses_utils.apply_mask(values, weights, mask * factor)
+            # Gradients of several numbers are those of their sum.
+            factor = note(values, mask, "mean" if means else "sum")
+            if mask is not None and means:
+                # A mask may leave nothing of a part, whose mean Keras would divide by zero.
+                mask = tf.cast(mask, values.dtype)
+                mask *= tf.math.divide_no_nan(tf.cast(tf.size(mask), mask.dtype), tf.reduce_sum(mask))
+            weights = losses_utils.apply_mask(values, weights, mask)
+            if factor is None:
+                return weights
+            return factor if weights is None else weights * tf.cast(factor, weights.dtype)
 
         return _replaced(losses_utils, apply_valid_mask=noted)
 
