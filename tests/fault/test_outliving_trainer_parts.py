@@ -80,8 +80,8 @@ def test_layouts_that_are_none_are_refused(launcher):
 
 def test_the_first_layout_that_fits_is_taken(launcher):
     layouts = [{"partitions": 4}, {"partitions": 1, "sharded_data_parallel_degree": 3}]
-    found, lines = ends(launcher, 4, "partitions", "forward", "1", EVERY="auto", LAYOUTS=json.dumps(layouts))
-    require_undisturbed(found, 3, "partitions")
+    found, lines = ends(launcher, 4, "groups", "forward", "1", EVERY="auto", LAYOUTS=json.dumps(layouts))
+    require_undisturbed(found, 3, "groups")
     assert any(line.startswith("lamina: lost rank 1") and " 3 ranks, copies 3; " in line for line in lines), lines
 
 
