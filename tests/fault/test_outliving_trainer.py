@@ -178,7 +178,8 @@ def test_random_histories(seed, launcher):
         if place in ("evaluation", "eval_start", "eval_batch_end", "eval_end"):
             number = draw.choice((3, 6, 9, 12))
         deaths.append(f"{victim}:{number}:{place}")
-    way = draw.choice(("plain", *WAYS[1:]))
+    # Four copies of 20 rows have microbatches that five have not, and draw other numbers for dropout: see roadmap.md.
+    way = draw.choice(["plain", *(each for each in WAYS[1:] if each != "rows cut")])
     found, _ = ends(launcher, 5, way, "none", *deaths)
     require_undisturbed(found, 3, way, of=5)
 
