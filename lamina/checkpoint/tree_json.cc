@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hex.h"
 #include "lamina/base/json_text.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/part.h"
@@ -21,16 +22,6 @@ using value::Value;
 constexpr std::array kTags{"tuple", "dict", "float", "tensor", "dtype", "device", "slice", "bytes", "object"};
 
 bool is_tag(const std::string& key) { return std::ranges::find(kTags, key) != kTags.end(); }
-
-std::string to_hex(std::string_view bytes) {
-  constexpr auto* kDigits = "0123456789abcdef";
-  std::string text;
-  for (const char each : bytes) {
-    text.push_back(kDigits[static_cast<unsigned char>(each) >> 4]);
-    text.push_back(kDigits[static_cast<unsigned char>(each) & 15]);
-  }
-  return text;
-}
 
 [[noreturn]] void refuse(const Json& json) {
   const auto text = json.dump(-1, ' ', true, Json::error_handler_t::replace);
@@ -79,7 +70,7 @@ class TreeWriter {
   }
   Json json(const std::string& held) {
     if (is_utf8(held)) return held;
-    return {{"bytes", to_hex(held)}};
+    return {{"bytes", base::to_hex(held)}};
   }
   Json json(const at::Tensor& held) {
     tensors_.push_back(held.detach());
@@ -125,7 +116,7 @@ class TreeWriter {
     }
     Json tensors = Json::array();
     for (const auto& tensor : held.tensors) tensors.push_back(json(tensor));
-    return {{"object", {{"codec", held.codec}, {"bytes", to_hex(held.bytes)}, {"tensors", std::move(tensors)}}}};
+    return {{"object", {{"codec", held.codec}, {"bytes", base::to_hex(held.bytes)}, {"tensors", std::move(tensors)}}}};
   }
 
   Json list(const std::vector<Value>& items) {

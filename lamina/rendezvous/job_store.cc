@@ -249,12 +249,13 @@ void JobStore::remove(const std::string& key) {
 }
 
 void JobStore::forget_meetings() {
+  const auto keys = attempt([](auto& store) { return store.listKeys(); });
   for (const auto* kind : {kJoin, kGroups}) {
     const auto [start, last] = [&] {
       auto meetings = meetings_of(kind);
       return std::pair(std::move(meetings.start), meetings.number);
     }();
-    for (const auto& key : attempt([](auto& store) { return store.listKeys(); })) {
+    for (const auto& key : keys) {
       if (key.starts_with(start) && std::atoi(key.c_str() + start.size()) <= last) remove(key);
     }
   }

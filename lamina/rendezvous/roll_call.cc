@@ -2,10 +2,9 @@
 #include "lamina/rendezvous/roll_call.h"
 
 #include <algorithm>
-#include <iomanip>
-#include <sstream>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hex.h"
 #include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
@@ -23,12 +22,7 @@ const std::string kAllCame = "all of ";
 constexpr const char* kCall = "call";
 constexpr const char* kVerdict = "verdict";
 
-std::string random_hex() {
-  std::ostringstream hex;
-  hex << std::hex << std::setfill('0');
-  for (const int byte : random_secret()) hex << std::setw(2) << byte;
-  return hex.str();
-}
+std::string random_hex() { return base::to_hex(random_secret()); }
 
 }  // namespace
 

@@ -7,13 +7,13 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
-#include <iomanip>
 #include <iterator>
-#include <sstream>
 
+#include "lamina/base/hex.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/data_parallel/newcomers.h"
+#include "lamina/environment/elastic_terms.h"
 #include "lamina/environment/progress.h"
 #include "lamina/environment/rank_contract.h"
 #include "lamina/rendezvous/secret.h"
@@ -22,11 +22,8 @@
 namespace lamina::session {
 namespace {
 
-int most_of_environment() {
-  const char* const terms = std::getenv(environment::kElasticVariable);
-  const std::string text = terms == nullptr ? "" : terms;
-  const auto colon = text.find(':');
-  return colon == std::string::npos ? 0 : std::atoi(text.c_str() + colon + 1);
+std::optional<environment::ElasticTerms> terms() {
+  return environment::ElasticTerms::read(environment::process_environment());
 }
 
 // At the first rank of an elastic job; none where its launcher starts nobody anew.
@@ -40,10 +37,7 @@ std::unique_ptr<Door> open_door(const Session& session, const Facts& facts) {
 std::string hash_of(const std::string& file) {
   std::ifstream bytes(file, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(bytes), {});
-  std::ostringstream hash;
-  hash << std::hex << std::setfill('0');
-  for (const int byte : rendezvous::digest(text)) hash << std::setw(2) << byte;
-  return hash.str();
+  return base::to_hex(rendezvous::digest(text));
 }
 
 std::atomic<pid_t> watching = 0;  // the process that leaves after SIGTERM, and not one that it forks
@@ -79,7 +73,7 @@ Facts facts_of_training(const std::string& kind, const std::string& file,
 }
 
 Doorway::Doorway(std::function<Facts()> facts, bool shares_any)
-    : facts_(std::move(facts)), shares_any_(shares_any), most_(most_of_environment()) {}
+    : facts_(std::move(facts)), shares_any_(shares_any), most_(terms().value_or(environment::ElasticTerms()).most) {}
 
 Doorway::~Doorway() { forget_sigterm(); }
 
@@ -120,7 +114,7 @@ void Doorway::end(const Session& session) {
 
 void Doorway::watch_sigterm() {
   struct sigaction now{};
-  if (std::getenv(environment::kElasticVariable) == nullptr || ::sigaction(SIGTERM, nullptr, &now) != 0) return;
+  if (!terms() || ::sigaction(SIGTERM, nullptr, &now) != 0) return;
   if ((now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
   before_ = now;
   watching = ::getpid();

@@ -4,13 +4,12 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <iomanip>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hex.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/config/config.h"
@@ -42,10 +41,7 @@ rendezvous::Secret secret() {
 
 std::string shortened(const std::string& text) {
   if (text.size() <= kMostFact) return text;
-  std::ostringstream rest;
-  rest << text.substr(0, kMostFact) << "... " << std::hex << std::setfill('0');
-  for (const int byte : rendezvous::digest(text)) rest << std::setw(2) << byte;
-  return rest.str();
+  return base::str(text.substr(0, kMostFact), "... ", base::to_hex(rendezvous::digest(text)));
 }
 
 // Its keys, but for those that follow from the number of copies: one in a line.

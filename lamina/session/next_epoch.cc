@@ -9,10 +9,8 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
-#include "lamina/base/whole_number.h"
-#include "lamina/environment/environment.h"
+#include "lamina/environment/elastic_terms.h"
 #include "lamina/environment/progress.h"
-#include "lamina/environment/rank_contract.h"
 #include "lamina/messaging/relay.h"
 #include "lamina/session/change.h"
 #include "lamina/session/newcomer.h"
@@ -27,8 +25,8 @@ constexpr auto kNewcomers = "newcomers";          // the channel of words that o
 
 // Ranks that the job is to have, as its launchers say.
 std::size_t least() {
-  const auto terms = environment::process_environment()(environment::kElasticVariable).value_or("");
-  return static_cast<std::size_t>(std::max(1, base::whole_number(terms.substr(0, terms.find(':'))).value_or(1)));
+  const auto terms = environment::ElasticTerms::read(environment::process_environment());
+  return static_cast<std::size_t>(terms.value_or(environment::ElasticTerms()).least);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "lamina/base/error.h"
 #include "lamina/session/next_layout.h"
 #include "lamina/session/next_place.h"
+#include "lamina/session/peers.h"
 
 namespace lamina::session {
 namespace {
@@ -15,10 +16,6 @@ using value::Tuple;
 using value::Value;
 
 constexpr int kChanges = 20;  // bits
-
-checkpoint::Peers peers_of(Session& session) {
-  return {session.ranks().everyone(), session.mailbox(), session.patience(), [&session] { session.job().goes_on(); }};
-}
 
 }  // namespace
 

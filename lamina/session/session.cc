@@ -9,6 +9,7 @@
 #include "lamina/device/failure.h"
 #include "lamina/device/rank_device.h"
 #include "lamina/device/sharing.h"
+#include "lamina/environment/elastic_terms.h"
 #include "lamina/environment/progress.h"
 #include "lamina/environment/rank_contract.h"
 #include "lamina/graph/current.h"
@@ -44,7 +45,7 @@ base::Clock::duration duration(double seconds) {
 }
 
 // Ranks of such a job outlive others.
-bool is_elastic() { return environment::process_environment()(environment::kElasticVariable).has_value(); }
+bool is_elastic() { return environment::ElasticTerms::read(environment::process_environment()).has_value(); }
 
 std::string type_of(at::Device device) { return c10::DeviceTypeName(device.type(), /*lower_case=*/true); }
 

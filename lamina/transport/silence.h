@@ -16,8 +16,8 @@ namespace lamina::transport {
 // lock. Whatever else a rank is busy with, it gives them. A peer that gives none for the limit is told so, as the last
 // word on that connection, and counts as lost. One that wakes later and finds this word ends itself at once.
 //
-// Who has stood still itself has heard nobody. So this counts the time in which this process looked: a gap between two
-// of its looks counts as the time from a sign to the next one at most.
+// A process that has stood still has heard nobody meanwhile. So silence is the time in which this process looked: a gap
+// between two of its looks counts as the time from a sign to the next one at most.
 //
 // It is a function of what it is told. Who calls: one thread. await_looks() is any other thread's.
 class Silence {

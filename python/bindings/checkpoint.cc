@@ -18,6 +18,7 @@
 #include "lamina/job_checkpoint/resumption.h"
 #include "lamina/job_checkpoint/save_job.h"
 #include "lamina/job_checkpoint/together.h"
+#include "lamina/session/peers.h"
 #include "lamina/session/session.h"
 #include "lamina/verification/run_recorder.h"
 #include "python/bindings/bindings.h"
@@ -54,7 +55,7 @@ void resume_job(Session& session, py::object lent, Saves& saves, const std::file
 
 py::object together(Session& session, const py::function& act) {
   py::object result;
-  uncarried([&] { job_checkpoint::together(peers_of(session), [&] { carrying([&] { result = act(); }); }); });
+  uncarried([&] { job_checkpoint::together(session::peers_of(session), [&] { carrying([&] { result = act(); }); }); });
   return result;
 }
 

@@ -15,6 +15,7 @@
 #include "lamina/checkpoint/save.h"
 #include "lamina/checkpoint/tree_json.h"
 #include "lamina/job_checkpoint/contents.h"
+#include "lamina/session/peers.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/checkpointed_job.h"
 #include "python/bindings/convert.h"
@@ -96,7 +97,8 @@ SaveHolder begin_save_of_files(session::Session& session, py::object lent, const
   base::internal_check(none.empty(), "a tensor in what is said about files");
   for (auto& [name, bytes, function] : files) request.own_files.push_back(own_file(name, bytes, std::move(function)));
   const Release release;
-  auto save = std::make_shared<checkpoint::Save>(archive::file_system(), std::move(request), peers_of(session));
+  auto save =
+      std::make_shared<checkpoint::Save>(archive::file_system(), std::move(request), session::peers_of(session));
   save->start();
   return SaveHolder(new SharedSave{std::move(save)});
 }

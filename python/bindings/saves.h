@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "lamina/checkpoint/save.h"
-#include "lamina/session/session.h"
 
 namespace lamina::python {
 
@@ -25,10 +24,5 @@ struct SharedSave {
   std::shared_ptr<checkpoint::Save> save;
 };
 using SaveHolder = std::unique_ptr<SharedSave, EndWithoutGil>;
-
-// All ranks of the job, as saves and loads know them.
-inline checkpoint::Peers peers_of(session::Session& session) {
-  return {session.ranks().everyone(), session.mailbox(), session.patience(), [&session] { session.job().goes_on(); }};
-}
 
 }  // namespace lamina::python
