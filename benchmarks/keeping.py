@@ -80,7 +80,7 @@ def measured(layout: str, options: Options, report: Report) -> None:
     for _ in range(options.pick(1, 5, 15)):
         for every, samples in taken.items():
             samples.append(1e3 * block(every))
-    sent = survivors._states.sent_bytes / updates.progress
+    sent = survivors._engine.sent_bytes / updates.progress
     if lamina.rank() == 0:
         names = {0: "no versions", 1: "each update", 10: "each 10 updates"}
         for every, samples in taken.items():

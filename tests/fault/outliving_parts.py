@@ -153,7 +153,7 @@ def main():
 
     found = {"losses": losses, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     found |= {"rates": schedule.get_last_lr(), "size": lamina.size(), "partitions": lamina.pp_size()}
-    found |= {"updates": begun, "copies": lamina.dp_size(), "sent": run._survivors._states.sent_bytes}
+    found |= {"updates": begun, "copies": lamina.dp_size(), "sent": run._survivors._engine.sent_bytes}
     torch.save(found, Path(os.environ["DIR"], f"end.{SELF}"))
     lamina.shutdown()
 

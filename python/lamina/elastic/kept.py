@@ -37,20 +37,19 @@ class KeptSurvivors(Survivors):
         super().__init__(model, optimizer, training)
 
     def _made(self) -> "_lamina.PartSurvivors":
-        self._states = _lamina.PartSurvivors(self, self._training.shares_any, self._every, self._layouts)
-        return self._states
+        return _lamina.PartSurvivors(self, self._training.shares_any, self._every, self._layouts)
 
     def begin(self) -> None:
         """From now on all go on where one is lost."""
-        self._states.begin()
+        self._engine.begin()
 
     def keep(self) -> None:
         """An update is made: the next step keeps what it has made, when all that follows on it is done."""
-        self._states.note_update()
+        self._engine.note_update()
 
     def end(self) -> None:
         """Waits for the others, who may lose one still: all go on together then."""
-        self._states.end()
+        self._engine.end()
 
     def leaving_by_sigterm(self) -> contextlib.AbstractContextManager:
         """Does nothing: a rank that SIGTERM ends is lost."""
@@ -58,7 +57,7 @@ class KeptSurvivors(Survivors):
 
     def look(self) -> None:
         """A step begins, which keeps what is due."""
-        if self._states.is_due and current.job().partitioned_model is not None and self._trains():
+        if self._engine.is_due and current.job().partitioned_model is not None and self._trains():
             self._keep_now()
 
     def keep_version(self) -> None:
@@ -75,7 +74,7 @@ class KeptSurvivors(Survivors):
         if self._trace is None and job.session.size > 1:
             own = (_sendable(job.life.trace),) if job.session.rank == 0 else None
             ((self._trace,),) = job.session.first_given("world", own)[1:]
-        self._states.keep()
+        self._engine.keep()
 
     # Methods that the engine calls.
 

@@ -162,20 +162,18 @@ class Survivors:
 
     def _go_over(self, session: _lamina.Session, held: None) -> None:
         self._own_states = self._own_states or self._optimizer.own()
-        for parameter in self._model.parameters():
-            parameter.grad = None
         self._change(session, held).life.make()
 
     def _change(self, session: _lamina.Session, held: "_lamina.HeldJob | None") -> current.Job:
         """Begins the job of that session in the place of the current one. Returns it."""
         before = current.job()
+        for parameter in self._model.parameters():
+            parameter.grad = None
         before.gradients.let_go()
         self._optimizer.let_go(with_states=held is None)
         if held is not None and before.partitioned_model is not None:
             before.session.put_aside(before.partitioned_model.table, before.partitioned_model.sharding)
             shards.forget(self._model.parameters())
-        for parameter in self._model.parameters():
-            parameter.grad = None
         changed = lifetime.go_over(before, session)
         self._training.moved(before)
         self._model.go_on_in(changed)
