@@ -126,6 +126,11 @@ SAVES = [("plain", place) for place in ("saving", "saved", "batch_checkpoint", "
 
 @pytest.mark.parametrize(("way", "place"), SAVES)
 def test_a_checkpoint_that_was_being_saved_is_saved_again(way, place, launcher):
+    require_saved_again(launcher, way, place)
+
+
+def require_saved_again(launcher, way, place):
+    """Where a rank dies there, each batch of the training has its checkpoint."""
     folder = launcher.folder / "saves"
     found, _ = ends(launcher, 4, way, place, "1", SAVES=folder)
     require_undisturbed(found, 3, way)

@@ -4,10 +4,17 @@ with the numbers of one process, and each sample of an epoch once."""
 
 import json
 import random
-from pathlib import Path
 
 import pytest
-from fault.test_outliving_trainer import CALLS, NUMBERS, ends, require_predicted, require_undisturbed, started
+from fault.test_outliving_trainer import (
+    CALLS,
+    NUMBERS,
+    ends,
+    require_predicted,
+    require_saved_again,
+    require_undisturbed,
+    started,
+)
 from soak import paired, some
 
 WAYS = ("partitions", "itself", "groups", "shards", "units", "divided")
@@ -43,13 +50,7 @@ def test_versions_may_lie_several_batches_apart(way, place, launcher):
 
 @pytest.mark.parametrize(("way", "place"), paired(WAYS, ["saving", "saved", "batch_checkpoint"], seed=5))
 def test_a_checkpoint_that_was_being_saved_is_saved_again(way, place, launcher):
-    folder = launcher.folder / "saves"
-    found, _ = ends(launcher, 4, way, place, "1", SAVES=folder)
-    require_undisturbed(found, 3, way)
-    names = [f"ba{number}" for number in range(1, 13)]
-    assert {path.name for path in folder.glob("ba*")} == {f"{name}_partial" for name in names}
-    for end in found.values():
-        assert [Path(each).name for each in end["saved"]] == [*names, "ba12"]
+    require_saved_again(launcher, way, place)
 
 
 @pytest.mark.parametrize(("way", "at"), paired(WAYS, CALLS, seed=7))

@@ -22,7 +22,7 @@
 #include "lamina/base/str.h"
 #include "lamina/frontend/current.h"
 #include "lamina/lamina.h"
-#include "tests/frontend/expect.h"
+#include "tests/frontend/undisturbed.h"
 
 namespace {
 
@@ -30,7 +30,7 @@ using namespace lamina;
 using namespace lamina::frontend::test;
 using at::Tensor;
 
-constexpr int kRows = 12, kFatal = 3;
+constexpr int kFatal = 3;
 constexpr auto kSlow = std::chrono::milliseconds(400);
 int steps = 9;
 
@@ -62,44 +62,6 @@ struct NetImpl : torch::nn::Module {
 };
 using Net = torch::nn::ModuleHolder<NetImpl>;
 
-Net net() {
-  torch::manual_seed(3);
-  Net net;
-  net->to(torch::kDouble);
-  return net;
-}
-
-Tensor batch(int number) {
-  torch::manual_seed(1000 + number);
-  return torch::randn({kRows, 6}, torch::kDouble);
-}
-
-torch::optim::AdamWOptions options() { return torch::optim::AdamWOptions(0.02).weight_decay(0.1); }
-
-struct Schedule : torch::optim::StepLR {
-  explicit Schedule(torch::optim::Optimizer& optimizer) : StepLR(optimizer, 3, 0.5) {}
-  Value state() const { return to_value(static_cast<std::int64_t>(step_count_)); }
-  void take(const Value& state) { step_count_ = static_cast<unsigned>(from_value<std::int64_t>(state)); }
-};
-
-// One process that nobody disturbs.
-struct Plain {
-  Net model = net();
-  std::vector<double> losses;
-  Plain() {
-    torch::optim::AdamW optimizer(model->parameters(), options());
-    Schedule schedule(optimizer);
-    for (int number = 0; number < steps; ++number) {
-      optimizer.zero_grad();
-      auto loss = model->forward(batch(number));
-      loss.backward();
-      optimizer.step();
-      schedule.step();
-      losses.push_back(loss.item<double>());
-    }
-  }
-};
-
 // Tensors that the optimizer updates, and their states.
 std::vector<Tensor> bits(torch::optim::Optimizer& optimizer) {
   std::vector<Tensor> tensors;
@@ -129,7 +91,7 @@ struct Fatal : torch::optim::AdamW {
 void train(bool half, bool back) {
   const int full = size();
   init({{"ddp", true}, {"microbatches", kRows / size()}, {"timeout_s", 30}, {"seed", 5}, {"bf16", half}});
-  DistributedModel<Net> model(net());
+  DistributedModel<Net> model(made<Net>());
   DistributedOptimizer<Fatal> optimizer(std::make_unique<Fatal>(model.parameters(), options()));
   Schedule schedule(*optimizer);
   Run run({.state = [&] { return schedule.state(); }, .take = [&](const Value& state) { schedule.take(state); }});
@@ -150,10 +112,7 @@ void train(bool half, bool back) {
     }
     for (now = static_cast<int>(epoch.updates); now < steps; ++now) {
       optimizer.zero_grad();
-      const auto own = step(batch(now).chunk(dp_size())[dp_rank()]).reduce_mean().template item<double>();
-      const auto all = all_gather(Group::kDp, own);
-      losses[now] = 0;
-      for (const auto each : all) losses[now] += each / static_cast<double>(all.size());
+      losses[now] = loss_of(step, now);
       die("before");
       optimizer.step();
       schedule.step();
@@ -169,14 +128,8 @@ void train(bool half, bool back) {
   if (half) {
     for (const auto& state : before) expect(!state.is_floating_point() || state.dtype() == torch::kFloat, "masters");
   } else {
-    const Plain plain;
-    for (int number = first; number < steps; ++number) {
-      expect(std::abs(losses[number] - plain.losses[number]) < 1e-12, base::str("the loss of step ", number));
-    }
     const auto state = model.state_dict();
-    for (const auto& item : plain.model->named_parameters()) {
-      expect(torch::allclose(state[item.key()], item.value(), 1e-12, 1e-12), item.key());
-    }
+    expect_undisturbed<Net>(losses, first, state);
     expect(std::abs(state["steps"].template item<double>() - steps) < 1e-12, "buffers count updates once");
   }
   shutdown();

@@ -19,7 +19,7 @@
 
 #include "lamina/base/str.h"
 #include "lamina/lamina.h"
-#include "tests/frontend/expect.h"
+#include "tests/frontend/undisturbed.h"
 
 namespace {
 
@@ -27,7 +27,7 @@ using namespace lamina;
 using namespace lamina::frontend::test;
 using at::Tensor;
 
-constexpr int kSteps = 8, kRows = 12, kFatal = 3;
+constexpr int kSteps = 8, kFatal = 3;
 
 const std::map<std::string, std::string> kLayouts = {
     {"partitions", R"("partitions": 4, "microbatches": 12)"},
@@ -68,47 +68,9 @@ struct NetImpl : torch::nn::Module {
 };
 using Net = torch::nn::ModuleHolder<NetImpl>;
 
-Net net() {
-  torch::manual_seed(3);
-  Net net;
-  net->to(torch::kDouble);
-  return net;
-}
-
-Tensor batch(int number) {
-  torch::manual_seed(1000 + number);
-  return torch::randn({kRows, 6}, torch::kDouble);
-}
-
-torch::optim::AdamWOptions options() { return torch::optim::AdamWOptions(0.02).weight_decay(0.1); }
-
-struct Schedule : torch::optim::StepLR {
-  explicit Schedule(torch::optim::Optimizer& optimizer) : StepLR(optimizer, 3, 0.5) {}
-  Value state() const { return to_value(static_cast<std::int64_t>(step_count_)); }
-  void take(const Value& state) { step_count_ = static_cast<unsigned>(from_value<std::int64_t>(state)); }
-};
-
-// One process that nobody disturbs.
-struct Plain {
-  Net model = net();
-  std::vector<double> losses;
-  Plain() {
-    torch::optim::AdamW optimizer(model->parameters(), options());
-    Schedule schedule(optimizer);
-    for (int number = 0; number < kSteps; ++number) {
-      optimizer.zero_grad();
-      auto loss = model->forward(batch(number));
-      loss.backward();
-      optimizer.step();
-      schedule.step();
-      losses.push_back(loss.item<double>());
-    }
-  }
-};
-
 void train(const std::string& keys, bool into_one) {
   init("{" + keys + R"(, "ddp": true, "timeout_s": 30, "seed": 5})");
-  DistributedModel<Net> model(net());
+  DistributedModel<Net> model(made<Net>());
   DistributedOptimizer optimizer(torch::optim::AdamW(model.parameters(), options()));
   Schedule schedule(*optimizer);
   RunOptions kept{.state = [&] { return schedule.state(); }, .take = [&](const Value& state) { schedule.take(state); }};
@@ -124,10 +86,7 @@ void train(const std::string& keys, bool into_one) {
     ++epochs;
     for (now = static_cast<int>(epoch.updates); now < kSteps; ++now) {
       optimizer.zero_grad();
-      const auto own = step(batch(now).chunk(dp_size())[dp_rank()]).reduce_mean().template item<double>();
-      const auto all = all_gather(Group::kDp, own);
-      losses[now] = 0;
-      for (const auto each : all) losses[now] += each / static_cast<double>(all.size());
+      losses[now] = loss_of(step, now);
       die("before");
       optimizer.step();
       schedule.step();
@@ -137,14 +96,7 @@ void train(const std::string& keys, bool into_one) {
   });
   expect(epochs == static_cast<int>(deaths.size()) + 1, base::str(epochs, " epochs"));
   expect(!into_one || pp_size() == 1, "the layout that was given");
-  const Plain plain;
-  for (int number = 0; number < kSteps; ++number) {
-    expect(std::abs(losses[number] - plain.losses[number]) < 1e-12, base::str("the loss of step ", number));
-  }
-  const auto state = model.state_dict();
-  for (const auto& item : plain.model->named_parameters()) {
-    expect(torch::allclose(state[item.key()], item.value(), 1e-12, 1e-12), item.key());
-  }
+  expect_undisturbed<Net>(losses, 0, model.state_dict());
   if (lamina::rank() == 0) std::printf("went on to the end: %d ranks, %d partitions\n", lamina::size(), pp_size());
   shutdown();
 }
