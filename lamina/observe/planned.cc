@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "lamina/schedule/simulation.h"
 
@@ -18,7 +19,7 @@ struct TimeSpan {
 
 // One step of one pipeline.
 struct Course {
-  std::int64_t begin_ns = 0;
+  std::optional<std::int64_t> begin_ns;                         // unknown where the record of the step was dropped
   std::map<std::int64_t, std::vector<TimeSpan>> by_microbatch;  // in the order of their beginnings
 };
 
@@ -145,17 +146,18 @@ std::vector<PlannedEvent> planned_events(const Timeline& timeline) {
     for (const auto& record : timeline.ranks) {
       if (record.leader == leader && record.rank != leader) members.push_back(record.rank);
     }
-    if (course.by_microbatch.empty()) continue;
+    if (!course.begin_ns || course.by_microbatch.empty()) continue;
     const auto chain = chain_of(course, members);
-    if (chain.visits.size() < 2) continue;
+    // A chain begins on the leader, whose events may have been dropped.
+    if (chain.visits.size() < 2 || chain.visits.front().rank != 0) continue;
     const auto schedule = schedule::make_schedule(timeline.schedule, static_cast<int>(timeline.active_microbatches),
                                                   static_cast<int>(members.size()));
     for (const auto& turn : schedule::simulate(*schedule, chain)) {
       if (turn.end == turn.start) continue;
       planned.push_back({members[turn.rank],
                          {.what = what_of(schedule::kind_of(turn.ticket.phase)),
-                          .begin_ns = course.begin_ns + turn.start,
-                          .end_ns = course.begin_ns + turn.end,
+                          .begin_ns = *course.begin_ns + turn.start,
+                          .end_ns = *course.begin_ns + turn.end,
                           .step = step,
                           .microbatch = turn.ticket.microbatch.value}});
     }

@@ -7,9 +7,9 @@
 
 namespace lamina::observe {
 
-// The turns of a rank under the job's schedule, in the clock of rank 0, if messages took no
-// time. Everything else takes the time that it took on average in that step. Steps whose course is unknown, because no
-// module of another rank was called, have none.
+// The turns of a rank under the job's schedule, in the clock of rank 0, if messages took no time. Everything else takes
+// the time that it took on average in that step. Steps whose course is unknown have none: no module of another rank was
+// called, or the leader's events were dropped.
 struct PlannedEvent {
   std::int64_t rank = 0;
   Event event;

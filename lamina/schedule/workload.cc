@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/schedule/workload.h"
 
+#include "lamina/base/error.h"
+
 namespace lamina::schedule {
 
 Workload workload_of(const Chain& chain) {
+  const bool begins = chain.visits.empty() || (chain.visits[0].rank == 0 && !chain.visits[0].backward_only);
+  if (!begins) throw base::InternalError("a chain of visits does not begin with the step body, on rank 0");
   Workload workload{.pieces = {}, .microbatches = chain.microbatches, .delay = chain.delay};
   auto& pieces = workload.pieces;
   int of_body = -1;  // the latest piece of the step body

@@ -84,6 +84,15 @@ TEST(Planned, OfAStepWithSplitBackwardsHasTheirWeightParts) {
                                       {1, What::kWeights, 28, 34}}));
 }
 
+TEST(Planned, NothingIsPlannedForAStepWhoseBeginningWasDropped) {
+  for (const What lost : {What::kStep, What::kForward}) {
+    Timeline timeline = two_ranks();
+    std::erase_if(timeline.ranks[0].events, [&](const Event& event) { return event.what == lost && event.step == 1; });
+    EXPECT_FALSE(planned_events(timeline).empty());
+    for (const auto& [rank, event] : planned_events(timeline)) EXPECT_NE(event.step, 1) << static_cast<int>(lost);
+  }
+}
+
 TEST(Planned, NothingIsPlannedForAStepOfOneRank) {
   Timeline timeline = two_ranks();
   timeline.ranks.pop_back();
