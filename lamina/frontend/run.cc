@@ -72,11 +72,13 @@ std::shared_ptr<JobOptimizer> checked_optimizer(const RunOptions& options) {
   }
   auto& session = *job.session;
   if (const auto why = session::why_no_survivors(session, /*keeps_parts=*/true); !why.empty()) throw refused(why);
-  const auto differing =
-      messaging::differing_arguments(session.mailbox(), session.members(topology::Group::kWorld), "lamina::Run()",
-                                     {{"keep_every", base::str(options.keep_every)}}, session.patience());
+  const auto differing = messaging::differing_arguments(
+      session.mailbox(), session.members(topology::Group::kWorld), "lamina::Run()",
+      {{"keep_every", options.keep_every ? base::str(*options.keep_every) : "auto"}}, session.patience());
   if (!differing.empty()) throw refused(differing);
-  if (options.keep_every < 1) throw faces::refusal("not-a-count", "keep_every", options.keep_every);
+  if (options.keep_every && *options.keep_every < 1) {
+    throw faces::refusal("not-a-count", "keep_every", *options.keep_every);
+  }
   const auto layouts = layouts_of(options);
   session::require_layouts(session, layouts);
   return optimizers.front();

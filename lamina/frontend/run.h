@@ -34,7 +34,7 @@ struct LayoutKeys {
 struct RunOptions {
   std::function<Value()> state = {};
   std::function<void(const Value&)> take = {};
-  int keep_every = 1;                    // updates lie between two versions
+  std::optional<int> keep_every = 1;  // updates lie between two versions; std::nullopt: as few as take 2 % of the time
   std::vector<LayoutKeys> layouts = {};  // in which they may go on: the first that fits their number is taken
 };
 

@@ -22,8 +22,9 @@ constexpr int kChanges = 20;  // bits
 PartSurvivors::Talk::Talk(std::shared_ptr<Session> its)
     : session(std::move(its)), end(*session), epochs(epoch_of_environment()) {}
 
-PartSurvivors::PartSurvivors(PartsFace& face, SurvivorOptions options, int every, std::vector<std::string> layouts)
-    : Survivors(face, std::move(options)), face_(face), every_(every), layouts_(std::move(layouts)) {
+PartSurvivors::PartSurvivors(PartsFace& face, SurvivorOptions options, std::optional<std::int64_t> every,
+                             std::vector<std::string> layouts)
+    : Survivors(face, std::move(options)), face_(face), pace_(every), layouts_(std::move(layouts)) {
   note_update();
 }
 
@@ -40,19 +41,19 @@ void PartSurvivors::end() {
   is_on_ = false;
 }
 
-bool PartSurvivors::is_due() const {
-  return is_on_ && (kept_.lock() != session_ || face_.progress() - newest_ >= every_);
-}
+bool PartSurvivors::is_due() const { return is_on_ && (kept_.lock() != session_ || pace_.is_due(face_.progress())); }
 
 void PartSurvivors::keep() {
+  const auto now = base::Clock::now();
   if (kept_.lock() != session_) {
     const auto epoch = epoch_of_environment();
     changes_ = epoch == began_ ? changes_ + 1 : 0;
     began_ = epoch;
     kept_ = session_;
   }
-  newest_ = face_.progress();
-  states_.keep(*face_.lend(), began_ << kChanges | changes_, newest_, face_.state());
+  const auto updates = face_.progress();
+  states_.keep(*face_.lend(), began_ << kChanges | changes_, updates, face_.state());
+  pace_.note_kept(*session_, updates, now);
 }
 
 Survivors::Next PartSurvivors::meet(bool is_lost) {
@@ -97,6 +98,7 @@ std::vector<Told> PartSurvivors::go_over(Next next) {
   face_.take(states_.word());
   talk_.reset();
   note_update();
+  pace_.go_on_from(face_.progress());
   keep();
   return std::move(next.told);
 }

@@ -9,6 +9,7 @@
 
 #include "lamina/job_checkpoint/kept_job.h"
 #include "lamina/session/change.h"
+#include "lamina/session/keep_pace.h"
 #include "lamina/session/survivors.h"
 
 namespace lamina::session {
@@ -32,8 +33,9 @@ class PartsFace : public TrainingFace {
 // [Note: kept states] in membership/keepers.h.
 class PartSurvivors : public Survivors {
  public:
-  // The face outlives it. So many updates lie between two versions that are kept. `layouts`: see next_layout().
-  PartSurvivors(PartsFace& face, SurvivorOptions options, int every, std::vector<std::string> layouts);
+  // The face outlives it. `every`: updates that lie between two versions, see KeepPace. `layouts`: see next_layout().
+  PartSurvivors(PartsFace& face, SurvivorOptions options, std::optional<std::int64_t> every,
+                std::vector<std::string> layouts);
   ~PartSurvivors() override;
 
   // From now on all go on where one is lost. Throws ProcessEnds in a process that was to join them.
@@ -55,11 +57,10 @@ class PartSurvivors : public Survivors {
   std::vector<Told> go_over(Next next) override;
 
   PartsFace& face_;
-  const int every_;
+  KeepPace pace_;
   const std::vector<std::string> layouts_;
   job_checkpoint::KeptJob states_;
   bool is_on_ = false;
-  std::int64_t newest_ = 0;               // the updates of the version that was kept last
   std::int64_t began_ = 0, changes_ = 0;  // the job's epoch, and how often its ranks have changed their layout in it
   std::weak_ptr<Session> kept_;           // in which it was
   // One talk about the end of a session, of which others may still be in the middle.

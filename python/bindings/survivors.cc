@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -164,7 +165,7 @@ struct LentCopies {
 };
 
 struct LentParts {
-  LentParts(py::handle lent_face, bool shares_any, int every, std::vector<std::string> layouts)
+  LentParts(py::handle lent_face, bool shares_any, std::optional<std::int64_t> every, std::vector<std::string> layouts)
       : face(lent_face), engine(face, options_of(lent_face, shares_any), every, std::move(layouts)) {}
 
   PythonParts face;
@@ -231,11 +232,12 @@ void bind_parts(py::module_& module) {
       module, "PartSurvivors",
       "Ranks with parts that go on where others are lost: see lamina/session/part_survivors.h. `face`: KeptSurvivors "
       "in python/lamina/elastic/kept.py, which outlives it.");
-  kind.def(py::init([](py::handle face, bool shares_any, int every, std::vector<std::string> layouts) {
+  kind.def(py::init([](py::handle face, bool shares_any, std::optional<std::int64_t> every,
+                       std::vector<std::string> layouts) {
              return std::unique_ptr<LentParts, EndWithoutGil>(uncarried(
                  [&] { return std::make_unique<LentParts>(face, shares_any, every, std::move(layouts)).release(); }));
            }),
-           py::arg("face"), py::arg("shares_any"), py::arg("every"), py::arg("layouts"))
+           py::arg("face"), py::arg("shares_any"), py::arg("every").none(true), py::arg("layouts"))
       .def(
           "begin", [](LentParts& self) { outliving([&] { self.engine.begin(); }); },
           "From now on all go on where one is lost. Raises SystemExit in a process that was to join them.")
@@ -257,6 +259,21 @@ void bind_parts(py::module_& module) {
   bind_loop<LentParts>(kind);
 }
 
+void bind_pace(py::module_& module) {
+  py::class_<session::KeepPace>(module, "KeepPace", "How often ranks keep versions: see lamina/session/keep_pace.h.")
+      .def(py::init<std::optional<std::int64_t>>(), py::arg("every").none(true))
+      .def("is_due", &session::KeepPace::is_due, py::arg("updates"), "Whether a version is to be kept after these.")
+      .def(
+          "note_kept",
+          [](session::KeepPace& self, session::Session& session, std::int64_t updates, double took_s) {
+            const auto took = std::chrono::duration_cast<base::Clock::duration>(std::chrono::duration<double>(took_s));
+            self.note_kept(session, updates, base::Clock::now() - took);
+          },
+          py::arg("session"), py::arg("updates"), py::arg("took_s"), py::call_guard<Release>(),
+          "A version is kept, in `took_s` seconds. Collective over the world where that says how often.")
+      .def("go_on_from", &session::KeepPace::go_on_from, py::arg("updates"), "All go on from that version.");
+}
+
 }  // namespace
 
 void bind_survivors(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& session) {
@@ -274,6 +291,7 @@ void bind_survivors(py::module_& module, py::class_<Session, std::shared_ptr<Ses
   module.def("is_newcomer", &session::is_newcomer, "Whether this process is to join a job, in which it is not yet.");
   bind_copies(module);
   bind_parts(module);
+  bind_pace(module);
 }
 
 }  // namespace lamina::python

@@ -25,15 +25,20 @@ class KeptSurvivors(Survivors):
 
     Args:
         model, optimizer, training: as of Survivors.
-        every: so many updates lie between two versions that are kept.
+        every: so many updates lie between two versions that are kept, or "auto", as few as take 2 % of the time.
         layouts: in which they may go on, as JSON of keys of `lamina.change`, the best first.
     """
 
     def __init__(
-        self, model: DistributedModel, optimizer: OptimizerState, training: Training, every: int, layouts: list[str]
+        self,
+        model: DistributedModel,
+        optimizer: OptimizerState,
+        training: Training,
+        every: int | str,
+        layouts: list[str],
     ):
         self._trace: Trace | None = None  # of the model, which its first rank alone has made
-        self._every, self._layouts = every, layouts
+        self._every, self._layouts = None if every == "auto" else every, layouts
         super().__init__(model, optimizer, training)
 
     def _made(self) -> "_lamina.PartSurvivors":

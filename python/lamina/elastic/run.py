@@ -45,7 +45,8 @@ class Run:
         model: the job's.
         optimizer: the only one of the model, a DistributedOptimizer. Its step ends a batch.
         schedule: of its rates; its step follows the optimizer's at once.
-        keep_every: so many updates lie between two versions, where ranks have parts that others have not.
+        keep_every: so many updates lie between two versions, where ranks have parts that others have not. "auto": as
+            few as take 2 % of the time.
         layouts: in which ranks with parts may go on, each as keys of `lamina.change`: the first that fits their number
             is taken. Without one that does, the model is in as many parts as before, or in the nearest number that
             fits.
@@ -62,7 +63,7 @@ class Run:
         optimizer: torch.optim.Optimizer,
         *,
         schedule: Any = None,
-        keep_every: int = 1,
+        keep_every: int | str = 1,
         layouts: "Iterable[LayoutKeys]" = (),
     ):
         job = current.outside_step("lamina.Run()")
@@ -71,7 +72,8 @@ class Run:
         if why := why_not(job, keeps_parts=True):
             raise _refused(why)
         require_same(job.session, "world", "lamina.Run()", "elastic-refused", keep_every=keep_every)
-        require_count(keep_every=keep_every)
+        if keep_every != "auto":
+            require_count(keep_every=keep_every)
         layouts = list(map(_to_json, layouts))
         job.session.require_layouts(layouts, share_any=False)
         (state,) = job.optimizers

@@ -3,14 +3,14 @@
 due."""
 
 import copy
-import math
 import time
 from collections.abc import Callable
 from typing import Any
 
+from lamina import _lamina
 from lamina.job import current
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, rank
+from lamina.job.ranks import WORLD
 from lamina.script_state import generators
 from lamina.trainer.checkpoints import Saver, put_states_of, states_of
 from lamina.trainer.events import Event
@@ -18,7 +18,6 @@ from lamina.trainer.layouts import Layouts
 from lamina.trainer.loop import Loop, Place
 from lamina.trainer.training_state import TrainingState
 
-_PART = 0.02  # of the time that keeping takes, at most
 _KEPT = 3  # those that ranks may go back to, see [Note: kept states] in lamina/membership/keepers.h, and a new one
 
 
@@ -37,18 +36,16 @@ class Versions:
 
     def __init__(self, state: TrainingState, loop: Loop, layouts: Layouts, saver: Saver | None, every: int | str):
         self._state, self._loop, self._layouts, self._saver = state, loop, layouts, saver
-        self._is_auto, self._every = every == "auto", 1 if every == "auto" else every
+        self._pace = _lamina.KeepPace(None if every == "auto" else every)
         self.number = 0
         self._words: dict[int, dict[str, Any]] = {}
-        self._batch: int | None = None  # of the newest
-        self._job: current.Job | None = None  # which kept that
-        self._since = 0.0  # its end
+        self._job: current.Job | None = None  # which kept the newest
         self._is_older = False  # that all have gone back to: of a call before
 
     @property
     def is_due(self) -> bool:
         """Tells whether one is to be kept after this batch."""
-        return self.is_first or self._state.timestamp.batch.value - self._batch >= self._every
+        return self.is_first or self._pace.is_due(self._state.timestamp.batch.value)
 
     @property
     def is_first(self) -> bool:
@@ -62,17 +59,14 @@ class Versions:
             keep: keeps model and optimizer, as of that number.
             call: of the script's, by its number.
         """
-        began, batch, before = time.monotonic(), self._state.timestamp.batch.value, self._batch
+        began = time.monotonic()
         self.number += 1
         self._words[self.number] = copy.deepcopy(self._word() | {"call": call})
         for number in sorted(self._words)[:-_KEPT]:
             del self._words[number]
         keep()
-        now, self._batch, self._job = time.monotonic(), batch, current.job()
-        if self._is_auto and before is not None and batch > before:
-            own = math.ceil((now - began) * (batch - before) / (_PART * max(began - self._since, 1e-9)))
-            _, self._every = current.session().first_given("world", own if rank() == 0 else None)
-        self._since = now
+        self._job = current.job()
+        self._pace.note_kept(current.session(), self._state.timestamp.batch.value, time.monotonic() - began)
 
     def _word(self) -> dict[str, Any]:
         state, saver, read = self._state, self._saver, self._layouts.handed_on()
@@ -116,7 +110,8 @@ class Versions:
 
     def read_on(self) -> None:
         """Has this layout go on where the version was that all have gone back to. Collective over the world."""
-        self._batch, self._job, self._since = self._state.timestamp.batch.value, current.job(), time.monotonic()
+        self._job = current.job()
+        self._pace.go_on_from(self._state.timestamp.batch.value)
         word = copy.deepcopy(self._words[self.number])
         if self._is_older:
             read = word["read"] if self._layouts.reads_itself else self._layouts.handed_on()
