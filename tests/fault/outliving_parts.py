@@ -3,15 +3,18 @@
 
 Its arguments are KEYS PLACE RANK[:STEP]...: keys of init() as JSON, and each rank that dies, in step 3 or another one.
 PLACE is in the forward, the backward, before the update, in it, after it, before its version is kept (keeping), or
-after (kept). A rank with the step "change" dies in the change that follows, at CHANGE.
+after (kept); or it is a time, the most milliseconds after the step began. A rank with the step "change" dies in the
+change that follows, at CHANGE.
 
 Writes, of those who are left, their losses, the model with the states of its optimizer, and the layout.
 """
 
 import json
 import os
+import random
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import outliving
@@ -54,6 +57,14 @@ def end_here():
 
 def die(place):
     if place == PLACE and DEATHS.get(SELF) == str(NOW):
+        end_here()
+
+
+def die_by_time(step):
+    """Dies while this step runs, or when the next one begins."""
+    if PLACE.isdigit() and DEATHS.get(SELF) == str(step):
+        threading.Timer(random.random() * int(PLACE) / 1000, end_here).start()
+    if PLACE.isdigit() and DEATHS.get(SELF) == str(step - 1):
         end_here()
 
 
@@ -137,6 +148,7 @@ def main():
         begun.append(updates)
         for number in range(updates, STEPS):
             NOW = number
+            die_by_time(number)
             if DEATHS.get(SELF) == "change" and number == FATAL:
                 die_in_change()
             optimizer.zero_grad()
@@ -153,7 +165,7 @@ def main():
 
     found = {"losses": losses, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     found |= {"rates": schedule.get_last_lr(), "size": lamina.size(), "partitions": lamina.pp_size()}
-    found |= {"updates": begun, "copies": lamina.dp_size(), "sent": run._survivors._engine.sent_bytes}
+    found |= {"updates": begun, "copies": lamina.dp_size(), "sent": getattr(run._survivors._engine, "sent_bytes", 0)}
     torch.save(found, Path(os.environ["DIR"], f"end.{SELF}"))
     lamina.shutdown()
 
