@@ -49,7 +49,7 @@ Job describe(const Preparation& prepared, const std::optional<ReservedPort>& por
           .restarts = prepared.options.restarts,
           .least = prepared.options.least,
           .most = prepared.options.most,
-          .stacks = prepared.options.hang_timeout.has_value()};
+          .stacks = prepared.options.hang_timeout.has_value() || prepared.options.least.has_value()};
 }
 
 // Only where rank 0 is to listen there.

@@ -107,6 +107,7 @@ MutualWaits::Scope::~Scope() {
     if (*place == nullptr) return;
     *place = outer_;  // that of the step may end before that of a thread of it
   }
+  waits_.note_waiting(false);
   if (std::uncaught_exceptions() == exceptions_) waits_.withdraw_answers();
 }
 
@@ -170,7 +171,13 @@ void MutualWaits::check(Scope& scope) {
     heard_.try_emplace(ends, std::move(each));  // unless a newer one has come
   }
   answer(scope, lacked);
-  if (Clock::now() - scope.since_ >= kMoment) tell(scope, lacked);
+  const bool is_long = Clock::now() - scope.since_ >= kMoment;
+  note_waiting(is_long && !(scope.wait_.computes && scope.wait_.computes()));
+  if (is_long) tell(scope, lacked);
+}
+
+void MutualWaits::note_waiting(bool waits) {
+  if (is_waiting_.exchange(waits) != waits && tell_waiting_) tell_waiting_(waits);
 }
 
 // Says for whom this rank waits to each one that waits for it; again where that changes.

@@ -72,6 +72,8 @@ class MutualWaits {
     std::function<Role()> role;
   };
   void keep_steps(StepHooks steps);
+  // Who is told when this rank has waited for others for a moment, and when it does so no more. Before there are waits.
+  void when_waiting(std::function<void(bool)> tell) { tell_waiting_ = std::move(tell); }
 
   // An operation that a rank waits in.
   struct Wait {
@@ -85,6 +87,8 @@ class MutualWaits {
     std::function<void()> give_up = nullptr;
     // Names those who have not come, where `lacks` may give others as well; from the thread that waits.
     std::function<std::vector<base::Rank>()> absent = nullptr;
+    // Says that another thread of this rank computes meanwhile.
+    std::function<bool()> computes = nullptr;
     // Answers others that wait for this rank, and no more: it is in no operation, and part of no circle.
     bool only_answers = false;
   };
@@ -144,6 +148,7 @@ class MutualWaits {
   void answer(Scope& scope, const std::vector<base::Rank>& lacked);
   std::optional<WaitAnswer> answer_to(const WaitReport& told, const Scope& scope, const Awaited& awaited);
   void withdraw_answers();
+  void note_waiting(bool waits);
   // Finds the circle that a path proves which has come here; else passes it on.
   std::optional<WaitPath> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
   void end_elsewhere(const WaitPath& circle, const WaitReport& by);  // under the lock
@@ -161,6 +166,8 @@ class MutualWaits {
   std::map<WaitKind, Keeper> keepers_;
   StepHooks steps_;
   std::atomic<std::int64_t> serials_ = 0;
+  std::function<void(bool)> tell_waiting_;
+  std::atomic<bool> is_waiting_ = false;
 
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;

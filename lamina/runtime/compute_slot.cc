@@ -68,6 +68,11 @@ void ComputeSlot::note_long_wait() {
   act([&] { turns_.note_long_wait(); });
 }
 
+bool ComputeSlot::is_held() {
+  std::lock_guard guard(mutex_);
+  return held_;
+}
+
 bool ComputeSlot::awaits_pick() {
   std::lock_guard guard(mutex_);
   return !held_ && !broken_off_ && !waiters_.empty() && turns_.awaits_word();

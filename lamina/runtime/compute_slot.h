@@ -44,6 +44,7 @@ class ComputeSlot {
   void note_long_wait();
   // Says that threads wait here for a word of the team's first member.
   bool awaits_pick();
+  bool is_held();  // by a thread that computes, or waits in its turn
   // An error has broken off its turn, and is about to end the step: a team is not to take that for a parting.
   void break_off();
   std::optional<schedule::Parting> parting();  // of this member and the first one, once they have parted

@@ -196,9 +196,13 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
     environment::ProgressReporter().patience(std::chrono::duration_cast<std::chrono::milliseconds>(
         duration(config::silence_of(config_, is_elastic()).value_or(config_.timeout_s))));
   }
+  environment::ProgressReporter().timeout(
+      std::chrono::duration_cast<std::chrono::milliseconds>(duration(config_.timeout_s)));
   environment::ProgressReporter().joining(/*begins=*/true);
   messenger_ = std::make_unique<messaging::Messenger>(connect(config_, world_, check_interrupt_), recorder_);
   environment::ProgressReporter().joining(/*begins=*/false);
+  messenger_->mailbox().waits().when_waiting(
+      [progress = environment::ProgressReporter()](bool begins) { progress.waits(begins); });
   auto blocking = hooks.thread_hooks.blocking;
   parameter_server_ = std::make_unique<parameter_server::Service>(
       parameter_server::Options{duration(config_.timeout_s), hooks.thread_hooks, hooks.failures}, *messenger_);

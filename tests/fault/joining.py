@@ -35,7 +35,7 @@ def die(place, number):
     if IS_NEW:
         return
     if (place, str(SELF), str(number)) in DEATHS:
-        os.kill(os.getpid(), signal.SIGSTOP if "STOPS" in os.environ else signal.SIGKILL)
+        outliving.fall()
     if place == "forward" and ("leaves", str(SELF), str(number)) in DEATHS:
         os.kill(os.getpid(), signal.SIGTERM)
     if place == "forward" and ("launcher", str(SELF), str(number)) in DEATHS:
@@ -76,7 +76,7 @@ def main():
     if differs == "script":
         sys.modules["__main__"].__file__ = outliving.__file__
     seed = 6 if differs == "config" else 5
-    lamina.init(ddp=True, microbatches=ROWS // FULL, timeout_s=20, seed=seed, **outliving.silence())
+    lamina.init(ddp=True, microbatches=ROWS // FULL, seed=seed, **outliving.patience(20))
     falter("init")
     watch_entering()
     module = layers(float(os.environ.get("DROPOUT", "0")))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains copies of a model, some of which die: outliving.py PLACE RANK[:STEP]..., with the ranks, and the steps that
 they die in. PLACE is in the forward, before the update, after it, or after one that another copy has lost (behind).
-With STOPS they stop instead, as by SIGSTOP. With BUSY they are busy for so many seconds, in Python or in an operator
-(BUSY_IN). PLACE may be slow: steps take STEP_S seconds. SLOW is what they take after a loss.
+With STOPS they stop instead, as by SIGSTOP; with STUCK a thread of theirs hangs there. With BUSY they are busy for so
+many seconds, in Python or in an operator (BUSY_IN). PLACE may be slow: steps take STEP_S seconds. SLOW is what they
+take after a loss.
 
 Writes, of those who are left, their losses, the model, and how long it took from a death to the end of the next step.
 """
@@ -10,6 +11,7 @@ Writes, of those who are left, their losses, the model, and how long it took fro
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -78,8 +80,14 @@ def die(place):
         note(f"death-{NOW}", "")
         if "BUSY" in os.environ:
             return be_busy(float(os.environ["BUSY"]), os.environ["BUSY_IN"])
-        os.kill(os.getpid(), signal.SIGSTOP if "STOPS" in os.environ else signal.SIGKILL)
+        fall()
         print("goes on", flush=True)
+
+
+def fall():
+    if "STUCK" in os.environ:
+        threading.Event().wait()
+    os.kill(os.getpid(), signal.SIGSTOP if "STOPS" in os.environ else signal.SIGKILL)
 
 
 def be_busy(seconds, where):
@@ -106,8 +114,9 @@ def loses_rank_1(_):
     raise lamina.PeerError("rank 1 is lost before the update")
 
 
-def silence():
-    return {"silent_s": float(os.environ["SILENT"])} if "SILENT" in os.environ else {}
+def patience(timeout_s=30):
+    given = {"timeout_s": float(os.environ.get("TIMEOUT", timeout_s))}
+    return given | ({"silent_s": float(os.environ["SILENT"])} if "SILENT" in os.environ else {})
 
 
 def where():
@@ -119,7 +128,7 @@ def where():
 def main():
     global NOW
     half = bool(os.environ.get("HALF"))
-    lamina.init(ddp=True, microbatches=ROWS // FULL, timeout_s=30, seed=5, bf16=half, **silence())
+    lamina.init(ddp=True, microbatches=ROWS // FULL, seed=5, bf16=half, **patience())
     model = lamina.distribute(layers(float(os.environ.get("DROPOUT", "0"))))
     optimizer, schedule = made(model)
     lamina.DistributedOptimizer(optimizer)

@@ -12,7 +12,6 @@ Writes, of those who are left, their losses, the model with the states of its op
 import json
 import os
 import random
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -52,7 +51,7 @@ def end_here():
     from victim import note  # beside this program; who takes `plain` alone may lack it
 
     note(f"death-{SELF}", "")
-    os.kill(os.getpid(), signal.SIGKILL)
+    outliving.fall()
 
 
 def die(place):
@@ -121,7 +120,7 @@ def main():
     keys = json.loads(sys.argv[1])
     kept.KeptSurvivors._keep_now = keeping(kept.KeptSurvivors._keep_now)
     options = json.loads(os.environ.get("OPTIONS", "{}"))
-    lamina.init(**({"ddp": True, "timeout_s": 30, "seed": 5} | keys))
+    lamina.init(**({"ddp": True, "timeout_s": float(os.environ.get("TIMEOUT", "30")), "seed": 5} | keys))
     module = layers(float(os.environ.get("DROPOUT", "0")))
     if "DTYPE" in os.environ:
         module = module.to(getattr(torch, os.environ["DTYPE"]))

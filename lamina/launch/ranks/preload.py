@@ -126,7 +126,11 @@ def become(request, descriptors):
 
 
 def renew():
-    """Makes anew what the import has drawn by lot, or learnt of standard input and output."""
+    """Makes anew what the import has drawn by lot, or learnt of the environment, and of standard input and output."""
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        import faulthandler
+
+        faulthandler.enable()
     if random := sys.modules.get("numpy.random"):
         random.seed()  # Python's own does so by itself
     if sys.stdin is not None:

@@ -22,6 +22,8 @@ constexpr std::chrono::seconds kStopIsLong{3};
 constexpr std::chrono::seconds kOthersEnd{3};
 
 constexpr std::chrono::seconds kLookAgain{1};
+// The part of its patience after which a wait shows that another rank is stuck.
+constexpr double kTooLong = 0.8;
 
 // Returns true for a process that a signal has stopped, and nothing where the kernel does not tell.
 std::optional<bool> is_stopped(pid_t process) {
@@ -81,6 +83,15 @@ void RankHealth::take(Person& person) {
       person.patience = std::chrono::milliseconds(progress.step);
       continue;
     }
+    if (progress.inside == Progress::kTimeout) {
+      person.timeout = std::chrono::milliseconds(progress.step);
+      continue;
+    }
+    if (progress.inside == Progress::kWaits) {
+      person.changed = Clock::now();
+      person.waits = progress.step != 0 ? person.changed : std::nullopt;
+      continue;
+    }
     if (progress.inside == Progress::kLeaves) {
       person.left = true;
       continue;
@@ -88,11 +99,13 @@ void RankHealth::take(Person& person) {
     if (progress.inside == Progress::kClosed) {
       person.closed = true;
       person.patience.reset();
+      person.timeout.reset();
+      person.waits.reset();
       continue;
     }
     person.closed = false;
     person.last = progress;
-    person.heard = Clock::now();
+    person.heard = person.changed = Clock::now();
   }
   if (count == 0 || (errno != EAGAIN && errno != EINTR)) person.socket.reset();
 }
@@ -134,7 +147,9 @@ void RankHealth::look(const RankProcess& rank, int i) {
 void RankHealth::forget(int i) {
   people_[i].ended = true;
   people_[i].stopped.reset();
+  people_[i].waits.reset();
   people_[i].socket.reset();
+  last_end_ = Clock::now();
 }
 
 std::optional<std::string> RankHealth::consequence(int i) {
@@ -169,7 +184,7 @@ bool RankHealth::outlived(int i) const {
 }
 
 RankHealth::Clock::time_point RankHealth::last_heard() const {
-  auto last = began_;
+  auto last = last_end_;
   for (const Person& person : people_) {
     if (person.heard) last = std::max(last, *person.heard);
   }
@@ -185,6 +200,21 @@ bool RankHealth::left_out(int i) {
 
 bool RankHealth::hangs() const { return hang_timeout_ && Clock::now() - last_heard() >= *hang_timeout_; }
 
+std::optional<RankHealth::Clock::time_point> RankHealth::is_kept_too_long_at(const Person& person) const {
+  if (!person.waits || !person.timeout) return std::nullopt;
+  const auto end = *person.waits + std::chrono::duration_cast<Clock::duration>(kTooLong * *person.timeout);
+  return hang_timeout_ ? std::min(end, std::max(*person.waits, last_heard() + *hang_timeout_)) : end;
+}
+
+bool RankHealth::is_stuck(int i) const {
+  const Person& rank = people_[i];
+  if (rank.waits || rank.ended || rank.joining || rank.closed || !rank.changed) return false;
+  return std::ranges::any_of(people_, [&](const Person& person) {
+    const auto at = is_kept_too_long_at(person);
+    return at && Clock::now() >= *at && *rank.changed <= *person.waits;
+  });
+}
+
 std::optional<base::Deadline> RankHealth::next() const {
   std::optional<Clock::time_point> at;
   const auto soonest = [&](Clock::time_point time) { at = std::min(at.value_or(time), time); };
@@ -193,6 +223,7 @@ std::optional<base::Deadline> RankHealth::next() const {
     if (person.behind && !person.ended) soonest(Clock::now() + kLookAgain);
     if (person.stopped && !person.told) soonest(*person.stopped + kStopIsLong);
     if (const auto outlived = outlived_at(person)) soonest(*outlived);
+    if (const auto at = is_kept_too_long_at(person)) soonest(std::max(*at, Clock::now() + kLookAgain));
   }
   return at ? std::optional(base::Deadline::after(*at - Clock::now())) : std::nullopt;
 }

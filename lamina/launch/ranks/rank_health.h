@@ -46,6 +46,9 @@ class RankHealth {
   // True once per stop, when the rank has been stopped for a while.
   bool stopped_long(int i);
   bool hangs() const;
+  // Says that the rank computes, as it seems, and has kept another one waiting for so long that this is about to end by
+  // an error, or the job hangs.
+  bool is_stuck(int i) const;
   // True when the rank has been stopped for so long that the ranks of other machines have ended without it.
   bool outlived(int i) const;
   std::optional<base::Deadline> next() const;  // when one of these may become true
@@ -70,6 +73,9 @@ class RankHealth {
     std::optional<Clock::time_point> stopped;
     int stop_signal = 0;
     std::optional<std::chrono::milliseconds> patience;  // of ranks on other machines, which it has told
+    std::optional<std::chrono::milliseconds> timeout;   // of its waits
+    std::optional<Clock::time_point> waits;             // for others, since then
+    std::optional<Clock::time_point> changed;           // it began to wait or to compute, or a step of its
     bool told = false;
     bool behind = false;   // a shell, or the like, whose child it is
     bool came = false;     // to init
@@ -84,11 +90,13 @@ class RankHealth {
   static std::optional<Clock::time_point> outlived_at(const Person& person);
   void take(Person& person);
   void give_up(std::int64_t process);
+  std::optional<Clock::time_point> is_kept_too_long_at(const Person& person) const;
   Clock::time_point last_heard() const;
 
   const Clock::time_point began_ = Clock::now();
   const std::optional<std::chrono::seconds> hang_timeout_;
   std::deque<Person> people_;
+  Clock::time_point last_end_ = began_;  // of a rank
 };
 
 }  // namespace lamina::launch

@@ -13,6 +13,8 @@ namespace {
 
 // Long enough for a Python traceback through a model, short enough for a screen to keep the first line near.
 constexpr int kTailLines = 50;
+constexpr int kStackLines = 500;
+constexpr auto kStackBegins = "Fatal Python error";
 // Picks the ranks whose stacks are shown, of those that hang.
 constexpr int kMostStacks = 8;
 // How long words, and what ranks have written before them, may take to be read; after that they wait in a queue.
@@ -67,6 +69,16 @@ void Report::silent(base::Rank rank) const {
   say("rank ", rank, " gave no sign of life, and the others go on without it: killed");
 }
 
+void Report::stuck(base::Rank rank, const std::string& where) const {
+  flush();
+  say("rank ", rank, " keeps the others waiting (", where, "): it shows its stack and ends, and they go on without it");
+}
+
+void Report::stack(base::Rank rank) const {
+  flush();
+  show_tail(rank, "the stack of", kStackLines, kStackBegins);
+}
+
 void Report::left_in_order(base::Rank rank, int left) const {
   flush();
   say("rank ", rank, " has left in order; ", others(left));
@@ -83,7 +95,7 @@ void Report::given_up(base::Rank rank, const std::string& why) const {
 void Report::not_joined(base::Rank rank, const RankEnd& end) const {
   flush();
   say("rank ", rank, ", started again, has not joined the others: ", end.words());
-  show_tail(rank, "the last lines of");
+  show_tail(rank, "the last lines of", kTailLines);
 }
 
 void Report::failed(const RootCause::Failure& failure, const std::vector<base::Rank>& left,
@@ -92,12 +104,13 @@ void Report::failed(const RootCause::Failure& failure, const std::vector<base::R
   const auto after = left.empty() ? "" : base::str(", after ", base::name_ranks(left), " had ended with exit code 0");
   say("rank ", failure.rank, " failed: ", failure.end.words(), after);
   if (!outputs_.has(failure.rank)) write(base::printable(told));
-  show_tail(failure.rank, "the last lines of");
+  show_tail(failure.rank, "the last lines of", kTailLines);
 }
 
-void Report::show_tail(base::Rank rank, const char* of) const {
+void Report::show_tail(base::Rank rank, const char* of, int lines, std::string_view begin) const {
   if (!outputs_.has(rank) || (pipes_ != nullptr && pipes_->tee())) return;  // the user has seen it
-  const std::string tail = outputs_.tail(rank, kTailLines);
+  std::string tail = outputs_.tail(rank, lines);
+  if (const auto at = begin.empty() ? std::string::npos : tail.rfind(begin); at != std::string::npos) tail.erase(0, at);
   if (tail.empty()) return say("rank ", rank, " had written nothing");
   write(base::str("---- ", of, " rank ", rank, " ----\n", tail, "---- end of rank ", rank, " ----\n"));
 }
@@ -162,7 +175,7 @@ void Report::stacks() const {
   flush();
   for (int i = 1; i <= kMostStacks; ++i) {
     const base::Rank rank(outputs_.first().value + i);
-    if (outputs_.has(rank) && !outputs_.tail(rank, 1).empty()) show_tail(rank, "the stacks of");
+    if (outputs_.has(rank) && !outputs_.tail(rank, 1).empty()) show_tail(rank, "the stacks of", kTailLines);
   }
 }
 

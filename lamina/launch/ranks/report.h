@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,8 @@ class Report {
 
   void lost(base::Rank rank, const RankEnd& end, int left) const;            // others go on without it
   void silent(base::Rank rank) const;                                        // it is killed, as others go on without it
+  void stuck(base::Rank rank, const std::string& where) const;               // and is ended
+  void stack(base::Rank rank) const;                                         // which it has written since
   void left_in_order(base::Rank rank, int left) const;                       // and others go on without it
   void coming_back(base::Rank rank, std::chrono::milliseconds pause) const;  // it is started again
   void given_up(base::Rank rank, const std::string& why) const;              // it is not
@@ -65,7 +68,8 @@ class Report {
   void say(const Parts&... parts) const;
   void write(const std::string& text) const;
   void flush() const;
-  void show_tail(base::Rank rank, const char* of) const;
+  // The last lines, of which those before `begin` are left out where it is among them.
+  void show_tail(base::Rank rank, const char* of, int lines, std::string_view begin = "") const;
 
   Terminal& terminal_;
   RankOutputs& outputs_;

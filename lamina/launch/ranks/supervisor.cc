@@ -65,6 +65,7 @@ void Supervisor::wait() {
   parts_.pipes.watch(watch);
   watch.until(deadline_);
   if (phase_ == Phase::kRunning) watch.until(parts_.health.next());
+  for (const auto& [rank, end] : stuck_) watch.until(end);
   if (const auto next = comebacks_.next(); next && phase_ == Phase::kRunning) {
     watch.until(base::Deadline::after(*next - base::Clock::now()));
   }
@@ -96,12 +97,15 @@ void Supervisor::take_ends() {
     const bool has_worked = has_joined(local(rank));
     std::erase(running_, rank);
     newcomers_.erase(local(rank));
+    const bool was_lost = this->was_lost(*rank, end);
+    const bool was_stuck = stuck_.erase(local(rank)) > 0;
     silenced_.erase(local(rank));
     const bool has_left = !end.failed() && parts_.health.has_left(local(rank));
     const bool may_lose = phase_ == Phase::kRunning && !root_cause_.first() && parts_.least &&
                           (parts_.is_part || working() >= *parts_.least);
-    if (may_lose && (has_left || was_lost(end))) {
+    if (may_lose && (has_left || was_lost)) {
       lose(*rank, end, has_left);
+      if (was_stuck) parts_.report.stack(rank->rank());
     } else if (may_lose && !has_worked && end.failed()) {
       parts_.report.not_joined(rank->rank(), end);
     } else {
@@ -118,7 +122,8 @@ void Supervisor::take_ends() {
 }
 
 // A process that was killed is lost to the job. One that has ended itself, by an error, is not: the program has failed.
-bool Supervisor::was_lost(const RankEnd& end) const {
+bool Supervisor::was_lost(const RankProcess& rank, const RankEnd& end) const {
+  if (silenced_.contains(local(&rank))) return true;
   return end.signal != 0 && end.signal != SIGABRT && end.signal != SIGPIPE;
 }
 
@@ -200,9 +205,25 @@ void Supervisor::end_given_up() {
   }
 }
 
+// One of which a thread hangs keeps all others waiting. They go on without it before their waits end by errors.
+void Supervisor::end_stuck() {
+  if (!parts_.least) return;
+  for (const RankProcess* rank : running_) {
+    const int i = local(rank);
+    if (const auto found = stuck_.find(i); found != stuck_.end()) {
+      if (found->second.expired()) rank->signal_group(SIGKILL);
+    } else if (parts_.health.is_stuck(i) && silenced_.insert(i).second) {
+      parts_.report.stuck(rank->rank(), parts_.health.words(i));
+      show_stack(*rank);
+      stuck_.emplace(i, base::Deadline::after(kStacks));
+    }
+  }
+}
+
 void Supervisor::check_vitals() {
   if (phase_ != Phase::kRunning || root_cause_.first() || running_.empty()) return;
   end_given_up();
+  end_stuck();
   const auto joins =
       std::ranges::find_if(running_, [&](const RankProcess* rank) { return parts_.health.joins(local(rank)); });
   for (std::size_t i = 0; joins != running_.end() && i < parts_.ranks.size(); ++i) {
@@ -218,7 +239,7 @@ void Supervisor::check_vitals() {
   if (outlived != running_.end()) {
     abort_hung(base::str("rank ", (*outlived)->rank(),
                          " has been stopped for longer than timeout_s: ranks on other machines have ended without it"));
-  } else if (parts_.health.hangs()) {
+  } else if (parts_.health.hangs() && stuck_.empty()) {
     abort_hung(base::str("the job hangs: no rank has begun or ended a step for ", parts_.health.hang_timeout()->count(),
                          " s (--hang-timeout)"));
   }
@@ -266,19 +287,21 @@ void Supervisor::fail() {
   parts_.report.failed(first, root_cause_.left(), parts_.health.consequence(static_cast<int>(place)).value_or(""));
 }
 
-// Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER).
+// Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER), and ends.
+void Supervisor::show_stack(const RankProcess& rank) const {
+  const auto reporter = parts_.health.process(local(&rank));  // it may be a child of the rank's, under a shell
+  const pid_t process = reporter && ::getpgid(*reporter) == rank.pid() ? *reporter : rank.pid();
+  ::kill(process, SIGABRT);
+  ::kill(process, SIGCONT);
+}
+
 void Supervisor::abort_hung(const std::string& why) {
   hung_ = true;
   root_cause_.close();
   Report::Places places;
   for (const RankProcess* rank : running_) places.emplace_back(rank->rank(), parts_.health.words(local(rank)));
   parts_.report.hung(why, places);
-  for (const RankProcess* rank : running_) {
-    const auto reporter = parts_.health.process(local(rank));  // it may be a child of the rank's, under a shell
-    const pid_t process = reporter && ::getpgid(*reporter) == rank->pid() ? *reporter : rank->pid();
-    ::kill(process, SIGABRT);
-    ::kill(process, SIGCONT);
-  }
+  for (const RankProcess* rank : running_) show_stack(*rank);
   enter(Phase::kSettling, kStacks);
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -62,7 +63,7 @@ class Supervisor {
   void wait();
   void take_orders();
   void take_ends();
-  bool was_lost(const RankEnd& end) const;
+  bool was_lost(const RankProcess& rank, const RankEnd& end) const;
   bool has_joined(int local_rank) const;
   int working() const;
   void lose(const RankProcess& rank, const RankEnd& end, bool has_left);
@@ -73,9 +74,11 @@ class Supervisor {
   void advance();
   void check_vitals();
   void end_given_up();
+  void end_stuck();
   void check_readers();
   void interrupt(int signal);
   void abort_hung(const std::string& why);
+  void show_stack(const RankProcess& rank) const;
   void settle();
   void fail();
   void end_ranks();
@@ -89,9 +92,10 @@ class Supervisor {
   const Parts parts_;
   std::vector<const RankProcess*> running_;
   Comebacks comebacks_;
-  std::set<int> silenced_;     // local ranks that were killed, for others go on without them
-  std::set<int> newcomers_;    // local ranks that were started again, until they work with the others
-  bool has_finished_ = false;  // a rank has ended in order
+  std::set<int> silenced_;               // local ranks that were ended, for others go on without them
+  std::map<int, base::Deadline> stuck_;  // of these, until when each may show its stack
+  std::set<int> newcomers_;              // local ranks that were started again, until they work with the others
+  bool has_finished_ = false;            // a rank has ended in order
   std::optional<RootCause::Failure> last_lost_;
   RootCause root_cause_;
   OomCounter oom_;
