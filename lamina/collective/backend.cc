@@ -13,7 +13,7 @@
 #include "lamina/base/str.h"
 #include "lamina/collective/shared_memory_backend.h"
 #include "lamina/device/capabilities.h"
-#include "lamina/rendezvous/socket.h"
+#include "lamina/environment/address.h"
 
 namespace lamina::collective {
 namespace {
@@ -200,7 +200,7 @@ void number_next(c10d::Backend& backend, std::uint32_t number) {
 
 std::string gloo_host(const environment::World& world) {
   if (!world.launched) return "";
-  const auto here = rendezvous::Address::local_towards(world.master_addr, world.master_port);
+  const auto here = environment::Address::local_towards(world.master_addr, world.master_port);
   const char* named = std::getenv("GLOO_SOCKET_IFNAME");
   return named == nullptr || here.interface() == named ? here.host() : "";
 }

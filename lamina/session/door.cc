@@ -18,8 +18,8 @@
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 #include "lamina/data_parallel/newcomers.h"
+#include "lamina/environment/address.h"
 #include "lamina/messaging/relay.h"
-#include "lamina/rendezvous/socket.h"
 #include "lamina/session/session.h"
 
 namespace lamina::session {
@@ -50,11 +50,11 @@ Door::Door(const DoorPlate& plate, const std::string& host, rendezvous::Secret s
     : plate_(plate),
       facts_(std::move(facts)),
       self_{.rank = base::Rank(0), .size = 2, .secret = secret, .generation = "door", .told = {"", ""}},
-      listener_(rendezvous::Address::local_towards(host, 1).listen()),
+      listener_(environment::Address::local_towards(host, 1).listen()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   hold(listener_.get());
   hold(wake_.get());
-  address_ = rendezvous::Address::bound_to(listener_).text();
+  address_ = environment::Address::bound_to(listener_).text();
   plate_.write(address_);
   thread_ = std::thread([this] { run(); });
 }

@@ -13,9 +13,9 @@
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/config/config.h"
+#include "lamina/environment/address.h"
 #include "lamina/environment/rank_contract.h"
 #include "lamina/rendezvous/hello.h"
-#include "lamina/rendezvous/socket.h"
 #include "lamina/session/change.h"
 
 namespace lamina::session {
@@ -104,7 +104,7 @@ Newcomer::Newcomer(const Session& own, const Facts& of_face)
 // A line to the door at that address, if it opens. Throws base::ConfigError where another job's secret is there.
 std::optional<DoorLine> Newcomer::come(const std::string& address, const base::Deadline& deadline) {
   using rendezvous::Handshake;
-  Handshake handshake(self_, rendezvous::Address::parse(address).begin_connect(), base::Rank(0), deadline);
+  Handshake handshake(self_, environment::Address::parse(address).begin_connect(), base::Rank(0), deadline);
   while (true) {
     const auto state = handshake.advance();
     if (state == Handshake::State::kDone) return DoorLine(handshake.take());

@@ -7,8 +7,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/environment/address.h"
 #include "lamina/environment/rank_contract.h"
-#include "lamina/rendezvous/socket.h"
 #include "lamina/session/newcomer.h"
 #include "lamina/session/next_epoch.h"
 #include "lamina/session/session.h"
@@ -22,7 +22,7 @@ constexpr const char* kPlace[] = {"RANK",        "LOCAL_RANK",  "WORLD_SIZE", "L
                                   "MASTER_ADDR", "MASTER_PORT", kEpoch};
 
 int port_of(const base::Fd& socket) {
-  const auto text = rendezvous::Address::bound_to(socket).text();
+  const auto text = environment::Address::bound_to(socket).text();
   return std::stoi(text.substr(text.rfind(' ') + 1));
 }
 
@@ -32,7 +32,7 @@ std::string address_of(const Session& session, base::Rank rank) {
   if (seats.empty()) return kHere;
   const auto& host = seats[static_cast<std::size_t>(rank.value)].host;
   try {
-    return rendezvous::Address::parse(host + " 0").host();
+    return environment::Address::parse(host + " 0").host();
   } catch (const base::FormatError&) {  // a name: all are on one machine
     return kHere;
   }
@@ -41,7 +41,7 @@ std::string address_of(const Session& session, base::Rank rank) {
 }  // namespace
 
 FreePort::FreePort(const Session& session)
-    : socket_(rendezvous::Address::parse(base::str(address_of(session, session.world().rank), " 0")).listen()),
+    : socket_(environment::Address::parse(base::str(address_of(session, session.world().rank), " 0")).listen()),
       number_(port_of(socket_)) {}
 
 std::int64_t epoch_of_environment() {

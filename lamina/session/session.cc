@@ -9,6 +9,7 @@
 #include "lamina/device/failure.h"
 #include "lamina/device/rank_device.h"
 #include "lamina/device/sharing.h"
+#include "lamina/environment/address.h"
 #include "lamina/environment/elastic_terms.h"
 #include "lamina/environment/progress.h"
 #include "lamina/environment/rank_contract.h"
@@ -19,7 +20,6 @@
 #include "lamina/rendezvous/place.h"
 #include "lamina/rendezvous/places.h"
 #include "lamina/rendezvous/secret.h"
-#include "lamina/rendezvous/socket.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/runtime/turn_times.h"
@@ -266,7 +266,7 @@ void Session::learn_nodes() {
 }
 
 void Session::learn_seats() {
-  const auto own_address = rendezvous::Address::local_towards(world_.master_addr, world_.master_port);
+  const auto own_address = environment::Address::local_towards(world_.master_addr, world_.master_port);
   const value::Tuple own{{std::int64_t{world_.node_rank}, std::int64_t{::getpid()},
                           own_address.loopback() ? rendezvous::host_name() : own_address.host()}};
   for (const auto& told : mailbox().all_gather(members(Group::kWorld), own, patience())) {

@@ -6,9 +6,9 @@
 #include "lamina/dist/meeting.h"
 #include "lamina/dist/ranks.h"
 #include "lamina/dist/sampler.h"
+#include "lamina/environment/address.h"
 #include "lamina/environment/progress.h"
 #include "lamina/rendezvous/job_store.h"
-#include "lamina/rendezvous/socket.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -58,7 +58,7 @@ void bind_dist(py::module_& module) {
   module.def(
       "interface_of",
       [](const environment::World& world) {
-        return rendezvous::Address::local_towards(world.master_addr, world.master_port).interface();
+        return environment::Address::local_towards(world.master_addr, world.master_port).interface();
       },
       py::arg("world"),
       "The network interface by which this rank reaches MASTER_ADDR; \"\" where none has the address.");

@@ -10,8 +10,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/data_parallel/newcomers.h"
+#include "lamina/environment/address.h"
 #include "lamina/environment/rank_contract.h"
-#include "lamina/rendezvous/socket.h"
 #include "lamina/session/newcomer.h"
 
 namespace lamina::session {
@@ -147,7 +147,7 @@ class DoorTest : public testing::Test {
     ::unsetenv(environment::kDoorVariable);
   }
 
-  base::Fd connect() const { return rendezvous::Address::parse(plate_->read()).begin_connect(); }
+  base::Fd connect() const { return environment::Address::parse(plate_->read()).begin_connect(); }
 
   // A line of somebody with that secret and these facts; none where the door closes.
   std::optional<DoorLine> come(const Secret& secret, const Facts& facts, std::string* why = nullptr,

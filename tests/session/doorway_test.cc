@@ -13,8 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "lamina/environment/address.h"
 #include "lamina/environment/environment.h"
-#include "lamina/rendezvous/socket.h"
 #include "lamina/session/next_place.h"
 
 namespace lamina::session {
@@ -121,7 +121,7 @@ TEST(FreePort, IsNobodyElsesUntilItIsLetGo) {
     EXPECT_NE(one.number(), other.number());
     number = one.number();
   }
-  EXPECT_TRUE(rendezvous::Address::parse("127.0.0.1 " + std::to_string(number)).listen());
+  EXPECT_TRUE(environment::Address::parse("127.0.0.1 " + std::to_string(number)).listen());
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/environment/address.h"
 #include "lamina/rendezvous/handshake.h"
 #include "lamina/rendezvous/switchboard.h"
 
@@ -38,8 +39,8 @@ class Meshes {
  public:
   explicit Meshes(int size) {
     for (int rank = 0; rank < size; ++rank) {
-      listeners_.push_back(rendezvous::Address::parse("127.0.0.1 0").listen());
-      addresses_.push_back(rendezvous::Address::bound_to(listeners_.back()).text());
+      listeners_.push_back(environment::Address::parse("127.0.0.1 0").listen());
+      addresses_.push_back(environment::Address::bound_to(listeners_.back()).text());
     }
     connections_.resize(size);
     errors_.resize(size);
@@ -199,7 +200,7 @@ TEST(Handshake, StrangersNeitherGetInNorDisturb) {
   std::mt19937 random(1);
   for (int rank = 0; rank < 3; ++rank) {
     for (int i = 0; i < 20; ++i) {
-      base::Fd stranger = rendezvous::Address::parse(meshes.address(rank)).begin_connect();
+      base::Fd stranger = environment::Address::parse(meshes.address(rank)).begin_connect();
       pollfd ready{stranger.get(), POLLOUT, 0};
       ::poll(&ready, 1, 1000);
       std::string noise(i * 13, '\0');  // the first stay silent

@@ -14,10 +14,10 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
+#include "lamina/environment/address.h"
 #include "lamina/rendezvous/hello.h"
 #include "lamina/rendezvous/job_store.h"
 #include "lamina/rendezvous/roll_call.h"
-#include "lamina/rendezvous/socket.h"
 #include "lamina/transport/message.h"
 #include "lamina/transport/ucx/wire.h"
 #include "tests/transport/rank_processes.h"
@@ -260,8 +260,8 @@ TEST(JobStore, OfALoopbackAddressListensNowhereElse) {
   RankProcesses job(1);
   job.start(0, [&] {
     rendezvous::JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
-    EXPECT_NO_THROW(rendezvous::Address::parse(base::str("127.0.0.2 ", job.port())).listen());
-    EXPECT_NO_THROW(rendezvous::Address::parse(base::str("::1 ", job.port())).listen());
+    EXPECT_NO_THROW(environment::Address::parse(base::str("127.0.0.2 ", job.port())).listen());
+    EXPECT_NO_THROW(environment::Address::parse(base::str("::1 ", job.port())).listen());
   });
   job.expect_success();
 }

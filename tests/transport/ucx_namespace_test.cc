@@ -14,8 +14,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/environment/address.h"
 #include "lamina/rendezvous/place.h"
-#include "lamina/rendezvous/socket.h"
 #include "lamina/transport/ucx/probe.h"
 #include "tests/transport/rank_processes.h"
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lamina/base/str.h"
+#include "lamina/environment/address.h"
 #include "lamina/rendezvous/bootstrap.h"
 #include "lamina/rendezvous/place.h"
 #include "lamina/transport/message.h"
@@ -22,7 +23,7 @@ class Ends {
     reach_.size = options.size;
     reach_.lends = options.lends;
     reach_.loopback =
-        options.size > 1 && rendezvous::Address::local_towards(options.master_addr, options.master_port).loopback();
+        options.size > 1 && environment::Address::local_towards(options.master_addr, options.master_port).loopback();
   }
 
   std::vector<std::string> open(const std::vector<std::string>& places) {

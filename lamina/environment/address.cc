@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/rendezvous/socket.h"
+#include "lamina/environment/address.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -15,9 +15,13 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 
-namespace lamina::rendezvous {
+namespace lamina::environment {
 namespace {
+
+using base::Fd;
+using base::system_error;
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -48,11 +52,11 @@ Address Address::parse(const std::string& text) {
   return address;
 }
 
-std::vector<Address> Address::resolve(const std::string& host, int port) {
+std::vector<Address> Address::resolve(const std::string& host, int port, const std::string& named) {
   std::string why;
   const auto found = look_up(host, std::to_string(port), AI_NUMERICSERV, &why);
   if (!found)
-    throw base::ConfigError(base::str("MASTER_ADDR is \"", host, "\", which has no address: ", why),
+    throw base::ConfigError(base::str(named, "\"", host, "\", which has no address: ", why),
                             base::Code{"start-master-unreachable"});
   std::vector<Address> addresses;
   for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
@@ -141,7 +145,7 @@ std::optional<Address> Address::outward() {
   return first;
 }
 
-Fd Address::open() const {
+base::Fd Address::open() const {
   Fd socket(::socket(storage_.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) throw base::Error(base::str("cannot open a socket: ", system_error()));
   const int on = 1;
@@ -149,7 +153,7 @@ Fd Address::open() const {
   return socket;
 }
 
-Fd Address::listen() const {
+base::Fd Address::listen() const {
   Fd socket = open();
   const int on = 1;
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -159,7 +163,7 @@ Fd Address::listen() const {
   return socket;
 }
 
-Address Address::bound_to(const Fd& socket) {
+Address Address::bound_to(const base::Fd& socket) {
   Address address;
   address.length_ = sizeof address.storage_;
   if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address.storage_), &address.length_) != 0) {
@@ -168,11 +172,11 @@ Address Address::bound_to(const Fd& socket) {
   return address;
 }
 
-Fd Address::begin_connect() const {
+base::Fd Address::begin_connect() const {
   Fd socket = open();
   // A failure that shows at once shows again as an error of the socket, where the caller looks for the others.
   [[maybe_unused]] const int later = ::connect(socket.get(), raw(), length_);
   return socket;
 }
 
-}  // namespace lamina::rendezvous
+}  // namespace lamina::environment
