@@ -36,13 +36,13 @@ class Joining {
                       options_.check_interrupt});
       RollCall ranks(store, {next_meeting(kJoin), options_.rank, options_.size, options_.timeout, deadline_});
       generation = ranks.meet();
-      if (inherited_secret()) own.sign(*inherited_secret(), generation, options_.rank);
+      if (contact::inherited_secret()) own.sign(*contact::inherited_secret(), generation, options_.rank);
       const std::vector<std::string> said = ranks.call(own.encode());
       ranks.leave();
       for (const auto& each : said) hellos.push_back(Hello::decode(each));
     }
     check_compatible(hellos);
-    const Secret secret = agreed_secret(hellos[0]);
+    const contact::Secret secret = agreed_secret(hellos[0]);
     refuse_unsigned(hellos, generation);
     return connect(std::move(listener), hellos, {options_.rank, options_.size, secret, generation, {}});
   }
@@ -54,16 +54,16 @@ class Joining {
     own.configuration = options_.configuration;
     own.liveness_address = listening.text();
     own.place = own_place();
-    if (options_.rank == base::Rank(0) && !inherited_secret()) {
-      const Secret made = random_secret();
+    if (options_.rank == base::Rank(0) && !contact::inherited_secret()) {
+      const contact::Secret made = contact::random_secret();
       own.secret.assign(made.begin(), made.end());
     }
     return own;
   }
 
   // `first`: what rank 0 says.
-  static Secret agreed_secret(const Hello& first) {
-    const auto inherited = inherited_secret();
+  static contact::Secret agreed_secret(const Hello& first) {
+    const auto inherited = contact::inherited_secret();
     if (inherited && first.secret.empty()) return *inherited;
     if (inherited) {
       throw base::ConfigError("this rank has a job secret from its launcher and rank 0 has none: start all alike",
@@ -73,7 +73,7 @@ class Joining {
       throw base::ConfigError("rank 0 has a job secret from its launcher and this rank has none: start all alike",
                               base::Code{"start-secret-missing"});
     }
-    Secret secret;
+    contact::Secret secret;
     if (first.secret.size() != secret.size())
       throw base::FormatError("the store holds a malformed secret", base::Code{"start-store-foreign"});
     std::ranges::copy(first.secret, secret.begin());
@@ -81,7 +81,7 @@ class Joining {
   }
 
   static void refuse_unsigned(const std::vector<Hello>& hellos, const std::string& generation) {
-    const auto secret = inherited_secret();
+    const auto secret = contact::inherited_secret();
     for (std::size_t i = 0; secret && i < hellos.size(); ++i) {
       const base::Rank rank(static_cast<std::int64_t>(i));
       if (hellos[i].signed_by(*secret, generation, rank)) continue;
@@ -92,7 +92,7 @@ class Joining {
     }
   }
 
-  Joined connect(Fd listener, const std::vector<Hello>& hellos, Identity self) {
+  Joined connect(Fd listener, const std::vector<Hello>& hellos, contact::Identity self) {
     std::vector<std::string> addresses, places;
     for (const auto& hello : hellos) {
       addresses.push_back(hello.liveness_address);

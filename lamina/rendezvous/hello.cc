@@ -50,22 +50,22 @@ Hello Hello::of_this_version() {
   return hello;
 }
 
-Mac Hello::proof(const Secret& key, std::string_view join, base::Rank rank) const {
+contact::Mac Hello::proof(const contact::Secret& key, std::string_view join, base::Rank rank) const {
   Hello unsigned_hello = *this;
   unsigned_hello.signature.clear();
-  return authenticate(key, "hello", {join, std::to_string(rank.value), unsigned_hello.encode()});
+  return contact::authenticate(key, "hello", {join, std::to_string(rank.value), unsigned_hello.encode()});
 }
 
-void Hello::sign(const Secret& key, std::string_view join, base::Rank rank) {
-  const Mac mac = proof(key, join, rank);
+void Hello::sign(const contact::Secret& key, std::string_view join, base::Rank rank) {
+  const contact::Mac mac = proof(key, join, rank);
   signature.assign(mac.begin(), mac.end());
 }
 
-bool Hello::signed_by(const Secret& key, std::string_view join, base::Rank rank) const {
-  Mac given{};
+bool Hello::signed_by(const contact::Secret& key, std::string_view join, base::Rank rank) const {
+  contact::Mac given{};
   if (signature.size() != given.size()) return false;
   std::copy(signature.begin(), signature.end(), given.begin());
-  return same(given, proof(key, join, rank));
+  return contact::same(given, proof(key, join, rank));
 }
 
 std::string Hello::encode() const {

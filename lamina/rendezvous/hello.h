@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lamina/base/ids.h"
-#include "lamina/rendezvous/secret.h"
+#include "lamina/contact/secret.h"
 
 namespace lamina::rendezvous {
 
@@ -25,15 +25,15 @@ struct Hello {
   static Hello of_this_version();  // of lamina and of torch
 
   // `join` names the meeting in which it is said.
-  void sign(const Secret& secret, std::string_view join, base::Rank rank);
-  bool signed_by(const Secret& secret, std::string_view join, base::Rank rank) const;
+  void sign(const contact::Secret& secret, std::string_view join, base::Rank rank);
+  bool signed_by(const contact::Secret& secret, std::string_view join, base::Rank rank) const;
 
   std::string encode() const;
   // Throws base::FormatError. Of another version of lamina only that is read: it comes first in every version.
   static Hello decode(const std::string& bytes);
 
  private:
-  Mac proof(const Secret& secret, std::string_view join, base::Rank rank) const;
+  contact::Mac proof(const contact::Secret& secret, std::string_view join, base::Rank rank) const;
 };
 
 // Throws base::ConfigError that names two ranks and their difference, the same on every rank, when the ranks cannot

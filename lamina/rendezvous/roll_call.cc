@@ -9,7 +9,7 @@
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
-#include "lamina/rendezvous/secret.h"
+#include "lamina/contact/secret.h"
 
 namespace lamina::rendezvous {
 namespace {
@@ -22,7 +22,7 @@ const std::string kAllCame = "all of ";
 constexpr const char* kCall = "call";
 constexpr const char* kVerdict = "verdict";
 
-std::string random_hex() { return base::to_hex(random_secret()); }
+std::string random_hex() { return base::to_hex(contact::random_secret()); }
 
 }  // namespace
 

@@ -28,7 +28,7 @@ void watch(const Fd& epoll, int how, int fd, std::uint32_t events) {
 
 }  // namespace
 
-Switchboard::Switchboard(Identity self, Fd listener, std::vector<std::string> addresses)
+Switchboard::Switchboard(contact::Identity self, Fd listener, std::vector<std::string> addresses)
     : self_(std::move(self)),
       listener_(std::move(listener)),
       addresses_(std::move(addresses)),
@@ -61,9 +61,9 @@ std::vector<Switchboard::Event> Switchboard::advance() {
   for (auto at = running_.begin(); at != running_.end();) {
     const auto each = at++;
     const auto state = each->advance();
-    if (state == Handshake::State::kRunning) {
+    if (state == contact::Handshake::State::kRunning) {
       watch(events_, EPOLL_CTL_MOD, each->fd(), each->events() == POLLIN ? EPOLLIN : EPOLLOUT);
-    } else if (state == Handshake::State::kDone) {
+    } else if (state == contact::Handshake::State::kDone) {
       // A rank whose first connection broke half-way connects again; the last proven one counts.
       const base::Rank peer = each->peer();
       calls_.erase(peer);
@@ -73,7 +73,7 @@ std::vector<Switchboard::Event> Switchboard::advance() {
       events.push_back({peer, each->take()});
       running_.erase(each);
     } else {
-      if (state == Handshake::State::kKnocked) {
+      if (state == contact::Handshake::State::kKnocked) {
         knocked_by(each->peer());
       } else {
         failed(*each, events);
@@ -84,7 +84,7 @@ std::vector<Switchboard::Event> Switchboard::advance() {
   return events;
 }
 
-void Switchboard::failed(const Handshake& handshake, std::vector<Event>& events) {
+void Switchboard::failed(const contact::Handshake& handshake, std::vector<Event>& events) {
   const bool is_knock = handshake.connecting() && self_.rank < handshake.peer();
   const bool is_heard = is_knock && handshake.has_closed() && !handshake.was_refused();
   const bool says_more = last_failure_.empty() || !handshake.has_closed();  // than that a connection closed
@@ -119,7 +119,7 @@ void Switchboard::add(Fd socket, std::optional<base::Rank> peer) {
   running_.emplace_back(self_, std::move(socket), peer, base::Deadline::after(kPatience));
 }
 
-void Switchboard::remove(std::list<Handshake>::iterator handshake) {
+void Switchboard::remove(std::list<contact::Handshake>::iterator handshake) {
   base::keep_in_forked_children(handshake->fd());
   running_.erase(handshake);
 }
@@ -138,7 +138,7 @@ void Switchboard::accept_all() {
 
 Joined connect_peers(std::unique_ptr<Switchboard> board, const std::vector<base::Rank>& peers, base::Deadline deadline,
                      const std::function<void()>& check_interrupt) {
-  Joined joined{std::vector<Connection>(static_cast<std::size_t>(board->size())), std::move(board)};
+  Joined joined{std::vector<contact::Connection>(static_cast<std::size_t>(board->size())), std::move(board)};
   for (const base::Rank peer : peers) {
     if (peer < joined.others->rank()) joined.others->call(peer);
   }

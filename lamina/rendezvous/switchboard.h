@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "lamina/rendezvous/handshake.h"
+#include "lamina/contact/handshake.h"
+#include "lamina/rendezvous/socket.h"
 
 namespace lamina::rendezvous {
 
@@ -23,12 +24,12 @@ class Switchboard {
  public:
   struct Event {
     base::Rank peer;
-    std::optional<Connection> made;  // without one it could not be made, and is tried again until hang_up()
-    bool refused = false;            // nothing listens there
+    std::optional<contact::Connection> made;  // without one it could not be made, and is tried again until hang_up()
+    bool refused = false;                     // nothing listens there
   };
 
   // `addresses`: of all ranks, as Address::text gives them.
-  Switchboard(Identity self, Fd listener, std::vector<std::string> addresses);
+  Switchboard(contact::Identity self, Fd listener, std::vector<std::string> addresses);
   ~Switchboard();
   Switchboard(const Switchboard&) = delete;
   Switchboard& operator=(const Switchboard&) = delete;
@@ -56,16 +57,16 @@ class Switchboard {
   void call_again();
   void accept_all();
   void add(Fd socket, std::optional<base::Rank> peer);
-  void remove(std::list<Handshake>::iterator handshake);
-  void failed(const Handshake& handshake, std::vector<Event>& events);
+  void remove(std::list<contact::Handshake>::iterator handshake);
+  void failed(const contact::Handshake& handshake, std::vector<Event>& events);
   void knocked_by(base::Rank peer);
   bool is_calling(base::Rank peer) const;
 
-  const Identity self_;
+  const contact::Identity self_;
   Fd listener_;
   const std::vector<std::string> addresses_;
   const Fd events_;
-  std::list<Handshake> running_;
+  std::list<contact::Handshake> running_;
   std::map<base::Rank, base::Clock::time_point> calls_;  // and when each is tried the next time
   std::set<base::Rank> made_;
   std::string last_failure_;
@@ -73,8 +74,8 @@ class Switchboard {
 
 // Connections of a rank that has met the others.
 struct Joined {
-  std::vector<Connection> connections;  // by rank; nothing for our own, and for those that it has not called
-  std::unique_ptr<Switchboard> others;  // for these
+  std::vector<contact::Connection> connections;  // by rank; nothing for our own, and for those that it has not called
+  std::unique_ptr<Switchboard> others;           // for these
 };
 
 // Connects this rank with `peers`, who are to do the same. `check_interrupt` is called every 200 ms and may throw.

@@ -46,7 +46,7 @@ int DoorTerms::fitting(int waiting) const {
   return 0;
 }
 
-Door::Door(const DoorPlate& plate, const std::string& host, rendezvous::Secret secret, Facts facts)
+Door::Door(const DoorPlate& plate, const std::string& host, contact::Secret secret, Facts facts)
     : plate_(plate),
       facts_(std::move(facts)),
       self_{.rank = base::Rank(0), .size = 2, .secret = secret, .generation = "door", .told = {"", ""}},
@@ -192,14 +192,14 @@ void Door::advance() {
   for (auto at = strangers_.begin(); at != strangers_.end();) {
     const auto stranger = at++;
     const auto state = stranger->advance();
-    if (state == rendezvous::Handshake::State::kRunning) continue;
+    if (state == contact::Handshake::State::kRunning) continue;
     base::keep_in_forked_children(stranger->fd());
-    if (state == rendezvous::Handshake::State::kDone) receive(stranger->take());
+    if (state == contact::Handshake::State::kDone) receive(stranger->take());
     strangers_.erase(stranger);
   }
 }
 
-void Door::receive(rendezvous::Connection connection) {
+void Door::receive(contact::Connection connection) {
   Guest guest{.line = DoorLine(std::move(connection)), .node = 0, .heard = Clock::now()};
   std::string why;
   try {

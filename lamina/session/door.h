@@ -11,7 +11,7 @@
 
 #include "lamina/base/deadline.h"
 #include "lamina/base/fd.h"
-#include "lamina/rendezvous/handshake.h"
+#include "lamina/contact/handshake.h"
 #include "lamina/session/door_words.h"
 
 namespace lamina::session {
@@ -42,7 +42,7 @@ struct DoorTerms {
 class Door {
  public:
   // Opens it, and says on the plate where it is. Throws base::Error where this machine has no such address.
-  Door(const DoorPlate& plate, const std::string& host, rendezvous::Secret secret, Facts facts);
+  Door(const DoorPlate& plate, const std::string& host, contact::Secret secret, Facts facts);
   ~Door();  // closed; who waits looks for the next one
   Door(const Door&) = delete;
 
@@ -78,7 +78,7 @@ class Door {
   void run();
   void accept_all();
   void advance();
-  void receive(rendezvous::Connection connection);
+  void receive(contact::Connection connection);
   void hear(std::list<Guest>& guests);
   void tell_waiting();
   void count();  // under the lock, as the next one
@@ -87,10 +87,10 @@ class Door {
 
   const DoorPlate plate_;
   const Facts facts_;
-  const rendezvous::Identity self_;
+  const contact::Identity self_;
   base::Fd listener_, wake_;
   std::string address_;
-  std::list<rendezvous::Handshake> strangers_;  // of the thread
+  std::list<contact::Handshake> strangers_;  // of the thread
 
   std::mutex mutex_;
   DoorTerms terms_;

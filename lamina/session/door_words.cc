@@ -7,11 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 
 #include "lamina/base/error.h"
-#include "lamina/base/fork_guard.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/base/whole_number.h"
 #include "lamina/environment/environment.h"
 #include "lamina/environment/rank_contract.h"
@@ -21,7 +20,6 @@ namespace lamina::session {
 namespace {
 
 constexpr std::size_t kPlate = 128;  // bytes of the file
-constexpr std::size_t kMostWord = 4096;
 constexpr auto kMachine = "machine";
 constexpr std::size_t kShown = 120;  // of a text that differs
 
@@ -106,26 +104,7 @@ std::string DoorPlate::read() const {
   return text.data();
 }
 
-DoorLine::DoorLine(rendezvous::Connection connection) : connection_(std::move(connection)) {
-  base::close_in_forked_children(fd());
-}
-
-DoorLine::~DoorLine() {
-  if (connection_.socket) base::keep_in_forked_children(fd());
-}
-
-rendezvous::Mac DoorLine::sign(const rendezvous::Secret& key, std::int64_t number, std::string_view text) const {
-  return rendezvous::authenticate(key, "door", {std::to_string(number), text});
-}
-
-bool DoorLine::say(DoorWord word, const std::string& text) {
-  const auto body = static_cast<char>(word) + text.substr(0, kMostWord - 1);
-  const auto mac = sign(connection_.outgoing, said_++, body);
-  value::Writer out;
-  out.put<std::uint32_t>(static_cast<std::uint32_t>(body.size()));
-  const auto bytes = out.take() + std::string(mac.begin(), mac.end()) + body;
-  return ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
-}
+bool DoorLine::say(DoorWord word, const std::string& text) { return line_.say(static_cast<char>(word) + text); }
 
 bool DoorLine::knock() { return ::send(fd(), "k", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 || errno == EAGAIN; }
 
@@ -137,32 +116,10 @@ std::optional<std::size_t> DoorLine::hear_knocks() {
 }
 
 std::optional<std::pair<DoorWord, std::string>> DoorLine::hear() {
-  constexpr std::size_t kHead = sizeof(std::uint32_t) + sizeof(rendezvous::Mac);
-  while (true) {
-    std::uint32_t size = 0;
-    if (in_.size() >= kHead) std::memcpy(&size, in_.data(), sizeof size);
-    if (in_.size() >= kHead && (size == 0 || size > kMostWord)) throw base::PeerError("what the door says is no word");
-    const auto wanted = in_.size() < kHead ? kHead : kHead + size;
-    if (in_.size() >= kHead && in_.size() == wanted) {
-      rendezvous::Mac mac;
-      std::memcpy(mac.data(), in_.data() + sizeof size, sizeof mac);
-      auto body = in_.substr(kHead);
-      in_.clear();
-      if (!rendezvous::same(mac, sign(connection_.incoming, heard_++, body))) {
-        throw base::PeerError("what the door says was changed");
-      }
-      return std::pair(static_cast<DoorWord>(body.front()), body.substr(1));
-    }
-    std::array<char, 512> bytes;
-    const auto count = ::recv(fd(), bytes.data(), std::min(bytes.size(), wanted - in_.size()), MSG_DONTWAIT);
-    if (count > 0) {
-      in_.append(bytes.data(), static_cast<std::size_t>(count));
-    } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
-      throw base::PeerError("the rank that lets newcomers in has gone");
-    } else {
-      return std::nullopt;
-    }
-  }
+  const auto word = line_.hear();
+  if (!word) return std::nullopt;
+  if (word->empty()) throw base::PeerError("what the door says is no word");
+  return std::pair(static_cast<DoorWord>(word->front()), word->substr(1));
 }
 
 }  // namespace lamina::session

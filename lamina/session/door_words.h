@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lamina/base/fd.h"
-#include "lamina/rendezvous/handshake.h"
+#include "lamina/contact/line.h"
 
 namespace lamina::session {
 
@@ -44,16 +44,13 @@ class DoorPlate {
 // Words from the door to a newcomer.
 enum class DoorWord : char { kWait = 'w', kRefused = 'r', kOver = 'o', kPlace = 'p', kIn = 'i' };
 
-// One end of a connection whose ends have proven that they have the job's secret: each word is signed, and numbered.
+// A line between the door and a newcomer.
 class DoorLine {
  public:
-  explicit DoorLine(rendezvous::Connection connection);
-  DoorLine(DoorLine&& other) noexcept = default;
-  DoorLine& operator=(DoorLine&& other) noexcept = default;
-  ~DoorLine();
+  explicit DoorLine(contact::Connection connection) : line_(std::move(connection)) {}
 
-  int fd() const { return connection_.socket.get(); }
-  const std::string& told() const { return connection_.told; }
+  int fd() const { return line_.fd(); }
+  const std::string& told() const { return line_.told(); }
 
   // Never blocks; false where the other end has gone, or takes nothing any more.
   bool say(DoorWord word, const std::string& text = "");
@@ -64,11 +61,7 @@ class DoorLine {
   std::optional<std::pair<DoorWord, std::string>> hear();
 
  private:
-  rendezvous::Mac sign(const rendezvous::Secret& key, std::int64_t number, std::string_view text) const;
-
-  rendezvous::Connection connection_;
-  std::int64_t said_ = 0, heard_ = 0;
-  std::string in_;
+  contact::Line line_;
 };
 
 }  // namespace lamina::session

@@ -12,11 +12,11 @@
 #include "lamina/base/hex.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/contact/secret.h"
 #include "lamina/data_parallel/newcomers.h"
 #include "lamina/environment/elastic_terms.h"
 #include "lamina/environment/progress.h"
 #include "lamina/environment/rank_contract.h"
-#include "lamina/rendezvous/secret.h"
 #include "lamina/session/newcomer.h"
 
 namespace lamina::session {
@@ -29,7 +29,7 @@ std::optional<environment::ElasticTerms> terms() {
 // At the first rank of an elastic job; none where its launcher starts nobody anew.
 std::unique_ptr<Door> open_door(const Session& session, const Facts& facts) {
   const auto plate = DoorPlate::of_environment();
-  const auto secret = rendezvous::inherited_secret();
+  const auto secret = contact::inherited_secret();
   if (!plate || !secret) return nullptr;
   return std::make_unique<Door>(*plate, session.world().master_addr, *secret, facts_of(session, facts));
 }
@@ -37,7 +37,7 @@ std::unique_ptr<Door> open_door(const Session& session, const Facts& facts) {
 std::string hash_of(const std::string& file) {
   std::ifstream bytes(file, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(bytes), {});
-  return base::to_hex(rendezvous::digest(text));
+  return base::to_hex(contact::digest(text));
 }
 
 std::atomic<pid_t> watching = 0;  // the process that leaves after SIGTERM, and not one that it forks

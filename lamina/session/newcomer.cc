@@ -33,15 +33,15 @@ DoorPlate plate() {
                                     " does not say where to join: it is for `lamina run --elastic` to set both"));
 }
 
-rendezvous::Secret secret() {
-  if (const auto inherited = rendezvous::inherited_secret()) return *inherited;
+contact::Secret secret() {
+  if (const auto inherited = contact::inherited_secret()) return *inherited;
   throw base::ConfigError("this process has no job secret from its launcher, so that it cannot join a job",
                           base::Code{"start-secret-missing"});
 }
 
 std::string shortened(const std::string& text) {
   if (text.size() <= kMostFact) return text;
-  return base::str(text.substr(0, kMostFact), "... ", base::to_hex(rendezvous::digest(text)));
+  return base::str(text.substr(0, kMostFact), "... ", base::to_hex(contact::digest(text)));
 }
 
 // Its keys, but for those that follow from the number of copies: one in a line.
@@ -103,7 +103,7 @@ Newcomer::Newcomer(const Session& own, const Facts& of_face)
 
 // A line to the door at that address, if it opens. Throws base::ConfigError where another job's secret is there.
 std::optional<DoorLine> Newcomer::come(const std::string& address, const base::Deadline& deadline) {
-  using rendezvous::Handshake;
+  using contact::Handshake;
   Handshake handshake(self_, environment::Address::parse(address).begin_connect(), base::Rank(0), deadline);
   while (true) {
     const auto state = handshake.advance();

@@ -56,7 +56,7 @@ class Newcomer {
 
   const DoorPlate plate_;
   const base::Patience patience_;
-  const rendezvous::Identity self_;
+  const contact::Identity self_;
   std::optional<DoorLine> line_;
   bool is_in_ = false;
   std::string told_;  // why it waits

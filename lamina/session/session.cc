@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "lamina/base/log.h"
+#include "lamina/contact/secret.h"
 #include "lamina/device/capabilities.h"
 #include "lamina/device/failure.h"
 #include "lamina/device/rank_device.h"
@@ -19,7 +20,6 @@
 #include "lamina/rendezvous/master_address.h"
 #include "lamina/rendezvous/place.h"
 #include "lamina/rendezvous/places.h"
-#include "lamina/rendezvous/secret.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/runtime/turn_times.h"
@@ -54,7 +54,7 @@ std::unique_ptr<transport::Transport> connect(config::Config config, const envir
                                               const std::function<void()>& check_interrupt) {
   auto lends = asked_lending(environment::process_environment());
   if (world.size == 1) {
-    rendezvous::inherited_secret();  // is kept for a job that this process may join
+    contact::inherited_secret();  // is kept for a job that this process may join
     return std::make_unique<transport::Loopback>();
   }
   transport::UcxOptions options;

@@ -12,6 +12,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/fork_guard.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/value/bytes.h"
 
 namespace lamina::transport {
@@ -22,17 +23,17 @@ struct Written {
   std::uint64_t number;
   std::uint64_t value;
   std::uint64_t kind;
-  rendezvous::Mac proof;
+  contact::Mac proof;
 
   static constexpr std::size_t kSigned = 3 * sizeof(std::uint64_t);
-  rendezvous::Mac sign(rendezvous::Signer& signer) const {
+  contact::Mac sign(contact::Signer& signer) const {
     value::Writer text(2 * sizeof(Written));  // g++ 12 takes a short string's bytes for all there are
     text.put_block("note");
     text.put_block({reinterpret_cast<const char*>(this), kSigned});
     return signer.sign(text.take());
   }
 };
-static_assert(sizeof(Written) == Written::kSigned + sizeof(rendezvous::Mac));
+static_assert(sizeof(Written) == Written::kSigned + sizeof(contact::Mac));
 
 // A machine that vanished closes nothing: the kernel asks after 3 s of silence, every 2 s, and gives up at about 10 s.
 void watch_the_machine(int fd) {
@@ -62,11 +63,11 @@ Liveness::~Liveness() {
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) forget(base::Rank(static_cast<std::int64_t>(rank)));
 }
 
-void Liveness::add(base::Rank peer, rendezvous::Connection& connection) {
+void Liveness::add(base::Rank peer, contact::Connection& connection) {
   forget(peer);
   std::lock_guard guard(sending_);
-  peers_[peer.value] = {std::move(connection.socket), rendezvous::Signer(connection.outgoing),
-                        rendezvous::Signer(connection.incoming)};
+  peers_[peer.value] = {std::move(connection.socket), contact::Signer(connection.outgoing),
+                        contact::Signer(connection.incoming)};
   const int fd = peers_[peer.value].socket.get();
   watch_the_machine(fd);
   base::close_in_forked_children(fd);
@@ -125,7 +126,7 @@ bool Liveness::read(base::Rank peer, std::vector<Note>& notes) {
     std::size_t at = 0;
     for (Written note; from.unread.size() - at >= sizeof note; at += sizeof note) {
       std::memcpy(&note, from.unread.data() + at, sizeof note);
-      if (note.number != from.heard++ || !rendezvous::same(note.proof, note.sign(*from.incoming))) {
+      if (note.number != from.heard++ || !contact::same(note.proof, note.sign(*from.incoming))) {
         notes.push_back({peer, Kind::kGone, 0, why(News::Fate::kForeign), News::Fate::kForeign});
         return false;
       }

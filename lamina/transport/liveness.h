@@ -9,7 +9,7 @@
 
 #include "lamina/base/fd.h"
 #include "lamina/base/ids.h"
-#include "lamina/rendezvous/handshake.h"
+#include "lamina/contact/handshake.h"
 #include "lamina/transport/news.h"
 
 namespace lamina::transport {
@@ -51,7 +51,7 @@ class Liveness {
 
   // Takes the socket of a connection with `peer`; one that it had is given up. A forked child closes its copy, so that
   // its parent's death is noticed though the child lives on.
-  void add(base::Rank peer, rendezvous::Connection& connection);
+  void add(base::Rank peer, contact::Connection& connection);
 
   // Readable when poll() has something to tell.
   int fd() const { return events_.get(); }
@@ -68,7 +68,7 @@ class Liveness {
  private:
   struct Peer {
     base::Fd socket;
-    std::optional<rendezvous::Signer> outgoing, incoming;  // every note is signed, with its number
+    std::optional<contact::Signer> outgoing, incoming;  // every note is signed, with its number
     std::uint64_t sent = 0, heard = 0;
     std::string unread;  // the beginning of a note
     std::string unsent;  // what the socket had no room for

@@ -69,7 +69,7 @@ TEST(Hello, EveryTruncationIsMalformed) {
 }
 
 TEST(Hello, IsSignedAsAWholeForOneSecretJoinAndRank) {
-  Secret secret{1}, other_secret{2};
+  contact::Secret secret{1}, other_secret{2};
   Hello hello = Hello::of_this_version();
   hello.configuration = "c";
   hello.liveness_address = "10.0.0.1 4711";

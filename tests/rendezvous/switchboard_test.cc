@@ -30,7 +30,7 @@ class Boards {
       addresses_.push_back(Address::bound_to(listeners.back()).text());
     }
     for (int rank = 0; rank < size; ++rank) {
-      Identity self{Rank(rank), size, {}, "g/", std::vector<std::string>(static_cast<std::size_t>(size))};
+      contact::Identity self{Rank(rank), size, {}, "g/", std::vector<std::string>(static_cast<std::size_t>(size))};
       for (int peer = 0; peer < size; ++peer) self.told[peer] = std::to_string(rank) + " to " + std::to_string(peer);
       self.secret.fill(7);
       boards_.push_back(std::make_unique<Switchboard>(std::move(self), std::move(listeners[rank]), addresses_));
@@ -40,7 +40,7 @@ class Boards {
   Switchboard& operator[](int rank) { return *boards_[rank]; }
   void end(int rank) { boards_[rank].reset(); }
   const std::string& address(int rank) const { return addresses_[rank]; }
-  const std::map<Rank, Connection>& made(int rank) const { return made_[rank]; }
+  const std::map<Rank, contact::Connection>& made(int rank) const { return made_[rank]; }
   int failures() const { return failures_; }
   int refusals() const { return refusals_; }
 
@@ -71,7 +71,7 @@ class Boards {
  private:
   std::vector<std::string> addresses_;
   std::vector<std::unique_ptr<Switchboard>> boards_;
-  std::vector<std::map<Rank, Connection>> made_;
+  std::vector<std::map<Rank, contact::Connection>> made_;
   int failures_ = 0, refusals_ = 0;
 };
 
@@ -81,7 +81,7 @@ TEST(Switchboard, EitherOfTwoRanksMayCallAndBothGetOneConnection) {
     boards[caller].call(Rank(2 - caller));
     ASSERT_TRUE(boards.advance([&] { return !boards.made(0).empty() && !boards.made(2).empty(); })) << caller;
     EXPECT_FALSE(boards.advance([&] { return !boards.made(1).empty(); }, milliseconds(300)));
-    const Connection &lower = boards.made(0).at(Rank(2)), &higher = boards.made(2).at(Rank(0));
+    const contact::Connection &lower = boards.made(0).at(Rank(2)), &higher = boards.made(2).at(Rank(0));
     EXPECT_EQ(lower.outgoing, higher.incoming);
     EXPECT_EQ(lower.incoming, higher.outgoing);
     EXPECT_EQ(lower.told, "2 to 0");
@@ -127,7 +127,7 @@ TEST(Switchboard, OfARankThatHasEndedItSaysThatNothingListensThere) {
 TEST(Switchboard, AStrangerWhoKnocksInTheNameOfARankGetsNothing) {
   Boards boards(2);
   std::string knock("LAMINA02\0\0\0\0\1\0\0\0", 16);
-  knock += std::string(sizeof(Secret), 'n');
+  knock += std::string(sizeof(contact::Secret), 'n');
   std::vector<Fd> strangers;
   for (int i = 0; i < 10; ++i) {
     Fd stranger = Address::parse(boards.address(1)).begin_connect();

@@ -18,9 +18,9 @@ namespace lamina::session {
 namespace {
 
 using namespace std::chrono_literals;
-using rendezvous::Handshake;
-using rendezvous::Identity;
-using rendezvous::Secret;
+using contact::Handshake;
+using contact::Identity;
+using contact::Secret;
 
 const Facts kFacts{{"version of torch", "2.0"}, {"model", "a float32 (2, 3)\nb float32 (3,)"}};
 
@@ -102,7 +102,7 @@ std::pair<base::Fd, base::Fd> ends() {
 }
 
 TEST(DoorLine, HearsWordsInTheirOrderAndNoneThatWasChangedOrSaidAgain) {
-  const Secret key = rendezvous::random_secret(), other = rendezvous::random_secret();
+  const Secret key = contact::random_secret(), other = contact::random_secret();
   auto [one, two] = ends();
   const int wire = two.get();
   DoorLine says({std::move(one), key, other}), hears({std::move(two), other, key});
@@ -172,7 +172,7 @@ class DoorTest : public testing::Test {
     return heard.value_or(std::pair(DoorWord::kWait, "nothing else"));
   }
 
-  const Secret secret_ = rendezvous::random_secret();
+  const Secret secret_ = contact::random_secret();
   base::Fd file_;
   std::optional<DoorPlate> plate_;
   std::optional<Door> door_;
@@ -210,7 +210,7 @@ TEST_F(DoorTest, WhoDiffersIsRefusedByName) {
 
 TEST_F(DoorTest, StrangersDisturbNobody) {
   std::string why;
-  EXPECT_FALSE(come(rendezvous::random_secret(), kFacts, &why));
+  EXPECT_FALSE(come(contact::random_secret(), kFacts, &why));
   EXPECT_EQ(why, "it lacks this job's secret");
   std::vector<base::Fd> strangers;
   for (int i = 0; i < 100; ++i) {

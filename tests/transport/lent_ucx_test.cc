@@ -219,8 +219,8 @@ TEST(LentOverUcx, SkipsMalformedPacketsAndTheNextMessageArrives) {
           header.sequence = i;
           header.head_size = head.size();
           header.lent = static_cast<std::uint32_t>(lists[i].size());
-          header.digest = rendezvous::digest(data);
-          rendezvous::Signer signer(probe.key(Rank(1)));
+          header.digest = contact::digest(data);
+          contact::Signer signer(probe.key(Rank(1)));
           header.sign(signer);
           probe.send_raw(Rank(1), {reinterpret_cast<const char*>(&header), sizeof header}, data);
         }

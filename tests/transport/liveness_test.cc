@@ -15,8 +15,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/contact/handshake.h"
 #include "lamina/environment/address.h"
-#include "lamina/rendezvous/handshake.h"
 #include "lamina/rendezvous/switchboard.h"
 
 namespace lamina::transport {
@@ -27,8 +27,8 @@ using base::Rank;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-rendezvous::Identity identity(int rank, int size, std::uint8_t secret = 7) {
-  rendezvous::Identity self{Rank(rank), size, {}, "g/", {}};
+contact::Identity identity(int rank, int size, std::uint8_t secret = 7) {
+  contact::Identity self{Rank(rank), size, {}, "g/", {}};
   self.secret.fill(secret);
   for (int peer = 0; peer < size; ++peer) self.told.push_back(base::str(rank, " to ", peer));
   return self;
@@ -68,7 +68,7 @@ class Meshes {
     threads_.clear();
   }
 
-  const rendezvous::Connection& connection(int rank, int peer) const { return connections_[rank][peer]; }
+  const contact::Connection& connection(int rank, int peer) const { return connections_[rank][peer]; }
   std::unique_ptr<Liveness> liveness(int rank) {
     auto made = std::make_unique<Liveness>(static_cast<int>(addresses_.size()));
     for (const Rank peer : others(rank)) made->add(peer, connections_[rank][peer.value]);
@@ -87,7 +87,7 @@ class Meshes {
 
   std::vector<base::Fd> listeners_;
   std::vector<std::string> addresses_;
-  std::vector<std::vector<rendezvous::Connection>> connections_;
+  std::vector<std::vector<contact::Connection>> connections_;
   std::vector<std::string> errors_;
   std::vector<std::thread> threads_;
 };
@@ -142,7 +142,7 @@ void send_all(const base::Fd& socket, const std::string& bytes) {
 
 TEST(Liveness, WhoChangesRepeatsOrAddsANoteEndsTheConnection) {
   const auto peer_of_two = [](base::Fd socket, std::uint8_t out, std::uint8_t in) {
-    rendezvous::Connection connection{std::move(socket)};
+    contact::Connection connection{std::move(socket)};
     connection.outgoing.fill(out);
     connection.incoming.fill(in);
     auto liveness = std::make_unique<Liveness>(2);
@@ -250,15 +250,15 @@ TEST(Handshake, OfManyThatStayAwayEachIsNamed) {
 // A handshake of rank 2 with rank 0, and what each of them sent.
 struct Recorded {
   std::vector<std::string> messages;
-  rendezvous::Connection higher, lower;
+  contact::Connection higher, lower;
 };
 
 Recorded shake_hands(std::uint8_t secret = 7) {
-  const rendezvous::Identity lower = identity(0, 3, secret), higher = identity(2, 3, secret);
+  const contact::Identity lower = identity(0, 3, secret), higher = identity(2, 3, secret);
   const auto soon = Deadline::after(std::chrono::hours(1));
   Wire up, down;
-  rendezvous::Handshake connector(higher, std::move(up.ours), Rank(0), soon);
-  rendezvous::Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
+  contact::Handshake connector(higher, std::move(up.ours), Rank(0), soon);
+  contact::Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
   connector.advance();
   Recorded recorded;
   for (int message = 0; message < 4; ++message) {
@@ -267,8 +267,8 @@ Recorded shake_hands(std::uint8_t secret = 7) {
     send_all((to_acceptor ? down : up).theirs, recorded.messages.back());
     (to_acceptor ? acceptor : connector).advance();
   }
-  EXPECT_EQ(connector.advance(), rendezvous::Handshake::State::kDone);
-  EXPECT_EQ(acceptor.advance(), rendezvous::Handshake::State::kDone);
+  EXPECT_EQ(connector.advance(), contact::Handshake::State::kDone);
+  EXPECT_EQ(acceptor.advance(), contact::Handshake::State::kDone);
   recorded.higher = connector.take();
   recorded.lower = acceptor.take();
   return recorded;
@@ -285,27 +285,26 @@ TEST(Handshake, GivesBothEndsTheSameKeysAndWhatTheOtherTold) {
 // So neither a frame that comes back to its sender, nor one of an earlier connection or of another job is signed.
 TEST(Handshake, NoTwoDirectionsConnectionsOrJobsShareAKey) {
   const Recorded one = shake_hands(), again = shake_hands(), other_job = shake_hands(8);
-  const std::set<rendezvous::Secret> keys = {one.higher.outgoing,       one.higher.incoming,
-                                             again.higher.outgoing,     again.higher.incoming,
-                                             other_job.higher.outgoing, other_job.higher.incoming};
+  const std::set<contact::Secret> keys = {one.higher.outgoing,   one.higher.incoming,       again.higher.outgoing,
+                                          again.higher.incoming, other_job.higher.outgoing, other_job.higher.incoming};
   EXPECT_EQ(keys.size(), 6);
 }
 
 TEST(Handshake, WhoPlaysOneAgainIsNotLetIn) {
   const Recorded recorded = shake_hands();
-  const rendezvous::Identity lower = identity(0, 3), higher = identity(2, 3);
+  const contact::Identity lower = identity(0, 3), higher = identity(2, 3);
   const auto soon = Deadline::after(std::chrono::hours(1));
   Wire up, down;
-  rendezvous::Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
+  contact::Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
   for (const int message : {0, 2}) {
     send_all(down.theirs, recorded.messages[message]);
-    EXPECT_NE(acceptor.advance(), rendezvous::Handshake::State::kDone);
+    EXPECT_NE(acceptor.advance(), contact::Handshake::State::kDone);
   }
   EXPECT_THAT(acceptor.failure(), HasSubstr("lacks the secret"));
-  rendezvous::Handshake connector(higher, std::move(up.ours), Rank(0), soon);
+  contact::Handshake connector(higher, std::move(up.ours), Rank(0), soon);
   connector.advance();
   send_all(up.theirs, recorded.messages[1]);
-  EXPECT_EQ(connector.advance(), rendezvous::Handshake::State::kFailed);
+  EXPECT_EQ(connector.advance(), contact::Handshake::State::kFailed);
   EXPECT_THAT(connector.failure(), HasSubstr("lacks this job's secret"));
 }
 
@@ -319,14 +318,14 @@ std::string damaged(std::string bytes, std::mt19937_64& random) {
 int rounds() { return std::getenv("LAMINA_SOAK") != nullptr ? 1000000 : 100000; }
 
 TEST(HandshakeFuzz, WhoChangesAnythingOnTheWayIsNotLetIn) {
-  const rendezvous::Identity lower = identity(0, 3), higher = identity(2, 3);
+  const contact::Identity lower = identity(0, 3), higher = identity(2, 3);
   const auto soon = Deadline::after(std::chrono::hours(1));
   std::mt19937_64 random(3);
   for (int i = 0; i < rounds() / 5 && !::testing::Test::HasFailure(); ++i) {
     Wire up, down;  // from the connector, and to the acceptor; between them sits who changes
-    rendezvous::Handshake connector(higher, std::move(up.ours), Rank(0), soon);
-    rendezvous::Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
-    auto connected = connector.advance(), accepted = rendezvous::Handshake::State::kRunning;
+    contact::Handshake connector(higher, std::move(up.ours), Rank(0), soon);
+    contact::Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
+    auto connected = connector.advance(), accepted = contact::Handshake::State::kRunning;
     const auto victim = random() % 4;  // which of the messages: greeting, answer, proof, what the acceptor tells
     for (std::size_t message = 0; message < 4; ++message) {
       const bool to_acceptor = message % 2 == 0;
@@ -337,27 +336,27 @@ TEST(HandshakeFuzz, WhoChangesAnythingOnTheWayIsNotLetIn) {
       send_all((to_acceptor ? down : up).theirs, sent);
       (to_acceptor ? accepted : connected) = (to_acceptor ? acceptor : connector).advance();
     }
-    ASSERT_NE(connected, rendezvous::Handshake::State::kDone) << i;
+    ASSERT_NE(connected, contact::Handshake::State::kDone) << i;
     if (victim < 3) {
-      ASSERT_NE(accepted, rendezvous::Handshake::State::kDone) << i;
+      ASSERT_NE(accepted, contact::Handshake::State::kDone) << i;
     }
   }
 }
 
 TEST(HandshakeFuzz, RandomBytesAreNotLetIn) {
-  const rendezvous::Identity lower = identity(0, 3);
+  const contact::Identity lower = identity(0, 3);
   const auto soon = Deadline::after(std::chrono::hours(1));
   std::mt19937_64 random(4);
   for (int i = 0; i < rounds() && !::testing::Test::HasFailure(); ++i) {
     Wire wire;
-    rendezvous::Handshake acceptor(lower, std::move(wire.ours), std::nullopt, soon);
+    contact::Handshake acceptor(lower, std::move(wire.ours), std::nullopt, soon);
     std::string noise(random() % 200, '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
     if (random() % 2 == 0) noise = std::string("LAMINA02\2\0\0\0\0\0\0\0", 16) + noise;
     ::send(wire.theirs.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
-    while (acceptor.advance() == rendezvous::Handshake::State::kRunning && random() % 2 == 0) {
+    while (acceptor.advance() == contact::Handshake::State::kRunning && random() % 2 == 0) {
     }
-    ASSERT_NE(acceptor.advance(), rendezvous::Handshake::State::kDone) << i;
+    ASSERT_NE(acceptor.advance(), contact::Handshake::State::kDone) << i;
   }
 }
 
@@ -367,9 +366,9 @@ TEST(Secret, ComesFromAPipeOrAFileAndOnlyOnce) {
     if (child == 0) {
       const int fd = descriptor();
       ::setenv("LAMINA_SECRET_FD", std::to_string(fd).c_str(), 1);
-      const auto read = rendezvous::inherited_secret();
+      const auto read = contact::inherited_secret();
       const bool good = read && *read == identity(0, 1, 's').secret && ::getenv("LAMINA_SECRET_FD") == nullptr &&
-                        rendezvous::inherited_secret() == read && ::lseek(fd, 0, SEEK_CUR) == -1 && errno == EBADF;
+                        contact::inherited_secret() == read && ::lseek(fd, 0, SEEK_CUR) == -1 && errno == EBADF;
       ::_exit(good ? 0 : 1);
     }
     int status = 0;
@@ -395,20 +394,20 @@ TEST(Secret, ComesFromAPipeOrAFileAndOnlyOnce) {
 
 // HMAC-SHA256 of a key of 32 bytes 0x0b and "Hi There", by another implementation.
 TEST(Secret, SignsAsTheStandardSays) {
-  rendezvous::Secret key;
+  contact::Secret key;
   key.fill(0x0b);
-  rendezvous::Signer signer(key);
-  constexpr rendezvous::Mac kExpected = {0x19, 0x8a, 0x60, 0x7e, 0xb4, 0x4b, 0xfb, 0xc6, 0x99, 0x03, 0xa0,
-                                         0xf1, 0xcf, 0x2b, 0xbd, 0xc5, 0xba, 0x0a, 0xa3, 0xf3, 0xd9, 0xae,
-                                         0x3c, 0x1c, 0x7a, 0x3b, 0x16, 0x96, 0xa0, 0xb6, 0x8c, 0xf7};
+  contact::Signer signer(key);
+  constexpr contact::Mac kExpected = {0x19, 0x8a, 0x60, 0x7e, 0xb4, 0x4b, 0xfb, 0xc6, 0x99, 0x03, 0xa0,
+                                      0xf1, 0xcf, 0x2b, 0xbd, 0xc5, 0xba, 0x0a, 0xa3, 0xf3, 0xd9, 0xae,
+                                      0x3c, 0x1c, 0x7a, 0x3b, 0x16, 0x96, 0xa0, 0xb6, 0x8c, 0xf7};
   for (int again = 0; again < 2; ++again) EXPECT_EQ(signer.sign("Hi There"), kExpected);
 }
 
 TEST(Secret, WhatIsProvenForOnePurposeProvesNothingElse) {
-  const rendezvous::Secret secret = identity(0, 1).secret;
-  EXPECT_NE(rendezvous::authenticate(secret, "hello", {"a", "b"}), rendezvous::authenticate(secret, "key", {"a", "b"}));
-  EXPECT_NE(rendezvous::authenticate(secret, "key", {"a", "b"}), rendezvous::authenticate(secret, "key", {"ab"}));
-  EXPECT_NE(rendezvous::authenticate(secret, "key", {"a", "b"}), rendezvous::authenticate(secret, "keya", {"b"}));
+  const contact::Secret secret = identity(0, 1).secret;
+  EXPECT_NE(contact::authenticate(secret, "hello", {"a", "b"}), contact::authenticate(secret, "key", {"a", "b"}));
+  EXPECT_NE(contact::authenticate(secret, "key", {"a", "b"}), contact::authenticate(secret, "key", {"ab"}));
+  EXPECT_NE(contact::authenticate(secret, "key", {"a", "b"}), contact::authenticate(secret, "keya", {"b"}));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
-#include "lamina/rendezvous/secret.h"
+#include "lamina/contact/secret.h"
 
 namespace lamina::transport::testing {
 namespace {
@@ -137,7 +137,7 @@ struct RankProcesses::Points {
 
 RankProcesses::RankProcesses(int size) : size_(size) {
   shared_memory_before();
-  const rendezvous::Secret secret = rendezvous::random_secret();
+  const contact::Secret secret = contact::random_secret();
   secret_ = ::memfd_create("lamina-secret", 0);
   EXPECT_EQ(::write(secret_, secret.data(), secret.size()), static_cast<ssize_t>(secret.size()));
   void* shared = ::mmap(nullptr, sizeof(Points), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

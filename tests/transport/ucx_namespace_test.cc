@@ -14,6 +14,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/environment/address.h"
 #include "lamina/rendezvous/place.h"
 #include "lamina/transport/ucx/probe.h"

@@ -382,7 +382,7 @@ TEST(UcxPutForged, WhatIsNotSignedOrCameBeforeIsDroppedAndTheTruePutArrives) {
     const std::string text = "truet", data(kSize, 'x');
     ucx::PieceHeader header;
     const auto with_text = [&](const std::string& words) {
-      rendezvous::Signer signer(probe.key(Rank(1)));
+      contact::Signer signer(probe.key(Rank(1)));
       header.sign(signer);
       return std::string(reinterpret_cast<const char*>(&header), sizeof header) + words;
     };
@@ -395,7 +395,7 @@ TEST(UcxPutForged, WhatIsNotSignedOrCameBeforeIsDroppedAndTheTruePutArrives) {
     header.id = ucx::kPut;
     header.head_size = kSize;
     header.piece = 4;
-    header.digest = rendezvous::digest(text);
+    header.digest = contact::digest(text);
     const std::string right = with_text(text);
     for (std::size_t at = 0; at < sizeof header; ++at) {  // a byte of the header changed
       std::string changed = right;

@@ -337,10 +337,10 @@ struct Packet {
     data = pack(message).head;
     header.sequence = sequence;
     header.head_size = data.size();
-    header.digest = rendezvous::digest(data);
+    header.digest = contact::digest(data);
   }
-  std::string signed_with(const rendezvous::Secret& key) {
-    rendezvous::Signer signer(key);
+  std::string signed_with(const contact::Secret& key) {
+    contact::Signer signer(key);
     header.sign(signer);
     return std::string(reinterpret_cast<const char*>(&header), sizeof header);
   }
@@ -379,7 +379,7 @@ TEST(Ucx, WhatIsNotSignedByItsSenderIsDroppedAndTheTrueMessageArrives) {
       EXPECT_EQ(probe.dropped(), static_cast<std::int64_t>(sizeof(ucx::PieceHeader)) + kOthers);
       return;
     }
-    const rendezvous::Secret key = probe.key(Rank(1));
+    const contact::Secret key = probe.key(Rank(1));
     Packet packet(object("true", 2l), 0);
     const std::string header = packet.signed_with(key);
     for (std::size_t at = 0; at < header.size(); ++at) {  // a byte of the header changed
@@ -394,10 +394,10 @@ TEST(Ucx, WhatIsNotSignedByItsSenderIsDroppedAndTheTrueMessageArrives) {
     Packet offer(object("true", pattern(1 << 20, 0)), 0);  // and so is the address of memory that is offered
     offer.data += std::string(8, 'a');
     offer.header.offers = 1;
-    offer.header.digest = rendezvous::digest(offer.data);
+    offer.header.digest = contact::digest(offer.data);
     offer.data.back() = 'b';
     probe.send_raw(Rank(1), offer.signed_with(key), offer.data);
-    rendezvous::Secret other_job = key;
+    contact::Secret other_job = key;
     other_job[0] ^= 1;
     probe.send_raw(Rank(1), packet.signed_with(other_job), packet.data);
     packet.header.from = 1;  // as if it had sent it itself
@@ -422,7 +422,7 @@ TEST(Ucx, ABufferOfADeviceForARankThatLendsNothingIsSkippedAndTheNextMessageArri
     Packet lends(object("lent", pattern(1 << 20, 0)), 0);
     lends.data += std::string(sizeof(std::uint32_t), '\0');
     lends.header.lent = 1;
-    lends.header.digest = rendezvous::digest(lends.data);
+    lends.header.digest = contact::digest(lends.data);
     probe.send_raw(Rank(1), lends.signed_with(probe.key(Rank(1))), lends.data);
     transport.send(Rank(1), object("of the same number", 1l));
     transport.send(Rank(1), object("next", 1l));

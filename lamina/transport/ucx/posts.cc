@@ -49,7 +49,7 @@ ucs_status_t Posts::arrived(void* self, const void* header, size_t header_size, 
   }
   std::memcpy(&put, header, sizeof put);
   const std::string_view text(static_cast<const char*>(header) + sizeof put, header_size - sizeof put);
-  if (!posts.receiver_.genuine(put, kPut) || rendezvous::digest(text) != put.digest || put.piece > text.size() ||
+  if (!posts.receiver_.genuine(put, kPut) || contact::digest(text) != put.digest || put.piece > text.size() ||
       put.head_size != size) {
     posts.receiver_.drop(base::Rank(-1), "no rank of this job has signed it");
     return UCS_OK;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "lamina/base/ids.h"
-#include "lamina/rendezvous/secret.h"
+#include "lamina/contact/secret.h"
 
 namespace lamina::transport::ucx {
 
@@ -26,7 +26,7 @@ class Probe {
   // Connections with other ranks.
   virtual int sockets() = 0;
   // By which the pieces that go to a rank are signed.
-  virtual rendezvous::Secret key(base::Rank to) = 0;
+  virtual contact::Secret key(base::Rank to) = 0;
 };
 
 }  // namespace lamina::transport::ucx

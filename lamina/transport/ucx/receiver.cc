@@ -8,9 +8,9 @@
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/contact/secret.h"
 #include "lamina/device/capabilities.h"
 #include "lamina/device/copies.h"
-#include "lamina/rendezvous/secret.h"
 #include "lamina/value/large_blocks.h"
 
 namespace lamina::transport::ucx {
@@ -168,7 +168,7 @@ void Receiver::received_piece(const PieceHeader& header, ucs_status_t status) {
 
 void Receiver::open_packet(const PieceHeader& header, Assembly& assembly) {
   const auto packet = std::string_view(assembly.head);
-  if (rendezvous::digest(packet.substr(0, signed_size(header))) != header.digest) {
+  if (contact::digest(packet.substr(0, signed_size(header))) != header.digest) {
     drop(base::Rank(header.from), "its head is not the one that was signed");
     assembly.head.clear();  // that one may still come
     ++assembly.missing;

@@ -44,7 +44,7 @@ class Receiver {
 
   // Pieces of `from` are signed by that key. Our own rank, which sends itself nothing over UCX, has none.
   int size() const { return static_cast<int>(peers_.size()); }
-  void admit(base::Rank from, const rendezvous::Secret& key) { peers_[from.value].key.emplace(key); }
+  void admit(base::Rank from, const contact::Secret& key) { peers_[from.value].key.emplace(key); }
 
   // Moves on with what the worker's last progress() brought.
   void take_arrivals();
@@ -86,7 +86,7 @@ class Receiver {
     std::vector<Arrival> waiting;                     // buffers announced before the packet was here
   };
   struct Peer {
-    std::optional<rendezvous::Signer> key;
+    std::optional<contact::Signer> key;
     std::uint64_t next = 0;  // sequence of the next message to become ready
     std::map<std::uint64_t, Assembly> open;
   };

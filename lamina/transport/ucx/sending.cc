@@ -31,7 +31,7 @@ Sending::Sending(Frame from, bool offers, std::condition_variable& to_tell, base
     }
   }
   frame.head += lent;
-  header.digest = rendezvous::digest(frame.head);
+  header.digest = contact::digest(frame.head);
   frame.head += inside;
   headers.resize(alone.size() + 1);
 }

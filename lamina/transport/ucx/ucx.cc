@@ -63,7 +63,7 @@ std::unique_ptr<Transport> open_ucx(const UcxOptions& options) {
                                           options.join_timeout, options.check_interrupt}));
   }
   ends.open({rendezvous::own_place()});
-  return ends.connect({std::vector<rendezvous::Connection>(1), nullptr});
+  return ends.connect({std::vector<contact::Connection>(1), nullptr});
 }
 
 }  // namespace lamina::transport

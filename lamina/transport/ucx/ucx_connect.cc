@@ -16,7 +16,7 @@ constexpr auto kUnexplained = std::chrono::seconds(1);  // after which nobody is
 
 }  // namespace
 
-void UcxTransport::meet(base::Rank rank, rendezvous::Connection& connection, bool in_use) {
+void UcxTransport::meet(base::Rank rank, contact::Connection& connection, bool in_use) {
   constexpr auto kBefore = base::PeerMemory::kDescriptorSize + LentMemory::kWordSize;
   const std::string& address = connection.told;
   if (address.size() < kBefore) throw base::FormatError("malformed address of a rank");

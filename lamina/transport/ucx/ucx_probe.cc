@@ -57,6 +57,6 @@ int UcxTransport::sockets() {
   return static_cast<int>(std::ranges::count_if(peers_, [](const Peer& peer) { return peer.met && !peer.gone; }));
 }
 
-rendezvous::Secret UcxTransport::key(base::Rank to) { return peers_[to.value].outgoing_key; }
+contact::Secret UcxTransport::key(base::Rank to) { return peers_[to.value].outgoing_key; }
 
 }  // namespace lamina::transport::ucx

@@ -65,7 +65,7 @@ std::unique_ptr<Transfer> UcxTransport::put(base::Rank to, Parcel parcel) {
   header.from = static_cast<std::uint32_t>(rank_.value);
   header.piece = static_cast<std::uint32_t>(parcel.name.size());
   header.head_size = parcel.memory.nbytes();
-  header.digest = rendezvous::digest(text);
+  header.digest = contact::digest(text);
   auto passage = std::make_shared<Passage>(to, std::move(parcel), changed_, /*missing=*/2);
   const Lock lock = enter();
   require_open();
@@ -155,7 +155,7 @@ ucs_status_t UcxTransport::end_of_put(void* self, const void* header, size_t hea
   if (header_size < sizeof end) return UCS_OK;
   std::memcpy(&end, header, sizeof end);
   const std::string meaning(static_cast<const char*>(header) + sizeof end, header_size - sizeof end);
-  if (!transport.receiver_->genuine(end, kEndOfPut) || rendezvous::digest(meaning) != end.digest) return UCS_OK;
+  if (!transport.receiver_->genuine(end, kEndOfPut) || contact::digest(meaning) != end.digest) return UCS_OK;
   Peer& peer = transport.peers_[end.from];
   const auto found = peer.put.extract(end.sequence);
   if (found.empty()) return UCS_OK;
@@ -183,7 +183,7 @@ void UcxTransport::send_ends() {
     header.sequence = end.sequence;
     header.head_size = static_cast<std::uint64_t>(end.posted.size_bytes);
     header.answer = end.answer;
-    header.digest = rendezvous::digest(end.posted.meaning);
+    header.digest = contact::digest(end.posted.meaning);
     header.sign(*peer.outgoing);
     ++peer.ends_sent;
     send_header(peer.endpoint, kEndOfPut, with_header(header, end.posted.meaning));

@@ -15,6 +15,7 @@
 #include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/device/streams.h"
 
 namespace lamina::transport::ucx {

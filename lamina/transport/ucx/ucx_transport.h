@@ -71,7 +71,7 @@ class UcxTransport : public Transport, public Lender, public Probe {
   std::int64_t rescued() override;
   int endpoints() override;
   int sockets() override;
-  rendezvous::Secret key(base::Rank to) override;
+  contact::Secret key(base::Rank to) override;
 
  private:
   using Clock = base::Clock;
@@ -85,8 +85,8 @@ class UcxTransport : public Transport, public Lender, public Probe {
     std::optional<Clock::time_point> refused;     // since when it refuses connections
     std::string address;                          // of its worker, until there is an endpoint
     ucp_ep_h endpoint = nullptr;                  // see [Note: endpoints]
-    std::optional<rendezvous::Signer> outgoing;
-    rendezvous::Secret outgoing_key{};  // for tests: see Probe
+    std::optional<contact::Signer> outgoing;
+    contact::Secret outgoing_key{};  // for tests: see Probe
     base::PeerMemory memory;
     std::string lends;                                      // the kind of its device's memory, or ""
     std::atomic<bool> reads_us = false;                     // it takes offers
@@ -111,7 +111,7 @@ class UcxTransport : public Transport, public Lender, public Probe {
   void tell_of_lending() const;
 
   // connections (ucx_connect.cc)
-  void meet(base::Rank rank, rendezvous::Connection& connection, bool in_use);
+  void meet(base::Rank rank, contact::Connection& connection, bool in_use);
   void unmeet(base::Rank rank);
   void open(base::Rank rank);
   void call(base::Rank to);

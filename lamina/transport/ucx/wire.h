@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "lamina/rendezvous/secret.h"
+#include "lamina/contact/secret.h"
 #include "lamina/transport/message.h"
 
 // [Note: pieces] A frame travels as one active message that holds its head and its small buffers, the packet, and one
@@ -47,11 +47,11 @@ struct PieceHeader {
   PutOutcome answer = PutOutcome::kNone;  // of a receipt
   std::uint32_t id = kPiece;              // the active message that it heads
   // packet: of the head, the addresses and the numbers; of a put and its end: of what follows it
-  rendezvous::Digest digest{};
-  rendezvous::Mac proof{};
+  contact::Digest digest{};
+  contact::Mac proof{};
 
-  void sign(rendezvous::Signer& key) { proof = key.sign(covered()); }
-  bool signed_by(rendezvous::Signer& key) const { return rendezvous::same(proof, key.sign(covered())); }
+  void sign(contact::Signer& key) { proof = key.sign(covered()); }
+  bool signed_by(contact::Signer& key) const { return contact::same(proof, key.sign(covered())); }
 
  private:
   std::string_view covered() const { return {reinterpret_cast<const char*>(this), offsetof(PieceHeader, proof)}; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/rendezvous/secret.h"
+#include "lamina/contact/secret.h"
 
 #include <openssl/sha.h>
 #include <poll.h>
@@ -12,11 +12,11 @@
 #include <mutex>
 
 #include "lamina/base/error.h"
+#include "lamina/base/fd.h"
 #include "lamina/base/str.h"
-#include "lamina/rendezvous/socket.h"
-#include "lamina/value/bytes.h"
+#include "lamina/base/system_error.h"
 
-namespace lamina::rendezvous {
+namespace lamina::contact {
 namespace {
 
 // The hash after HMAC's first block: the key, filled up with zeros, each byte of it xor `pad`.
@@ -47,7 +47,7 @@ ssize_t read_some(int fd, Secret& to, std::size_t done) {
 }
 
 Secret read_secret(const std::string& variable) {
-  const Fd fd(std::atoi(variable.c_str()));
+  const base::Fd fd(std::atoi(variable.c_str()));
   Secret secret;
   std::size_t done = 0;
   while (done < secret.size()) {
@@ -82,17 +82,21 @@ Secret random_secret() {
   std::size_t done = 0;
   while (done < secret.size()) {
     const ssize_t count = ::getrandom(secret.data() + done, secret.size() - done, 0);
-    if (count < 0 && errno != EINTR) throw base::Error(base::str("no random numbers: ", system_error()));
+    if (count < 0 && errno != EINTR) throw base::Error(base::str("no random numbers: ", base::system_error()));
     if (count > 0) done += static_cast<std::size_t>(count);
   }
   return secret;
 }
 
 Mac authenticate(const Secret& secret, std::string_view purpose, std::initializer_list<std::string_view> fields) {
-  value::Writer text;
-  text.put_block(purpose);
-  for (const auto field : fields) text.put_block(field);
-  return Signer(secret).sign(text.take());
+  std::string text;
+  const auto put = [&](std::string_view field) {
+    const std::uint64_t size = field.size();
+    text.append(reinterpret_cast<const char*>(&size), sizeof size).append(field);
+  };
+  put(purpose);
+  for (const auto field : fields) put(field);
+  return Signer(secret).sign(text);
 }
 
 bool same(const Mac& a, const Mac& b) {
@@ -119,4 +123,4 @@ Mac Signer::sign(std::string_view text) const {
   return finish(hashed_->outer, inner.data(), inner.size());
 }
 
-}  // namespace lamina::rendezvous
+}  // namespace lamina::contact

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/rendezvous/handshake.h"
+#include "lamina/contact/handshake.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -9,7 +9,7 @@
 
 #include "lamina/base/str.h"
 
-namespace lamina::rendezvous {
+namespace lamina::contact {
 namespace {
 
 constexpr std::string_view kGreeting = "LAMINA02";
@@ -50,7 +50,7 @@ std::string text(const Mac& mac) { return std::string(mac.begin(), mac.end()); }
 const short Handshake::kRead = POLLIN;
 const short Handshake::kWrite = POLLOUT;
 
-Handshake::Handshake(const Identity& self, Fd socket, std::optional<base::Rank> peer, base::Deadline deadline)
+Handshake::Handshake(const Identity& self, base::Fd socket, std::optional<base::Rank> peer, base::Deadline deadline)
     : self_(self), socket_(std::move(socket)), peer_(peer), connecting_(peer.has_value()), deadline_(deadline) {
   awaited_ = connecting_ ? Awaited::kAnswer : Awaited::kGreeting;
   if (!connecting_) return;
@@ -200,4 +200,4 @@ Connection Handshake::take() {
   return {std::move(socket_), key(self_.rank), key(peer()), std::move(told_), !connecting_};
 }
 
-}  // namespace lamina::rendezvous
+}  // namespace lamina::contact

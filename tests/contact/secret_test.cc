@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/rendezvous/secret.h"
+#include "lamina/contact/secret.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-namespace lamina::rendezvous {
+namespace lamina::contact {
 namespace {
 
 std::string hex(std::span<const std::uint8_t> bytes) {
@@ -30,4 +30,4 @@ TEST(SecretTest, SignaturesAndDigestsAreThoseOfOtherLibraries) {
 }
 
 }  // namespace
-}  // namespace lamina::rendezvous
+}  // namespace lamina::contact

@@ -17,7 +17,7 @@
 // Everything that ranks believe of each other is proven by it. Their words in the store (Hello) are signed, and a
 // connection begins with a challenge in both directions ([Note: handshake]). The secret and that challenge give the
 // keys of the connection, by which each piece of a message is signed ([Note: pieces]).
-namespace lamina::rendezvous {
+namespace lamina::contact {
 
 using Secret = std::array<std::uint8_t, environment::kSecretBytes>;
 using Mac = std::array<std::uint8_t, 32>;
@@ -53,4 +53,4 @@ class Signer {
   std::shared_ptr<const FirstBlocks> hashed_;
 };
 
-}  // namespace lamina::rendezvous
+}  // namespace lamina::contact

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
+#include "lamina/base/fd.h"
 #include "lamina/base/ids.h"
-#include "lamina/rendezvous/secret.h"
-#include "lamina/rendezvous/socket.h"
+#include "lamina/contact/secret.h"
 
-namespace lamina::rendezvous {
+namespace lamina::contact {
 
 struct Identity {
   base::Rank rank;
@@ -23,7 +23,7 @@ struct Identity {
 // The result of a handshake: a socket, whose peer has proven that it holds the secret, the keys of the two directions,
 // and the words of the peer. The keys are new, and end with the connection.
 struct Connection {
-  Fd socket;
+  base::Fd socket;
   Secret outgoing{}, incoming{};
   std::string told;
   bool accepted = false;  // we can be before the peer in knowing of it
@@ -44,7 +44,7 @@ class Handshake {
 
   // `peer`: the rank to connect to; none accepts whoever proves to be a rank above ours. One below ours can only knock
   // ([Note: knocks]), whoever that is.
-  Handshake(const Identity& self, Fd socket, std::optional<base::Rank> peer, base::Deadline deadline);
+  Handshake(const Identity& self, base::Fd socket, std::optional<base::Rank> peer, base::Deadline deadline);
 
   State advance();
   short events() const { return out_.empty() ? kRead : kWrite; }  // what poll() should wait for
@@ -77,7 +77,7 @@ class Handshake {
   std::string seal() const;
 
   const Identity& self_;
-  Fd socket_;
+  base::Fd socket_;
   std::optional<base::Rank> peer_;
   const bool connecting_;
   const base::Deadline deadline_;
@@ -90,4 +90,4 @@ class Handshake {
   std::string failure_;
 };
 
-}  // namespace lamina::rendezvous
+}  // namespace lamina::contact
