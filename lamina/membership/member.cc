@@ -25,6 +25,7 @@ void Member::lost(MemberId other, Time now) {
   unreachable_.insert(other);
   joining_.erase(other);
   if (epoch_ && epoch_->has(other)) lost_.insert(other);
+  if (other == kWitness) give_up_witness();
   look(now);
 }
 
@@ -48,6 +49,7 @@ void Member::receive(MemberId from, const EpochWord& word, Time now) {
     if (next.has(self_) && next.members.front() == self_) tell(next);  // who decided may not reach all
     return adopt(next, now);
   }
+  if (from == kWitness && word.epoch != number) return;
   if (word.epoch < number) {
     send(from, {.kind = kDecided, .next = epoch_});
   } else if (word.epoch > number) {
@@ -94,13 +96,38 @@ bool Member::may_join(Time now) const {
 
 bool Member::has_reason(Time now) const { return !lost_.empty() || !leaving_.empty() || may_join(now); }
 
+bool Member::asks_witness() const { return epoch_->with_witness > 0 && !unreachable_.contains(kWitness); }
+
+// Others may be more, or have the first member.
+bool Member::yields(const std::set<MemberId>& here, Time now) const {
+  const Epoch without{epoch_->number, epoch_->members};
+  return asks_witness() && !is_majority(without, here) && since_ && now - *since_ < terms_.yields;
+}
+
+// Not where this member may be one of those who have decided with it.
+void Member::give_up_witness() {
+  if (!epoch_ || epoch_->with_witness == 0 || proposal_ || acceptor_.promised() != Ballot()) return;
+  unreachable_.insert(kWitness);
+  if (without_witness_.insert(self_).second) send_all({.kind = kGivesUp, .epoch = epoch_->number});
+}
+
+void Member::hear_giving_up(MemberId from) {
+  without_witness_.insert(from);
+  give_up_witness();
+  const auto has_given_up = [&](MemberId member) { return without_witness_.contains(member); };
+  if (std::ranges::all_of(epoch_->members, has_given_up)) epoch_->with_witness = 0;
+}
+
 // Does what is due: ends, leads, or tells the leader.
 void Member::look(Time now) {
   if (!ended_.empty() || !epoch_) return;
   std::set<MemberId> here(epoch_->members.begin(), epoch_->members.end());
   for (const auto member : lost_) here.erase(member);
+  const auto count = here.size();
+  if (asks_witness()) here.insert(kWitness);
   if (!is_majority(*epoch_, here)) {
-    return end(base::str(here.size(), " of ", epoch_->text(), " are no majority, without ", base::joined(lost_)));
+    return end(base::str(count, " of ", epoch_->text(), " are no majority, without ", base::joined(lost_),
+                         epoch_->with_witness > 0 && !asks_witness() ? " and the witness" : ""));
   }
   if (!lost_.empty() || !leaving_.empty()) since_ = since_.value_or(now);
   const auto leading = leader();
@@ -112,15 +139,15 @@ void Member::look(Time now) {
     told_ = {leading, word};
     return send(leading, word);
   }
-  if (proposal_ || !has_reason(now) || (again_ && now < *again_)) return;
+  if (proposal_ || !has_reason(now) || (again_ && now < *again_) || yields(here, now)) return;
   propose();
 }
 
 void Member::propose() {
   again_.reset();
-  greatest_ = {std::max(greatest_, promised_).round + 1, self_};
+  greatest_ = {std::max(greatest_, acceptor_.promised()).round + 1, self_};
   proposal_.emplace().ballot = greatest_;
-  send_all({.kind = kAsks, .epoch = epoch_->number, .ballot = greatest_});
+  send_voices({.kind = kAsks, .epoch = epoch_->number, .ballot = greatest_});
 }
 
 void Member::answer(MemberId from, const EpochWord& word, Time now) {
@@ -129,10 +156,8 @@ void Member::answer(MemberId from, const EpochWord& word, Time now) {
       hear(from, word);
       break;
     case kAsks:
-      promise(from, word);
-      break;
     case kProposes:
-      accept(from, word);
+      send(from, acceptor_.answer(word));
       break;
     case kPromises:
       if (proposal_ && word.ballot == proposal_->ballot) promised(from, word, now);
@@ -142,6 +167,9 @@ void Member::answer(MemberId from, const EpochWord& word, Time now) {
       break;
     case kRefuses:
       refused(word.ballot, now);
+      break;
+    case kGivesUp:
+      hear_giving_up(from);
       break;
     case kDecided:
     case kWonders:  // it is decided nowhere that is known here
@@ -159,24 +187,6 @@ void Member::hear(MemberId from, const EpochWord& word) {
   add(lost_, word.lost);
 }
 
-void Member::promise(MemberId from, const EpochWord& word) {
-  if (word.ballot < promised_) {
-    return send(from, {.kind = kRefuses, .epoch = word.epoch, .ballot = promised_});
-  }
-  promised_ = word.ballot;
-  send(from,
-       {.kind = kPromises, .epoch = word.epoch, .ballot = word.ballot, .accepted = accepted_in_, .next = accepted_});
-}
-
-void Member::accept(MemberId from, const EpochWord& word) {
-  if (word.ballot < promised_) {
-    return send(from, {.kind = kRefuses, .epoch = word.epoch, .ballot = promised_});
-  }
-  promised_ = accepted_in_ = word.ballot;
-  accepted_ = word.next;
-  send(from, {.kind = kAccepts, .epoch = word.epoch, .ballot = word.ballot});
-}
-
 void Member::promised(MemberId from, const EpochWord& word, Time now) {
   if (proposal_->next) return;  // a majority was enough
   proposal_->promises[from] = word;
@@ -187,9 +197,9 @@ void Member::promised(MemberId from, const EpochWord& word, Time now) {
     if (promise.next && (latest == nullptr || latest->accepted < promise.accepted)) latest = &promise;
   }
   if (!is_majority(*epoch_, promising)) return;
-  proposal_->next = latest != nullptr ? latest->next : Epoch{epoch_->number + 1, members_of_next(now)};
+  proposal_->next = latest != nullptr ? latest->next : next_epoch(now);
   if (proposal_->next->members == epoch_->members) return proposal_.reset();  // a newcomer has gone again
-  send_all({.kind = kProposes, .epoch = epoch_->number, .ballot = proposal_->ballot, .next = proposal_->next});
+  send_voices({.kind = kProposes, .epoch = epoch_->number, .ballot = proposal_->ballot, .next = proposal_->next});
 }
 
 void Member::accepted(MemberId from, Time now) {
@@ -221,6 +231,19 @@ std::vector<MemberId> Member::members_of_next(Time now) const {
   return members;
 }
 
+Epoch Member::next_epoch(Time now) const {
+  Epoch next{epoch_->number + 1, members_of_next(now)};
+  if (!asks_witness()) return next;
+  std::vector<int> machines;
+  int others = 0;
+  for (const auto member : next.members) {
+    const auto machine = terms_.machines.find(member);
+    machines.push_back(machine != terms_.machines.end() ? machine->second : --others);
+  }
+  next.with_witness = enough_with_witness(machines);
+  return next;
+}
+
 // Tells the members of this epoch and of the next one.
 void Member::tell(const Epoch& next) {
   std::set<MemberId> all(next.members.begin(), next.members.end());
@@ -249,11 +272,13 @@ void Member::adopt(const Epoch& next, Time now) {
   if (leaves_) leaving_.insert(self_);
   since_.reset();
   answer_.reset();
-  promised_ = greatest_ = accepted_in_ = {};
-  accepted_.reset();
+  acceptor_ = {};
+  greatest_ = {};
+  without_witness_.clear();
   proposal_.reset();
   again_.reset();
   told_.reset();
+  if (unreachable_.contains(kWitness)) give_up_witness();
   for (const auto& [from, word] : std::exchange(early_, {})) receive(from, word, now);
   look(now);
 }
@@ -265,6 +290,12 @@ void Member::send(MemberId to, EpochWord word) {
 // Its own members, this one too.
 void Member::send_all(const EpochWord& word) {
   for (const auto member : epoch_->members) send(member, word);
+}
+
+// Those who answer questions, of whom a majority is to agree.
+void Member::send_voices(const EpochWord& word) {
+  send_all(word);
+  if (asks_witness()) send(kWitness, word);
 }
 
 void Member::end(std::string why) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -11,40 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/membership/epoch.h"
+#include "lamina/membership/epoch_word.h"
 
 namespace lamina::membership {
 
 using Time = std::chrono::nanoseconds;  // of any clock that does not go back
-
-// A try to end an epoch; the greatest counts.
-struct Ballot {
-  std::int64_t round = 0;
-  MemberId by = MemberId(-1);
-
-  friend constexpr auto operator<=>(const Ballot&, const Ballot&) = default;
-};
-
-// A word of one member to another about the end of an epoch.
-struct EpochWord {
-  enum class Kind : std::uint8_t {
-    kTells,     // who is lost, wants to leave or to join: to the leader
-    kAsks,      // the leader asks for promises
-    kPromises,  // to take part in no smaller ballot; `next`: what was accepted, in ballot `accepted`
-    kProposes,  // the leader proposes `next`
-    kAccepts,
-    kRefuses,  // `ballot` is greater than the one that it answers
-    kDecided,  // `next` is the epoch that follows
-    kWonders,  // what has become of the epoch
-  };
-  Kind kind = Kind::kTells;
-  std::int64_t epoch = -1;  // the number of the one that ends; a newcomer knows none
-  Ballot ballot = {}, accepted = {};
-  std::optional<Epoch> next = {};
-  std::set<MemberId> lost = {}, leaving = {}, joining = {};
-
-  friend bool operator==(const EpochWord&, const EpochWord&) = default;
-};
 
 // How members agree.
 struct Terms {
@@ -55,6 +25,8 @@ struct Terms {
       std::chrono::milliseconds(20);  // the first waits so long, the second twice as long, before they try again
   Time between_joins = std::chrono::seconds(60);
   Time answer = std::chrono::milliseconds(500);  // for the end of an epoch, until words are said again; each time twice
+  Time yields = std::chrono::seconds(1);         // who is no majority without the witness asks it so much later
+  std::map<MemberId, int> machines = {};         // of members; none: one of its own
 };
 
 // [Note: epochs] One process of a job whose members change while it runs. An epoch ends when members are lost, leave or
@@ -68,6 +40,9 @@ struct Terms {
 // A member counts as lost to all who hear of it, until the next epoch. A word of somebody who is lost already does not
 // count. A further loss ends the next epoch.
 //
+// A job may have a witness ([Note: witness] in witness.h), which is told to members as kWitness: where it is lost, and
+// what it answers.
+//
 // It is a function of what it is told, and knows neither clocks nor connections. These are to tell of their own end.
 // Words may be lost, or overtake each other: a member that has had no next epoch for a while says its own again, and a
 // leader asks anew. Who calls: one thread.
@@ -78,7 +53,7 @@ class Member {
   // A newcomer: who has heard from it with `wants_to_join` brings it in, or it ends after `terms.patience`.
   Member(MemberId self, Terms terms, Time now);
 
-  // The connection with another has ended.
+  // The connection with another, or with the witness, has ended.
   void lost(MemberId other, Time now);
   // Goes after the next epoch has begun, with which this one is decided still.
   void leave(Time now);
@@ -95,6 +70,8 @@ class Member {
   const std::optional<Epoch>& epoch() const { return epoch_; }
   // True from a loss or leave until the next epoch: the members of this one are no longer all there.
   bool is_changing() const { return since_.has_value(); }
+  // False where there is no witness, or this member has lost it.
+  bool has_witness() const { return epoch_ && asks_witness(); }
   // Why this member goes on no more; empty while it does.
   const std::string& ended() const { return ended_; }
 
@@ -110,21 +87,25 @@ class Member {
   MemberId leader() const;
   bool has_reason(Time now) const;
   bool may_join(Time now) const;
+  bool asks_witness() const;
+  bool yields(const std::set<MemberId>& here, Time now) const;
+  void give_up_witness();
+  void hear_giving_up(MemberId from);
   void look(Time now);
   void repeat(Time now);
   void propose();
   void answer(MemberId from, const EpochWord& word, Time now);
   void hear(MemberId from, const EpochWord& word);
-  void promise(MemberId from, const EpochWord& word);
-  void accept(MemberId from, const EpochWord& word);
   void promised(MemberId from, const EpochWord& word, Time now);
   void accepted(MemberId from, Time now);
   void refused(const Ballot& greater, Time now);
   void tell(const Epoch& next);
   void adopt(const Epoch& next, Time now);
   std::vector<MemberId> members_of_next(Time now) const;
+  Epoch next_epoch(Time now) const;
   void send(MemberId to, EpochWord word);
   void send_all(const EpochWord& word);
+  void send_voices(const EpochWord& word);
   void end(std::string why);
 
   const MemberId self_;
@@ -140,9 +121,9 @@ class Member {
   std::optional<Time> since_;
   std::optional<Time> answer_;  // how long words may be without one, and until when
   Time answer_by_{};
-  Ballot promised_, greatest_;
-  Ballot accepted_in_;
-  std::optional<Epoch> accepted_;
+  Acceptor acceptor_;
+  Ballot greatest_;
+  std::set<MemberId> without_witness_;  // who have given it up
   std::optional<Proposal> proposal_;
   std::optional<Time> again_;
   std::optional<std::pair<MemberId, EpochWord>> told_;  // the last word to a leader

@@ -16,7 +16,15 @@ constexpr Time kEnd = seconds(300);
 
 SimulatedJob::SimulatedJob(std::uint64_t seed, int members, Terms terms) : random_(seed), terms_(terms) {
   Epoch first;
-  for (int i = 0; i < members; ++i) first.members.emplace_back(i);
+  std::vector<int> machines;
+  for (int i = 0; i < members; ++i) {
+    first.members.emplace_back(i);
+    if (!terms.machines.empty()) machines.push_back(terms.machines.at(MemberId(i)));
+  }
+  if (!machines.empty()) {
+    first.with_witness = enough_with_witness(machines);
+    witness_.emplace();
+  }
   for (const auto id : first.members) add(id, std::make_unique<Member>(id, first, terms_));
   seen_[0].insert(first.members);
 }
@@ -37,8 +45,16 @@ void SimulatedJob::trouble(const Troubles& troubles) {
   some(troubles.joins, [this] { join(); });
   some(troubles.freezes, [this] { freeze(any()); });
   some(troubles.broken_links, [this] { break_link(any(), any()); });
+  some(troubles.machines_lost, [this] {
+    if (const auto machine = terms_.machines.find(any()); machine != terms_.machines.end()) {
+      lose_machine(machine->second);
+    }
+  });
+  some(troubles.witness_deaths, [this] { kill_witness(); });
+  some(troubles.witness_links, [this] { break_link(any(), kWitness); });
   some(troubles.splits, [this] {
     std::set<MemberId> side;
+    if (witness_ && random_() % 2 == 0) side.insert(kWitness);
     for (const auto id : all()) {
       if (random_() % 2 == 0) side.insert(id);
     }
@@ -67,9 +83,25 @@ void SimulatedJob::kill(MemberId id) {
   }
 }
 
+void SimulatedJob::kill_witness() {
+  if (!witness_) return;
+  witness_.reset();
+  for (const auto id : all()) {
+    if (!processes_.at(id).closed.contains(kWitness)) hear_of_end(kWitness, id);
+  }
+}
+
+void SimulatedJob::lose_machine(int machine) {
+  for (const auto& [id, its] : terms_.machines) {
+    if (its == machine) kill(id);
+  }
+}
+
 void SimulatedJob::split(const std::set<MemberId>& side) {
-  for (const auto one : all()) {
-    for (const auto other : all()) {
+  auto everybody = all();
+  if (witness_) everybody.push_back(kWitness);
+  for (const auto one : everybody) {
+    for (const auto other : everybody) {
       if (side.contains(one) && !side.contains(other)) break_link(one, other);
     }
   }
@@ -162,6 +194,7 @@ void SimulatedJob::break_link(MemberId one, MemberId other) {
 
 // `by` hears that `of` is gone, behind the words that are on their way.
 void SimulatedJob::hear_of_end(MemberId of, MemberId by) {
+  if (by == kWitness) return;
   auto& last = last_[{of, by}];
   last = std::max(last, now_ + duration(0, 0.5));
   at(last, [this, of, by] {
@@ -195,7 +228,7 @@ void SimulatedJob::act(MemberId id, const std::function<void(Member&)>& what) {
 }
 
 void SimulatedJob::deliver(MemberId from, MemberId to, EpochWord word) {
-  if (broken_.contains({from, to}) || !processes_.contains(to)) return;
+  if (broken_.contains({from, to}) || (to != kWitness && !processes_.contains(to))) return;
   const auto arrives = now_ + (from == to ? Time(1) : duration(0.0001, 0.02));
   auto last = arrives;
   if (words_lost_ == 0) {
@@ -205,11 +238,16 @@ void SimulatedJob::deliver(MemberId from, MemberId to, EpochWord word) {
   }
   at(last, [this, from, to, word = std::move(word)] {
     if (broken_.contains({from, to})) return;
+    if (to == kWitness) return ask_witness(from, word);
     in(to, [this, from, to, word] {
       if (processes_.at(to).closed.contains(from)) return;
       act(to, [&](Member& member) { member.receive(from, word, now_); });
     });
   });
+}
+
+void SimulatedJob::ask_witness(MemberId from, const EpochWord& word) {
+  if (witness_) deliver(kWitness, from, *witness_->answer(0, word));
 }
 
 }  // namespace lamina::membership::testing

@@ -5,18 +5,21 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <random>
 #include <set>
 #include <vector>
 
 #include "lamina/membership/member.h"
+#include "lamina/membership/witness.h"
 
 namespace lamina::membership::testing {
 
 // How often each kind of trouble comes to a job.
 struct Troubles {
   int deaths = 0, leaves = 0, joins = 0, freezes = 0, broken_links = 0, splits = 0;
+  int machines_lost = 0, witness_deaths = 0, witness_links = 0;
   double dies_in_a_message = 0;  // the probability, for each batch of words that a member sends
   double words_lost = 0;         // the probability for each, but to oneself; then words overtake each other, too
   double within_s = 4;           // of the beginning
@@ -26,6 +29,7 @@ struct Troubles {
 // connections come at random, and others hear of them at random. The seed says all of it.
 class SimulatedJob {
  public:
+  // With a witness where the members are on several machines, `terms.machines`.
   SimulatedJob(std::uint64_t seed, int members, Terms terms = {});
 
   void trouble(const Troubles& troubles);
@@ -33,7 +37,10 @@ class SimulatedJob {
   bool run();
 
   void kill(MemberId member);
+  void kill_witness();
+  void lose_machine(int machine);
   void break_link(MemberId one, MemberId other);
+  // The witness may be on that side, too.
   void split(const std::set<MemberId>& side);  // no word goes between these and the others from now on
   void leave(MemberId member);
   MemberId join();
@@ -63,6 +70,7 @@ class SimulatedJob {
   void in(MemberId id, std::function<void()> act);
   void act(MemberId id, const std::function<void(Member&)>& what);
   void deliver(MemberId from, MemberId to, EpochWord word);
+  void ask_witness(MemberId from, const EpochWord& word);
   void tick(MemberId id);
   MemberId any();
 
@@ -71,7 +79,8 @@ class SimulatedJob {
   double dies_in_a_message_ = 0, words_lost_ = 0;
   Time now_{};
   std::map<MemberId, Process> processes_;
-  std::map<Pair, Time> last_;  // when the last word between two arrives
+  std::optional<Witness> witness_;  // none: there is none, or it is dead
+  std::map<Pair, Time> last_;       // when the last word between two arrives
   std::set<Pair> broken_;
   struct Event {
     Time time;
