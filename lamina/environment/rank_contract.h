@@ -14,6 +14,8 @@ constexpr const char* kNewcomerVariable = "LAMINA_NEWCOMER";  // set where this 
 
 constexpr const char* kElasticVariable = "LAMINA_ELASTIC";  // MIN[:MAX]: ranks outlive others while MIN are left
 
+constexpr const char* kWitnessVariable = "LAMINA_WITNESS";  // HOST:PORT of the job's witness, where it has one
+
 constexpr std::size_t kSecretBytes = 32;
 
 }  // namespace lamina::environment

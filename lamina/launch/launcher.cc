@@ -21,6 +21,7 @@
 #include "lamina/launch/ranks/watch.h"
 #include "lamina/launch/reserved_port.h"
 #include "lamina/launch/timeline_folder.h"
+#include "lamina/launch/witness.h"
 
 namespace lamina::launch {
 namespace {
@@ -49,6 +50,7 @@ Job describe(const Preparation& prepared, const std::optional<ReservedPort>& por
           .restarts = prepared.options.restarts,
           .least = prepared.options.least,
           .most = prepared.options.most,
+          .witness = prepared.options.witness ? prepared.options.witness->text() : "",
           .stacks = prepared.options.hang_timeout.has_value() || prepared.options.least.has_value()};
 }
 
@@ -171,6 +173,7 @@ int run_command(const std::vector<std::string>& arguments) {
   Options options;
   if (auto code = parse_run(arguments, options)) return *code;
   try {
+    if (options.is_witness()) return run_witness(options);
     return options.timeline ? launch_recorded(std::move(options)) : launch(options);
   } catch (const base::ConfigError& error) {
     return complain(error, 2);

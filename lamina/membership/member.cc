@@ -292,7 +292,7 @@ void Member::send_all(const EpochWord& word) {
   for (const auto member : epoch_->members) send(member, word);
 }
 
-// Those who answer questions, of whom a majority is to agree.
+// Asks all of whom a majority is to agree.
 void Member::send_voices(const EpochWord& word) {
   send_all(word);
   if (asks_witness()) send(kWitness, word);

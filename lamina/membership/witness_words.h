@@ -9,8 +9,8 @@
 
 namespace lamina::membership {
 
-// Words between a member and the witness: questions with the number of their session; answers as EpochWord has them, or
-// a refusal, after which the line ends; and one that says that its sender is there, which is said back.
+// Words between a member and the witness. A question has the number of its session; an answer is as EpochWord has it, or
+// a refusal, after which the line ends. One word says that its sender is there, and is said back.
 inline constexpr const char* kWitnessName = "witness";  // of the connection
 inline constexpr const char* kHere = "here";
 

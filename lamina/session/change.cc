@@ -16,6 +16,7 @@
 #include "lamina/messaging/same_arguments.h"
 #include "lamina/model/room.h"
 #include "lamina/rendezvous/job_store.h"
+#include "lamina/session/epoch_talk.h"
 #include "lamina/verification/run_recorder.h"
 
 namespace lamina::session {
@@ -232,7 +233,8 @@ std::shared_ptr<Session> open_beside(Session& before, config::Config config, env
     }
   };
   auto store = hosted_store(world, before.patience(), hooks.check_interrupt);
-  auto session = std::make_shared<Session>(std::move(config), std::move(world), std::move(hooks));
+  const auto first = before.epochs().follows();
+  auto session = std::make_shared<Session>(std::move(config), std::move(world), std::move(hooks), &first);
   session->when_closed([store] {});  // until then it is there
   *meeting = false;
   // The end of the session before is a loss to those who still look at it: that comes after all have met.

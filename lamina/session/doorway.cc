@@ -17,6 +17,7 @@
 #include "lamina/environment/elastic_terms.h"
 #include "lamina/environment/progress.h"
 #include "lamina/environment/rank_contract.h"
+#include "lamina/session/epoch_talk.h"
 #include "lamina/session/newcomer.h"
 
 namespace lamina::session {
@@ -98,6 +99,7 @@ void Doorway::begin_epoch(Session& session) {
 }
 
 bool Doorway::is_called(Session& session) const {
+  session.epochs().look_after_witness();
   if (session.world().size == 1) return leaves() || (door_ != nullptr && door_->has_waiting());
   hear_of_door(session);
   return data_parallel::newcomers().heard;

@@ -1,93 +1,99 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/session/epoch_talk.h"
 
-#include <set>
+#include <algorithm>
+#include <cstring>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "lamina/base/deadline.h"
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/contact/secret.h"
+#include "lamina/messaging/agreement.h"
 #include "lamina/messaging/relay.h"
+#include "lamina/session/witness_line.h"
 
 namespace lamina::session {
 namespace {
 
-using membership::Ballot;
 using membership::Epoch;
 using membership::EpochWord;
 using membership::MemberId;
-using value::List;
+using value::Tuple;
 using value::Value;
 
 constexpr auto kChannel = "epoch";
 constexpr auto kPause = std::chrono::milliseconds(2);
+constexpr auto kCalls = std::chrono::seconds(2);         // of a newcomer to the witness, while the others wait for it
+constexpr auto kLooks = std::chrono::milliseconds(500);  // after the witness, each time
 
 membership::Time now() { return base::Clock::now().time_since_epoch(); }
 MemberId member_of(base::Rank rank) { return MemberId(rank.value); }
 base::Rank rank_of(MemberId member) { return base::Rank(member.value); }
 
-template <class Members>
-List to_list(const Members& members) {
-  List list;
-  for (const auto member : members) list.items.emplace_back(member.value);
-  return list;
+// Machines are known under `lamina run --elastic` alone, where there may be a witness.
+membership::Terms terms_of(std::size_t least, const base::Patience& patience, const FirstEpoch& first) {
+  membership::Terms terms{.least = least, .patience = std::chrono::duration_cast<membership::Time>(patience.timeout)};
+  for (std::size_t rank = 0; rank < first.machines.size(); ++rank) {
+    terms.machines[MemberId(static_cast<std::int64_t>(rank))] = first.machines[rank];
+  }
+  return terms;
 }
 
-std::vector<MemberId> to_members(const Value& told) {
-  std::vector<MemberId> members;
-  for (const auto& item : told.as<List>().items) members.emplace_back(item.as<std::int64_t>());
-  return members;
-}
-
-std::set<MemberId> to_set(const Value& told) {
-  const auto members = to_members(told);
-  return {members.begin(), members.end()};
-}
-
-List to_list(const Ballot& ballot) { return {{ballot.round, ballot.by.value}}; }
-
-Ballot to_ballot(const Value& told) {
-  const auto& items = told.as<List>().items;
-  return {items.at(0).as<std::int64_t>(), MemberId(items.at(1).as<std::int64_t>())};
-}
-
-Value to_value(const EpochWord& word) {
-  List next;
-  if (word.next) next.items = {word.next->number, to_list(word.next->members)};
-  return List{{static_cast<std::int64_t>(word.kind), word.epoch, to_list(word.ballot), to_list(word.accepted), next,
-               to_list(word.lost), to_list(word.leaving), to_list(word.joining)}};
-}
-
-EpochWord to_word(const Value& told) {
-  const auto& items = told.as<List>().items;
-  EpochWord word{.kind = static_cast<EpochWord::Kind>(items.at(0).as<std::int64_t>()),
-                 .epoch = items.at(1).as<std::int64_t>(),
-                 .ballot = to_ballot(items.at(2)),
-                 .accepted = to_ballot(items.at(3))};
-  const auto& next = items.at(4).as<List>().items;
-  if (!next.empty()) word.next = Epoch{next.at(0).as<std::int64_t>(), to_members(next.at(1))};
-  word.lost = to_set(items.at(5));
-  word.leaving = to_set(items.at(6));
-  word.joining = to_set(items.at(7));
-  return word;
-}
-
-Epoch first_epoch(int size) {
-  Epoch epoch;
+Epoch epoch_of(int size, const FirstEpoch& first) {
+  Epoch epoch{.number = first.number};
   for (int rank = 0; rank < size; ++rank) epoch.members.emplace_back(rank);
+  if (first.has_witness) epoch.with_witness = membership::enough_with_witness(first.machines);
   return epoch;
+}
+
+std::int64_t drawn_number() {
+  const auto random = contact::random_secret();
+  std::int64_t number = 0;
+  std::memcpy(&number, random.data(), sizeof number);
+  return number;
 }
 
 }  // namespace
 
+FirstEpoch FirstEpoch::learn(const FirstEpoch* before, messaging::Mailbox& mailbox,
+                             const std::vector<base::Rank>& ranks, std::vector<int> machines,
+                             base::Clock::duration silence, const base::Patience& patience) {
+  if (!WitnessLine::address()) return {};
+  FirstEpoch first;
+  if (before != nullptr) {
+    first = *before;
+  } else {
+    first.has_witness = !machines.empty();
+  }
+  if (ranks.size() == 1) return first;
+  first.machines = std::move(machines);
+  const auto own = [&]() -> Value {
+    return Tuple{{first.number, first.has_witness, drawn_number(), first.line ? first.line->job() : std::string()}};
+  };
+  const auto told = messaging::made_by_first(mailbox, ranks, own, patience);
+  const auto& items = told.as<Tuple>().items;
+  first.number = items.at(0).as<std::int64_t>();
+  first.has_witness = items.at(1).as<bool>();
+  first.session = items.at(2).as<std::int64_t>();
+  const auto job = before == nullptr ? base::str("job ", first.session) : items.at(3).as<std::string>();
+  if (!first.has_witness || first.line != nullptr || job.empty()) return first;
+  const auto by = base::Deadline::after(before == nullptr ? silence : std::min<base::Clock::duration>(silence, kCalls));
+  first.line = std::make_shared<WitnessLine>(job, silence, by, patience.check_interrupt);
+  return first;
+}
+
 EpochTalk::EpochTalk(messaging::Mailbox& mailbox, transport::Transport& transport, std::size_t least,
-                     base::Patience patience)
+                     base::Patience patience, FirstEpoch first)
     : mailbox_(mailbox),
       transport_(transport),
       patience_(std::move(patience)),
-      member_(member_of(mailbox.rank()), first_epoch(transport.size()),
-              {.least = least, .patience = std::chrono::duration_cast<membership::Time>(patience_.timeout)}) {}
+      first_(std::move(first)),
+      member_(member_of(mailbox.rank()), epoch_of(transport.size(), first_), terms_of(least, patience_, first_)),
+      ended_(first_.number) {}
 
 std::vector<base::Rank> EpochTalk::next() {
   const auto deadline = base::Deadline::after(patience_.timeout);
@@ -105,6 +111,11 @@ std::vector<base::Rank> EpochTalk::next() {
     std::this_thread::sleep_for(kPause);
   }
   ended_ = member_.epoch()->number;
+  if (first_.has_witness) tell_witness_lost();
+  return members();
+}
+
+std::vector<base::Rank> EpochTalk::members() const {
   std::vector<base::Rank> members;
   for (const auto member : member_.epoch()->members) members.push_back(rank_of(member));
   return members;
@@ -126,25 +137,61 @@ std::vector<Value> EpochTalk::all_gather(std::span<const base::Rank> members, Va
   }
 }
 
+void EpochTalk::look_after_witness() {
+  if (!first_.has_witness || base::Clock::now() - looked_ < kLooks) return;
+  looked_ = base::Clock::now();
+  exchange(/*tells_losses=*/false);
+  tell_witness_lost();
+}
+
+FirstEpoch EpochTalk::follows() const {
+  const bool has_witness = member_.epoch()->with_witness > 0;
+  return {.number = member_.epoch()->number, .has_witness = has_witness, .line = has_witness ? first_.line : nullptr};
+}
+
 // Hears what others say, and answers.
-void EpochTalk::attend() {
+void EpochTalk::attend() { exchange(/*tells_losses=*/true); }
+
+void EpochTalk::exchange(bool tells_losses) {
+  if (first_.has_witness) hear_witness();
   for (int rank = 0; rank < transport_.size(); ++rank) {
     const base::Rank other(rank);
     if (other == mailbox_.rank()) continue;
-    while (const auto word = mailbox_.poll(other, kChannel)) member_.receive(member_of(other), to_word(*word), now());
-    if (mailbox_.loss({&other, 1}, std::chrono::milliseconds(0))) member_.lost(member_of(other), now());
+    while (const auto word = mailbox_.poll(other, kChannel)) {
+      member_.receive(member_of(other), EpochWord::read(word->as<std::string>()), now());
+    }
+    if (tells_losses && mailbox_.loss({&other, 1}, std::chrono::milliseconds(0))) member_.lost(member_of(other), now());
   }
   member_.pass(now());
   // To the last one: this member's own words may decide, and the others are to hear of it.
   for (auto words = member_.take_words(); !words.empty(); words = member_.take_words()) {
     for (const auto& [to, word] : words) {
-      if (rank_of(to) == mailbox_.rank()) {
+      if (to == membership::kWitness) {
+        first_.line->ask(first_.session, word);
+      } else if (rank_of(to) == mailbox_.rank()) {
         member_.receive(to, word, now());
       } else {
-        messaging::relay(mailbox_, transport_, rank_of(to), kChannel, to_value(word));
+        messaging::relay(mailbox_, transport_, rank_of(to), kChannel, word.to_text());
       }
     }
   }
+}
+
+void EpochTalk::hear_witness() {
+  if (first_.line != nullptr) {
+    for (const auto& word : first_.line->hear()) member_.receive(membership::kWitness, word, now());
+  }
+  if (first_.line == nullptr || !first_.line->lost().empty()) member_.lost(membership::kWitness, now());
+}
+
+void EpochTalk::tell_witness_lost() {
+  if (member_.has_witness() || std::exchange(has_told_, true)) return;
+  if (first_.line != nullptr) first_.line->give_up("another rank has lost it");
+  if (mailbox_.rank() != members().front()) return;
+  base::log_warning(base::str("the witness at ", WitnessLine::address().value_or("another place"), " is lost (",
+                              first_.line == nullptr ? "no connection" : first_.line->lost(),
+                              "): the job goes on without one. From now on half of its ranks go on with the first one "
+                              "alone, so that the loss of a machine may end it"));
 }
 
 }  // namespace lamina::session

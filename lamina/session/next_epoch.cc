@@ -9,7 +9,6 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
-#include "lamina/environment/elastic_terms.h"
 #include "lamina/environment/progress.h"
 #include "lamina/messaging/relay.h"
 #include "lamina/session/change.h"
@@ -22,12 +21,6 @@ using value::Value;
 
 constexpr auto kHeard = std::chrono::seconds(1);  // after an operation has found a rank lost
 constexpr auto kNewcomers = "newcomers";          // the channel of words that one is lost
-
-// Ranks that the job is to have, as its launchers say.
-std::size_t least() {
-  const auto terms = environment::ElasticTerms::read(environment::process_environment());
-  return static_cast<std::size_t>(terms.value_or(environment::ElasticTerms()).least);
-}
 
 }  // namespace
 
@@ -42,10 +35,7 @@ std::vector<int> nodes_of(const Session& before, const NextEpoch& next) {
 }
 
 EpochEnd::EpochEnd(Session& session, Door* door)
-    : before_(session),
-      door_(door),
-      talk_(session.mailbox(), session.transport(), least(), session.patience()),
-      members_(session.members(topology::Group::kWorld)) {}
+    : before_(session), door_(door), talk_(session.epochs()), members_(talk_.members()) {}
 
 NextEpoch EpochEnd::next(const Value& word, std::int64_t progress, bool leaves) {
   while (true) {

@@ -61,7 +61,7 @@ class EpochEnd {
 
   Session& before_;
   Door* const door_;
-  EpochTalk talk_;
+  EpochTalk& talk_;
   std::vector<base::Rank> members_;  // who are left
   std::int64_t number_ = 0;
 };

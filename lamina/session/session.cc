@@ -24,8 +24,10 @@
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/runtime/turn_times.h"
 #include "lamina/session/chosen_device.h"
+#include "lamina/session/epoch_talk.h"
 #include "lamina/session/graph_links.h"
 #include "lamina/session/lanes.h"
+#include "lamina/session/witness_line.h"
 #include "lamina/tensor_parallel/team.h"
 #include "lamina/transport/loopback/loopback.h"
 #include "lamina/transport/staging.h"
@@ -42,6 +44,12 @@ std::chrono::seconds seconds(double span) { return std::chrono::seconds(static_c
 
 base::Clock::duration duration(double seconds) {
   return std::chrono::duration_cast<base::Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// Ranks without which nobody of the job goes on, as its launchers say.
+std::size_t least_ranks() {
+  const auto terms = environment::ElasticTerms::read(environment::process_environment());
+  return static_cast<std::size_t>(terms.value_or(environment::ElasticTerms()).least);
 }
 
 // Ranks of such a job outlive others.
@@ -173,7 +181,7 @@ collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder
 
 }  // namespace
 
-Session::Session(config::Config config, environment::World world, FaceHooks hooks)
+Session::Session(config::Config config, environment::World world, FaceHooks hooks, const FirstEpoch* first)
     : config_(config::with_defaults(std::move(config))),
       world_(rendezvous::placed(rendezvous::meeting_outside(std::move(world)), hooks.check_interrupt)),
       topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
@@ -224,6 +232,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   devices::watch_failures([this](const std::string& what) { messaging::tell_failed(messenger_->transport(), what); });
   if (world_.local_size < world_.size) learn_nodes();
   if (world_.size > 1 && is_elastic()) learn_seats();
+  epochs_ = std::make_unique<EpochTalk>(mailbox(), transport(), least_ranks(), patience(), first_epoch(first));
   learn_devices(mailbox(), members(Group::kWorld), world_, patience());
 }
 
@@ -247,7 +256,8 @@ void Session::learn_nodes() {
     }
     return low;
   };
-  const auto elastic = environment::process_environment()(environment::kElasticVariable).value_or("");
+  auto elastic = environment::process_environment()(environment::kElasticVariable).value_or("");
+  if (const auto witness = WitnessLine::address()) elastic += " --witness " + *witness;
   const List own{{List{{std::int64_t{world_.node_rank}, std::int64_t{1}, elastic}}}};
   const auto all = mailbox().exchange(members(Group::kWorld), "machines", own, join, patience());
   auto cuts = cuts_of(config_);
@@ -255,8 +265,8 @@ void Session::learn_nodes() {
     if (terms(line) != elastic) {
       const auto told = [](const std::string& said) { return said.empty() ? "none" : "--elastic " + said; };
       throw base::ConfigError(
-          base::str("the launchers of this job are to be given the same --elastic: machine ", world_.node_rank, " has ",
-                    told(elastic), ", and machine ", node(line), " ", told(terms(line))),
+          base::str("the launchers of this job are to be given the same --elastic and --witness: machine ",
+                    world_.node_rank, " has ", told(elastic), ", and machine ", node(line), " ", told(terms(line))),
           base::Code{"elastic-refused"});
     }
     cuts.nodes.insert(cuts.nodes.end(), static_cast<std::size_t>(count(line)), static_cast<int>(node(line)));
@@ -274,6 +284,13 @@ void Session::learn_seats() {
     seats_.push_back({static_cast<int>(items.at(0).as<std::int64_t>()),
                       static_cast<int>(items.at(1).as<std::int64_t>()), items.at(2).as<std::string>()});
   }
+}
+
+FirstEpoch Session::first_epoch(const FirstEpoch* before) {
+  std::vector<int> machines;
+  for (const auto& seat : seats_) machines.push_back(seat.node);
+  const auto silence = duration(config::silence_of(config_, /*outlives=*/true).value_or(config_.timeout_s));
+  return FirstEpoch::learn(before, mailbox(), members(Group::kWorld), std::move(machines), silence, patience());
 }
 
 tensor_parallel::Team* Session::team() {

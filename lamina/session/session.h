@@ -32,6 +32,8 @@ class Border;
 
 namespace lamina::session {
 
+class EpochTalk;
+struct FirstEpoch;
 class GraphLinks;
 
 // The hooks that a face lends to the engine.
@@ -57,8 +59,8 @@ class Session {
  public:
   // Checks that the configuration fits the world and is available, then connects the ranks; collective. Throws
   // base::ConfigError before anything is started, and what open_ucx throws. Of several machines the ranks tell each
-  // other on which each of them is.
-  Session(config::Config config, environment::World world, FaceHooks hooks);
+  // other on which each of them is. `first`: of a session that follows another one; nullptr: the job begins.
+  Session(config::Config config, environment::World world, FaceHooks hooks, const FirstEpoch* first = nullptr);
   // Leaves as close(false) does.
   ~Session();
 
@@ -92,6 +94,8 @@ class Session {
   base::Rank owner(base::Partition partition) const;
   // Seats of all ranks, in a job whose ranks outlive others: `lamina run --elastic`. Else there are none.
   const std::vector<Seat>& seats() const { return seats_; }
+  // Talk about the members of the job, where some are lost.
+  EpochTalk& epochs() { return *epochs_; }
   // The machines of ranks that were lost to those who go on in this session, until that is told.
   std::vector<std::string>& lost_hosts() { return lost_hosts_; }
 
@@ -137,6 +141,7 @@ class Session {
  private:
   void learn_nodes();
   void learn_seats();
+  FirstEpoch first_epoch(const FirstEpoch* before);
   observe::Timeline empty_timeline() const;
   bool end(bool orderly);
 
@@ -155,6 +160,7 @@ class Session {
   observe::Recorder recorder_;
   std::shared_ptr<verification::RunRecorder> run_recorder_;
   std::unique_ptr<messaging::Messenger> messenger_;
+  std::unique_ptr<EpochTalk> epochs_;
   std::unique_ptr<pipeline::Job> job_;
   std::unique_ptr<parameter_server::Service> parameter_server_;
   std::unique_ptr<collective::Groups> groups_;

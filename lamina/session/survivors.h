@@ -68,7 +68,7 @@ class Survivors {
   // ProcessEnds in a rank that leaves.
   std::vector<Told> go_on(bool is_lost);
   // True where the epoch is to end before the next step, on all ranks after one and the same update.
-  virtual bool is_called() const { return false; }
+  virtual bool is_called() const;
   // Says once, on the first rank, who was lost in that step, or joined before it, and what all do.
   void tell_going_on(std::int64_t step, bool is_again);
 

@@ -160,7 +160,7 @@ def test_a_machine_that_comes_back_needs_the_secret(launcher):
 
 def test_launchers_that_are_told_otherwise_are_refused(launcher):
     lines = ends(start(launcher, (1, 1), ("none",), elastic=("1", "2")), [1, 1])
-    named = "the launchers of this job are to be given the same --elastic: machine 0 has --elastic 1, and machine 1"
+    named = "are to be given the same --elastic and --witness: machine 0 has --elastic 1, and machine 1 --elastic 2"
     assert [line for line in lines[0] if named in line], lines
 
 

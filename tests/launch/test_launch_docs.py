@@ -3,6 +3,7 @@
 
 import re
 import shlex
+import signal
 
 import pytest
 from launch.command_place import command_place
@@ -37,8 +38,14 @@ def test_it_works(launcher, place, lines):
         assert launcher.run("-c", line, binary="/bin/sh", env=place).returncode == 0
     port = str(launcher.reserve_port())
     here = [line.replace("10.0.0.1", "127.0.0.1").replace("29500", port) for line in lines]
+    witness = f"127.0.0.1:{launcher.reserve_port()}"
+    here = [line.replace("10.0.0.3:29501", witness) for line in here]
     started = [launcher.start("-c", line, binary="/bin/sh", env=place) for line in here if line not in setup]
+    waits = [started.pop(0)] if any(line.endswith(witness) for line in here) else []
     for job in started:
         _, errors = job.communicate(timeout=100)
         assert job.returncode == 0, errors
+    for job in waits:  # a witness, which these ranks have not asked
+        job.send_signal(signal.SIGINT)
+        assert job.wait(10) == 130
     assert (launcher.folder / "met").exists(), "rank 0 met the others"

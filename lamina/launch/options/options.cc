@@ -84,6 +84,10 @@ void add_places(CLI::App& app, Options& options) {
   add_number(app, "--master_port,--master-port", "a free port there", [&](int number) {
     options.master_port = number;
   })->type_name("PORT");
+  app.add_option_function<std::string>(
+         "--witness", [&](const std::string& text) { options.witness = HostPort::read("--witness", text); },
+         "where the job's witness is, whose voice counts where machines are lost; without SCRIPT: be it")
+      ->type_name("HOST:PORT");
   app.add_flag("--standalone")->description("one machine (which is the default)");
 }
 
@@ -138,6 +142,31 @@ void add_ends(CLI::App& app, Options& options) {
              "end the job when, for so many seconds from its start on, no rank begins or ends a step of lamina (never)",
              [&](int number) { options.hang_timeout = std::chrono::seconds(number); })
       ->type_name("S");
+}
+
+// The witness has a place, a secret, and nothing else.
+void note_of_witness(const Options& options, const std::function<void(const std::string&)>& note) {
+  const std::pair<bool, const char*> others[] = {{options.processes.has_value(), "-n"},
+                                                 {options.world_size.has_value(), "--world_size"},
+                                                 {options.nodes.has_value(), "--nnodes"},
+                                                 {options.base_rank.has_value(), "--base_rank"},
+                                                 {options.node_rank.has_value(), "--node_rank"},
+                                                 {options.master_address.has_value(), "--master_addr"},
+                                                 {options.master_port.has_value(), "--master_port"},
+                                                 {options.config_file.has_value(), "--config"},
+                                                 {!options.preload.empty(), "--preload"},
+                                                 {options.module, "--module"},
+                                                 {options.command, "--no-python"},
+                                                 {options.least.has_value(), "--elastic"},
+                                                 {options.restarts > 0, "--restarts"}};
+  std::string given;
+  for (const auto& [is_given, name] : others) {
+    if (is_given) given += base::str(given.empty() ? "" : ", ", name);
+  }
+  if (!given.empty()) {
+    note(base::str("without SCRIPT, --witness is the witness itself, which has no ranks: leave out ", given,
+                   ", or say what to run"));
+  }
 }
 
 }  // namespace
@@ -198,7 +227,18 @@ void Options::validate() const {
   if (std::ranges::find(preload, "") != preload.end()) {
     note("--preload must name Python modules, with a comma between them, as in `--preload torch,lamina`");
   }
-  if (target.empty() || target.front().empty()) note("say what to run, as in `lamina run -n 2 train.py`");
+  if (witness && !secret_file) {
+    note(
+        "--witness needs --secret-file, the same on all machines: by its secret the job and its witness know each "
+        "other");
+  }
+  if (is_witness()) {
+    note_of_witness(*this, note);
+  } else if (witness && !least) {
+    note("--witness is for jobs that go on without ranks that are lost: give --elastic, too");
+  }
+  if (!is_witness() && (target.empty() || target.front().empty()))
+    note("say what to run, as in `lamina run -n 2 train.py`");
   if (!wrong.empty()) throw base::ConfigError(wrong);
 }
 

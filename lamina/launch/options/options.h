@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lamina/launch/options/command_line.h"
+#include "lamina/launch/options/host_port.h"
 
 namespace lamina::launch {
 
@@ -20,6 +21,7 @@ struct Options {
   std::optional<int> node_rank;   // of this machine
   std::optional<std::string> master_address;
   std::optional<int> master_port;
+  std::optional<HostPort> witness;  // of the job; without a target this process is to be it
 
   // The program of each rank.
   bool module = false;                 // target[0] is a Python module (-m)
@@ -45,6 +47,9 @@ struct Options {
   std::optional<int>
       most;  // ranks that there may be, where those that a signal ends are started again; none: they are not
   std::optional<std::chrono::seconds> hang_timeout;
+
+  // True of a command that starts no ranks: it is the witness of those that others start.
+  bool is_witness() const { return witness && target.empty(); }
 
   // Throws ConfigError: one line that names every wrong field. Looks at no file and at no environment.
   void validate() const;

@@ -41,6 +41,7 @@ Values contract(const Job& job, const Place& place) {
   set["LAMINA_LAUNCHER"] = "1";
   set["LAMINA_RESTART"] = str(job.restart);
   if (job.least) set[environment::kElasticVariable] = str(*job.least, job.most ? str(":", *job.most) : "");
+  if (!job.witness.empty()) set[environment::kWitnessVariable] = job.witness;
   if (place.door_fd >= 0) set[environment::kDoorVariable] = str(place.door_fd);
   if (place.is_newcomer) set[environment::kNewcomerVariable] = "1";
   if (place.secret_fd >= 0) set[environment::kSecretVariable] = str(place.secret_fd);
@@ -67,7 +68,7 @@ constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHE
 // True where the launcher alone says what a rank reads under this name: torchrun's contract and lamina's variables.
 bool is_launchers(const std::string& name) {
   static const Values set =
-      contract({.least = 1}, {.secret_fd = 0, .progress_fd = 0, .door_fd = 0, .is_newcomer = true});
+      contract({.least = 1, .witness = "any"}, {.secret_fd = 0, .progress_fd = 0, .door_fd = 0, .is_newcomer = true});
   return set.contains(name) || std::ranges::find(kDropped, name) != std::end(kDropped);
 }
 

@@ -24,6 +24,7 @@ struct Job {
   int restarts = 0;          // how often it may be
   std::optional<int> least;  // so many ranks go on where others are lost
   std::optional<int> most;   // and so many there may be with newcomers
+  std::string witness;       // where the job's is; "": it has none
   bool stacks = false;       // Python is to write its stacks down when it is aborted
 };
 

@@ -38,6 +38,12 @@ Secret::Secret(const std::string& path) {
 
 Secret::~Secret() { ::explicit_bzero(bytes_.data(), kBytes); }
 
+contact::Secret Secret::bytes() const {
+  contact::Secret bytes;
+  ::memcpy(bytes.data(), bytes_.data(), kBytes);
+  return bytes;
+}
+
 base::Fd Secret::copy() const {
   base::Fd file(::memfd_create("lamina-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file || ::pwrite(file.get(), bytes_.data(), kBytes, 0) != kBytes) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lamina/base/fd.h"
+#include "lamina/contact/secret.h"
 #include "lamina/environment/rank_contract.h"
 
 namespace lamina::launch {
@@ -25,6 +26,8 @@ class Secret {
   // An anonymous file that holds the secret and nothing else, at offset 0, closed on exec, not writable any more.
   // One per rank, for they share the offset with nobody then.
   base::Fd copy() const;
+
+  contact::Secret bytes() const;
 
  private:
   std::array<std::byte, kBytes> bytes_;

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A witness on a third machine: of two machines whichever is left goes on, and never both."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from fault.test_joining import require_undisturbed as require_joined
+from fault.test_machines import ends, found, lose_machine, secret, start
+from fault.test_outliving import PROGRAM, require_undisturbed
+from launch.launcher_harness import command, eventually
+from launch.test_launch_machines import namespaces  # noqa: F401
+from soak import some
+
+VOTE = "lamina run: its vote is for epoch 1 of 2 members "
+
+
+def begin(launcher, sizes=(2, 2), address="127.0.0.1", names=None, within=None, port=None, **env):
+    """A witness, and launchers with so many ranks; steps have begun."""
+    place = f"{within or '127.0.0.1'}:{port or launcher.reserve_port()}"
+    words = ("run", "--witness", place, "--secret-file", secret(launcher))
+    if names is None:
+        witness = launcher.start(*words)
+    else:
+        witness = launcher.start("netns", "exec", names[2], command(), *words, binary=shutil.which("ip"))
+    elastic = f"1 --witness {place} --secret-file {secret(launcher)}"
+    jobs = start(launcher, sizes, ("slow",), address, elastic, names, env={"STEP_S": "0.4"} | env, port=port)
+    eventually(lambda: (launcher.folder / "steps.0").exists())
+    return witness, jobs
+
+
+@pytest.mark.parametrize("lost", some([0, 1], 1, seed=3))
+def test_whichever_machine_is_lost_the_other_one_goes_on(lost, launcher):
+    witness, jobs = begin(launcher)
+    lose_machine(jobs[lost])
+    left = [rank for rank in range(4) if rank // 2 != lost]
+    (lines,) = ends([jobs[1 - lost]], [0])
+    require_undisturbed(found(launcher, left), 2)
+    assert [line for line in lines if line.startswith(f"lamina: lost ranks {2 * lost}, {2 * lost + 1} ")], lines
+    (told,) = ends([witness], [0])
+    assert f"{VOTE}({left[0]}, {left[1]})" in told, told
+    assert told[-1] == "lamina run: no rank of the job is left, or it is over"
+
+
+def test_a_smaller_machine_goes_on_without_the_larger_one_that_had_the_first_rank(launcher):
+    witness, jobs = begin(launcher, (3, 1))
+    lose_machine(jobs[0])
+    ends([jobs[1], witness], [0, 0])
+    require_undisturbed(found(launcher, (3,)), 1)
+
+
+def test_a_rank_that_has_come_back_has_the_witness_too(launcher):
+    place = f"127.0.0.1:{launcher.reserve_port()}"
+    witness = launcher.start("run", "--witness", place, "--secret-file", secret(launcher))
+    elastic = f"1:4 --witness {place} --secret-file {secret(launcher)}"
+    words = ("before:1:3", "launcher:2:25")
+    program = PROGRAM.with_name("joining.py")
+    jobs = start(launcher, (2, 2), words, elastic=elastic, program=program, env={"SLOW_S": "1"})
+    eventually(lambda: (launcher.folder / "now").exists())
+    lose_machine(jobs[0])
+    (lines,) = ends(jobs[1:], [0])
+    results = found(launcher, (2, 3))
+    require_joined(results, 2)
+    assert [size for _, size, _ in results[2]["sizes"]] == [4, 3, 4, 2], lines
+    ends([witness], [0])
+
+
+LOSSES = [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 1)]
+
+
+@pytest.mark.parametrize(("sent", "lost"), some(LOSSES, 1, seed=4))
+def test_without_a_witness_that_was_lost_it_is_the_machine_with_the_first_rank(sent, lost, launcher):
+    witness, jobs = begin(launcher, STEP_S="1", SILENT="2")
+    witness.send_signal(sent)
+    # In one step a rank notices, once it has been silent, in the next it hears that the others have, too.
+    later = time.time() + (3 if sent == signal.SIGKILL else 6)
+    eventually(lambda: (launcher.folder / "steps.0").stat().st_mtime > later)
+    lose_machine(jobs[lost])
+    (lines,) = ends([jobs[1 - lost]], [0 if lost == 1 else 1])
+    witness.kill()
+    if lost == 0:
+        found(launcher, ())
+        assert [line for line in lines if "are no majority, without 0, 1" in line], lines
+        return
+    require_undisturbed(found(launcher, (0, 1)), 2)
+    why = "the connection has ended" if sent == signal.SIGKILL else "no answer for "
+    assert [line for line in lines if f"is lost ({why}" in line and "the job goes on without one" in line], lines
+
+
+@pytest.fixture
+def three_machines(namespaces):  # noqa: F811
+    """The third one is joined to both others by cables of their own; it is 10.79.0.3."""
+    third = f"lamina-{os.getpid()}-c"
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+    with contextlib.ExitStack() as stack:
+        ip("netns", "add", third)
+        stack.callback(ip, "netns", "del", third)
+        ip("-n", third, "link", "set", "lo", "up")
+        ip("-n", third, "address", "add", "10.79.0.3/32", "dev", "lo")
+        for number, name in enumerate(namespaces, 1):
+            ip("link", "add", "aside", "netns", name, "type", "veth", "peer", "name", f"to{number}", "netns", third)
+            ip("-n", name, "address", "add", f"10.78.{number}.1/24", "dev", "aside")
+            ip("-n", third, "address", "add", f"10.78.{number}.2/24", "dev", f"to{number}")
+            ip("-n", name, "link", "set", "aside", "up")
+            ip("-n", third, "link", "set", f"to{number}", "up")
+            ip("-n", name, "route", "add", "10.79.0.3", "via", f"10.78.{number}.2")
+        yield [*namespaces, third]
+
+
+def test_of_two_machines_that_are_cut_apart_one_goes_on(three_machines, launcher):
+    env = {"SILENT": "3", "UCX_NET_DEVICES": "cable"}  # the other cables do not join them
+    witness, jobs = begin(launcher, address="10.77.0.1", names=three_machines, within="10.79.0.3", port=29500, **env)
+    subprocess.run(["ip", "-n", three_machines[0], "link", "set", "cable", "down"], check=True)
+    lines = [job.communicate(timeout=120)[1].splitlines() for job in jobs]
+    assert sorted(job.returncode == 0 for job in jobs) == [False, True], lines
+    first = 0 if jobs[0].returncode == 0 else 2
+    require_undisturbed(found(launcher, (first, first + 1)), 2)
+    (told,) = ends([witness], [0])
+    # The ranks that are lost may be found one by one.
+    assert [line for line in told if line.endswith(f" of 2 members ({first}, {first + 1})")], told
+    ended = lines[1 if first == 0 else 0]
+    assert [line for line in ended if "the ranks that are left do not go on: " in line], ended
+
+
+def test_a_job_whose_witness_does_not_answer_begins_without_it_and_says_so(launcher):
+    elastic = f"1 --witness 127.0.0.1:{launcher.reserve_port()} --secret-file {secret(launcher)}"
+    first, _ = ends(start(launcher, (1, 1), ("none",), elastic=elastic, env={"SILENT": "1"}), [0, 0])
+    assert [line for line in first if "is lost (nobody answers there): the job goes on without one" in line], first
+
+
+def test_another_secret_is_refused(launcher):
+    other = launcher.folder / "other"
+    other.write_bytes(bytes(40))
+    other.chmod(0o600)
+    place = f"127.0.0.1:{launcher.reserve_port()}"
+    witness = launcher.start("run", "--witness", place, "--secret-file", other)
+    elastic = f"1 --witness {place} --secret-file {secret(launcher)}"
+    first, _ = ends(start(launcher, (1, 1), ("none",), elastic=elastic), [1, 1])
+    assert [line for line in first if f"the process at --witness {place} is not the witness of this job" in line], first
+    witness.send_signal(signal.SIGINT)
+    ends([witness], [130])
+
+
+def test_it_is_the_witness_of_one_job(launcher):
+    witness, jobs = begin(launcher, (1, 1), STEP_S="60")
+    place = witness.args[witness.args.index("--witness") + 1]
+    elastic = f"1 --witness {place} --secret-file {secret(launcher)}"
+    first, _ = ends(start(launcher, (1, 1), ("none",), elastic=elastic), [1, 1])
+    assert [line for line in first if "it is the witness of another job, which runs" in line], first
+    for job in (*jobs, witness):
+        job.send_signal(signal.SIGINT)
+    ends([*jobs, witness], [130] * 3)
+
+
+def test_launchers_are_to_have_the_same_witness(launcher):
+    elastic = [f"1 --secret-file {secret(launcher)}", f"1 --witness 127.0.0.1:4711 --secret-file {secret(launcher)}"]
+    lines = ends(start(launcher, (1, 1), ("none",), elastic=elastic), [1, 1])
+    named = "are to be given the same --elastic and --witness: machine 0 has --elastic 1, and machine 1 --elastic 1 --"
+    assert [line for line in lines[0] if named in line], lines
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--witness", "127.0.0.1"), "127.0.0.1 is no HOST:PORT"),
+        (("--witness", "127.0.0.1:4711"), "--witness needs --secret-file"),
+        (("--witness", "127.0.0.1:4711", "--secret-file", "secret", "-n", 2), "which has no ranks: leave out -n"),
+        (
+            ("--witness", "127.0.0.1:4711", "--secret-file", "secret", "--elastic", 1, "--nnodes", 2),
+            "leave out --nnodes, --elastic",
+        ),
+        (("--witness", "127.0.0.1:4711", "--secret-file", "secret", "-n", 2, "-c", "true"), "give --elastic, too"),
+        (("--witness", "192.0.2.1:4711", "--secret-file", "secret"), "this machine cannot be the witness there"),
+        (
+            ("--witness", "no.such.host.invalid:1", "--secret-file", "secret"),
+            "no machine of the name no.such.host.invalid",
+        ),
+    ],
+)
+def test_wrong_words_are_told_before_anything_begins(words, told, launcher):
+    secret(launcher)
+    run = launcher.run("run", *words)
+    assert run.returncode == 2 and told in run.stderr, run.stderr
