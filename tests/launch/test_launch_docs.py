@@ -40,6 +40,8 @@ def test_it_works(launcher, place, lines):
     here = [line.replace("10.0.0.1", "127.0.0.1").replace("29500", port) for line in lines]
     witness = f"127.0.0.1:{launcher.reserve_port()}"
     here = [line.replace("10.0.0.3:29501", witness) for line in here]
+    # A signal is for the witness, and not for the shell.
+    here = [f"exec {line}" if line.endswith(witness) else line for line in here]
     started = [launcher.start("-c", line, binary="/bin/sh", env=place) for line in here if line not in setup]
     waits = [started.pop(0)] if any(line.endswith(witness) for line in here) else []
     for job in started:
