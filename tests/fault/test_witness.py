@@ -2,6 +2,7 @@
 """A witness on a third machine: of two machines whichever is left goes on, and never both."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ import pytest
 from fault.test_joining import require_undisturbed as require_joined
 from fault.test_machines import ends, found, lose_machine, secret, start
 from fault.test_outliving import PROGRAM, require_undisturbed
+from fault.test_outliving_parts import LAYOUTS
+from fault.test_outliving_parts import require_undisturbed as require_kept
 from launch.launcher_harness import command, eventually
 from launch.test_launch_machines import namespaces  # noqa: F401
 from soak import some
@@ -66,6 +69,17 @@ def test_a_rank_that_has_come_back_has_the_witness_too(launcher):
     results = found(launcher, (2, 3))
     require_joined(results, 2)
     assert [size for _, size, _ in results[2]["sizes"]] == [4, 3, 4, 2], lines
+    ends([witness], [0])
+
+
+@pytest.mark.parametrize("layout", some(sorted(LAYOUTS), 1, seed=6))
+def test_the_machine_of_the_first_rank_is_lost_with_parts_that_it_alone_had(layout, launcher, monkeypatch):
+    place = f"127.0.0.1:{launcher.reserve_port()}"
+    witness = launcher.start("run", "--witness", place, "--secret-file", secret(launcher))
+    elastic = f"1 --witness {place} --secret-file {secret(launcher)}"
+    words = (json.dumps(LAYOUTS[layout]), "before", "0", "1")
+    ends(start(launcher, (2, 2), words, elastic=elastic, program=PROGRAM.with_name("outliving_parts.py")), [137, 0])
+    require_kept(found(launcher, (2, 3)), monkeypatch)
     ends([witness], [0])
 
 
