@@ -142,7 +142,8 @@ test-pytest:
 
 test-ctest:
 	@failed=0; \
-	env -u MAKEFLAGS ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$(scripts/jobs.sh) \
+	left=$(if $(SAMPLE),$$(ctest --test-dir $(BUILD) -N | $(BIN)/python tests/soak.py)); \
+	env -u MAKEFLAGS ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$(scripts/jobs.sh) $${left:+-E "$$left"} \
 	  </dev/null >$(BUILD)/ctest.log 2>&1 || failed=1; \
 	cat $(BUILD)/ctest.log; \
 	exit $$failed
