@@ -9,8 +9,8 @@
 
 namespace lamina::membership {
 
-// Words between a member and the witness. A question has the number of its session; an answer is as EpochWord has it, or
-// a refusal, after which the line ends. One word says that its sender is there, and is said back.
+// Words between a member and the witness. A question has the number of its session; an answer is as EpochWord has it,
+// or a refusal, after which the line ends. One word says that its sender is there, and is said back.
 inline constexpr const char* kWitnessName = "witness";  // of the connection
 inline constexpr const char* kHere = "here";
 
