@@ -32,7 +32,7 @@ MOST = {
     "modules": (550, "the walk over nn.Modules that fills the engine's tree"),
     "observe": (250, "names of metrics, contexts of timelines"),
     "optim": (2600, "torch.optim's interface, and optimizers that users write in Python"),
-    "pipeline": (3270, "what a script calls: the wrapped model, step functions and their batches, outputs, gradients"),
+    "pipeline": (3285, "what a script calls: the wrapped model, step functions and their batches, outputs, gradients"),
     "planning": (
         600,
         "models in Python that `lamina plan` builds and traces, or has others trace; graphs of torch.export as rows of "
@@ -48,7 +48,10 @@ MOST = {
         "graphs and gradients of TensorFlow as rows of the engine's, what runs in their place, operations that average "
         "gradients over copies, its checkpoints, the own loops of two versions of Keras over all of that",
     ),
-    "tensor_parallel": (2950, "nn.Modules read into rows of the engine's plans, and what stands in their place"),
+    "tensor_parallel": (
+        2990,
+        "nn.Modules read into rows of the engine's plans, what stands in their place, and what they are again amid a change",
+    ),
     "torch_patches": (1450, "what is replaced in torch"),
     "tracing": (1590, "a first call of Python modules with what it costs, changes and draws"),
     "trainer": (

@@ -17,7 +17,11 @@ Model::Model(const Model& before, Current& job) : Model(job, before.tree_.root()
 }
 
 void Model::tell(session::ChangingJob& job) const {
+  constexpr auto kWhole = "layers of programs in C++ do not change over how many ranks they are sliced yet";
   job.has_model = true;
+  job.is_cut = partitioned();
+  if (!slicings_.empty()) throw session::refused_change(kWhole);
+  job.why_not_slices = [](const config::Config&) { return kWhole; };
   job.has_hook = reducer_ != nullptr && reducer_->hooked();
   job.joins = reducer_ != nullptr && reducer_->joining();
   for (const auto& buffer : tree_.root()->named_buffers()) {

@@ -6,6 +6,7 @@
 #include "lamina/base/str.h"
 #include "lamina/device/rank_device.h"
 #include "lamina/value/released.h"
+#include "lamina/value/slice_shapes.h"
 
 namespace lamina::model {
 
@@ -13,6 +14,7 @@ void put_aside(const ParameterTable& table, const std::string& why) {
   for (const auto& row : table.all()) {
     at::Tensor tensor = row.tensor;
     value::release(tensor, base::str(row.layout.name, why));
+    if (row.layout.slicing) value::become_whole(tensor, row.layout.shape);
   }
 }
 

@@ -10,7 +10,7 @@
 namespace lamina::model {
 
 // Releases all rows, wherever they are, and leaves their memory to whoever else has it: their values are elsewhere for
-// a while, as `why` says behind the name of each.
+// a while, as `why` says behind the name of each. Slices are wholes from then on.
 void put_aside(const ParameterTable& table, const std::string& why);
 
 // Gives rows here that were released memory again, whose values are to come.

@@ -40,7 +40,8 @@ constexpr std::array kKeys{"partitions",
                            "sdp_param_persistence_threshold",
                            "sdp_persistent_parameters",
                            "sdp_units",
-                           "shard_optimizer_state"};
+                           "shard_optimizer_state",
+                           "tensor_parallel_degree"};
 
 std::string_view canonical(std::string_view key) {
   if (key == "pipeline_parallel_degree") return "partitions";
@@ -94,11 +95,13 @@ void require_fits(const ChangingOptimizer& optimizer, const config::Config& conf
     throw refused_change(
         base::str(name, " has a parameter that is not the model's, at ", optimizer.beside, " of its groups"));
   }
-  if (optimizer.measures_all && config.partitions > 1) {
+  const bool slices = config.tensor_parallel_degree > 1;
+  if (optimizer.measures_all && (config.partitions > 1 || slices)) {
     throw refused_change(
-        base::str(name, " measures all parameters at once, which several partitions do not have on one rank"));
+        base::str(name, " measures all parameters at once, which no rank has of several partitions, or of slices"));
   }
-  const bool divides = config.sharded_data_parallel_degree > 1 || (config.shard_optimizer_state && copies > 1);
+  const bool divides =
+      slices || config.sharded_data_parallel_degree > 1 || (config.shard_optimizer_state && copies > 1);
   if (divides && !optimizer.why_not_parts.empty()) {
     throw refused_change(base::str(name, " would have a part of each parameter, and ", optimizer.why_not_parts));
   }
@@ -131,11 +134,6 @@ base::UsageError refused_change(const std::string& why) {
 }
 
 void require_may_change(Session& session) {
-  const auto& config = session.config();
-  if (config.tensor_parallel_degree > 1) {
-    throw refused_change(
-        "tensor_parallel_degree is above 1, and layers that are sliced cannot be cut in another way yet");
-  }
   if (session.recorder().keeps_events()) {
     throw refused_change(
         "a timeline is being recorded, of one layout: end it first, or start the job without --timeline");
@@ -203,17 +201,26 @@ void require_fits(const ChangingJob& job, const config::Config& config, int copi
         base::str("the buffer ", job.odd_buffers.front(), " is sparse or quantised, and cannot go to another rank"));
   }
   for (const auto& optimizer : job.optimizers) require_fits(optimizer, config, copies);
+  if (config.tensor_parallel_degree == 1) return;
+  if (const auto why = job.why_not_slices(config); !why.empty()) throw refused_change(why);
 }
 
 void require_changeable(Session& session, const config::Config& config, const ChangingJob& job) {
   const int copies = session.world().size / (config.partitions * config.tensor_parallel_degree);
   messaging::act_together(
-      session.mailbox(), session.members(topology::Group::kWorld), [&] { require_fits(job, config, copies); },
+      session.mailbox(), session.members(topology::Group::kWorld),
+      [&] {
+        require_fits(job, config, copies);
+        if (session.config().tensor_parallel_degree > 1 && !job.is_cut) {
+          throw refused_change("layers are sliced of a model that no step has cut yet: make a step first");
+        }
+      },
       session.patience());
 }
 
 bool waits_for_trace(Session& session, const config::Config& config, bool is_traced, bool is_whole) {
-  const bool wants = config.partitions > 1 && config.auto_partition && !config.skip_tracing;
+  const bool slices = config.tensor_parallel_degree > 1;  // of states, too, which are cut now
+  const bool wants = config.partitions > 1 && config.auto_partition && !config.skip_tracing && !slices;
   const auto word = messaging::made_by_first(
       session.mailbox(), session.members(topology::Group::kWorld),
       [&]() -> value::Value { return wants && !is_traced && is_whole; }, session.patience());

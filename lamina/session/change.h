@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,6 +51,7 @@ struct ChangingOptimizer {
 // A job that is to go over to another layout, as far as its face knows it.
 struct ChangingJob {
   bool has_model = false;
+  bool is_cut = false;                   // its model
   bool saves = false;                    // a checkpoint is being saved
   std::vector<std::string> relies;       // clauses that say what relies on the layout that there is
   bool waits = false;                    // for the cut of the model, with a checkpoint
@@ -57,6 +59,8 @@ struct ChangingJob {
   bool joins = false;                    // its copies are in a join
   std::vector<std::string> odd_buffers;  // the names of those that are sparse or quantised
   std::vector<ChangingOptimizer> optimizers;
+  // Says why layers cannot be sliced as in that layout, "" where they can; empty for no model.
+  std::function<std::string(const config::Config&)> why_not_slices;
 };
 
 // Throws base::UsageError where a job cannot go over to that layout, of so many copies of the model, or not now.

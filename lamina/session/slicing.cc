@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/session/slicing.h"
 
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
 #include <sstream>
 #include <vector>
 
@@ -9,6 +12,8 @@
 #include "lamina/tensor_parallel/slices.h"
 #include "lamina/tensor_parallel/team.h"
 #include "lamina/value/guarded.h"
+#include "lamina/value/released.h"
+#include "lamina/value/slice_shapes.h"
 
 namespace lamina::session {
 namespace {
@@ -25,12 +30,23 @@ std::string description(std::span<const ToSlice> parameters) {
   return lines.str();
 }
 
+// Does so where values are to come.
+void slice_shapes(Session& session, std::span<const ToSlice> parameters) {
+  for (const auto& [name, tensor, slicing] : parameters) {
+    const auto whole = at::empty(tensor.sizes(), at::TensorOptions(tensor.dtype()).device(at::kMeta));
+    value::become_slice(tensor, name, slice_of(session, whole, slicing).sizes());
+  }
+}
+
 }  // namespace
 
 void slice(Session& session, std::span<const ToSlice> parameters,
            const std::function<void(std::span<const at::Tensor>)>& make) {
   const auto world = session.members(Group::kWorld);
   model::agree({description(parameters), "", {}}, world, session.mailbox(), session.patience());
+  if (std::ranges::all_of(parameters, [](const auto& each) { return value::is_released(each.tensor); })) {
+    return slice_shapes(session, parameters);
+  }
   std::vector<model::Parameter> rows;
   for (const auto& [name, tensor, slicing] : parameters) {
     rows.push_back(model::whole_in(base::Partition(0), name, tensor, /*buffer=*/false, 1));

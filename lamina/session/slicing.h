@@ -23,8 +23,9 @@ struct ToSlice {
 };
 
 // Collective over the world: gives parameters the values that they have on the first rank, and leaves each rank its
-// slices of them, in the same tensors. `make` is called before values of some are read, with these. Throws
-// base::UsageError where ranks are to slice others, and what model::give_values() throws.
+// slices of them, in the same tensors. `make` is called before values of some are read, with these. Parameters that
+// were put aside, whose values are to come, have the shapes of their slices from then on. Throws base::UsageError where
+// ranks are to slice others, and what model::give_values() throws.
 void slice(Session& session, std::span<const ToSlice> parameters,
            const std::function<void(std::span<const at::Tensor>)>& make);
 

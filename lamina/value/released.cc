@@ -67,8 +67,7 @@ void restore(at::Tensor& tensor, const at::Tensor& value) {
                                      " cannot be given a value of shape ", value.sizes(), " and type ",
                                      value.scalar_type()));
   }
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
-  guard_again(tensor);
+  guard_as_before(tensor, [&] { tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr()); });
 }
 
 void require_value(const at::Tensor& tensor, const std::string& operation) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/session/change.h"
 
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -46,10 +47,12 @@ void bind_changing(py::module_& module) {
            }),
            py::kw_only(), py::arg("saves"), py::arg("relies"), py::arg("waits"))
       .def_readwrite("has_model", &ChangingJob::has_model)
+      .def_readwrite("is_cut", &ChangingJob::is_cut)
       .def_readwrite("has_hook", &ChangingJob::has_hook)
       .def_readwrite("joins", &ChangingJob::joins)
       .def_readwrite("odd_buffers", &ChangingJob::odd_buffers)
-      .def_readwrite("optimizers", &ChangingJob::optimizers);
+      .def_readwrite("optimizers", &ChangingJob::optimizers)
+      .def_readwrite("why_not_slices", &ChangingJob::why_not_slices);
 }
 
 void bind_layouts(py::class_<Session, std::shared_ptr<Session>>& kind) {

@@ -398,9 +398,6 @@ void what_cannot_change_is_refused_and_nothing_is_lost() {
 }
 
 void jobs_that_cannot_change_are_refused() {
-  init({{"partitions", 2}, {"tensor_parallel_degree", 2}, {"ddp", true}, {"prescaled_batch", true}, {"timeout_s", 60}});
-  refused({"sliced"}, [] { change({{"partitions", 1}}); });
-  shutdown();
   start(whole(), {{"ddp", false}});
   refused({"train apart"}, [] { change({{"partitions", 2}}); });
   shutdown();

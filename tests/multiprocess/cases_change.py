@@ -264,9 +264,6 @@ def case_what_cannot_change_is_refused_and_nothing_is_lost():
 
 
 def case_layouts_that_are_not_supported_are_refused():
-    start(2, tensor_parallel_degree=2)
-    refused("sliced", partitions=1)
-    lamina.shutdown()
     start(4, ddp=False)
     refused("train apart", partitions=2)
 

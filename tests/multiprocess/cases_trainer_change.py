@@ -35,6 +35,7 @@ class Net(ComposerModel):
             nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 3)
         ).double()
         self.register_buffer("scale", torch.full((3,), 0.5, dtype=torch.float64), persistent=False)
+        lamina.set_tensor_parallelism(self, plan={"layers.0": "colwise", "layers.3": "rowwise"})
 
     def forward(self, batch):
         return self.layers(batch[0]) * self.scale
@@ -149,6 +150,21 @@ def case_numbers_and_samples_are_those_of_one_process_whatever_the_layouts():
     expected = alone()
     for way in some(WAYS, 4, seed=3):
         require_as(expected, changing(way))
+
+
+def case_layers_are_sliced_over_other_numbers_of_ranks():
+    expected = alone()
+    ways = (
+        (4, {1: whole(tensor_parallel_degree=2), 4: whole(2, tensor_parallel_degree=2), 8: whole(2)}),
+        (2, {2: whole(4), EPOCH: whole(tensor_parallel_degree=2), 9: whole(tensor_parallel_degree=1)}),
+    )
+    for copies, changes in ways:
+        keys = {"prescaled_batch": True, "tensor_parallel_degree": 4 // copies}
+        changes = {number: {"tensor_parallel_degree": 1} | keys for number, keys in changes.items()}
+        watches = Watches(changes)
+        found = ended(*trainer_of(watches, copies, keys), watches)
+        assert not watches.changes
+        require_as(expected, found)
 
 
 def case_random_numbers_are_those_of_one_process():

@@ -60,6 +60,7 @@ LAUNCHES: dict[str, tuple] = {
     "groups": (4, "stopped_training", "groups"),
     "backend": (4, "backend"),
     "change": (4, "change", "change_parts"),
+    "change_slices": (4, "change_slices"),
     "change_pairs": (2, "change_parts"),
     "precision": (4, "sliced_copies", "reduce_dtype", "precision"),
     "lightning": (4, "lightning"),

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A change of the layout of a job between two steps: see [Note: change of layout] in lamina/session/change.h."""
 
+import functools
 import gc
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from lamina import _lamina
 from lamina.checkpoints.checkpointed_job import CheckpointedJob
@@ -17,6 +19,8 @@ from lamina.model import shards
 from lamina.modules.tree import ModuleTree
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.optim.shards import why_not_parts
+from lamina.planning.first_rank import FirstRank
+from lamina.tensor_parallel import slicing
 from lamina.tracing.proposal import Proposal, propose
 from lamina.tracing.trace import Trace
 
@@ -43,12 +47,13 @@ def change(**keys: "Unpack[LayoutKeys]") -> None:
         **keys: of `lamina.init`, those that say who does what: partitions, microbatches (of each copy), schedule,
             active_microbatches, placement_strategy, auto_partition, default_partition, optimize, memory_weight,
             sharded_data_parallel_degree with sdp_param_persistence_threshold, sdp_persistent_parameters and sdp_units,
-            shard_optimizer_state. What is not given stays; so does whether gradients are clipped as those of shards.
+            shard_optimizer_state, tensor_parallel_degree. What is not given stays; so does whether gradients are
+            clipped as those of shards.
 
     Errors:
         ConfigError: a layout that the number of ranks does not allow.
-        UsageError: what cannot change, as slices, or not now: inside a step function, while a checkpoint is
-            being saved, with gradients that are not used yet. Nothing has changed then.
+        UsageError: what cannot change, as layers that so many ranks cannot share, or not now: inside a step function,
+            while a checkpoint is being saved, with gradients that are not used yet. Nothing has changed then.
         PeerError: a rank was lost. Once all ranks are connected anew, any error ends the job.
     """
     job = current.outside_step("lamina.change()")
@@ -99,13 +104,23 @@ def refused(why: str) -> UsageError:
 
 def told_of(job: current.Job) -> _lamina.ChangingJob:
     """Tells the engine, which says whether the job may change, what Python knows of it."""
-    told = _lamina.ChangingJob(
-        saves=job.saves.are_under_way, relies=job.fixed_by, waits=job.life.resumption is not None
-    )
+    relies = job.fixed_by + (job.model.relies() if job.has_model else [])
+    told = _lamina.ChangingJob(saves=job.saves.are_under_way, relies=relies, waits=job.life.resumption is not None)
     if job.has_model:
         job.model.tell(told)
+        told.why_not_slices = functools.partial(_why_not_slices, job.model.module)
         told.optimizers = [_told_of_optimizer(state) for state in job.optimizers]
     return told
+
+
+def _why_not_slices(root: nn.Module, config: _lamina.Config) -> str:
+    """Says why layers cannot be sliced as that layout has them; "" where they can."""
+    rank = FirstRank(config.tensor_parallel_degree, config.partitions, config.prescaled_batch, config.optimize)
+    try:
+        slicing.require_cuts(root, rank)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _told_of_optimizer(state: OptimizerState) -> _lamina.ChangingOptimizer:

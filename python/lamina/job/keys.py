@@ -24,6 +24,7 @@ class LayoutKeys(TypedDict, total=False):
     sdp_persistent_parameters: list[str] | None
     sdp_units: list[str] | None
     shard_optimizer_state: bool
+    tensor_parallel_degree: int
 
 
 class Keys(TypedDict, total=False):

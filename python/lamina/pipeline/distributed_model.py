@@ -33,7 +33,7 @@ from lamina.pipeline.state_dicts import StateDicts
 from lamina.pipeline.wrapped import Names, WrappedModule, as_in_wrapped, require_wrappable
 from lamina.proof.parts import wholes
 from lamina.proof.proofs import Proofs
-from lamina.tensor_parallel import layers, slicing
+from lamina.tensor_parallel import layers, slicing, unslicing
 from lamina.tensor_parallel.calls import Calls
 from lamina.torch_patches import clipping
 from lamina.tracing.trace import options_of
@@ -155,17 +155,24 @@ class DistributedModel(WrappedModule, parts.Model):
     def go_on_in(self, job: current.Job) -> None:
         """Is the model of a job of the same ranks in another layout; whole, and not cut yet."""
         before = self._life
+        unslicing.forget(self.module)
+        self._slice(self.module, job)
         self._begin(job)
         self._life.go_on_from(before)
         self._join(job)
 
     def tell(self, job: _lamina.ChangingJob) -> None:
         """Tells what of it does not allow another layout."""
-        job.has_model, job.has_hook = True, self._has_comm_hook
+        job.has_model, job.is_cut, job.has_hook = True, self.partitioned, self._has_comm_hook
         job.joins = self._replicas is not None and self._replicas.are_joining
         job.odd_buffers = [name for name, buffer in self.named_buffers() if _lamina.is_odd(buffer)]
+
+    def relies(self) -> list[str]:
+        """Clauses that say what of it relies on the layout that there is."""
+        clauses = [f"{name} has got another class since it was sliced" for name in unslicing.changed_since(self.module)]
         if self._has_replaced:
-            job.relies = [*job.relies, "the job translates names of modules that have become others"]
+            clauses.append("the job translates names of modules that have become others")
+        return clauses
 
     def _prepare(self, module: nn.Module, job: current.Job) -> nn.Module:
         """The model as it is wrapped: with others for marked modules, in the dtype of the job, with sliced layers."""
@@ -173,13 +180,20 @@ class DistributedModel(WrappedModule, parts.Model):
         module = replaced.root
         precision.convert_model(module, job.session.config)
         self._dtype = precision.half_of(job.session.config)
-        self._is_sliced, self._has_replaced = job.sliced, bool(replaced.modules)
+        self._has_replaced = bool(replaced.modules)
+        self._slice(module, job)
+        if replaced.rows and not self._is_sliced:
+            see_to_steps(job)
+        return module
+
+    def _slice(self, module: nn.Module, job: current.Job) -> None:
+        """Leaves this rank its slices of layers, in a job where several have those of a model."""
+        self._is_sliced = job.sliced
         self._proofs = _sliced(module, job) if self._is_sliced else None
         one_batch = self._is_sliced and job.session.config.prescaled_batch
         self._calls = Calls(module, job.session) if one_batch else None
-        if self._is_sliced or replaced.rows:
+        if self._is_sliced:
             see_to_steps(job)
-        return module
 
     def _average(self, job: current.Job, averaging: Averaging) -> None:
         """Has the gradients averaged over the copies of the model, with `ddp`."""

@@ -18,6 +18,7 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.libraries import hugging_face
 from lamina.tensor_parallel import dropout
+from lamina.tensor_parallel.classes import made
 from lamina.tensor_parallel.dropout import Parts, SlicedDropout, State
 from lamina.tensor_parallel.shares import Share, share
 from lamina.util.settings import setting
@@ -581,12 +582,10 @@ def _copied(layer: nn.Module, input: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def with_other_base(kind: type, base: type) -> type:
     """The class of that name in which what `kind` calls of the class that it is derived from reaches `base` first."""
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind, base), names)
+    return made(kind, (kind, base))
 
 
 @functools.cache
 def with_other_forward(mixin: type, kind: type) -> type:
     """The class of that name that does what `mixin` does around what it did."""
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (mixin, kind), names)
+    return made(kind, (mixin, kind))

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina.tensor_parallel.classes import made
+
 _NAMES = "_lamina_partial"  # of the class of a module with such parameters: their names
 
 _here = threading.local()
@@ -53,9 +55,8 @@ def partial_names(module: nn.Module) -> tuple[str, ...]:
 @functools.cache
 def _with_copies(kind: type, names: tuple[str, ...], team: str) -> type:
     """The class of that name which gives copies of these parameters; they are found before parameters are."""
-    about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    about[_NAMES] = (*getattr(kind, _NAMES, ()), *names)
-    return type(kind.__name__, (kind,), about | {name: _copy_of(name, team) for name in names})
+    known = {_NAMES: (*getattr(kind, _NAMES, ()), *names)}
+    return made(kind, (kind,), **known, **{name: _copy_of(name, team) for name in names})
 
 
 def _copy_of(name: str, team: str) -> property:

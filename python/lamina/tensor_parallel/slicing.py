@@ -13,12 +13,12 @@ from lamina.errors import UsageError, said
 from lamina.job import current
 from lamina.tensor_parallel import dropout, layers, plans
 from lamina.tensor_parallel.calls_elsewhere import DropoutContext
-from lamina.tensor_parallel.cuts import Around, LayerCut, cuts_of
+from lamina.tensor_parallel.cuts import Around, Cuts, LayerCut, cuts_of
 from lamina.tensor_parallel.layers import Slicing
 from lamina.tensor_parallel.regions import make_regions
 from lamina.tensor_parallel.registry import DistributedModule
 from lamina.tensor_parallel.turns import Turns
-from lamina.tensor_parallel.unslicing import remember
+from lamina.tensor_parallel.unslicing import plainly, remember
 from lamina.torch_patches import checkpoints, compiled_slices, foreign, slice_gradients, slice_values
 from lamina.util.told import tell
 
@@ -38,7 +38,7 @@ class Ranks(Protocol):
 
 def slice_model(root: nn.Module, session: _lamina.Session, make: Callable[[list[torch.Tensor]], None]) -> None:
     """Cuts the marked layers of a model over the ranks of TP_GROUP, in place; collective over the world. Nothing is
-    changed unless all of them can be cut.
+    changed unless all of them can be cut. Where values are to come, as in a change of the layout, slices have none yet.
 
     Args:
         make: makes delayed values of these parameters.
@@ -67,12 +67,10 @@ def cut_layers(root: nn.Module, ranks: Ranks, make: Callable[[list[torch.Tensor]
     Errors:
         UsageError: see `slice_model`.
     """
-    plan = plans.plan_of(root, ranks.group_size("tp"), _in_parts(ranks))
-    cuts = cuts_of(plan, ranks.group_size("tp"), ranks.group_rank("tp"), ranks.team())
+    plan, cuts = _planned(root, ranks)
     _tell_of_whole(plan, cuts.layers, ranks)
     if not cuts.layers:
         return {}
-    _require_parameters(cuts.layers)
     rows = {
         id(parameter): (f"{name}.{key}", parameter, slicing)
         for name, cut in cuts.layers.items()
@@ -92,6 +90,16 @@ def cut_layers(root: nn.Module, ranks: Ranks, make: Callable[[list[torch.Tensor]
         if isinstance(module, DistributedModule) and module.is_stack:
             layers.divide_positions(module, ranks.team(), ranks.group_rank("tp"), ranks.group_size("tp"))
     return cuts.layers
+
+
+def require_cuts(root: nn.Module, ranks: Ranks) -> None:
+    """Does nothing where the layers of a model, which may be cut already, can be cut over these ranks.
+
+    Errors:
+        UsageError: see `slice_model`.
+    """
+    with plainly(root):
+        _planned(root, ranks)
 
 
 def let_batches_take_turns(root: nn.Module, ranks: Ranks) -> None:
@@ -167,6 +175,13 @@ def _become_around(cut: Around, team: str) -> None:
 
 
 # Before anything is changed.
+
+
+def _planned(root: nn.Module, ranks: Ranks) -> tuple[plans.Plan, Cuts]:
+    plan = plans.plan_of(root, ranks.group_size("tp"), _in_parts(ranks))
+    cuts = cuts_of(plan, ranks.group_size("tp"), ranks.group_rank("tp"), ranks.team())
+    _require_parameters(cuts.layers)
+    return plan, cuts
 
 
 def _tell_of_whole(plan: plans.Plan, cuts: dict[str, LayerCut], ranks: Ranks) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model with sliced layers that is whole for a while, as it was before it was cut."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.tensor_parallel import layers
+from lamina.tensor_parallel.classes import is_made
 
 _WAS = "_lamina_was"  # of a module that computes with slices: a Was
 
@@ -66,6 +68,44 @@ def make_whole(root: nn.Module, session: _lamina.Session) -> Callable[[], None]:
             parameter.grad = gradient
 
     return undo
+
+
+def forget(root: nn.Module) -> None:
+    """Makes modules what they were before they were cut, for good, but for their parameters."""
+    make_plain(root)
+    for module in root.modules():
+        module.__dict__.pop(_WAS, None)
+
+
+@contextmanager
+def plainly(root: nn.Module) -> Iterator[None]:
+    """Inside, modules are what they were before they were cut, with wholes without memory in the places of slices."""
+    slicings = layers.slicings(root)
+    wholes = {
+        id(each): nn.Parameter(torch.empty(layers.unsliced(each.shape, slicings[id(each)]), device="meta"))
+        for each in root.parameters()
+        if id(each) in slicings
+    }
+    places = [
+        (module._parameters, name, parameter)
+        for module in root.modules()
+        for name, parameter in module._parameters.items()
+        if id(parameter) in wholes
+    ]
+    make_sliced = make_plain(root)
+    try:
+        for held, name, parameter in places:
+            held[name] = wholes[id(parameter)]
+        yield
+    finally:
+        for held, name, parameter in places:
+            held[name] = parameter
+        make_sliced()
+
+
+def changed_since(root: nn.Module) -> list[str]:
+    """The names of modules that have another class than the one that they got when they were cut."""
+    return [name for name, module in root.named_modules() if _WAS in module.__dict__ and not is_made(type(module))]
 
 
 def make_plain(root: nn.Module) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from lamina.job.ranks import WORLD
 from lamina.optim.optimizer import DistributedOptimizer
 from lamina.pipeline.distributed_model import DistributedModel
 from lamina.pipeline.step import step
-from lamina.tensor_parallel.unslicing import make_plain
+from lamina.tensor_parallel import unslicing
 from lamina.torch_patches.compiled import left_alone
 from lamina.trainer.shares import Ends, Loaders
 from lamina.util.settings import replace
@@ -147,7 +147,7 @@ class TrainerJob:
         current.job().own(Loaders).end_workers()
         shutdown()
         self._undo.close()
-        make_plain(self.model.module)  # where layers were sliced
+        unslicing.forget(self.model.module)
         new = self._give_back(values)
         for name in self._added:
             vars(self.optimizer).pop(name, None)

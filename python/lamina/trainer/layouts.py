@@ -171,8 +171,7 @@ class Layouts:
         if "microbatches" in keys:
             raise refused("microbatches: a Trainer's device_train_microbatch_size or grad_accum say how many there are")
         config, before = self._job.other_layout(keys | {"microbatches": 1}), current.session().config
-        then = size() // (config.partitions * config.tensor_parallel_degree)
-        reads_on = (config.partitions, config.placement_strategy) == (before.partitions, before.placement_strategy)
+        then, reads_on = size() // _ranks_of_batch(config), _places(config) == _places(before)
         of_all, grad_accum = everywhere(current.job(), lambda: self._shared_out(then, reads_on))
         microbatches = max(num_microbatches() * copies() // then, 1)
         return _Change(keys | {"microbatches": microbatches}, reads_on, of_all, grad_accum)
@@ -192,6 +191,16 @@ class Layouts:
             if of_all % then:
                 raise refused(f"a batch of {of_all} samples does not divide among {then} copies of the model")
         return of_all, None if state.grad_accum is None else -(-state.grad_accum * of // then)
+
+
+def _places(config: Any) -> tuple[int, int, str]:
+    """Says who reads for which copy."""
+    return config.partitions, _ranks_of_batch(config), config.placement_strategy
+
+
+def _ranks_of_batch(config: Any) -> int:
+    """How many ranks read the same batch."""
+    return config.partitions * (config.tensor_parallel_degree if config.prescaled_batch else 1)
 
 
 def _reads_itself(state: TrainingState) -> str:
