@@ -20,24 +20,35 @@ namespace {
 // Distances between numbers of parts are ratios: half as many is as far away as twice as many.
 double apart(int one, int other) { return std::abs(std::log(static_cast<double>(one) / other)); }
 
-// Partitions and shards that so many ranks can have, as keys, the best first. A model that is called outside of step
-// functions has one partition, and keeps it.
-std::vector<std::string> nearest(const config::Config& before, int ranks) {
-  const int partitions = before.partitions, shards = before.sharded_data_parallel_degree;
-  std::vector<std::pair<int, int>> all;
-  for (int pp = 1; pp <= (partitions == 1 ? 1 : ranks); ++pp) {
-    for (int sdp = 1; sdp <= ranks; ++sdp) {
-      if (ranks % (pp * sdp) == 0) all.emplace_back(pp, sdp);
+// In how many parts a model is.
+struct PartCounts {
+  int partitions = 1, slices = 1, shards = 1;
+
+  int count() const { return partitions * slices * shards; }
+};
+
+// Parts that a model can have on so many ranks, as keys, the best first. One that is called outside of step
+// functions has one partition, and keeps it; so does one whose layers are whole.
+std::vector<std::string> nearest(const config::Config& config, int ranks) {
+  const PartCounts before{config.partitions, config.tensor_parallel_degree, config.sharded_data_parallel_degree};
+  std::vector<PartCounts> all;
+  for (int pp = 1; pp <= (before.partitions == 1 ? 1 : ranks); ++pp) {
+    for (int tp = 1; tp <= (before.slices == 1 ? 1 : ranks); ++tp) {
+      for (int sdp = 1; sdp <= ranks; ++sdp) {
+        if (const PartCounts parts{pp, tp, sdp}; ranks % parts.count() == 0) all.push_back(parts);
+      }
     }
   }
-  const auto distance = [&](const std::pair<int, int>& of) {
-    const auto [pp, sdp] = of;
-    return std::tuple(apart(pp * sdp, partitions * shards), apart(pp, partitions), -pp * sdp);
+  const auto distance = [&](const PartCounts& parts) {
+    return std::tuple(apart(parts.count(), before.count()), apart(parts.partitions, before.partitions),
+                      apart(parts.slices, before.slices), -parts.count());
   };
   std::ranges::sort(all, {}, distance);
   std::vector<std::string> keys;
-  for (const auto& [pp, sdp] : all) {
-    keys.push_back(nlohmann::json{{"partitions", pp}, {"sharded_data_parallel_degree", sdp}}.dump());
+  for (const auto& [pp, tp, sdp] : all) {
+    keys.push_back(
+        nlohmann::json{{"partitions", pp}, {"tensor_parallel_degree", tp}, {"sharded_data_parallel_degree", sdp}}
+            .dump());
   }
   return keys;
 }

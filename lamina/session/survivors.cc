@@ -85,9 +85,6 @@ bool is_of_loss(const std::exception_ptr& error) {
 
 std::string why_no_survivors(const Session& session, bool keeps_parts) {
   const auto& config = session.config();
-  if (keeps_parts && config.tensor_parallel_degree > 1) {
-    return "tensor_parallel_degree gives ranks slices, which do not go over to another layout";
-  }
   const char* parts = nullptr;
   if (config.shard_optimizer_state) parts = "shard_optimizer_state";
   if (config.sharded_data_parallel_degree > 1) parts = "sharded_data_parallel_degree";

@@ -27,6 +27,7 @@ from lamina.job import lifetime
 from lamina.pipeline.model_face import ModelFace
 
 STEPS, ROWS, FATAL = 8, 12, 3
+SLICES = {"0": "colwise_gather_output", "5": "rowwise_split_input"}
 OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
@@ -127,6 +128,7 @@ def main():
     for part in module.modules():
         if not isinstance(part, nn.Sequential):
             part.register_forward_hook(sees)
+    lamina.set_tensor_parallelism(module, plan=SLICES)
     model = lamina.distribute(module)
     dtype = next(model.parameters()).dtype
     optimizer, schedule = made(model)
@@ -134,6 +136,9 @@ def main():
     lamina.DistributedOptimizer(optimizer)
     run = lamina.Run(model, optimizer, schedule=schedule, **options)
     losses, begun = [0.0] * STEPS, []
+    group, rank, size = lamina.DP_GROUP, lamina.dp_rank, lamina.dp_size  # whose ranks read batches of their own
+    if keys.get("prescaled_batch"):
+        group, rank, size = lamina.RDP_GROUP, lamina.rdp_rank, lamina.rdp_size
 
     @lamina.step
     def step(x):
@@ -153,9 +158,9 @@ def main():
             optimizer.zero_grad()
             if number == 2 and "INTO" in os.environ:
                 lamina.change(**json.loads(os.environ["INTO"]))
-            x = batch(number).to(dtype).chunk(lamina.dp_size())[lamina.dp_rank()]
+            x = batch(number).to(dtype).chunk(size())[rank()]
             loss = step(x).reduce_mean()
-            every = lamina.allgather(loss.item(), lamina.DP_GROUP)
+            every = lamina.allgather(loss.item(), group)
             losses[number] = sum(every) / len(every)
             die("before")
             optimizer.step()

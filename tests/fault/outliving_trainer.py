@@ -57,6 +57,7 @@ class Net(ComposerModel):
             nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 3)
         ).double()
         self.register_buffer("forwards", torch.zeros((), dtype=torch.float64))
+        lamina.set_tensor_parallelism(self, plan={"layers.0": "colwise", "layers.3": "rowwise"})
         for layer in self.layers:
             layer.register_forward_pre_hook(lambda layer, _: die("forward" if layer.training else "evaluation"))
         for parameter in self.parameters():
@@ -103,7 +104,8 @@ class Watches(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
         self.times[event.value, number] = self.times.get((event.value, number), 0) + 1
         if event is Event.BATCH_START:
-            own = [] if state.batch is None else state.batch[2].tolist()
+            reads = state.batch is not None and lamina.tp_rank() == 0  # the others with slices read the same
+            own = state.batch[2].tolist() if reads else []
             theirs = lamina.allgather(own, lamina.WORLD)
             self.read[number] = sorted(sample for each in theirs for sample in each)
             self.rates[number] = state.optimizers[0].param_groups[0]["lr"]
@@ -155,6 +157,7 @@ WAYS = {
     "shards": {"keys": {"sharded_data_parallel_degree": 4, "sdp_param_persistence_threshold": 0}},
     "units": {"fsdp_config": {"min_params": 20}},
     "divided": {"keys": {"shard_optimizer_state": True}},
+    "slices": {"keys": {"tensor_parallel_degree": 2, "prescaled_batch": True}, "grad_accum": 2},
     "changes": {"changes": {FATAL: {"shard_optimizer_state": True}}},
 }
 
@@ -171,7 +174,8 @@ def trainer_of(way, copies, batch, folder=None):
         if way == "rows cut":
             given["grad_accum"] = batch // 2  # those of all copies, of two samples
         given.pop("keys", {}), given.pop("fsdp_config", {})
-    copies = copies // given.get("keys", {}).get("partitions", 1) or 1
+    keys = given.get("keys", {})
+    copies = copies // (keys.get("partitions", 1) * keys.get("tensor_parallel_degree", 1)) or 1
     rows = batch // copies
     exact = {"exact": True, "batch_size": rows} if in_rows else {}
     sampler = lamina.dist.get_sampler(data, shuffle=True, seed=2, **exact)

@@ -22,6 +22,9 @@ LAYOUTS = {
     "sdp 4": {"sharded_data_parallel_degree": 4, "microbatches": 3, **SHARDS},
     "sdp 2 x copies 2": {"sharded_data_parallel_degree": 2, "microbatches": 3, **SHARDS},
     "pp 2 x sdp 2": {"partitions": 2, "sharded_data_parallel_degree": 2, "microbatches": 6, **SHARDS},
+    "tp 2 x copies 2": {"tensor_parallel_degree": 2, "prescaled_batch": True, "microbatches": 6},
+    "tp 2, own batches": {"tensor_parallel_degree": 2, "microbatches": 3},
+    "pp 2 x tp 2": {"partitions": 2, "tensor_parallel_degree": 2, "prescaled_batch": True, "microbatches": 12},
     "divided states": {"shard_optimizer_state": True, "microbatches": 3},
 }
 PLACES = ("forward", "backward", "before", "update", "after", "keeping", "kept")

@@ -17,7 +17,7 @@ from fault.test_outliving_trainer import (
 )
 from soak import paired, some
 
-WAYS = ("partitions", "itself", "groups", "shards", "units", "divided")
+WAYS = ("partitions", "itself", "groups", "shards", "units", "divided", "slices")
 PLACES = ("forward", "gradient", "after_train_batch", "updated", "keeping", "batch_end", "evaluation", "eval_end")
 PLACES += ("epoch_end", "batch_checkpoint", "fit_end", "epoch_start", "batch_start")
 

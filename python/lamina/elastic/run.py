@@ -37,9 +37,9 @@ class Run:
     as before, which the copies that there are share out. A process that joins them runs the script up to `elastic` in a
     world of its own, and has there what the others have.
 
-    Ranks with partitions, shards or parts of states keep what they have in the memory of the host, each `keep_every`
-    updates, and beside the next step each sends to another one what nobody else has. After a loss all go on from the
-    newest version of which nothing is lost, in a layout that fits their number. Nobody joins them.
+    Ranks with partitions, shards, slices or parts of states keep what they have in the memory of the host, each
+    `keep_every` updates. Beside the next step each sends to another one what nobody else has. After a loss all go on
+    from the newest version of which nothing is lost, in a layout that fits their number. Nobody joins them.
 
     Args:
         model: the job's.
@@ -52,8 +52,7 @@ class Run:
             fits.
 
     Errors:
-        UsageError: a model in slices; several machines without `lamina run --elastic`; without `ddp`; tensors that lie
-            in one memory.
+        UsageError: several machines without `lamina run --elastic`; without `ddp`; tensors that lie in one memory.
         ConfigError: a layout that no number of ranks allows.
     """
 
