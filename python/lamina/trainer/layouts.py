@@ -194,7 +194,7 @@ class Layouts:
 
 
 def _places(config: Any) -> tuple[int, int, str]:
-    """Says who reads for which copy."""
+    """The ranks that read for each copy, in short."""
     return config.partitions, _ranks_of_batch(config), config.placement_strategy
 
 
