@@ -22,12 +22,14 @@ namespace lamina {
 // The keys are those of init() that say who does what: partitions, microbatches (of each copy), schedule,
 // active_microbatches, placement_strategy, auto_partition, default_partition, optimize, memory_weight,
 // sharded_data_parallel_degree with sdp_param_persistence_threshold, sdp_persistent_parameters and sdp_units,
-// shard_optimizer_state. What is not given stays; so does whether gradients are clipped as those of shards.
+// shard_optimizer_state, tensor_parallel_degree. What is not given stays; so does whether gradients are clipped as
+// those of shards.
 //
 // Throws ConfigError for a layout that the number of ranks does not allow. UsageError comes for what cannot change, as
-// slices, or not now: inside a step function, while a checkpoint is being saved, with gradients that are not used yet.
-// Nothing has changed then. PeerError: a rank was lost. Once all ranks are connected anew, any error ends the job. A
-// torch::optim optimizer that no DistributedOptimizer holds is not seen: it goes on with what it has.
+// layers that so many ranks cannot share, or not now: inside a step function, while a checkpoint is being saved, with
+// gradients that are not used yet. Nothing has changed then. PeerError: a rank was lost. Once all ranks are connected
+// anew, any error ends the job. A torch::optim optimizer that no DistributedOptimizer holds is not seen: it goes on
+// with what it has.
 void change(Settings settings);
 void change(const std::string& json);  // the same as a JSON object
 

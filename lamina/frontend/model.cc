@@ -71,15 +71,20 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
     throw faces::refusal("not-positive", "bucket_cap_mb", options.bucket_cap_mb);
   }
   convert();
-  slicings_ = slice_model(*tree_.root(), *job_.session);
-  if (!slicings_.empty()) tree_ = make_tree();
-  compares_ = !slicings_.empty();
+  slice();
   if (job_.check != nullptr) backwards_.count_others(true);
   join_copies();
   if (!job_.pipelined()) cut(std::nullopt);
 }
 
 Model::~Model() = default;
+
+void Model::slice() {
+  layers_ = slice_model(*tree_.root(), *job_.session);
+  if (layers_) slicings_ = layers_->slicings();
+  if (!slicings_.empty()) tree_ = make_tree();
+  compares_ = !slicings_.empty();
+}
 
 // Is the job's model, whose copies average their gradients.
 void Model::join_copies() {

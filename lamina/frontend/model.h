@@ -18,7 +18,7 @@
 #include "lamina/frontend/device_errors.h"
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
-#include "lamina/frontend/slices.h"
+#include "lamina/frontend/sliced_model.h"
 #include "lamina/frontend/tracer.h"
 #include "lamina/model/cut.h"
 #include "lamina/model/gradient_watch.h"
@@ -148,7 +148,7 @@ class Model : public std::enable_shared_from_this<Model> {
   // The plan of this model in that layout, by the trace that there is; of the first rank alone. Throws what keeps it
   // from being. `kept`: the partition of each module, where it is known.
   model::Proposal propose_in(const config::Config& config, const plan::KeptPartition& kept = {}) const;
-  // Holds no parameters in the engine any more.
+  // Holds no parameters in the engine any more, and computes with whole layers.
   void let_go();
   // Cuts it as was proposed: no rank has values yet. Without a proposal it is cut when it must be. Collective over the
   // world.
@@ -164,6 +164,7 @@ class Model : public std::enable_shared_from_this<Model> {
   Model(Current& job, std::shared_ptr<torch::nn::Module> root, ModelOptions options);
   void join_copies();
   void convert();
+  void slice();
   void give_up(const std::exception_ptr& error);
   TorchModuleTree make_tree() const;
   class Life;
@@ -202,6 +203,7 @@ class Model : public std::enable_shared_from_this<Model> {
 
   Current& job_;
   const ModelOptions options_;
+  std::unique_ptr<SlicedLayers> layers_;  // where several ranks have slices
   Slicings slicings_;
   bool compares_ = false;  // what calls are given
   bool is_first_call_ = true;

@@ -13,16 +13,17 @@ namespace lamina::frontend {
 
 Model::Model(const Model& before, Current& job) : Model(job, before.tree_.root(), before.options_) {
   trace_ = before.trace_;
+  slice();
   join_copies();
 }
 
 void Model::tell(session::ChangingJob& job) const {
-  constexpr auto kWhole = "layers of programs in C++ do not change over how many ranks they are sliced yet";
   job.has_model = true;
   job.is_cut = partitioned();
-  if (!slicings_.empty()) throw session::refused_change(kWhole);
-  job.why_not_slices = [](const config::Config&) { return kWhole; };
   job.has_hook = reducer_ != nullptr && reducer_->hooked();
+  job.why_not_slices = [this](const config::Config& config) {
+    return why_not_slices(*tree_.root(), config, layers_.get());
+  };
   job.joins = reducer_ != nullptr && reducer_->joining();
   for (const auto& buffer : tree_.root()->named_buffers()) {
     if (model::is_odd(buffer.value())) job.odd_buffers.push_back(buffer.key());
@@ -34,12 +35,13 @@ bool Model::has_trace() const { return trace_ && trace_->modules == make_tree().
 model::Proposal Model::propose_in(const config::Config& config, const plan::KeptPartition& kept) const {
   const auto& world = job_.session->world();
   if (world.rank != base::Rank(0)) return {};
-  const TorchModuleTree tree(tree_.root(), !config.auto_partition);
+  const TorchModuleTree tree(tree_.root(), !config.auto_partition, slicings_);
   const auto costs = has_trace() ? trace_->costs : std::nullopt;
   return {.plan = model::plan_model(tree, costs, config, world.size, config.partitions, kept), .error = {}, .word = {}};
 }
 
 void Model::let_go() {
+  if (layers_) layers_->end();
   backwards_.watch({}, /*forgets=*/false);
   if (reducer_) reducer_->let_go();
 }

@@ -101,13 +101,13 @@ std::map<std::string, std::int64_t*> numbers_of(torch::nn::Module& module) {
 }
 
 // Fills a row with what is known of its layer, and of the module around it.
-void read_layer(PlannedLayer& row, const torch::nn::Module& layer, torch::nn::Module& parent) {
+void read_layer(PlannedLayer& row, const torch::nn::Module& layer, torch::nn::Module& parent, const Slicings& now) {
   if (const auto* linear = dynamic_cast<const torch::nn::LinearImpl*>(&layer)) {
-    row.shape = linear->weight.sizes().vec();
+    row.shape = sizes_of_whole(now, linear->weight);
     row.has_bias = linear->bias.defined();
   } else if (const auto* words = dynamic_cast<const torch::nn::EmbeddingImpl*>(&layer)) {
     const auto& options = words->options;
-    row.shape = words->weight.sizes().vec();
+    row.shape = sizes_of_whole(now, words->weight);
     row.padding = options.padding_idx();
     row.has_options = options.max_norm() || options.scale_grad_by_freq() || options.sparse();
   }
@@ -169,18 +169,18 @@ Forward forward_of(const LayerCut& cut, const std::string& team, std::int64_t ou
 
 }  // namespace
 
-PlanCuts::PlanCuts(const torch::nn::Module& root, std::string team, int index, int degree) : team_(std::move(team)) {
+PlanCuts::PlanCuts(const torch::nn::Module& root, const Member& member, const Slicings& now) : team_(member.team) {
   Rows rows(root);
-  planned_ = tp::plan_layers(rows.model, degree, /*in_parts=*/false);
+  planned_ = tp::plan_layers(rows.model, member.degree, /*in_parts=*/false);
   for (auto& [number, parent] : planned_.parents) {
     for (const auto& [name, value] : numbers_of(*rows.modules[number])) {
       if (*value > 0) parent.numbers[name] = *value;
     }
   }
   for (auto* layers : {&planned_.layers, &planned_.elsewhere}) {
-    for (auto& row : *layers) read_layer(row, *rows.modules[row.layer], *rows.modules[row.parent]);
+    for (auto& row : *layers) read_layer(row, *rows.modules[row.layer], *rows.modules[row.parent], now);
   }
-  cuts_ = tp::cut_layers(planned_, degree, index);
+  cuts_ = tp::cut_layers(planned_, member.degree, member.index);
   modules_ = std::move(rows.modules);
   model_ = std::move(rows.model);
   for (const auto& row : planned_.layers) rows_.emplace(row.name, &row);
@@ -216,8 +216,24 @@ void PlanCuts::begin() {
   for (const auto& cut : cuts_.layers) begin(cut);
   for (const auto& parent : cuts_.parents) {
     const auto numbers = numbers_of(*modules_[parent.parent]);
-    for (const auto& [name, number] : parent.numbers) *numbers.at(name) = number;
+    for (const auto& [name, number] : parent.numbers) set(*numbers.at(name), number);
   }
+}
+
+void PlanCuts::end() {
+  for (const auto& undo : std::exchange(undo_, {})) undo();
+}
+
+template <class Value>
+void PlanCuts::set(Value& place, const Value& value) {
+  undo_.push_back([&place, before = place] { place = before; });
+  place = value;
+}
+
+void PlanCuts::replace(const torch::nn::Module& layer, Forward forward) {
+  if (find_child(&layer) == nullptr) return;
+  replace_forward(&layer, std::move(forward));
+  undo_.push_back([&layer] { replace_forward(&layer, {}); });
 }
 
 void PlanCuts::begin(const LayerCut& cut) {
@@ -225,9 +241,10 @@ void PlanCuts::begin(const LayerCut& cut) {
   if (cut.style == tp::kReplicated) {  // each rank computes a part with it, and gradients are added
     for (auto& parameter : module.parameters(/*recurse=*/false)) {
       const bool has_gradient = parameter.requires_grad();
-      parameter.requires_grad_(true).register_hook(
+      const auto hook = parameter.requires_grad_(true).register_hook(
           [team = team_](const at::Tensor& gradient) { return tp::all_reduce(gradient, team); });
       parameter.requires_grad_(has_gradient);
+      undo_.push_back([parameter, hook] { parameter.remove_hook(hook); });
     }
     return;
   }
@@ -238,16 +255,16 @@ void PlanCuts::begin(const LayerCut& cut) {
   }
 }
 
-void PlanCuts::begin_embedding(const LayerCut& cut, torch::nn::EmbeddingImpl& layer) const {
+void PlanCuts::begin_embedding(const LayerCut& cut, torch::nn::EmbeddingImpl& layer) {
   for (const auto& [name, number] : cut.numbers) {
-    if (name == "num_embeddings") layer.options.num_embeddings(*number);
-    if (name == "embedding_dim") layer.options.embedding_dim(*number);
-    if (name == "padding_idx") layer.options.padding_idx(number);
+    if (name == "num_embeddings") set(layer.options.num_embeddings(), *number);
+    if (name == "embedding_dim") set(layer.options.embedding_dim(), *number);
+    if (name == "padding_idx") set(layer.options.padding_idx(), number);
   }
   const auto call = [cut, team = team_, &layer](const at::Tensor& words) {
     return tp::embedding(cut, team, words, layer.weight);
   };
-  if (find_child(&layer) != nullptr) replace_forward(&layer, forward_of(cut, team_, 0, call));
+  replace(layer, forward_of(cut, team_, 0, call));
   if (!value::is_slice(layer.weight)) return;
   value::layer_of(layer.weight).embedding = [call, &layer, alive = layer.weak_from_this()](
                                                 const at::Tensor& weight,
@@ -258,10 +275,10 @@ void PlanCuts::begin_embedding(const LayerCut& cut, torch::nn::EmbeddingImpl& la
   };
 }
 
-void PlanCuts::begin_linear(const LayerCut& cut, torch::nn::LinearImpl& layer) const {
+void PlanCuts::begin_linear(const LayerCut& cut, torch::nn::LinearImpl& layer) {
   for (const auto& [name, number] : cut.numbers) {
-    if (name == "in_features") layer.options.in_features(*number);
-    if (name == "out_features") layer.options.out_features(*number);
+    if (name == "in_features") set(layer.options.in_features(), *number);
+    if (name == "out_features") set(layer.options.out_features(), *number);
   }
   auto ready = cut;
   ready.by_parent = tp::is_by_columns(cut.style) || cut.chosen;  // its input is copied once for all that are given it
@@ -273,10 +290,8 @@ void PlanCuts::begin_linear(const LayerCut& cut, torch::nn::LinearImpl& layer) c
     if (cut.style == "rowwise") tp::note_taken();
     return output;
   };
-  if (find_child(&layer) != nullptr) {
-    const auto child = [call, &layer](const at::Tensor& given) { return call(given, layer.bias); };
-    replace_forward(&layer, forward_of(cut, team_, layer.weight.size(0), child));
-  }
+  const auto child = [call, &layer](const at::Tensor& given) { return call(given, layer.bias); };
+  replace(layer, forward_of(cut, team_, layer.weight.size(0), child));
   if (!value::is_slice(layer.weight)) return;
   value::layer_of(layer.weight).linear = [call, &layer, alive = layer.weak_from_this()](
                                              const at::Tensor& weight, const at::Tensor& given,

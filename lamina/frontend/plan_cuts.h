@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/frontend/slices.h"
 #include "lamina/layout/parameter_layout.h"
 #include "lamina/tensor_parallel/plans.h"
 
@@ -19,12 +21,14 @@ class Module;
 
 namespace lamina::frontend {
 
+struct Forward;
+
 // The cuts of a model's layers by plans of the program, see set_tensor_parallelism().
 class PlanCuts {
  public:
-  // Changes nothing. `index`: of this rank among `degree`, whom operators know as `team`. Throws base::UsageError where
-  // a plan does not fit the model.
-  PlanCuts(const torch::nn::Module& root, std::string team, int index, int degree);
+  // Changes nothing. Parameters that are slices `now` count as their wholes. Throws base::UsageError where a plan does
+  // not fit the model.
+  PlanCuts(const torch::nn::Module& root, const Member& member, const Slicings& now);
   PlanCuts(const PlanCuts&) = delete;
 
   bool empty() const { return cuts_.layers.empty(); }
@@ -34,13 +38,18 @@ class PlanCuts {
   std::vector<std::string> whole(std::set<std::string> sliced) const;
   // From now on parameters are slices, and layers compute with these.
   void begin();
+  // Layers compute as before that.
+  void end();
 
  private:
   torch::nn::Module& layer(const tensor_parallel::LayerCut& cut) const;
   std::optional<tensor_parallel::SlicePart> heads_of(const tensor_parallel::LayerCut& cut) const;
   void begin(const tensor_parallel::LayerCut& cut);
-  void begin_embedding(const tensor_parallel::LayerCut& cut, torch::nn::EmbeddingImpl& layer) const;
-  void begin_linear(const tensor_parallel::LayerCut& cut, torch::nn::LinearImpl& layer) const;
+  void begin_embedding(const tensor_parallel::LayerCut& cut, torch::nn::EmbeddingImpl& layer);
+  void begin_linear(const tensor_parallel::LayerCut& cut, torch::nn::LinearImpl& layer);
+  void replace(const torch::nn::Module& layer, Forward forward);
+  template <class Value>
+  void set(Value& place, const Value& value);
 
   const std::string team_;
   tensor_parallel::ModelModules model_;
@@ -49,6 +58,7 @@ class PlanCuts {
   tensor_parallel::LayerCuts cuts_;
   std::map<std::string, const tensor_parallel::PlannedLayer*> rows_;  // by name
   std::map<const torch::nn::Module*, const tensor_parallel::LayerCut*> by_layer_;
+  std::vector<std::function<void()>> undo_;
 };
 
 }  // namespace lamina::frontend

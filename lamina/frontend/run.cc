@@ -71,9 +71,6 @@ std::shared_ptr<JobOptimizer> checked_optimizer(const RunOptions& options) {
     throw refused("the job has a DistributedModel, and one DistributedOptimizer, before");
   }
   auto& session = *job.session;
-  if (session.config().tensor_parallel_degree > 1) {
-    throw refused("slices of a program in C++ do not go over to another layout yet");
-  }
   if (const auto why = session::why_no_survivors(session, /*keeps_parts=*/true); !why.empty()) throw refused(why);
   const auto differing = messaging::differing_arguments(
       session.mailbox(), session.members(topology::Group::kWorld), "lamina::Run()",

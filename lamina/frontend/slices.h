@@ -71,8 +71,7 @@ using Slicings = std::map<const void*, layout::Slicing>;
 // The sizes of the whole that a tensor is a slice of; empty where it is whole.
 std::vector<std::int64_t> whole_shape(const Slicings& slicings, const at::Tensor& tensor);
 
-// Cuts the layers of a model over TP_GROUP, in place, with the values of world rank 0; collective over the world.
-// Nothing is changed unless all can be cut. Throws base::UsageError where one cannot.
-Slicings slice_model(torch::nn::Module& root, session::Session& session);
+// The sizes of the whole that a tensor is, or is a slice of.
+std::vector<std::int64_t> sizes_of_whole(const Slicings& slicings, const at::Tensor& tensor);
 
 }  // namespace lamina::frontend
