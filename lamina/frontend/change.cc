@@ -42,19 +42,23 @@ model::Proposal proposal_in(Current& job, const config::Config& config) {
   return proposal;
 }
 
-// Ends the current job, and begins one of that session, whose model and optimizers wait for what is held.
-Current& begin_changed(std::shared_ptr<session::Session> session, const std::optional<job_checkpoint::HeldJob>& held) {
+// Ends the current job, and begins one of that session. `is_held`: values and states, which are kept elsewhere.
+Current& begin_changed(std::shared_ptr<session::Session> session, bool is_held) {
   auto& job = frontend::current();
   const auto optimizers = frontend::optimizers_of(job);
   job.model->let_go();
-  for (const auto& optimizer : optimizers) optimizer->let_go(/*with_states=*/!held);
-  if (held) session::put_aside(job.model->table(), job.model->sharding());
+  for (const auto& optimizer : optimizers) optimizer->let_go(/*with_states=*/!is_held);
+  if (is_held && job.model->partitioned()) session::put_aside(job.model->table(), job.model->sharding());
   auto& changed = frontend::go_over(std::move(session));
   changed.model = std::make_shared<frontend::Model>(*changed.held->now, changed);
   changed.held->now = changed.model;
   for (const auto& optimizer : optimizers) frontend::JobOptimizer::join(optimizer, changed);
-  if (held) changed.waiting = job_checkpoint::resumption_of(*held, std::make_shared<CheckpointedJob>(changed));
   return changed;
+}
+
+// The model and the optimizers wait for what is held.
+void wait_for(const job_checkpoint::HeldJob& held, Current& job) {
+  job.waiting = job_checkpoint::resumption_of(held, std::make_shared<CheckpointedJob>(job));
 }
 
 }  // namespace
@@ -72,13 +76,18 @@ session::ChangingJob frontend::told_of(const Current& job) {
 
 void frontend::go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
                        const std::optional<job_checkpoint::HeldJob>& held) {
-  auto& changed = begin_changed(std::move(session), held);
-  if (held) changed.waiting->keep_options();  // they are the very ones
+  auto& changed = begin_changed(std::move(session), held.has_value());
+  if (held) {
+    wait_for(*held, changed);
+    changed.waiting->keep_options();  // they are the very ones
+  }
   changed.model->go_on(std::move(proposal));
 }
 
-void frontend::go_back(std::shared_ptr<session::Session> session, const job_checkpoint::HeldJob& held) {
-  auto& changed = begin_changed(std::move(session), held);
+void frontend::go_back(std::shared_ptr<session::Session> session,
+                       const std::function<job_checkpoint::HeldJob()>& hold) {
+  auto& changed = begin_changed(std::move(session), /*is_held=*/true);
+  wait_for(hold(), changed);
   const auto waiting = changed.waiting;
   model::Proposal proposal;
   try {
@@ -88,6 +97,7 @@ void frontend::go_back(std::shared_ptr<session::Session> session, const job_chec
   }
   changed.model->go_on(std::move(proposal));
   waiting->go_on();
+  for (const auto& optimizer : frontend::optimizers_of(changed)) optimizer->lent.count_anew();  // newcomers loaded less
 }
 
 void change(Settings settings) { change(frontend::to_json(settings)); }

@@ -42,7 +42,7 @@ void init(const std::string& json) {
   if (again && json == "{}") return;
   const auto environment = environment::process_environment();
   auto parsed = verification::read_configuration(json, environment);
-  if (again) return require_same(frontend::current().session->config(), config::with_defaults(parsed.config));
+  if (again) return require_same(frontend::current().session->asked(), config::with_defaults(parsed.config));
   if (parsed.config.tensor_parallel_degree > 1 && !parsed.config.prescaled_batch) {
     throw base::ConfigError(
         "prescaled_batch: with tensor_parallel_degree above 1 it is to be true in C++ programs, whose ranks of a "

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -18,9 +19,9 @@ namespace lamina::frontend {
 void go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
              const std::optional<job_checkpoint::HeldJob>& held);
 
-// Does so after a loss, in the layout of that session, with what ranks have kept: values, states and options go back to
-// what is held. Collective over the world; an error ends the job.
-void go_back(std::shared_ptr<session::Session> session, const job_checkpoint::HeldJob& held);
+// Does so after a loss, or with others, in the layout of that session: values, states and options go back to what
+// `hold` then gives, of what ranks have kept. Collective over the world; an error ends the job.
+void go_back(std::shared_ptr<session::Session> session, const std::function<job_checkpoint::HeldJob()>& hold);
 
 // Tells what the face knows of a job that is to go over to another layout.
 session::ChangingJob told_of(const Current& job);

@@ -93,12 +93,15 @@ std::vector<std::pair<std::string, at::Tensor>> named(const torch::OrderedDict<s
 }
 
 // Lists what newcomers are to have in common with this process.
-session::Facts facts_of(torch::optim::Optimizer& optimizer) {
+session::Facts facts_of(const JobOptimizer& optimizer) {
   auto tensors = named(root()->named_parameters());
   std::ranges::move(named(root()->named_buffers()), std::back_inserter(tensors));
   std::vector<std::size_t> groups;
-  for (const auto& group : optimizer.param_groups()) groups.push_back(group.params().size());
-  return session::facts_of_training("program", "/proc/self/exe", tensors, c10::demangle(typeid(optimizer).name()),
+  for (const auto& group : optimizer.members()) groups.push_back(group.size());
+  const auto& model = *frontend::current().model;
+  const auto& user = *optimizer.optimizer;
+  return session::facts_of_training("program", "/proc/self/exe", tensors,
+                                    model.partitioned() ? &model.table() : nullptr, c10::demangle(typeid(user).name()),
                                     groups);
 }
 
@@ -124,11 +127,13 @@ class Run::Training {
   std::int64_t updates() const { return updates_; }
   void begin() {
     ending([&] { begin_training(); });
+    survivors().doorway().watch_sigterm();
     is_on_ = true;
     watch_steps();
   }
   void end() {
     end_training();
+    survivors().doorway().forget_sigterm();
     is_on_ = false;
     stop_watching();
   }
@@ -149,7 +154,7 @@ class Run::Training {
   virtual void begin_training() = 0;
   virtual void end_training() = 0;
   virtual void note_update() = 0;
-  virtual void look() {}  // before a step of the training
+  virtual bool look() { return false; }  // before a step of the training: true where the epoch is to end
 
   Value own_state() const { return options_.state ? options_.state() : Value(); }
   void take_own(std::int64_t updates, const Value& state) {
@@ -172,8 +177,7 @@ class Run::Training {
   void watch_steps() {
     frontend::current().before_step = [this] {
       if (!root()->is_training() || !c10::GradMode::is_enabled()) return;
-      if (ends_) throw EpochOver();
-      look();
+      if (ends_ || look()) throw EpochOver();
     };
   }
   static void stop_watching() {
@@ -206,8 +210,7 @@ class Run::Copies : public Run::Loop<session::CopiesFace> {
  public:
   Copies(std::shared_ptr<JobOptimizer> optimizer, RunOptions options)
       : Loop(std::move(optimizer), std::move(options)),
-        survivors_(*this,
-                   {.hooks = frontend::face_hooks, .facts = [this] { return facts_of(*optimizer_->optimizer); }}) {}
+        survivors_(*this, {.hooks = frontend::face_hooks, .facts = [this] { return facts_of(*optimizer_); }}) {}
 
   std::vector<std::pair<std::string, at::Tensor>> buffers() const override { return named(root()->named_buffers()); }
   void go_over(std::shared_ptr<session::Session> session) override {
@@ -229,14 +232,8 @@ class Run::Copies : public Run::Loop<session::CopiesFace> {
 
  protected:
   session::Survivors& survivors() override { return survivors_; }
-  void begin_training() override {
-    survivors_.begin();
-    survivors_.doorway().watch_sigterm();
-  }
-  void end_training() override {
-    survivors_.close_door();
-    survivors_.doorway().forget_sigterm();
-  }
+  void begin_training() override { survivors_.begin(); }
+  void end_training() override { survivors_.close_door(); }
   void note_update() override { survivors_.keep(); }
 
  private:
@@ -248,7 +245,8 @@ class Run::Parts : public Run::Loop<session::PartsFace> {
  public:
   Parts(std::shared_ptr<JobOptimizer> optimizer, RunOptions options)
       : Loop(std::move(optimizer), std::move(options)),
-        survivors_(*this, {.hooks = frontend::face_hooks}, options_.keep_every, layouts_of(options_)) {}
+        survivors_(*this, {.hooks = frontend::face_hooks, .facts = [this] { return facts_of(*optimizer_); }},
+                   options_.keep_every, layouts_of(options_)) {}
 
   std::unique_ptr<job_checkpoint::JobAccess> lend() override { return frontend::current().lend(); }
   session::ChangingJob told() const override { return frontend::told_of(frontend::current()); }
@@ -257,9 +255,10 @@ class Run::Parts : public Run::Loop<session::PartsFace> {
     const auto& items = state.as<value::Tuple>().items;
     take_own(items.at(0).as<std::int64_t>(), items.at(1));
   }
-  void go_over(std::shared_ptr<session::Session> session, const job_checkpoint::HeldJob& held) override {
+  void go_over(std::shared_ptr<session::Session> session,
+               const std::function<job_checkpoint::HeldJob()>& hold) override {
     frontend::current().model->zero_grad(/*set_to_none=*/true);
-    frontend::go_back(std::move(session), held);
+    frontend::go_back(std::move(session), hold);
   }
 
  protected:
@@ -267,8 +266,10 @@ class Run::Parts : public Run::Loop<session::PartsFace> {
   void begin_training() override { survivors_.begin(); }
   void end_training() override { survivors_.end(); }
   void note_update() override { survivors_.note_update(); }
-  void look() override {
-    if (survivors_.is_due() && frontend::current().model->partitioned()) survivors_.keep();
+  bool look() override {
+    if (!frontend::current().model->partitioned()) return false;
+    if (survivors_.is_due()) survivors_.keep();
+    return survivors_.is_called();
   }
 
  private:

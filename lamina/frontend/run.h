@@ -56,12 +56,13 @@ class EpochOver : public std::exception {
 // come furthest. An update that one of them has made counts, and any other one is made again. Buffers are as they were
 // then, and random numbers with `seed`. A batch has as many microbatches as before, which the copies that there are
 // share out. A process that joins them runs the program up to elastic() in a world of its own, and has there what the
-// others have. After SIGTERM a copy leaves after an update, as by std::exit(), and the others go on.
+// others have. After SIGTERM a rank leaves after an update, as by std::exit(), and the others go on.
 //
 // Ranks with partitions, shards or parts of states keep what they have in the memory of the host, each `keep_every`
 // updates, and beside the next step each sends to another one what nobody else has. After a loss all go on from the
 // newest version of which nothing is lost, in the first of `layouts` that fits their number. Without one that does, the
-// model is in as many parts as before, or in the nearest number that fits. Nobody joins them.
+// model is in as many parts as the program has asked for, or in the nearest number that fits. So do they where others
+// join or leave, with what they have then.
 //
 // Throws UsageError for a model in slices, or several machines; without `ddp`; ConfigError for a layout that no number
 // of ranks allows.

@@ -21,6 +21,7 @@ namespace lamina::job_checkpoint {
 namespace {
 
 using checkpoint::Part;
+using membership::KeptBy;
 using membership::KeptHere;
 using membership::KeptVersion;
 using value::List;
@@ -82,6 +83,16 @@ KeptHere to_here(const Value& told) {
   return here;
 }
 
+std::vector<KeptBy> to_kept(const std::vector<Value>& told) {
+  std::vector<KeptBy> all;
+  for (const auto& each : told) {
+    const auto& items = each.as<List>().items;
+    auto& by = all.emplace_back(KeptBy{{}, {items.at(0).as<std::int64_t>(), items.at(1).as<std::int64_t>()}});
+    for (std::size_t at = 2; at < items.size(); ++at) by.versions.push_back(to_here(items[at]));
+  }
+  return all;
+}
+
 }  // namespace
 
 KeptJob::~KeptJob() {
@@ -106,11 +117,7 @@ void KeptJob::keep(JobAccess& job, std::int64_t epoch, std::int64_t updates, Val
   own.first_copy = topology.members(topology::kOneCopy, peers.first());
 
   // The version before is whole once all have met with what they keep of it for others.
-  if (!own_.empty() && own_.back().version.epoch == epoch) {
-    for (const auto ward : wards()) {
-      while (!has(ward)) take(peers.mailbox.receive(base::Rank(ward), kChannel, peers.patience), ward);
-    }
-  }
+  if (!own_.empty() && own_.back().version.epoch == epoch) receive_packages(peers);
   const auto holding = static_cast<std::int64_t>(hash_of(own.written) + hash_of(own.others));
   for (const auto& each : peers.mailbox.all_gather(peers.world, holding, peers.patience)) {
     own.holdings.push_back(static_cast<std::uint64_t>(each.as<std::int64_t>()));
@@ -138,6 +145,18 @@ void KeptJob::keep(JobAccess& job, std::int64_t epoch, std::int64_t updates, Val
   own.written = std::move(all);
   own_.push_back(std::move(own));
   if (keeper) begin_to_send(base::Rank(*keeper), peers, copied);
+}
+
+// Waits for what this rank keeps for others of the newest version.
+void KeptJob::receive_packages(const checkpoint::Peers& peers) {
+  for (const auto ward : wards()) {
+    while (!has(ward)) take(peers.mailbox.receive(base::Rank(ward), kChannel, peers.patience), ward);
+  }
+}
+
+void KeptJob::complete(const checkpoint::Peers& peers) {
+  receive_packages(peers);
+  peers.mailbox.barrier(peers.world, peers.patience);
 }
 
 // The ranks for which this one keeps what they have of the newest version.
@@ -210,8 +229,10 @@ Value KeptJob::told(messaging::Mailbox& mailbox) {
       while (const auto package = mailbox.poll(base::Rank(ward), kChannel)) take(*package, ward);
     }
   }
-  List versions;
+  const auto came_with = has_come_ ? came_with_ : KeptBy().came_with;
+  List versions{{came_with.epoch, came_with.updates}};
   for (const auto& own : own_) {
+    if (own.rank == kCame) continue;
     List here{{own.version.epoch, own.version.updates, std::int64_t{own.rank}}};
     for (const auto& package : packages_) {
       if (package.version == own.version) here.items.emplace_back(std::int64_t{package.rank});
@@ -222,14 +243,13 @@ Value KeptJob::told(messaging::Mailbox& mailbox) {
 }
 
 void KeptJob::decide(const std::vector<Value>& told) {
-  std::vector<std::vector<KeptHere>> all;
-  for (const auto& each : told) {
-    auto& here = all.emplace_back();
-    for (const auto& version : each.as<List>().items) here.push_back(to_here(version));
+  const auto all = to_kept(told);
+  if (std::ranges::all_of(all, [](const KeptBy& each) { return each.has_come() && each.versions.empty(); })) {
+    throw base::PeerError("the states of all that are left were lost with those who had them", {},
+                          base::Code{"elastic-ended"});
   }
-  std::map<KeptVersion, membership::Holdings> holdings;
-  for (const auto& own : own_) holdings[own.version] = own.holdings;
-  const auto [version, why_not] = membership::newest_whole(all, holdings);
+  if (has_come_ && !has_parts()) return come();
+  const auto [version, why_not] = membership::newest_whole(all, holdings());
   if (!version) {
     throw base::PeerError(base::str("the ranks that are left do not go on from memory: ", why_not,
                                     "; start the job again, from its newest checkpoint"),
@@ -237,7 +257,52 @@ void KeptJob::decide(const std::vector<Value>& told) {
   }
   while (own_.back().version != *version) own_.pop_back();
   left_.clear();
-  for (const auto& here : all) left_.insert(std::ranges::find(here, *version, &KeptHere::version)->own);
+  for (const auto& [versions, came_with] : all) {
+    if (*version > came_with) left_.insert(std::ranges::find(versions, *version, &KeptHere::version)->own);
+  }
+}
+
+std::map<KeptVersion, membership::Holdings> KeptJob::holdings() const {
+  std::map<KeptVersion, membership::Holdings> holdings;
+  for (const auto& own : own_) holdings[own.version] = own.holdings;
+  return holdings;
+}
+
+std::vector<bool> KeptJob::may_leave(const std::vector<Value>& told, const std::vector<bool>& want) const {
+  return membership::may_leave(to_kept(told), want, holdings());
+}
+
+bool KeptJob::is_new(const Value& told) const {
+  return own_.empty() || own_.back().version <= to_kept({told}).front().came_with;
+}
+
+void KeptJob::come() {
+  own_.clear();
+  has_come_ = true;
+  came_with_ = membership::kLaterThanAll;
+}
+
+Value KeptJob::outline() const {
+  const auto& own = own_.back();
+  List holdings, rows, first_copy;
+  for (const auto holding : own.holdings) holdings.items.emplace_back(static_cast<std::int64_t>(holding));
+  for (const auto& row : own.rows) rows.items.emplace_back(row);
+  for (const auto rank : own.first_copy) first_copy.items.emplace_back(rank.value);
+  return Tuple{{own.version.epoch, own.version.updates, holdings, rows, first_copy, own.word}};
+}
+
+void KeptJob::take_outline(const Value& outline) {
+  const auto& items = outline.as<Tuple>().items;
+  Own own{.version = {items.at(0).as<std::int64_t>(), items.at(1).as<std::int64_t>()}, .rank = kCame};
+  for (const auto& each : items.at(2).as<List>().items) {
+    own.holdings.push_back(static_cast<std::uint64_t>(each.as<std::int64_t>()));
+  }
+  for (const auto& each : items.at(3).as<List>().items) own.rows.push_back(each.as<std::string>());
+  for (const auto& each : items.at(4).as<List>().items) own.first_copy.emplace_back(each.as<std::int64_t>());
+  own.word = items.at(5);
+  came_with_ = own.version;
+  own_.clear();
+  own_.push_back(std::move(own));
 }
 
 // All know who has what. Of those who have a part one gives it: whoever wrote it, or keeps it for that one, comes
@@ -245,7 +310,8 @@ void KeptJob::decide(const std::vector<Value>& told) {
 HeldJob KeptJob::hold(const checkpoint::Peers& peers) const {
   const auto& own = own_.back();
   auto written = own.written, others = own.others;
-  List abouts{{Tuple{{std::int64_t{own.rank}, own.about}}}};
+  List abouts;
+  if (has_parts()) abouts.items.emplace_back(Tuple{{std::int64_t{own.rank}, own.about}});
   together(peers, [&] {
     for (const auto& package : packages_) {
       if (package.version != own.version || left_.contains(package.rank)) continue;

@@ -2,6 +2,7 @@
 #include "lamina/membership/keepers.h"
 
 #include <algorithm>
+#include <functional>
 #include <ranges>
 #include <set>
 #include <utility>
@@ -14,13 +15,14 @@ namespace {
 
 // Ranks of a version that are gone with all that anybody has of them; none: the version is whole. No value: one that is
 // left has not come to it.
-std::optional<std::vector<int>> missing(const std::vector<std::vector<KeptHere>>& told, const KeptVersion& version,
+std::optional<std::vector<int>> missing(const std::vector<KeptBy>& told, const KeptVersion& version,
                                         const Holdings& holdings) {
   std::set<int> there;
   std::set<std::uint64_t> held;
   for (const auto& here : told) {
-    const auto found = std::ranges::find(here, version, &KeptHere::version);
-    if (found == here.end()) return std::nullopt;
+    if (version <= here.came_with) continue;
+    const auto found = std::ranges::find(here.versions, version, &KeptHere::version);
+    if (found == here.versions.end()) return std::nullopt;
     there.insert(found->others.begin(), found->others.end());
     held.insert(holdings.at(static_cast<std::size_t>(found->own)));
   }
@@ -55,8 +57,7 @@ std::vector<std::optional<int>> keepers_of(const Holdings& holdings, const std::
   return keepers;
 }
 
-WholeVersion newest_whole(const std::vector<std::vector<KeptHere>>& told,
-                          const std::map<KeptVersion, Holdings>& holdings) {
+WholeVersion newest_whole(const std::vector<KeptBy>& told, const std::map<KeptVersion, Holdings>& holdings) {
   WholeVersion found{.version = {}, .why_not = "no version that all of them have was kept yet"};
   bool is_newest = true;
   for (const auto& [version, held] : std::views::reverse(holdings)) {
@@ -68,6 +69,23 @@ WholeVersion newest_whole(const std::vector<std::vector<KeptHere>>& told,
                               " had is lost with whoever kept it");
   }
   return found;
+}
+
+std::vector<bool> may_leave(const std::vector<KeptBy>& told, const std::vector<bool>& want,
+                            const std::map<KeptVersion, Holdings>& holdings) {
+  if (std::ranges::all_of(want, std::identity())) return want;
+  const auto newest = newest_whole(told, holdings).version;
+  std::vector<bool> leave(told.size());
+  for (std::size_t rank = 0; rank < told.size(); ++rank) {
+    if (!want[rank]) continue;
+    leave[rank] = true;
+    std::vector<KeptBy> left;
+    for (std::size_t other = 0; other < told.size(); ++other) {
+      if (!leave[other]) left.push_back(told[other]);
+    }
+    leave[rank] = newest && newest_whole(left, holdings).version == newest;
+  }
+  return leave;
 }
 
 }  // namespace lamina::membership

@@ -33,6 +33,16 @@ struct KeptHere {
   std::vector<int> others;
 };
 
+// Parts that a rank has, of each version that it knows. One that came to the job has none of the version with which it
+// came, and of older ones: nobody waits for it there.
+struct KeptBy {
+  std::vector<KeptHere> versions;
+  KeptVersion came_with = {-1, -1};  // as of one that has been there from the beginning
+
+  bool has_come() const { return came_with.epoch >= 0; }
+};
+inline constexpr KeptVersion kLaterThanAll{INT64_MAX, INT64_MAX};
+
 using Holdings = std::vector<std::uint64_t>;  // of each rank
 
 // The keeper of each rank: on the machine that follows its own, where there are several, and else the next rank. None
@@ -46,7 +56,11 @@ struct WholeVersion {
   std::string why_not;
 };
 // `told`: by each rank that is left, what it has. `holdings`: of the versions that this one has.
-WholeVersion newest_whole(const std::vector<std::vector<KeptHere>>& told,
-                          const std::map<KeptVersion, Holdings>& holdings);
+WholeVersion newest_whole(const std::vector<KeptBy>& told, const std::map<KeptVersion, Holdings>& holdings);
+
+// Says who of those that want to leave may do so at once: all of them, where nobody stays. Else the newest version is
+// whole without those, and the others leave an epoch later. `told`: as above, by all ranks.
+std::vector<bool> may_leave(const std::vector<KeptBy>& told, const std::vector<bool>& want,
+                            const std::map<KeptVersion, Holdings>& holdings);
 
 }  // namespace lamina::membership

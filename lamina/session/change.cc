@@ -54,17 +54,12 @@ std::string listed() {
   return text;
 }
 
-// Clipping is the training's, and not its layout's.
-bool clips_as_shards(const Session& session) {
-  return session.clips_as_shards() || session.config().sharded_data_parallel_degree > 1;
-}
-
 json given_keys(const std::string& text) {
   auto given = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!given.is_object()) throw refused_change(base::str("\"", text, "\" is no JSON object of keys"));
   json keys = json::object();
   for (const auto& [key, value] : given.items()) {
-    if (std::ranges::find(kKeys, key) == kKeys.end()) {
+    if (!is_layout_key(key)) {
       throw refused_change(base::str("\"", key, "\" is no key of a layout that may change; these are ", listed()));
     }
     if (!keys.emplace(canonical(key), value).second)
@@ -150,6 +145,12 @@ config::Config changed_config(Session& session, const std::string& text) {
   require_may_change(session);
   return config_of(session, given.dump(), session.world().size);
 }
+
+bool clips_as_shards(const Session& session) {
+  return session.clips_as_shards() || session.config().sharded_data_parallel_degree > 1;
+}
+
+bool is_layout_key(std::string_view key) { return std::ranges::find(kKeys, key) != kKeys.end(); }
 
 config::Config config_of(Session& session, const std::string& text, int ranks) {
   const auto& before = session.config();
@@ -248,14 +249,17 @@ std::shared_ptr<Session> open_beside(Session& before, config::Config config, env
   session->mailbox().barrier(session->members(topology::Group::kWorld), session->patience());
   if (store != nullptr) store->forget_meetings();
   if (clips_as_shards(before)) session->clip_as_shards();
+  session->note_asked(before.asked());
   session->job().seeds() = before.job().seeds();
   session->job().set_microbatches(session->job().microbatches());  // of this copy's place among them
   return session;
 }
 
 std::shared_ptr<Session> open_after(Session& before, config::Config config, FaceHooks hooks) {
-  return open_beside(before, std::move(config), before.world(), std::move(hooks),
-                     before.members(topology::Group::kWorld), "lamina.change()");
+  auto session = open_beside(before, std::move(config), before.world(), std::move(hooks),
+                             before.members(topology::Group::kWorld), "lamina.change()");
+  session->note_asked(session->config());
+  return session;
 }
 
 void put_aside(const model::ParameterTable& table, sharding::Sharding* sharding) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lamina/base/error.h"
@@ -31,9 +32,15 @@ base::UsageError refused_change(const std::string& why);
 // and for what a job or a layout has that cannot change.
 config::Config changed_config(Session& session, const std::string& json);
 
+// True for a key that says who does what, by the name that a Config's JSON has it under.
+bool is_layout_key(std::string_view key);
+
 // Does so for so many ranks, of which this one alone is asked, and looks at no more than what `json` and the
 // configuration of the session say.
 config::Config config_of(Session& session, const std::string& json, int ranks);
+
+// True where gradients are clipped as those of shards are, in the layouts that follow, too: clipping is the training's.
+bool clips_as_shards(const Session& session);
 
 // Throws base::UsageError for what a session has that cannot change, whatever is asked.
 void require_may_change(Session& session);

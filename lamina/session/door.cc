@@ -40,8 +40,8 @@ void hold(int fd) { base::close_in_forked_children(fd); }
 }  // namespace
 
 int DoorTerms::fitting(int waiting) const {
-  for (int more = std::min(waiting, most - copies); more > 0; --more) {
-    if (microbatches == 0 || microbatches % (copies + more) == 0) return more;
+  for (int more = std::min(waiting, most - ranks); more > 0; --more) {
+    if (why_not(ranks + more).empty()) return more;
   }
   return 0;
 }
@@ -90,11 +90,11 @@ void Door::count() {
   data_parallel::newcomers().wait = has_waiting_.load();
 }
 
-std::vector<int> Door::take(int copies) {
+std::vector<int> Door::take(int ranks) {
   const std::lock_guard lock(mutex_);
   waiting_.splice(waiting_.begin(), taken_);
   auto terms = terms_;
-  terms.copies = copies;
+  terms.ranks = ranks;
   const int fitting = terms.fitting(present());
   for (auto at = waiting_.begin(); at != waiting_.end() && std::ssize(taken_) < fitting;) {
     const auto guest = at++;
@@ -232,11 +232,10 @@ void Door::tell_waiting() {
   said_ = Clock::now();
   const auto waiting = static_cast<int>(waiting_.size());
   std::string why;
-  if (terms_.copies >= terms_.most) {
-    why = base::str("the job has as many ranks as --elastic allows it: ", terms_.copies);
+  if (terms_.ranks >= terms_.most) {
+    why = base::str("the job has as many ranks as --elastic allows it: ", terms_.ranks);
   } else if (terms_.fitting(waiting) == 0) {
-    why = base::str(terms_.copies + 1, " copies of the model cannot share out ", terms_.microbatches,
-                    " microbatches alike");
+    why = terms_.why_not(terms_.ranks + 1);
   }
   for (auto& guest : waiting_) guest.is_gone = !guest.line.say(DoorWord::kWait, why);
   std::erase_if(waiting_, [](const Guest& guest) { return guest.is_gone; });

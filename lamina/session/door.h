@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -16,14 +17,15 @@
 
 namespace lamina::session {
 
-// [Note: newcomers] A process may join copies of a model that train. It runs its script up to the training in a world
+// [Note: newcomers] A process may join the ranks of a training. It runs its script up to the training in a world
 // of its own. Then it comes to the door, at which the first rank listens as long as it is that, and proves that it has
 // the job's secret. What it is to have in common with the job is compared: where anything differs it is refused by
 // name, and nobody else is disturbed. It waits there, and says that it is alive. The first rank's passes tell all
-// copies that somebody waits (data_parallel/newcomers.h), so all of them end their epoch after one and the same update.
-// They agree as after a loss ([Note: ranks that are left]), open the next session with the newcomers as its last ranks,
-// and give them what a copy has that is behind. A newcomer that dies or hangs on its way in is left out, and the others
-// open it anew. When the first rank is lost, those who wait come to the next one's door.
+// copies that somebody waits (data_parallel/newcomers.h), ranks with parts hear it when a step begins: so all of them
+// end their epoch after one and the same update. They agree as after a loss ([Note: ranks that are left]), open the
+// next session with the newcomers as its last ranks, and give them what a copy has that is behind, or their parts. A
+// newcomer that dies or hangs on its way in is left out, and the others open it anew. When the first rank is lost,
+// those who wait come to the next one's door.
 //
 // The door has a thread, so that neither strangers nor newcomers wait for a step, or have one wait.
 
@@ -31,9 +33,10 @@ class Session;
 
 // How many newcomers may come in.
 struct DoorTerms {
-  int copies = 1;                 // there are
-  int most = 1;                   // there may be
-  std::int64_t microbatches = 0;  // that copies share out alike; 0: they share out any number
+  int ranks = 1;  // there are
+  int most = 1;   // there may be
+  // Why the job cannot have so many, a clause; "" where it can.
+  std::function<std::string(int)> why_not = [](int) { return ""; };
 
   // How many of so many that wait.
   int fitting(int waiting) const;
@@ -53,9 +56,9 @@ class Door {
   void set_terms(const DoorTerms& terms);
   bool has_waiting() const { return has_waiting_; }  // somebody who may come in
 
-  // Takes those who may come in to so many copies: the machine of each. Who was taken before, and has no place, counts
+  // Takes those who may come in to so many ranks: the machine of each. Who was taken before, and has no place, counts
   // anew.
-  std::vector<int> take(int copies);
+  std::vector<int> take(int ranks);
   // Tells those who were taken their places. From now on they have to come in.
   void tell(const std::vector<std::string>& places);
   // One of them has gone, or has not come in for long.

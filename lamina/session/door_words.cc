@@ -19,7 +19,8 @@
 namespace lamina::session {
 namespace {
 
-constexpr std::size_t kPlate = 128;  // bytes of the file
+constexpr std::size_t kPlate = 128;       // bytes of the file
+constexpr std::size_t kMostWord = 16384;  // a place has configurations
 constexpr auto kMachine = "machine";
 constexpr std::size_t kShown = 120;  // of a text that differs
 

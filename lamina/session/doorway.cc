@@ -63,18 +63,21 @@ void end_if_newcomer(const std::string& why) {
 }
 
 Facts facts_of_training(const std::string& kind, const std::string& file,
-                        const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::string& optimizer,
+                        const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                        const model::ParameterTable* table, const std::string& optimizer,
                         const std::vector<std::size_t>& groups) {
   std::string model, all = optimizer;
   for (const auto& [name, tensor] : tensors) {
-    model += base::str(model.empty() ? "" : "\n", name, " ", tensor.scalar_type(), " ", tensor.sizes());
+    const auto* row = table == nullptr ? nullptr : table->find(tensor);
+    const auto sizes = row == nullptr ? tensor.sizes() : at::IntArrayRef(row->layout.shape);
+    model += base::str(model.empty() ? "" : "\n", name, " ", tensor.scalar_type(), " ", sizes);
   }
   for (const auto count : groups) all += base::str("\na group of ", count, " parameters");
   return {{kind + " (SHA-256)", hash_of(file)}, {"model", model}, {"optimizer", all}};
 }
 
-Doorway::Doorway(std::function<Facts()> facts, bool shares_any)
-    : facts_(std::move(facts)), shares_any_(shares_any), most_(terms().value_or(environment::ElasticTerms()).most) {}
+Doorway::Doorway(std::function<Facts()> facts)
+    : facts_(std::move(facts)), most_(terms().value_or(environment::ElasticTerms()).most) {}
 
 Doorway::~Doorway() { forget_sigterm(); }
 
@@ -84,7 +87,9 @@ Facts Doorway::facts() const {
   return facts;
 }
 
-void Doorway::begin_epoch(Session& session) {
+bool Doorway::is_open() { return terms().has_value(); }
+
+void Doorway::begin_epoch(Session& session, std::function<std::string(int)> why_not) {
   data_parallel::newcomers().heard = false;
   if (most_ == 0 || session.world().rank != base::Rank(0)) {
     door_.reset();
@@ -92,15 +97,13 @@ void Doorway::begin_epoch(Session& session) {
   }
   if (door_ == nullptr) door_ = open_door(session, facts());
   if (door_ == nullptr) return;
-  const int copies = session.world().size;
-  const auto all = std::int64_t{session.job().microbatches()} * copies;
-  door_->set_terms({.copies = copies, .most = most_, .microbatches = shares_any_ ? 0 : all});
+  door_->set_terms({.ranks = session.world().size, .most = most_, .why_not = std::move(why_not)});
   tell_door(session, *door_);
 }
 
 bool Doorway::is_called(Session& session) const {
   session.epochs().look_after_witness();
-  if (session.world().size == 1) return leaves() || (door_ != nullptr && door_->has_waiting());
+  if (session.world().size == 1) return leaves() || has_waiting();
   hear_of_door(session);
   return data_parallel::newcomers().heard;
 }

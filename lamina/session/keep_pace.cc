@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "lamina/base/str.h"
 #include "lamina/messaging/agreement.h"
 
 namespace lamina::session {
@@ -26,8 +27,13 @@ void KeepPace::note_kept(Session& session, std::int64_t updates, base::Clock::ti
 }
 
 void KeepPace::go_on_from(std::int64_t updates) {
+  if (is_measured_) every_ = 1;
   newest_ = updates;
   kept_at_ = base::Clock::now();
+}
+
+std::string KeepPace::text() const {
+  return is_measured_ ? "as often as its time allows" : base::str("each ", every_, every_ > 1 ? " updates" : " update");
 }
 
 std::int64_t updates_between(double keeping, double seconds, std::int64_t updates, double part) {

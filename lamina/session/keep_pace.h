@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "lamina/base/deadline.h"
 #include "lamina/session/session.h"
@@ -18,17 +19,19 @@ class KeepPace {
   static constexpr double kPart = 0.02;
 
   bool is_due(std::int64_t updates) const { return updates - newest_ >= every_; }
+  std::int64_t newest() const { return newest_; }  // the updates of the version that was kept last
+  std::string text() const;                        // "each 3 updates"; as it was given
   // The version of so many updates is kept, which began then. Where that is measured, it is collective over the world:
   // the first rank's clock counts.
   void note_kept(Session& session, std::int64_t updates, base::Clock::time_point began);
-  // All go on from the version of so many updates, maybe in another layout.
+  // All go on from the version of so many updates, maybe in another layout, or with newcomers: it is measured anew.
   void go_on_from(std::int64_t updates);
 
  private:
   const bool is_measured_;
   std::int64_t every_;
-  std::int64_t newest_ = 0;                         // its updates
-  std::optional<base::Clock::time_point> kept_at_;  // that
+  std::int64_t newest_ = 0;
+  std::optional<base::Clock::time_point> kept_at_;  // the newest one
 };
 
 // How many updates lie between two versions of which each takes `keeping` seconds, so that these are `part` of the

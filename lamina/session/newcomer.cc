@@ -44,13 +44,14 @@ std::string shortened(const std::string& text) {
   return base::str(text.substr(0, kMostFact), "... ", base::to_hex(contact::digest(text)));
 }
 
-// Its keys, but for those that follow from the number of copies: one in a line.
-std::string keys_of(config::Config config) {
-  config.microbatches = 1;
-  config.verify_steps = 0;
+// Its keys, but for the layout and what follows from that: one in a line.
+std::string keys_of(const config::Config& config) {
   std::string lines;
   const auto keys = json::parse(config::to_json(config));
-  for (const auto& [key, value] : keys.items()) lines += base::str(key, " ", value.dump(), "\n");
+  for (const auto& [key, value] : keys.items()) {
+    if (is_layout_key(key) || key == "verify_steps" || key == "sdp_gradient_clipping") continue;
+    lines += base::str(key, " ", value.dump(), "\n");
+  }
   return lines;
 }
 
@@ -63,8 +64,9 @@ LocalPlace local_place(const std::vector<int>& nodes, int rank) {
 }
 
 std::string NewPlace::text() const {
-  return json{{"rank", rank}, {"size", size},   {"local", {local.rank, local.size}}, {"host", host},
-              {"port", port}, {"epoch", epoch}, {"microbatches", microbatches}}
+  return json{{"rank", rank},     {"size", size},   {"local", {local.rank, local.size}},
+              {"host", host},     {"port", port},   {"epoch", epoch},
+              {"config", config}, {"asked", asked}, {"clips_as_shards", clips_as_shards}}
       .dump();
 }
 
@@ -77,7 +79,9 @@ NewPlace NewPlace::read(const std::string& text) {
             .host = told.at("host").get<std::string>(),
             .port = told.at("port").get<int>(),
             .epoch = told.at("epoch").get<std::int64_t>(),
-            .microbatches = told.at("microbatches").get<int>()};
+            .config = told.at("config").get<std::string>(),
+            .asked = told.at("asked").get<std::string>(),
+            .clips_as_shards = told.at("clips_as_shards").get<bool>()};
   } catch (const json::exception&) {
     throw base::FormatError("what the job says of this newcomer's place cannot be read");
   }
@@ -176,15 +180,16 @@ void Newcomer::check_line() {
 
 std::shared_ptr<Session> Newcomer::open(Session& own, const NewPlace& place, environment::World world,
                                         FaceHooks hooks) {
-  auto config = own.config();
-  config.microbatches = place.microbatches;
-  config.verify_steps = 0;
+  auto config = config::parse_config({.json = place.config}).config;
+  config.device = own.config().device;
   const auto meeting = std::make_shared<bool>(true);  // the hook stays with the session
   hooks.check_interrupt = [this, meeting, inner = std::move(hooks.check_interrupt)] {
     if (inner) inner();
     if (*meeting) check_line();
   };
   auto session = open_beside(own, std::move(config), std::move(world), std::move(hooks), {}, "");
+  session->note_asked(config::parse_config({.json = place.asked}).config);
+  if (place.clips_as_shards) session->clip_as_shards();
   *meeting = false;  // the line stays: its end would be this newcomer's to a door that has not met all yet
   return session;
 }

@@ -26,14 +26,17 @@ struct NewPlace {
   std::string host;  // where the ranks meet
   int port = 0;
   std::int64_t epoch = 0;  // its LAMINA_EPOCH
-  int microbatches = 0;    // of each copy
+  // Configurations as JSON: of the job's next session, and the one that its program has asked for.
+  std::string config, asked;
+  bool clips_as_shards = false;
 
   std::string text() const;
   // Throws base::FormatError.
   static NewPlace read(const std::string& text);
 };
 
-// Facts that every rank tells of itself, and those that the face adds. A text that is too long is cut, with its hash.
+// Facts that every rank tells of itself, and those that the face adds: its configuration, but for the layout, which is
+// the job's. A text that is too long is cut, with its hash.
 Facts facts_of(const Session& session, const Facts& of_face);
 
 // A process that joins a job which trains: see [Note: newcomers] in door.h.

@@ -97,14 +97,24 @@ std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int
   }
   config.microbatches = microbatches.value_or(static_cast<int>(all / copies));
   config.verify_steps = 0;
-  if (next.newcomers.empty()) return open_in(next, std::move(config), std::move(world), std::move(hooks));
+  return open_in(next, std::move(config), std::move(world), epoch, std::move(hooks));
+}
+
+std::shared_ptr<Session> EpochEnd::open_in(const NextEpoch& next, config::Config config, environment::World world,
+                                           std::int64_t epoch, FaceHooks hooks) {
+  if (next.newcomers.empty()) {
+    auto session = open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
+                               "the ranks that are left meet");
+    tell_lost(next, *session);
+    return session;
+  }
   const auto meeting = std::make_shared<bool>(true);  // the hook stays with the session
   hooks.check_interrupt = [this, &next, meeting, inner = std::move(hooks.check_interrupt)] {
     if (inner) inner();
     if (*meeting) check_newcomers(next);
   };
   try {
-    if (door_ != nullptr) tell_places(next, world, epoch, config.microbatches);
+    if (door_ != nullptr) tell_places(next, world, epoch, config);
     auto session = open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
                                "the ranks and newcomers meet");
     *meeting = false;
@@ -115,14 +125,6 @@ std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int
     if (door_ != nullptr) door_->send_away();
     throw;
   }
-}
-
-std::shared_ptr<Session> EpochEnd::open_in(const NextEpoch& next, config::Config config, environment::World world,
-                                           FaceHooks hooks) {
-  auto session = open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
-                             "the ranks that are left meet");
-  tell_lost(next, *session);
-  return session;
 }
 
 // To the launcher of this machine, which ends what is left of them: one that stands still does not end by itself.
@@ -142,7 +144,7 @@ void EpochEnd::tell_lost(const NextEpoch& next, Session& session) const {
 }
 
 void EpochEnd::tell_places(const NextEpoch& next, const environment::World& world, std::int64_t epoch,
-                           int microbatches) {
+                           const config::Config& config) {
   std::vector<std::string> places;
   const auto nodes = nodes_of(before_, next);
   for (int rank = static_cast<int>(next.members.size()); rank < next.size(); ++rank) {
@@ -152,7 +154,9 @@ void EpochEnd::tell_places(const NextEpoch& next, const environment::World& worl
                               .host = world.master_addr,
                               .port = world.master_port,
                               .epoch = epoch,
-                              .microbatches = microbatches}
+                              .config = config::to_json(config),
+                              .asked = config::to_json(before_.asked()),
+                              .clips_as_shards = clips_as_shards(before_)}
                          .text());
   }
   door_->tell(places);

@@ -50,12 +50,13 @@ class EpochEnd {
   // lost meanwhile, also a newcomer, base::ConfigError where copies cannot share microbatches out alike.
   std::shared_ptr<Session> open(const NextEpoch& next, std::optional<int> microbatches, environment::World world,
                                 std::int64_t epoch, FaceHooks hooks);
-  // Does so in a layout of theirs, without newcomers.
+  // Does so in a layout of theirs.
   std::shared_ptr<Session> open_in(const NextEpoch& next, config::Config config, environment::World world,
-                                   FaceHooks hooks);
+                                   std::int64_t epoch, FaceHooks hooks);
 
  private:
-  void tell_places(const NextEpoch& next, const environment::World& world, std::int64_t epoch, int microbatches);
+  void tell_places(const NextEpoch& next, const environment::World& world, std::int64_t epoch,
+                   const config::Config& config);
   void check_newcomers(const NextEpoch& next);
   void tell_lost(const NextEpoch& next, Session& session) const;
 

@@ -29,8 +29,8 @@ struct PartCounts {
 
 // Parts that a model can have on so many ranks, as keys, the best first. One that is called outside of step
 // functions has one partition, and keeps it; so does one whose layers are whole.
-std::vector<std::string> nearest(const config::Config& config, int ranks) {
-  const PartCounts before{config.partitions, config.tensor_parallel_degree, config.sharded_data_parallel_degree};
+std::vector<std::string> nearest(const config::Config& asked, int ranks) {
+  const PartCounts before{asked.partitions, asked.tensor_parallel_degree, asked.sharded_data_parallel_degree};
   std::vector<PartCounts> all;
   for (int pp = 1; pp <= (before.partitions == 1 ? 1 : ranks); ++pp) {
     for (int tp = 1; tp <= (before.slices == 1 ? 1 : ranks); ++tp) {
@@ -83,15 +83,16 @@ config::Config next_layout(Session& before, int ranks, const std::vector<std::st
     }
   };
   auto tried = layouts;
-  std::ranges::copy(nearest(before.config(), ranks), std::back_inserter(tried));
+  std::ranges::copy(nearest(before.asked(), ranks), std::back_inserter(tried));
   for (const auto& keys : tried) {
     if (auto config = fitting(keys)) return std::move(*config);
   }
-  throw base::ConfigError(base::str("the job has no layout for the ", ranks, " ranks that are left: ", why),
+  throw base::ConfigError(base::str("the job has no layout for ", ranks, ranks > 1 ? " ranks: " : " rank: ", why),
                           base::Code{"elastic-refused"});
 }
 
 void require_layouts(Session& session, const std::vector<std::string>& layouts, bool share_any) {
+  if (is_newcomer()) return;  // it has those of the others, which the door sees to
   const auto world = session.members(topology::Group::kWorld);
   const auto told = messaging::made_by_first(
       session.mailbox(), world, [&] { return value::Value(nlohmann::json(layouts).dump()); }, session.patience());

@@ -9,11 +9,11 @@
 namespace lamina::session {
 
 // The configuration in which so many ranks of a job go on. It is the first of `layouts`, objects of keys as change()
-// has them, that fits them. Else the model is in as many parts as before, and has fewer copies. Else the number of its
-// parts, partitions times slices times shards, is the nearest that fits. Of several such layouts it is the one whose
-// number of partitions is, then that of slices. One partition stays one, and so do whole layers. Alike on all ranks
-// that ask. Where they `share_any` number of microbatches, no layout has too many copies for them. Throws
-// base::ConfigError, which says why, where none fits.
+// has them, that fits them. Else the model is in as many parts as the program has asked for, and has fewer copies, or
+// more. Else the number of its parts, partitions times slices times shards, is the nearest that fits. Of several such
+// layouts it is the one whose number of partitions is, then that of slices. One partition stays one, and so do whole
+// layers. Alike on all ranks that ask. Where they `share_any` number of microbatches, no layout has too many copies for
+// them. Throws base::ConfigError, which says why, where none fits.
 config::Config next_layout(Session& before, int ranks, const std::vector<std::string>& layouts, const ChangingJob& job,
                            bool share_any = false);
 

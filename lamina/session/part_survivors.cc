@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/session/part_survivors.h"
 
+#include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/messaging/agreement.h"
 #include "lamina/session/next_layout.h"
 #include "lamina/session/next_place.h"
 #include "lamina/session/peers.h"
@@ -17,10 +21,14 @@ using value::Value;
 
 constexpr int kChanges = 20;  // bits
 
+bool is_any_lost(Session& session) {
+  return session.mailbox().loss(session.members(Group::kWorld), std::chrono::milliseconds(0)).has_value();
+}
+
 }  // namespace
 
-PartSurvivors::Talk::Talk(std::shared_ptr<Session> its)
-    : session(std::move(its)), end(*session), epochs(epoch_of_environment()) {}
+PartSurvivors::Talk::Talk(std::shared_ptr<Session> its, Door* door)
+    : session(std::move(its)), end(*session, door), epochs(epoch_of_environment()) {}
 
 PartSurvivors::PartSurvivors(PartsFace& face, SurvivorOptions options, std::optional<std::int64_t> every,
                              std::vector<std::string> layouts)
@@ -30,18 +38,67 @@ PartSurvivors::PartSurvivors(PartsFace& face, SurvivorOptions options, std::opti
 
 PartSurvivors::~PartSurvivors() = default;
 
-void PartSurvivors::begin() {
-  end_if_newcomer("its ranks have parts of the model");
-  is_on_ = true;
+std::optional<std::vector<Told>> PartSurvivors::begin() {
   note_update();
+  doorway_.begin();
+  std::optional<std::vector<Told>> told;
+  if (is_newcomer()) {
+    states_.come();
+    told = join();
+  }
+  is_on_ = true;
+  begin_epoch();
+  return told;
 }
 
 void PartSurvivors::end() {
   session_->mailbox().barrier(session_->members(Group::kWorld), session_->patience());
   is_on_ = false;
+  close_door();
 }
 
-bool PartSurvivors::is_due() const { return is_on_ && (kept_.lock() != session_ || pace_.is_due(face_.progress())); }
+bool PartSurvivors::is_due() {
+  if (!is_on_) return false;
+  const auto updates = face_.progress();
+  if (listened_ != updates) listen();
+  listened_ = updates;
+  return kept_.lock() != session_ || pace_.is_due(updates) || (is_called_ && updates > pace_.newest());
+}
+
+bool PartSurvivors::listen() {
+  if (!Doorway::is_open()) return false;
+  hear_of_door(*session_);
+  const auto own = Doorway::leaves() || (doorway_.has_waiting() && why_not_so_many(session_->world().size).empty());
+  const auto world = session_->members(Group::kWorld);
+  for (const auto& calls : session_->mailbox().all_gather(world, own, session_->patience())) {
+    is_called_ = is_called_ || calls.as<bool>();
+  }
+  return is_called_;
+}
+
+std::string PartSurvivors::why_not_so_many(int ranks) const {
+  auto told = face_.told();
+  told.saves = told.waits = false;  // not any more by then
+  try {
+    next_layout(*session_, ranks, layouts_, told, shares_any());
+    return "";
+  } catch (const base::Error& error) {
+    return error.what();
+  }
+}
+
+std::function<std::string(int)> PartSurvivors::why_not_so_many() {
+  std::vector<std::string> why(1);
+  const bool has_door = session_->world().rank == base::Rank(0);
+  for (int ranks = 1; has_door && ranks <= doorway_.most(); ++ranks) why.push_back(why_not_so_many(ranks));
+  return [why = std::move(why)](int ranks) { return why.at(static_cast<std::size_t>(ranks)); };
+}
+
+std::string PartSurvivors::way() const {
+  auto way = base::str("parts of the model, kept ", pace_.text());
+  for (const auto& layout : layouts_) way += "\n" + layout;
+  return way;
+}
 
 void PartSurvivors::keep() {
   const auto now = base::Clock::now();
@@ -57,50 +114,99 @@ void PartSurvivors::keep() {
 }
 
 Survivors::Next PartSurvivors::meet(bool is_lost) {
-  const bool leaves = !is_lost && doorway_.leaves();
+  is_called_ = false;
+  listened_ = -1;
   face_.end_saves(is_lost);
+  bool leaves = false;
+  try {
+    leaves = !is_lost && leaves_in_order();
+  } catch (const base::Error&) {  // then all go on without it, and whoever wants to leave does so after that
+    if (!is_of_loss(std::current_exception())) throw;
+    is_lost = true;
+  }
   if (!talk_ || talk_->session != session_) {
     talk_.reset();
-    talk_.emplace(session_);
+    talk_.emplace(session_, doorway_.door());
   }
   const auto told = face_.told();
   while (true) {
+    leaves = leaves && !is_any_lost(*session_);
     const auto next = [&] {
       const FreePort port(*session_);
       const Value word = Tuple{{std::int64_t{port.number()}, states_.told(session_->mailbox()), face_.word()}};
-      return talk_->end.next(word, 0, leaves);  // the lowest rank leads
+      return talk_->end.next(word, states_.has_parts() ? 0 : -1, leaves);  // the lowest rank with parts leads
     }();
     if (leaves) leave(next);
     std::vector<Value> kept;
     for (const auto& word : next.words) kept.push_back(word.as<Tuple>().items.at(1));
     states_.decide(kept);
+    Next result;
+    for (std::size_t place = 0; place < kept.size(); ++place) {
+      const auto progress = states_.is_new(kept[place]) ? -1 : states_.updates();
+      result.told.push_back({.progress = progress, .word = next.words[place].as<Tuple>().items.at(2)});
+    }
+    const int size = session_->world().size;
+    if (!is_lost && next.number == 1 && next.newcomers.empty() && std::ssize(next.members) == size) {
+      return result;  // the newcomers have gone again
+    }
     auto config = next_layout(*session_, next.size(), layouts_, told, shares_any());
+    const auto epoch = talk_->epochs + next.number;
     const auto port = next.words.front().as<Tuple>().items.at(0).as<std::int64_t>();
     auto world = next_place(*session_, next, static_cast<int>(port));
-    take_place(world, talk_->epochs + next.number);
-    Next result;
+    take_place(world, epoch);
     try {
-      result.session = talk_->end.open_in(next, std::move(config), std::move(world), options_.hooks());
+      result.session = talk_->end.open_in(next, std::move(config), std::move(world), epoch, options_.hooks());
     } catch (const base::PeerError&) {
       continue;  // they agree anew
     }
     note(next);
-    for (const auto& word : next.words) {
-      result.told.push_back({.progress = states_.updates(), .word = word.as<Tuple>().items.at(2)});
-    }
+    result.told.resize(static_cast<std::size_t>(next.size()));
     return result;
   }
 }
 
+// Nobody is lost: all have what they keep for others, so that each may leave, but for one that takes something with it
+// that only another one has that leaves, too.
+bool PartSurvivors::leaves_in_order() {
+  if (kept_.lock() != session_) return false;
+  const auto peers = peers_of(*session_);
+  states_.complete(peers);
+  std::vector<Value> told;
+  std::vector<bool> want;
+  const Tuple own{{Doorway::leaves(), states_.told(session_->mailbox())}};
+  for (const auto& each : peers.mailbox.all_gather(peers.world, own, peers.patience)) {
+    want.push_back(each.as<Tuple>().items.at(0).as<bool>());
+    told.push_back(each.as<Tuple>().items.at(1));
+  }
+  return states_.may_leave(told, want).at(peers.index());
+}
+
 std::vector<Told> PartSurvivors::go_over(Next next) {
-  const auto held = states_.hold(peers_of(*next.session));
-  switch_to(next.session, [&] { face_.go_over(next.session, held); });
+  auto& session = *next.session;
+  const auto hold = [&] {
+    give_newcomers(next.told, session);
+    return states_.hold(peers_of(session));
+  };
+  switch_to(next.session, [&] { face_.go_over(next.session, hold); });
   face_.take(states_.word());
   talk_.reset();
   note_update();
   pace_.go_on_from(face_.progress());
   keep();
   return std::move(next.told);
+}
+
+// The first rank has parts of the version with which all go on. Whoever has none hears what all know of that.
+void PartSurvivors::give_newcomers(std::vector<Told>& told, Session& session) {
+  if (std::ranges::none_of(told, [](const Told& each) { return each.progress < 0; })) return;
+  const auto given = messaging::made_by_first(
+      session.mailbox(), session.members(Group::kWorld),
+      [&]() -> Value { return Tuple{{states_.outline(), to_value(told), face_.given()}}; }, session.patience());
+  if (states_.has_parts()) return;
+  const auto& items = given.as<Tuple>().items;
+  states_.take_outline(items.at(0));
+  told = to_told(items.at(1));
+  face_.take_given(items.at(2));
 }
 
 }  // namespace lamina::session

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,13 +25,17 @@ class PartsFace : public TrainingFace {
   // Gives what the loop goes on with besides; takes it back.
   virtual value::Value state() const = 0;
   virtual void take(const value::Value& state) = 0;
-  // Goes on in the place of the current job with that session, in whose layout values, states and options are what is
-  // held. Collective over the world.
-  virtual void go_over(std::shared_ptr<Session> session, const job_checkpoint::HeldJob& held) = 0;
+  // Gives what ranks that come to the job need besides; takes it.
+  virtual value::Value given() const { return {}; }
+  virtual void take_given(const value::Value& /*given*/) {}
+  // Goes on in the place of the current job with that session, in whose layout values, states and options are what
+  // `hold` gives then. Collective over the world.
+  virtual void go_over(std::shared_ptr<Session> session, const std::function<job_checkpoint::HeldJob()>& hold) = 0;
 };
 
 // The ranks that go on where others are lost, with what all had some updates before, in another layout: see
-// [Note: kept states] in membership/keepers.h.
+// [Note: kept states] in membership/keepers.h. Where others come, or leave, all keep what they have just then, so that
+// nothing is done again.
 class PartSurvivors : public Survivors {
  public:
   // The face outlives it. `every`: updates that lie between two versions, see KeepPace. `layouts`: see next_layout().
@@ -38,14 +43,20 @@ class PartSurvivors : public Survivors {
                 std::vector<std::string> layouts);
   ~PartSurvivors() override;
 
-  // From now on all go on where one is lost. Throws ProcessEnds in a process that was to join them.
-  void begin();
-  // Waits for the others, who may lose one still: all go on together then.
+  // From now on all go on where one is lost, and newcomers may come. A process that is one joins, and returns what
+  // go_on() does; see CopySurvivors::begin().
+  std::optional<std::vector<Told>> begin();
+  // Waits for the others, who may lose one still: all go on together then. Nobody comes any more.
   void end();
   // An update is made: the next step keeps what it has made, when all that follows on it is done.
   void note_update() { session_ = face_.session(); }
-  // True where the step that begins is to keep a version.
-  bool is_due() const;
+  // True where the step that begins is to keep a version. Listens, once after each update.
+  bool is_due();
+  // Hears whether newcomers wait at the first rank's door, or some want to leave: as is_called() says then. Collective
+  // over the world, under `lamina run --elastic`.
+  bool listen();
+  // True where the epoch is to end before the step that begins, once what is due is kept.
+  bool is_called() const override { return is_called_; }
   // Keeps it; collective over the world.
   void keep();
 
@@ -55,17 +66,24 @@ class PartSurvivors : public Survivors {
   std::string why_not(const Session& session) const override { return why_no_survivors(session, /*keeps_parts=*/true); }
   Next meet(bool is_lost) override;
   std::vector<Told> go_over(Next next) override;
+  std::function<std::string(int)> why_not_so_many() override;
+  std::string way() const override;
+  std::string why_not_so_many(int ranks) const;
+  bool leaves_in_order();
+  void give_newcomers(std::vector<Told>& told, Session& session);
 
   PartsFace& face_;
   KeepPace pace_;
   const std::vector<std::string> layouts_;
   job_checkpoint::KeptJob states_;
   bool is_on_ = false;
+  bool is_called_ = false;
+  std::int64_t listened_ = -1;            // after so many updates
   std::int64_t began_ = 0, changes_ = 0;  // the job's epoch, and how often its ranks have changed their layout in it
   std::weak_ptr<Session> kept_;           // in which it was
   // One talk about the end of a session, of which others may still be in the middle.
   struct Talk {
-    explicit Talk(std::shared_ptr<Session> its);
+    Talk(std::shared_ptr<Session> its, Door* door);
     std::shared_ptr<Session> session;
     EpochEnd end;
     std::int64_t epochs;

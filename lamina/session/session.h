@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lamina/collective/groups.h"
@@ -65,6 +66,10 @@ class Session {
   ~Session();
 
   const config::Config& config() const { return config_; }
+  // The one that the program has asked for, by init() or change(): a loss, or those who join, may have led to another
+  // layout. A process that is to join a job is alone until then, and has a whole model.
+  const config::Config& asked() const { return asked_; }
+  void note_asked(config::Config asked) { asked_ = std::move(asked); }
   const environment::World& world() const { return world_; }
   const topology::Topology& topology() const { return topology_; }
   observe::Recorder& recorder() { return recorder_; }
@@ -145,6 +150,7 @@ class Session {
   observe::Timeline empty_timeline() const;
   bool end(bool orderly);
 
+  config::Config asked_;
   const config::Config config_;
   const environment::World world_;
   topology::Topology topology_;

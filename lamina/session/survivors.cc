@@ -52,6 +52,8 @@ std::string seconds_since(base::Clock::time_point begin) {
   return text.data();
 }
 
+}  // namespace
+
 Value to_value(const std::vector<Told>& told) {
   value::List list;
   for (const auto& each : told) list.items.emplace_back(Tuple{{each.progress, each.word}});
@@ -66,8 +68,6 @@ std::vector<Told> to_told(const Value& value) {
   }
   return told;
 }
-
-}  // namespace
 
 bool is_of_loss(const std::exception_ptr& error) {
   try {
@@ -84,7 +84,7 @@ bool is_of_loss(const std::exception_ptr& error) {
 }
 
 std::string why_no_survivors(const Session& session, bool keeps_parts) {
-  const auto& config = session.config();
+  const auto& config = session.asked();
   const char* parts = nullptr;
   if (config.shard_optimizer_state) parts = "shard_optimizer_state";
   if (config.sharded_data_parallel_degree > 1) parts = "sharded_data_parallel_degree";
@@ -108,6 +108,15 @@ void tell_no_survivors(Session& session, const std::string& why) {
   if (base::Rank(first) != session.world().rank) return;
   base::log_info("--elastic: a rank is lost, and the others end with it: " + why);
 }
+
+Survivors::Survivors(TrainingFace& face, SurvivorOptions options)
+    : options_(std::move(options)),
+      doorway_([this] {
+        auto facts = options_.facts();
+        facts.emplace_back("way to go on", way());
+        return facts;
+      }),
+      face_(face) {}
 
 bool Survivors::may_go_on() {
   const auto now = face_.session();
@@ -138,6 +147,34 @@ std::vector<Told> Survivors::go_on(bool is_lost) {
       if (session != nullptr && face_.session() != session) session->close(false);
       if (!is_of_loss(std::current_exception()) || !may_go_on()) throw;
       is_lost = true;
+    }
+  }
+}
+
+void Survivors::begin_epoch() { doorway_.begin_epoch(*session_, why_not_so_many()); }
+
+std::vector<Told> Survivors::join() {
+  Newcomer newcomer(*session_, doorway_.facts());
+  while (true) {
+    const auto place = newcomer.wait();
+    if (!place) {
+      base::log_info("the job was over before this process could join it");
+      throw ProcessEnds{};
+    }
+    const auto world = next_place(*session_, *place);
+    take_place(world, place->epoch);
+    Next next;
+    try {
+      next.session = newcomer.open(*session_, *place, world, options_.hooks());
+    } catch (const base::PeerError&) {  // the others go on without this process, for now
+      continue;
+    }
+    for (int rank = 0; rank < place->size; ++rank) next.told.push_back({.progress = rank < place->rank ? 0 : -1});
+    try {
+      return go_over(std::move(next));
+    } catch (const base::Error&) {
+      if (!is_of_loss(std::current_exception()) || !may_go_on()) throw;
+      return go_on(/*is_lost=*/true);
     }
   }
 }
@@ -226,37 +263,20 @@ std::optional<std::vector<Told>> CopySurvivors::begin() {
   if (!why_not(*session_).empty()) return std::nullopt;
   doorway_.begin();
   std::optional<std::vector<Told>> told;
-  if (is_newcomer()) told = join();
+  if (is_newcomer()) {
+    is_whole_ = false;  // until it has what the first one has
+    told = join();
+  }
   begin_epoch();
   return told;
 }
 
-// Becomes a rank of the job, with what its first one has.
-std::vector<Told> CopySurvivors::join() {
-  Newcomer newcomer(*session_, doorway_.facts());
-  while (true) {
-    const auto place = newcomer.wait();
-    if (!place) {
-      base::log_info("the job was over before this process could join it");
-      throw ProcessEnds{};
-    }
-    const auto world = next_place(*session_, *place);
-    take_place(world, place->epoch);
-    Next next;
-    try {
-      next.session = newcomer.open(*session_, *place, world, options_.hooks());
-    } catch (const base::PeerError&) {  // the others go on without this process, for now
-      continue;
-    }
-    is_whole_ = false;
-    for (int rank = 0; rank < place->size; ++rank) next.told.push_back({.progress = rank < place->rank ? 0 : -1});
-    try {
-      return go_over(std::move(next));
-    } catch (const base::Error&) {
-      if (!is_of_loss(std::current_exception()) || !may_go_on()) throw;
-      return go_on(/*is_lost=*/true);
-    }
-  }
+std::function<std::string(int)> CopySurvivors::why_not_so_many() {
+  const auto all = shares_any() ? 0 : std::int64_t{session_->job().microbatches()} * session_->world().size;
+  return [all](int copies) {
+    if (all % copies == 0) return std::string();
+    return base::str(copies, " copies of the model cannot share out ", all, " microbatches alike");
+  };
 }
 
 NextEpoch CopySurvivors::agree(EpochEnd& end, bool leaves) {

@@ -26,6 +26,8 @@ struct Told {
   std::int64_t progress = -1;
   value::Value word;
 };
+value::Value to_value(const std::vector<Told>& told);
+std::vector<Told> to_told(const value::Value& value);
 
 // A training that outlives ranks, as whoever runs its loop knows it.
 class TrainingFace {
@@ -47,7 +49,7 @@ class TrainingFace {
 struct SurvivorOptions {
   std::function<FaceHooks()> hooks;                       // of the next epoch's session
   std::function<void()> note_place = [] {};               // the environment says another place of this rank from now on
-  std::function<Facts()> facts = [] { return Facts(); };  // see Doorway
+  std::function<Facts()> facts = [] { return Facts(); };  // that newcomers are to have in common, of the face
   // How many microbatches each of so many copies has: they share out any number. Without it they share out as many as
   // before.
   std::function<std::optional<int>(int)> microbatches = {};
@@ -82,14 +84,19 @@ class Survivors {
     std::shared_ptr<Session> session;
     std::vector<Told> told;
   };
-  Survivors(TrainingFace& face, SurvivorOptions options)
-      : options_(std::move(options)), doorway_(options_.facts, shares_any()), face_(face) {}
+  Survivors(TrainingFace& face, SurvivorOptions options);
 
   virtual std::string why_not(const Session& session) const = 0;
   virtual Next meet(bool is_lost) = 0;
   // Returns what all have told, in a session with whoever joins, too.
   virtual std::vector<Told> go_over(Next next) = 0;
-  virtual void begin_epoch() {}
+  void begin_epoch();
+  // This process becomes a rank of the job whose door it comes to; returns what all have told.
+  std::vector<Told> join();
+  // Why the job cannot go on in that session with so many ranks; "" where it can.
+  virtual std::function<std::string(int)> why_not_so_many() = 0;
+  // The fact that says how its ranks go on, which newcomers are to have in common with them.
+  virtual std::string way() const = 0;
 
   bool shares_any() const { return options_.microbatches != nullptr; }
   // The environment says from now on that this rank has that place.
@@ -149,8 +156,8 @@ class CopySurvivors : public Survivors {
   std::string why_not(const Session& session) const override;
   Next meet(bool is_lost) override;
   std::vector<Told> go_over(Next next) override;
-  void begin_epoch() override { doorway_.begin_epoch(*session_); }
-  std::vector<Told> join();
+  std::function<std::string(int)> why_not_so_many() override;
+  std::string way() const override { return "copies of the model"; }
   NextEpoch agree(EpochEnd& end, bool leaves);
 
   CopiesFace& face_;

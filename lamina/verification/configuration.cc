@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lamina/config/layout_text.h"
+#include "lamina/environment/rank_contract.h"
 #include "lamina/environment/world.h"
 #include "lamina/verification/run_recorder.h"
 
@@ -25,9 +26,9 @@ config::Config in_run(config::Config config, const RecordingOptions& recording_o
 
 config::GivenConfig read_configuration(const std::string& json, const environment::Environment& environment) {
   const auto recording_options = read_terms(environment);
-  // The command has started one process where the script wants more.
-  const bool several =
-      environment::read_world(environment).size > 1 || (recording_options && recording_options->collapsed);
+  // The command has started one process where the script wants more, or it is to join others.
+  const bool several = environment::read_world(environment).size > 1 || environment(environment::kNewcomerVariable) ||
+                       (recording_options && recording_options->collapsed);
   auto parsed = config::parse_sources(
       {{json, environment(config::kSageMakerVariable), several}, environment(config::kOwnVariable)});
   if (recording_options) parsed.config = in_run(std::move(parsed.config), *recording_options);

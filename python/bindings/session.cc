@@ -430,6 +430,7 @@ void bind_session(py::module_& module) {
   bind_changes(module, kind);
   kind.def(py::init(&open), py::arg("config"), "Reads the launcher's environment, connects the ranks.")
       .def_property_readonly("config", &Session::config)
+      .def_property_readonly("asked", &Session::asked, "The configuration that the program has asked for.")
       .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })
       .def_property_readonly("size", [](Session& s) { return s.world().size; })
       .def_property_readonly("local_rank", [](Session& s) { return s.world().local_rank; })

@@ -122,9 +122,15 @@ class PythonParts : public PythonFace<session::PartsFace> {
   void take(const value::Value& state) override {
     lent([&] { face_.attr("take")(to_object(state)); });
   }
-  void go_over(std::shared_ptr<Session> session, const job_checkpoint::HeldJob& held) override {
+  value::Value given() const override { return ask_value("given"); }
+  void take_given(const value::Value& given) override {
+    lent([&] { face_.attr("take_given")(to_object(given)); });
+  }
+  void go_over(std::shared_ptr<Session> session, const std::function<job_checkpoint::HeldJob()>& hold) override {
     lent([&] {
-      face_.attr("_go_over")(with_maker(std::move(session)), std::make_shared<job_checkpoint::HeldJob>(held));
+      const py::cpp_function held(
+          [&] { return uncarried([&] { return std::make_shared<job_checkpoint::HeldJob>(hold()); }); });
+      face_.attr("_go_over")(with_maker(std::move(session)), held);
     });
   }
 };
@@ -141,11 +147,11 @@ session::SurvivorOptions options_of(py::handle face, bool shares_any) {
   };
   options.facts = [face] {
     return lent([&] {
-      const auto [file, tensors, optimizer, groups] =
+      const auto [file, tensors, table, optimizer, groups] =
           face.attr("facts")()
-              .cast<std::tuple<std::string, std::vector<std::pair<std::string, at::Tensor>>, std::string,
-                               std::vector<std::size_t>>>();
-      return session::facts_of_training("script", file, tensors, optimizer, groups);
+              .cast<std::tuple<std::string, std::vector<std::pair<std::string, at::Tensor>>,
+                               const model::ParameterTable*, std::string, std::vector<std::size_t>>>();
+      return session::facts_of_training("script", file, tensors, table, optimizer, groups);
     });
   };
   if (shares_any) {
@@ -176,6 +182,14 @@ struct LentParts {
 template <class Kind, class Class>
 void bind_loop(Class& kind) {
   kind.def(
+          "begin",
+          [](Kind& self) -> std::optional<py::list> {
+            const auto told = outliving([&] { return self.engine.begin(); });
+            return told ? std::optional(to_list(*told)) : std::nullopt;
+          },
+          "The training begins: newcomers may come. A process that is one joins, and returns what go_on() does; else "
+          "None. Raises SystemExit in one where the job is over, ConfigError in one that differs.")
+      .def(
           "may_go_on", [](Kind& self) { return uncarried([&] { return self.engine.may_go_on(); }); },
           "Whether a rank is lost, and the others go on. Where they do not, the first of them says why.")
       .def(
@@ -215,15 +229,7 @@ void bind_copies(py::module_& module) {
            py::arg("face"), py::arg("shares_any"))
       .def(
           "keep", [](LentCopies& self) { uncarried([&] { self.engine.keep(); }); },
-          "Notes what a batch changes besides the parameters, where it has been changed.")
-      .def(
-          "begin",
-          [](LentCopies& self) -> std::optional<py::list> {
-            const auto told = outliving([&] { return self.engine.begin(); });
-            return told ? std::optional(to_list(*told)) : std::nullopt;
-          },
-          "The training begins: newcomers may come. A process that is one joins, and returns what go_on() does; else "
-          "None. Raises SystemExit in one where the job is over, ConfigError in one that differs.");
+          "Notes what a batch changes besides the parameters, where it has been changed.");
   bind_loop<LentCopies>(kind);
 }
 
@@ -239,17 +245,17 @@ void bind_parts(py::module_& module) {
            }),
            py::arg("face"), py::arg("shares_any"), py::arg("every").none(true), py::arg("layouts"))
       .def(
-          "begin", [](LentParts& self) { outliving([&] { self.engine.begin(); }); },
-          "From now on all go on where one is lost. Raises SystemExit in a process that was to join them.")
-      .def(
           "end", [](LentParts& self) { uncarried([&] { self.engine.end(); }); },
           "Waits for the others, who may lose one still: all go on together then.")
       .def(
           "note_update", [](LentParts& self) { uncarried([&] { self.engine.note_update(); }); },
           "The next step keeps what an update has made.")
       .def_property_readonly(
-          "is_due", [](const LentParts& self) { return uncarried([&] { return self.engine.is_due(); }); },
-          "Whether the step that begins is to keep a version.")
+          "is_due", [](LentParts& self) { return uncarried([&] { return self.engine.is_due(); }); },
+          "Whether the step that begins is to keep a version. Collective over the world, once after each update.")
+      .def(
+          "listen", [](LentParts& self) { return uncarried([&] { return self.engine.listen(); }); },
+          "Hears whether newcomers wait, or some want to leave; collective over the world.")
       .def(
           "keep", [](LentParts& self) { uncarried([&] { self.engine.keep(); }); },
           "Keeps it; collective over the world.")

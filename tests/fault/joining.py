@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains copies of a model, some of which die, and others come in their place: joining.py [PLACE:RANK:STEP]..., with
-deaths of the ranks that began. PLACE is in the forward, before the update, or after it; `leaves` is told to end in the
-forward, `launcher` waits for the launcher to be told so. NEWCOMER says what becomes of the first newcomer at each
-place. It dies or freezes at its start (init), on its way to the others (placed), once it has met them (entering), or
-as a rank (working). Or it differs (script, model, optimizer, config).
+"""Trains copies of a model, or with KEYS parts of it, some of which die, and others come in their place: joining.py
+[PLACE:RANK:STEP]..., with deaths of the ranks that began. PLACE is in the forward, before the update, or after it;
+`leaves` is told to end before the step, `launcher` waits for the launcher to be told so. NEWCOMER says what becomes of
+the first newcomer at each place. It dies or freezes at its start (init), on its way to the others (placed), or once it
+has met them (entering). It may do so when it has let go of its own model (asking), or as a rank (working). Or it
+differs (script, model, optimizer, config, layouts).
 
 Writes, of those who end, their losses, the model, and how long the others stood still. While ranks are missing, steps
 take long, so that newcomers come in time.
 """
 
+import json
 import os
 import signal
 import sys
@@ -17,10 +19,11 @@ from pathlib import Path
 
 import outliving
 import torch
-from outliving import batch, layers, made
+from outliving import batch, layers
+from outliving_parts import made
 
 import lamina
-from lamina.elastic import survivors
+from lamina.elastic import kept, survivors
 
 STEPS, ROWS = 40, 12
 SELF, FULL = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -29,16 +32,23 @@ DEATHS = {tuple(each.split(":")) for each in sys.argv[1:]}  # place, rank, step
 NEWCOMER = os.environ.get("NEWCOMER", "")
 SLOW_S = float(os.environ.get("SLOW_S", "0.4"))
 FOLDER = Path(os.environ.get("DIR", "."))
+KEYS, OPTIONS = (json.loads(os.environ.get(name, "{}")) for name in ("KEYS", "OPTIONS"))
+NOW = 0  # the step
 
 
-def die(place, number):
-    if IS_NEW:
-        return
-    if (place, str(SELF), str(number)) in DEATHS:
+def is_due(place):
+    return not IS_NEW and (place, str(SELF), str(NOW)) in DEATHS
+
+
+def die(place):
+    if is_due(place):
         outliving.fall()
-    if place == "forward" and ("leaves", str(SELF), str(number)) in DEATHS:
+
+
+def hear_signals():
+    if is_due("leaves"):
         os.kill(os.getpid(), signal.SIGTERM)
-    if place == "forward" and ("launcher", str(SELF), str(number)) in DEATHS:
+    if is_due("launcher"):
         (FOLDER / "now").touch()
         time.sleep(1.0)
 
@@ -55,13 +65,9 @@ def falter(place):
 
 
 def watch_entering():
-    go_over = survivors.Survivors._go_over
-
-    def goes_over(self, session, progress):
-        falter("entering")
-        return go_over(self, session, progress)
-
-    survivors.Survivors._go_over = goes_over
+    for kind in (survivors.Survivors, kept.KeptSurvivors):
+        falters_before(kind, "_go_over", "entering")
+    falters_before(kept, "MovingJob", "asking")
     take_place = survivors.take_place
 
     def takes_place(place):
@@ -71,48 +77,72 @@ def watch_entering():
     survivors.take_place = takes_place
 
 
-def main():
+def falters_before(owner, name, place):
+    inner = getattr(owner, name)
+
+    def falters(*arguments):
+        falter(place)
+        return inner(*arguments)
+
+    setattr(owner, name, falters)
+
+
+def begun():
+    """Begins a job, and makes what it trains."""
     differs = NEWCOMER if IS_NEW else ""
     if differs == "script":
         sys.modules["__main__"].__file__ = outliving.__file__
     seed = 6 if differs == "config" else 5
-    lamina.init(ddp=True, microbatches=ROWS // FULL, seed=seed, **outliving.patience(20))
+    own = {"ddp": True, "microbatches": ROWS // FULL, "seed": seed}
+    lamina.init(**(own | outliving.patience(20) | KEYS))
     falter("init")
     watch_entering()
     module = layers(float(os.environ.get("DROPOUT", "0")))
     if differs == "model":
         module[0] = torch.nn.Linear(6, 9, bias=False).double()
+    for part in module:
+        part.register_forward_pre_hook(lambda *_: die("forward"))
     model = lamina.distribute(module)
     optimizer, schedule = made(model)
     if differs == "optimizer":
         optimizer = torch.optim.SGD(model.parameters(), 0.02)
     lamina.DistributedOptimizer(optimizer)
-    run = lamina.Run(model, optimizer, schedule=schedule)
-    losses, sizes, still = [0.0] * STEPS, [], []
+    if differs == "layouts":
+        OPTIONS["layouts"] = [{"partitions": 1}]
+    return model, optimizer, schedule
+
+
+def main():
+    model, optimizer, schedule = begun()
+    run = lamina.Run(model, optimizer, schedule=schedule, **OPTIONS)
+    losses, sizes, layouts, still = [0.0] * STEPS, [], [], []
 
     @lamina.step
-    def step(x, number):
-        die("forward", number)
+    def step(x):
         loss = model(x).square().mean()
         model.backward(loss)
         return loss
 
     @run.elastic
     def train(updates):
+        global NOW
         sizes.append((updates, lamina.size(), lamina.rank()))
+        layouts.append((lamina.pp_size(), lamina.dp_size()))
         ended = time.monotonic()
         for number in range(updates, STEPS):
+            NOW = number
             if number == updates + 1:
                 falter("working")
             optimizer.zero_grad()
-            loss = step(batch(number).chunk(lamina.dp_size())[lamina.dp_rank()], number).reduce_mean()
-            every = lamina.allgather(loss.item(), lamina.WORLD)
+            hear_signals()
+            loss = step(batch(number).chunk(lamina.dp_size())[lamina.dp_rank()]).reduce_mean()
+            every = lamina.allgather(loss.item(), lamina.DP_GROUP)
             losses[number] = sum(every) / len(every)
-            die("before", number)
+            die("before")
             optimizer.step()
             schedule.step()
             still.append((number, time.monotonic() - ended))
-            die("after", number)
+            die("after")
             if lamina.size() < FULL:
                 time.sleep(SLOW_S)
             ended = time.monotonic()
@@ -120,7 +150,8 @@ def main():
     found = {"losses": losses, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "sizes": sizes}
     found |= outliving.where()
     found |= {"rates": [group["lr"] for group in optimizer.param_groups], "size": lamina.size(), "is_new": IS_NEW}
-    torch.save(found | {"still": still, "drawn": lamina.rng_step()}, FOLDER / f"end.{SELF}")
+    found |= {"still": still, "drawn": lamina.rng_step(), "layouts": layouts}
+    torch.save(found, FOLDER / f"end.{SELF}")
     lamina.shutdown()
 
 

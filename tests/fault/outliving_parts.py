@@ -31,6 +31,7 @@ SLICES = {"0": "colwise_gather_output", "5": "rowwise_split_input"}
 OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.005, momentum=0.5, centered=True),
 }
 
 

@@ -2,19 +2,22 @@
 // Ranks with parts of a model, of which some are killed: the others go on in another layout, with the losses and
 // weights of one process, as tests/fault/outliving_parts.py has it for Python.
 //
-//     lamina run -n 4 --elastic 2 -c frontend_outliving_parts LAYOUT PLACE RANK[:STEP]... [into-one]
+//     lamina run -n 4 --elastic 2 -c frontend_outliving_parts LAYOUT PLACE RANK[:STEP]... [into-one] [back]
 //
 // LAYOUT: partitions, both (with copies), shards, divided (states). The ranks die in those steps: in the forward,
-// before the update or after it. `into-one` gives the layout in which they go on: one partition.
+// before the update or after it. With `leaves` they are told to end before the step. `into-one` gives the layout in
+// which they go on: one partition. `back`: they come back, and steps take long while one is missing.
 #include <signal.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lamina/base/str.h"
@@ -27,7 +30,9 @@ using namespace lamina;
 using namespace lamina::frontend::test;
 using at::Tensor;
 
-constexpr int kSteps = 8, kFatal = 3;
+constexpr int kFatal = 3;
+constexpr auto kSlow = std::chrono::milliseconds(400);
+int steps = 8;
 
 const std::map<std::string, std::string> kLayouts = {
     {"partitions", R"("partitions": 4, "microbatches": 12)"},
@@ -40,10 +45,12 @@ const std::map<std::string, std::string> kLayouts = {
 std::string place;          // where ranks die
 std::map<int, int> deaths;  // steps, by ranks of the beginning
 int self = 0, now = -1;     // this rank of the beginning; the step
+bool is_new = false;        // this process has come in the place of one that died
 
 void die(const std::string& where) {
   const auto death = deaths.find(self);
-  if (where == place && death != deaths.end() && death->second == now) ::kill(::getpid(), SIGKILL);
+  if (is_new || where != place || death == deaths.end() || death->second != now) return;
+  ::kill(::getpid(), where == "leaves" ? SIGTERM : SIGKILL);
 }
 
 struct LayerImpl : torch::nn::Module {
@@ -68,7 +75,8 @@ struct NetImpl : torch::nn::Module {
 };
 using Net = torch::nn::ModuleHolder<NetImpl>;
 
-void train(const std::string& keys, bool into_one) {
+void train(const std::string& keys, bool into_one, bool back) {
+  const int full = size();
   init("{" + keys + R"(, "ddp": true, "timeout_s": 30, "seed": 5})");
   DistributedModel<Net> model(made<Net>());
   DistributedOptimizer optimizer(torch::optim::AdamW(model.parameters(), options()));
@@ -81,22 +89,28 @@ void train(const std::string& keys, bool into_one) {
     model.backward(loss);
     return loss;
   });
-  std::vector<double> losses(kSteps);
+  std::vector<double> losses(steps);
+  int first = -1;
   const int epochs = elastic(run, [&, epochs = 0](Epoch& epoch) mutable {
-    ++epochs;
-    for (now = static_cast<int>(epoch.updates); now < kSteps; ++now) {
+    if (++epochs == 1) first = is_new ? static_cast<int>(epoch.updates) : 0;
+    for (now = static_cast<int>(epoch.updates); now < steps; ++now) {
       optimizer.zero_grad();
+      die("leaves");
       losses[now] = loss_of(step, now);
       die("before");
       optimizer.step();
       schedule.step();
       die("after");
+      if (back && size() < full) std::this_thread::sleep_for(kSlow);
     }
     return epochs;
   });
-  expect(epochs == static_cast<int>(deaths.size()) + 1, base::str(epochs, " epochs"));
+  const int lost = static_cast<int>(deaths.size());
+  expect(is_new || epochs == (back ? 2 * lost : lost) + 1, base::str(epochs, " epochs"));
+  expect(!is_new || first > 0, "a newcomer goes on with what the others have");
+  expect(size() == (back ? full : full - lost), base::str(size(), " ranks at the end"));
   expect(!into_one || pp_size() == 1, "the layout that was given");
-  expect_undisturbed<Net>(losses, 0, model.state_dict());
+  expect_undisturbed<Net>(losses, first, model.state_dict());
   if (lamina::rank() == 0) std::printf("went on to the end: %d ranks, %d partitions\n", lamina::size(), pp_size());
   shutdown();
 }
@@ -105,20 +119,24 @@ void train(const std::string& keys, bool into_one) {
 
 int main(int count, char** words) {
   if (count < 3 || !kLayouts.contains(words[1])) {
-    std::fputs("usage: LAYOUT PLACE [RANK[:STEP]]... [into-one]\n", stderr);
+    std::fputs("usage: LAYOUT PLACE [RANK[:STEP]]... [into-one] [back]\n", stderr);
     return 2;
   }
-  self = lamina::rank();
+  self = std::atoi(std::getenv("RANK"));
+  is_new = std::getenv("LAMINA_NEWCOMER") != nullptr;
   place = words[2];
-  bool into_one = false;
+  bool into_one = false, back = false;
   for (int i = 3; i < count; ++i) {
     const std::string word = words[i];
     const auto colon = word.find(':');
     if (word == "into-one")
       into_one = true;
+    else if (word == "back")
+      back = true;
     else
       deaths[std::stoi(word)] = colon == std::string::npos ? kFatal : std::stoi(word.substr(colon + 1));
   }
-  train(kLayouts.at(words[1]), into_one);
+  if (back) steps = 40;
+  train(kLayouts.at(words[1]), into_one, back);
   return exit_code();
 }

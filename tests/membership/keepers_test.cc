@@ -40,17 +40,17 @@ const KeptVersion kSix{0, 6}, kSeven{0, 7};
 TEST(NewestWhole, IsTheNewestThatAllHaveAndWhoseLostPartsAreKept) {
   const std::map<KeptVersion, Holdings> holdings{{kSix, {1, 2, 3}}, {kSeven, {1, 2, 3}}};
   // Rank 1 is lost, and rank 2 keeps what it had.
-  EXPECT_EQ(newest_whole({{{kSix, 0, {2}}, {kSeven, 0, {}}}, {{kSix, 2, {1}}, {kSeven, 2, {1}}}}, holdings).version,
+  EXPECT_EQ(newest_whole({{{{kSix, 0, {2}}, {kSeven, 0, {}}}}, {{{kSix, 2, {1}}, {kSeven, 2, {1}}}}}, holdings).version,
             kSeven);
-  EXPECT_EQ(newest_whole({{{kSix, 0, {2}}, {kSeven, 0, {}}}, {{kSix, 2, {1}}, {kSeven, 2, {}}}}, holdings).version,
+  EXPECT_EQ(newest_whole({{{{kSix, 0, {2}}, {kSeven, 0, {}}}}, {{{kSix, 2, {1}}, {kSeven, 2, {}}}}}, holdings).version,
             kSix);
-  EXPECT_EQ(newest_whole({{{kSix, 0, {2}}, {kSeven, 0, {}}}, {{kSix, 2, {1}}}}, holdings).version, kSix);
+  EXPECT_EQ(newest_whole({{{{kSix, 0, {2}}, {kSeven, 0, {}}}}, {{{kSix, 2, {1}}}}}, holdings).version, kSix);
 }
 
 TEST(NewestWhole, WhoHasTheSameSpeaksForALostRank) {
   const std::map<KeptVersion, Holdings> holdings{{kSix, {1, 2, 1, 2}}};
-  EXPECT_EQ(newest_whole({{{kSix, 0, {}}}, {{kSix, 1, {}}}}, holdings).version, kSix);
-  const auto none = newest_whole({{{kSix, 0, {}}}, {{kSix, 2, {}}}}, holdings);
+  EXPECT_EQ(newest_whole({{{{kSix, 0, {}}}}, {{{kSix, 1, {}}}}}, holdings).version, kSix);
+  const auto none = newest_whole({{{{kSix, 0, {}}}}, {{{kSix, 2, {}}}}}, holdings);
   EXPECT_FALSE(none.version);
   EXPECT_EQ(none.why_not, "what ranks 1, 3 of 4 had is lost with whoever kept it");
 }
@@ -58,11 +58,33 @@ TEST(NewestWhole, WhoHasTheSameSpeaksForALostRank) {
 TEST(NewestWhole, TheVersionOfALaterEpochIsNewerWhateverItsUpdates) {
   const KeptVersion later{1, 5};
   const std::map<KeptVersion, Holdings> holdings{{kSix, {1, 2, 3}}, {later, {1, 2}}};
-  EXPECT_EQ(newest_whole({{{kSix, 0, {2, 1}}, {later, 0, {1}}}}, holdings).version, later);
+  EXPECT_EQ(newest_whole({{{{kSix, 0, {2, 1}}, {later, 0, {1}}}}}, holdings).version, later);
 }
 
 TEST(NewestWhole, SaysThatNothingWasKeptYet) {
-  EXPECT_EQ(newest_whole({{}, {}}, {}).why_not, "no version that all of them have was kept yet");
+  EXPECT_EQ(newest_whole({KeptBy(), KeptBy()}, {}).why_not, "no version that all of them have was kept yet");
+}
+
+TEST(NewestWhole, NobodyWaitsForPartsOfAVersionWithWhichARankHasCome) {
+  const KeptVersion joined{1, 7};
+  const std::map<KeptVersion, Holdings> holdings{{kSeven, {1, 2}}, {joined, {1, 2, 3}}};
+  const KeptBy first{{{kSeven, 0, {1}}, {joined, 0, {}}}}, second{{{kSeven, 1, {0}}, {joined, 1, {}}}};
+  EXPECT_EQ(newest_whole({first, second, {{{joined, 2, {}}}, kSeven}}, holdings).version, joined);
+  EXPECT_EQ(newest_whole({first, second}, holdings).version, kSeven) << "the newcomer is lost";
+  EXPECT_EQ(newest_whole({first, second, {{}, kSeven}}, holdings).version, kSeven) << "it has kept nothing yet";
+  EXPECT_EQ(newest_whole({first, {{{joined, 2, {}}}, kSeven}}, holdings).version, kSeven) << "the second is lost";
+  EXPECT_EQ(newest_whole({first, {{}, kLaterThanAll}}, holdings).version, kSeven) << "with a newcomer that has nothing";
+}
+
+TEST(MayLeave, WhoTakesNothingWithItThatNobodyElseHas) {
+  const std::map<KeptVersion, Holdings> holdings{{kSix, {1, 2, 3}}};
+  const std::vector<KeptBy> told{{{{kSix, 0, {2}}}}, {{{kSix, 1, {0}}}}, {{{kSix, 2, {1}}}}};
+  const auto may = [&](const std::vector<bool>& want) { return may_leave(told, want, holdings); };
+  EXPECT_EQ(may({false, true, false}), (std::vector<bool>{false, true, false}));
+  EXPECT_EQ(may({true, true, false}), (std::vector<bool>{true, false, false})) << "1 keeps what 0 has";
+  EXPECT_EQ(may({true, false, true}), (std::vector<bool>{true, false, false})) << "0 keeps what 2 has";
+  EXPECT_EQ(may({true, true, true}), (std::vector<bool>{true, true, true})) << "nobody goes on";
+  EXPECT_EQ(may({false, false, false}), (std::vector<bool>{false, false, false}));
 }
 
 // Ranks keep as [Note: kept states] says, with messages that are late, and a single one is lost at any moment. There is
@@ -107,11 +129,11 @@ TEST(NewestWhole, IsThereWhereverOneRankIsLost) {
       }
     }
     const int victim = upto(size), latest = *std::ranges::max_element(begun);
-    std::vector<std::vector<KeptHere>> told;
+    std::vector<KeptBy> told;
     std::map<KeptVersion, Holdings> known;
     for (int rank = 0; rank < size; ++rank) {
       if (rank == victim) continue;
-      auto& here = told.emplace_back();
+      auto& here = told.emplace_back().versions;
       for (const int version : own[rank]) {
         auto& word = here.emplace_back(KeptHere{{0, version}, rank, {}});
         for (int of = 0; of < size; ++of) {

@@ -24,6 +24,10 @@ using contact::Secret;
 
 const Facts kFacts{{"version of torch", "2.0"}, {"model", "a float32 (2, 3)\nb float32 (3,)"}};
 
+std::string shares_out_12(int ranks) {
+  return 12 % ranks == 0 ? "" : std::to_string(ranks) + " ranks cannot share out 12";
+}
+
 template <class Condition>
 bool eventually(const Condition& condition) {
   for (const auto by = base::Deadline::after(20s); !by.expired(); std::this_thread::sleep_for(5ms)) {
@@ -32,16 +36,16 @@ bool eventually(const Condition& condition) {
   return false;
 }
 
-TEST(DoorTerms, LetInAsManyAsShareOutTheMicrobatchesAlike) {
-  const DoorTerms terms{.copies = 2, .most = 6, .microbatches = 12};
+TEST(DoorTerms, LetInAsManyAsFit) {
+  const DoorTerms terms{.ranks = 2, .most = 6, .why_not = shares_out_12};
   EXPECT_EQ(terms.fitting(0), 0);
   EXPECT_EQ(terms.fitting(1), 1);
   EXPECT_EQ(terms.fitting(3), 2) << "5 do not";
   EXPECT_EQ(terms.fitting(9), 4) << "and no more than 6";
-  EXPECT_EQ((DoorTerms{.copies = 4, .most = 5, .microbatches = 12}.fitting(3)), 0);
-  EXPECT_EQ((DoorTerms{.copies = 4, .most = 5, .microbatches = 0}.fitting(3)), 1) << "any number";
-  EXPECT_EQ((DoorTerms{.copies = 4, .most = 4, .microbatches = 0}.fitting(3)), 0);
-  EXPECT_EQ((DoorTerms{.copies = 4, .most = 0, .microbatches = 0}.fitting(3)), 0);
+  EXPECT_EQ((DoorTerms{.ranks = 4, .most = 5, .why_not = shares_out_12}.fitting(3)), 0);
+  EXPECT_EQ((DoorTerms{.ranks = 4, .most = 5}.fitting(3)), 1) << "any number";
+  EXPECT_EQ((DoorTerms{.ranks = 4, .most = 4}.fitting(3)), 0);
+  EXPECT_EQ((DoorTerms{.ranks = 4, .most = 0}.fitting(3)), 0);
 }
 
 TEST(Facts, TravelAndDifferByName) {
@@ -87,7 +91,7 @@ TEST(LocalPlace, CountsThoseOfTheSameMachine) {
 
 TEST(NewPlace, TravelsAsText) {
   const NewPlace place{
-      .rank = 3, .size = 4, .local = {1, 2}, .host = "10.0.0.2", .port = 29500, .epoch = 2, .microbatches = 6};
+      .rank = 3, .size = 4, .local = {1, 2}, .host = "10.0.0.2", .port = 29500, .epoch = 2, .config = "{}"};
   const auto read = NewPlace::read(place.text());
   EXPECT_EQ(read.text(), place.text());
   EXPECT_EQ(read.local.rank, 1);
@@ -140,7 +144,7 @@ class DoorTest : public testing::Test {
     ::setenv(environment::kDoorVariable, std::to_string(file_.get()).c_str(), 1);
     plate_ = DoorPlate::of_environment();
     door_.emplace(*plate_, "127.0.0.1", secret_, kFacts);
-    door_->set_terms({.copies = 2, .most = 4, .microbatches = 12});
+    door_->set_terms({.ranks = 2, .most = 4, .why_not = shares_out_12});
   }
   void TearDown() override {
     door_.reset();
@@ -261,13 +265,12 @@ TEST_F(DoorTest, WhoWasTakenAndHasNoPlaceCountsAnew) {
 }
 
 TEST_F(DoorTest, WhoWaitsInVainIsToldWhyAndTheEnd) {
-  door_->set_terms({.copies = 4, .most = 5, .microbatches = 12});
+  door_->set_terms({.ranks = 4, .most = 5, .why_not = shares_out_12});
   auto line = come();
   ASSERT_TRUE(line);
   std::optional<std::pair<DoorWord, std::string>> heard;
   ASSERT_TRUE(eventually([&] { return (heard = line->hear()).has_value(); }));
-  EXPECT_EQ(*heard,
-            std::pair(DoorWord::kWait, std::string("5 copies of the model cannot share out 12 microbatches alike")));
+  EXPECT_EQ(*heard, std::pair(DoorWord::kWait, std::string("5 ranks cannot share out 12")));
   door_->end();
   EXPECT_EQ(word(*line).first, DoorWord::kOver);
   EXPECT_TRUE(DoorPlate::is_over(plate_->read()));

@@ -24,7 +24,7 @@ namespace {
 struct Leaving : testing::Test {
   Leaving() { ::setenv("LAMINA_ELASTIC", "1", 1); }
   ~Leaving() override { ::unsetenv("LAMINA_ELASTIC"); }
-  Doorway doorway{[] { return Facts(); }, false};
+  Doorway doorway{[] { return Facts(); }};
 };
 
 TEST_F(Leaving, SigtermIsNotedAndComesAfterATrainingThatIsOver) {
@@ -83,7 +83,7 @@ TEST_F(Leaving, AHandlerOfTheProgramCounts) {
 TEST(FactsOfTraining, NameWhatNewcomersHaveInCommon) {
   const auto file = testing::TempDir() + "/program";
   std::ofstream(file) << "abc";
-  const auto facts = facts_of_training("program", file, {{"w", at::zeros({2, 3})}}, "SGD", {1, 2});
+  const auto facts = facts_of_training("program", file, {{"w", at::zeros({2, 3})}}, nullptr, "SGD", {1, 2});
   const Facts expected{
       {"program (SHA-256)", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
       {"model", "w Float [2, 3]"},

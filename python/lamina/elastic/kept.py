@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks with parts that nobody else has, which outlive others: see [Note: kept states] in
+"""Ranks with parts that nobody else has, which outlive others, and take in newcomers: see [Note: kept states] in
 lamina/membership/keepers.h."""
 
-import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,10 +44,6 @@ class KeptSurvivors(Survivors):
     def _made(self) -> "_lamina.PartSurvivors":
         return _lamina.PartSurvivors(self, self._training.shares_any, self._every, self._layouts)
 
-    def begin(self) -> None:
-        """From now on all go on where one is lost."""
-        self._engine.begin()
-
     def keep(self) -> None:
         """An update is made: the next step keeps what it has made, when all that follows on it is done."""
         self._engine.note_update()
@@ -56,14 +52,17 @@ class KeptSurvivors(Survivors):
         """Waits for the others, who may lose one still: all go on together then."""
         self._engine.end()
 
-    def leaving_by_sigterm(self) -> contextlib.AbstractContextManager:
-        """Does nothing: a rank that SIGTERM ends is lost."""
-        return contextlib.nullcontext()
-
-    def look(self) -> None:
-        """A step begins, which keeps what is due."""
-        if self._engine.is_due and current.job().partitioned_model is not None and self._trains():
+    def look(self) -> bool:
+        """As there; what is due is kept."""
+        if current.job().partitioned_model is None or not self._trains():
+            return False
+        if self._engine.is_due:
             self._keep_now()
+        return self._engine.is_called
+
+    def listens(self) -> bool:
+        """Hears whether ranks wait to join, or want to leave; of a model that is cut. Collective over the world."""
+        return current.job().partitioned_model is not None and self._engine.listen()
 
     def keep_version(self) -> None:
         """Keeps what there is, of a model that is cut. Collective over the world."""
@@ -77,7 +76,7 @@ class KeptSurvivors(Survivors):
         job = current.job()
         job.life.make_again()
         if self._trace is None and job.session.size > 1:
-            own = (_sendable(job.life.trace),) if job.session.rank == 0 else None
+            own = (self._traced(),) if job.session.rank == 0 else None
             ((self._trace,),) = job.session.first_given("world", own)[1:]
         self._engine.keep()
 
@@ -99,20 +98,28 @@ class KeptSurvivors(Survivors):
     def take(self, states: Any) -> None:
         self._training.take(states)
 
-    def _go_over(self, session: _lamina.Session, held: "_lamina.HeldJob") -> None:
+    def given(self) -> Any:
+        return self._traced(), self._training.given()
+
+    def take_given(self, given: Any) -> None:
+        self._trace, of_training = given
+        self._training.take_given(of_training)
+
+    def _go_over(self, session: _lamina.Session, hold: "Callable[[], _lamina.HeldJob]") -> None:
         self._optimizer.zero_grad()
-        changed = self._change(session, held)
-        resumption = held.resumption(session, MovingJob(changed), keeps_options=False)
+        changed = self._change(session, is_held=True)
+        resumption = hold().resumption(session, MovingJob(changed), keeps_options=False)
         changed.life.resumption = resumption
         proposal = everywhere(changed, lambda: self._proposal(changed, resumption.partition))
         changed.life.make(proposal=proposal)
         resumption.go_on()
+        self._optimizer.count_anew()  # newcomers have loaded less
+
+    def _traced(self) -> Trace:
+        """Gives what a trace has found out, if anything: any rank that is the first may need it."""
+        trace = self._trace or current.job().life.trace
+        return Trace() if trace is None else Trace(trace.measures, trace.ties, trace.writes)
 
     def _proposal(self, job: current.Job, kept: dict[str, int]) -> Proposal:
         job.life.trace = self._trace
         return propose(ModuleTree(self._model.module), job.session, lambda _: self._trace or Trace(), kept)
-
-
-def _sendable(trace: Trace | None) -> Trace:
-    """Takes along what a trace has found out: any rank that is the first may need it."""
-    return Trace() if trace is None else Trace(trace.measures, trace.ties, trace.writes)

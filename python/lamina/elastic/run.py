@@ -39,7 +39,8 @@ class Run:
 
     Ranks with partitions, shards, slices or parts of states keep what they have in the memory of the host, each
     `keep_every` updates. Beside the next step each sends to another one what nobody else has. After a loss all go on
-    from the newest version of which nothing is lost, in a layout that fits their number. Nobody joins them.
+    from the newest version of which nothing is lost, in a layout that fits their number. So do they where others join
+    or leave, with what they have then.
 
     Args:
         model: the job's.
@@ -48,8 +49,8 @@ class Run:
         keep_every: so many updates lie between two versions, where ranks have parts that others have not. "auto": as
             few as take 2 % of the time.
         layouts: in which ranks with parts may go on, each as keys of `lamina.change`: the first that fits their number
-            is taken. Without one that does, the model is in as many parts as before, or in the nearest number that
-            fits.
+            is taken. Without one that does, the model is in as many parts as the script has asked for, or in the
+            nearest number that fits.
 
     Errors:
         UsageError: several machines without `lamina run --elastic`; without `ddp`; tensors that lie in one memory.
@@ -129,9 +130,8 @@ class Run:
 
     def _look(self) -> None:
         """Ends the epoch before the next step of the training."""
-        if self._ends and current.job().model.module.training:
+        if (self._ends and current.job().model.module.training) or self._survivors.look():
             raise EpochOverError("ranks join or leave, which lamina.Run sees to: let it pass")
-        self._survivors.look()
 
 
 class _OwnLoop:
@@ -148,6 +148,12 @@ class _OwnLoop:
 
     def moved(self, before: current.Job) -> None:
         """Nothing moves besides."""
+
+    def given(self) -> None:
+        """Nothing is needed besides."""
+
+    def take_given(self, given: None) -> None:
+        """Takes nothing."""
 
     def all_leave(self) -> None:
         """Nothing is left to be done."""

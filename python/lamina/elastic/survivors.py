@@ -41,6 +41,12 @@ class Training(Protocol):
     def all_leave(self) -> None:
         """Nobody goes on, in order: all are connected still."""
 
+    def given(self) -> Any:
+        """Gives what ranks that come to others with parts need besides, before `take`; in plain values."""
+
+    def take_given(self, given: Any) -> None:
+        """Takes what `given` gave."""
+
     def state(self) -> Any:
         """Gives what it has besides model and optimizer, to copies that have not come so far."""
 
@@ -91,8 +97,9 @@ class Survivors:
         """Inside, SIGTERM has this copy leave in order."""
         return self.doorway.leaving_by_sigterm()
 
-    def look(self) -> None:
-        """A step begins."""
+    def look(self) -> bool:
+        """A step of the training begins. Returns whether the epoch is to end before it, on all ranks."""
+        return False
 
     def end(self) -> None:
         """The training is over: nobody needs others for that."""
@@ -142,11 +149,12 @@ class Survivors:
     def take_place(self, place: dict[str, str]) -> None:
         take_place(place)
 
-    def facts(self) -> tuple[str, list[tuple[str, torch.Tensor]], str, list[int]]:
+    def facts(self) -> tuple[str, list[tuple[str, torch.Tensor]], "_lamina.ParameterTable | None", str, list[int]]:
         script = getattr(sys.modules["__main__"], "__file__", None)
         tensors = [*self._model.named_parameters(), *self._model.named_buffers()]
-        optimizer = self._optimizer.optimizer
-        return script or "", tensors, type(optimizer).__name__, [len(each["params"]) for each in optimizer.param_groups]
+        cut = current.job().partitioned_model
+        table = None if cut is None else cut.table
+        return script or "", tensors, table, type(self._optimizer.optimizer).__name__, self._optimizer.group_sizes()
 
     def buffers(self) -> list[tuple[str, torch.Tensor]]:
         return list(self._model.named_buffers())
@@ -160,18 +168,22 @@ class Survivors:
     def microbatches(self, copies: int) -> int | None:
         return self._training.microbatches(copies)
 
-    def _go_over(self, session: _lamina.Session, held: None) -> None:
+    def _go_over(self, session: _lamina.Session, hold: None) -> None:
         self._own_states = self._own_states or self._optimizer.own()
-        self._change(session, held).life.make()
+        self._change(session, is_held=False).life.make()
 
-    def _change(self, session: _lamina.Session, held: "_lamina.HeldJob | None") -> current.Job:
-        """Begins the job of that session in the place of the current one. Returns it."""
+    def _change(self, session: _lamina.Session, is_held: bool) -> current.Job:
+        """Begins the job of that session in the place of the current one. Returns it.
+
+        Args:
+            is_held: values and states are kept elsewhere.
+        """
         before = current.job()
         for parameter in self._model.parameters():
             parameter.grad = None
         before.gradients.let_go()
-        self._optimizer.let_go(with_states=held is None)
-        if held is not None and before.partitioned_model is not None:
+        self._optimizer.let_go(with_states=not is_held)
+        if is_held and before.partitioned_model is not None:
             before.session.put_aside(before.partitioned_model.table, before.partitioned_model.sharding)
             shards.forget(self._model.parameters())
         changed = lifetime.go_over(before, session)

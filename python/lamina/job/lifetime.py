@@ -64,7 +64,7 @@ def start(
     text = _to_json(config, keys)
     if current.is_initialized():
         if text != "{}":
-            _require_same(current.session().config, taken(_lamina.parse_config(text)[0]))
+            _require_same(current.session().asked, taken(_lamina.parse_config(text)[0]))
         return
     parsed, notes, given = _lamina.parse_config(text)
     for note in notes:

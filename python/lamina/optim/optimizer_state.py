@@ -167,6 +167,10 @@ class OptimizerState(OptimizerSteps):
         others = states_of_none(state_dict)
         return list(map(options, state_dict["param_groups"])), rest | ({"state": others} if others else {})
 
+    def group_sizes(self) -> list[int]:
+        """How many parameters each group has, of the whole model."""
+        return list(map(len, self._members()))
+
     def local_names(self) -> list[str]:
         """The names of the parameters in the groups that are here, in their order."""
         return [name for group in self._members() for name, _, _, local in group if local is not None]
