@@ -30,7 +30,7 @@ class Waits(Callback):
         if event is Event.BATCH_START and "launcher" in outliving_trainer.PLACES.values():
             (FOLDER / "now").touch()
             time.sleep(SLOW_S)
-        joins = ":" in os.environ["LAMINA_ELASTIC"] and sys.argv[1] != "divided"
+        joins = ":" in os.environ["LAMINA_ELASTIC"]
         if event is not Event.BATCH_END or lamina.size() == FULL or not joins:
             return
         by = time.monotonic() + PATIENCE_S

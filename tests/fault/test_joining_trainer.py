@@ -9,7 +9,7 @@ import pytest
 import torch
 from fault.test_outliving_trainer import require_numbers, undisturbed
 from launch.launcher_harness import PRELOAD, eventually
-from soak import some
+from soak import paired, some
 
 PROGRAM = Path(__file__).with_name("joining_trainer.py")
 sys.path.insert(0, str(PROGRAM.parent))
@@ -123,12 +123,35 @@ def test_a_job_that_is_told_to_end_saves_and_leaves(way, launcher):
     assert len(list(folder.glob("ba*_partial"))) == 1, errors
 
 
-def test_nobody_joins_ranks_with_parts(launcher):
-    run = launcher.run(
-        "run", *PRELOAD, "-n", 3, "--elastic", "2:3", PROGRAM, "divided", "forward:1:3", deadline_s=SECONDS
-    )
-    assert run.returncode == 0, run.stderr
+WAYS = ("partitions", "itself", "groups", "shards", "units", "divided")
+PARTS = [("forward", 1), ("batch_start", 0), ("updated", 2), ("batch_end", 3), ("eval_start", 1), ("epoch_start", 2)]
+
+
+@pytest.mark.parametrize(("way", "at"), paired(WAYS, PARTS, seed=6))
+def test_one_with_parts_that_is_killed_comes_back(way, at, launcher):
+    place, victim = at
+    lines = job(launcher, 4, way, f"{place}:{victim}:{6 if place in ('eval_start', 'epoch_start') else 3}")
     found = ends(launcher)
-    assert found.keys() == {0, 2}, run.stderr
-    require_undisturbed(found, 2, "divided", of=3)
-    assert "Traceback" not in run.stderr and "batch 9 = 1 x 9" not in run.stderr, run.stderr
+    assert found.keys() == set(range(4)), lines
+    assert found[victim]["is_new"]
+    require_undisturbed(found, 4, way)
+
+
+@pytest.mark.parametrize("every", [3, "auto"])
+def test_two_with_parts_are_killed_and_both_come_back(every, launcher):
+    lines = job(launcher, 4, "partitions", "forward:0:2", "batch_end:2:5", EVERY=every)
+    found = ends(launcher)
+    assert found.keys() == set(range(4)), lines
+    assert {rank for rank, end in found.items() if end["is_new"]} == {0, 2}
+    require_undisturbed(found, 4, "partitions")
+
+
+@pytest.mark.parametrize("way", some(WAYS, 2, seed=7))
+def test_one_with_parts_leaves_in_order_and_comes_back(way, launcher):
+    lines = job(launcher, 4, way, "leaves:1:4")
+    found = ends(launcher)
+    assert found.keys() == set(range(4)), lines
+    assert found[1]["is_new"]
+    require_undisturbed(found, 4, way)
+    require_once(found)
+    assert not any("lost rank" in line for line in lines), lines

@@ -46,7 +46,8 @@ class Survival:
     one has left a call, it is over for the others, wherever they heard of the loss. Else they make it again, or go on
     with it. The calls of a script are counted for that.
 
-    Others join copies before a batch, at one and the same place of all. Who leaves in order does so there, too.
+    Others join before a batch, at one and the same place of all. Who leaves in order does so there, too. Ranks with
+    parts keep a version there, with which all go on.
 
     Args:
         job, state, engine, loop, layouts: of the training.
@@ -198,9 +199,6 @@ class Survival:
 
     def _join(self) -> bool:
         """Tells whether this process has joined a training that goes on."""
-        if self._versions is not None:
-            self._survivors.begin()
-            return False
         if why := self._why_not_fewer():
             newcomers.end_if_one(why)
             return False
@@ -227,6 +225,9 @@ class Survival:
                 self._keep_whole()
             elif place == Place.first() and self._versions.is_due:
                 self._keep_version(1)
+            elif place.is_before_batch and not self._why_not_fewer() and self._survivors.listens():
+                self._keep_version(1)
+                raise EpochOverError("ranks join or leave, which fit() sees to")
             return
         if place == Place.first():
             self._before, self._updates = {}, False
@@ -334,6 +335,15 @@ class Survival:
     def moved(self, before: current.Job) -> None:
         """Takes along what belongs to the training."""
         self._job.take_over(before)
+
+    def given(self) -> Any:
+        """Gives what ranks that come to others with parts need: the versions, and the number of the script's call."""
+        return self._versions.given(), self._calls
+
+    def take_given(self, given: Any) -> None:
+        """Takes that."""
+        version, self._calls = given
+        self._versions.take(version)
 
     def all_leave(self) -> None:
         """Saves where all were told to end."""

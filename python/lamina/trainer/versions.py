@@ -87,6 +87,19 @@ class Versions:
             "saved": None if saver is None else saver.saved,
         }
 
+    def given(self) -> tuple[dict[int, dict[str, Any]], int]:
+        """Gives what ranks that come get of these versions; see `take`. Callbacks and generators are their own, and so
+        is where they read on, if they can say that."""
+        own = {"heard", "generators"} | (set() if self._layouts.reads_itself else {"read"})
+        words = {
+            number: {key: each for key, each in word.items() if key not in own} for number, word in self._words.items()
+        }
+        return words, self._every
+
+    def take(self, given: tuple[dict[int, dict[str, Any]], int]) -> None:
+        """Takes what `given` gave, on a rank that comes: it may go back to each of them."""
+        self._words, self._every = given
+
     def go_back(self, number: int, call: int) -> None:
         """All is as it was in that version, but for what the next layout decides: see `read_on`. What a later call of
         the script has set stays: it has not trained yet.
@@ -118,6 +131,7 @@ class Versions:
             self._layouts.go_over([self._layouts.cut()], read)
             return
         self._loop.place, self._loop.after = Place(*word["place"]), Event(word["after"])
-        generators.put_states(word["generators"])
-        put_states_of(self._state, word["heard"])
-        self._layouts.go_over([word["cut"]], word["read"])
+        if "heard" in word:  # else this rank has come with that version
+            generators.put_states(word["generators"])
+            put_states_of(self._state, word["heard"])
+        self._layouts.go_over([word["cut"]], word["read"] if "read" in word else self._layouts.handed_on())
