@@ -52,11 +52,11 @@ Address Address::parse(const std::string& text) {
   return address;
 }
 
-std::vector<Address> Address::resolve(const std::string& host, int port, const std::string& named) {
+std::vector<Address> Address::resolve(const std::string& host, int port) {
   std::string why;
   const auto found = look_up(host, std::to_string(port), AI_NUMERICSERV, &why);
   if (!found)
-    throw base::ConfigError(base::str(named, "\"", host, "\", which has no address: ", why),
+    throw base::ConfigError(base::str("MASTER_ADDR is \"", host, "\", which has no address: ", why),
                             base::Code{"start-master-unreachable"});
   std::vector<Address> addresses;
   for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {

@@ -16,8 +16,8 @@ class Address {
  public:
   // Reads what text() wrote; throws base::FormatError.
   static Address parse(const std::string& text);
-  // `host` may be numeric or a name. Throws base::ConfigError, which begins with `named`, when it has no address.
-  static std::vector<Address> resolve(const std::string& host, int port, const std::string& named = "MASTER_ADDR is ");
+  // `host` may be numeric or a name. Throws base::ConfigError when it has no address.
+  static std::vector<Address> resolve(const std::string& host, int port);
   // The address of this machine from which `host` is reached, with port 0; 127.0.0.1 or ::1 for a loopback
   // host. Throws base::ConfigError when `host` cannot be resolved or reached.
   static Address local_towards(const std::string& host, int port);

@@ -3,19 +3,24 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <iostream>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/printable.h"
 #include "lamina/base/str.h"
+#include "lamina/environment/address.h"
+#include "lamina/environment/job_door.h"
 #include "lamina/launch/options/machine.h"
 #include "lamina/launch/options/options.h"
 #include "lamina/launch/options/preparation.h"
 #include "lamina/launch/options/rank_environment.h"
 #include "lamina/launch/ranks/attempt.h"
 #include "lamina/launch/ranks/descendants.h"
+#include "lamina/launch/ranks/doorkeeper.h"
 #include "lamina/launch/ranks/error.h"
 #include "lamina/launch/ranks/guardian.h"
 #include "lamina/launch/ranks/watch.h"
@@ -25,6 +30,10 @@
 
 namespace lamina::launch {
 namespace {
+
+// A job that has just been started may take a moment until it listens.
+constexpr std::chrono::seconds kAnswers{10}, kAnswer{2};
+constexpr std::chrono::milliseconds kAsksAgain{200};
 
 int complain(const std::exception& error, int code) {
   std::cerr << "lamina run: " << base::printable(error.what()) << '\n';
@@ -51,6 +60,8 @@ Job describe(const Preparation& prepared, const std::optional<ReservedPort>& por
           .least = prepared.options.least,
           .most = prepared.options.most,
           .witness = prepared.options.witness ? prepared.options.witness->text() : "",
+          .join_every = prepared.options.join_every,
+          .spare_wait = prepared.options.spare_wait,
           .stacks = prepared.options.hang_timeout.has_value() || prepared.options.least.has_value()};
 }
 
@@ -67,6 +78,44 @@ std::optional<Secret> find_secret(const Preparation& prepared) {
   if (prepared.options.secret_file) return Secret(*prepared.options.secret_file);
   if (prepared.layout.several_machines()) return {};
   return Secret();
+}
+
+// The job at that address, and the address of the launcher that has answered. Throws base::PeerError.
+std::pair<environment::JobDoor, environment::Address> ask(const HostPort& join) {
+  std::string why;
+  for (const auto& address : join.addresses("--join")) {
+    try {
+      return {environment::ask_launcher(address.text(), base::Deadline::after(kAnswer)), address};
+    } catch (const base::PeerError& error) {
+      why = error.what();
+    }
+  }
+  throw base::PeerError(why);
+}
+
+// Takes the terms of the job that runs, so that what is wrong is told before any rank starts.
+environment::JobDoor find_job(Preparation& prepared) {
+  auto& join = *prepared.options.join;
+  const auto named = base::str("--join ", join.text(), ": ");
+  const auto by = base::Deadline::after(kAnswers);
+  while (true) {
+    try {
+      const auto [job, address] = ask(join);
+      if (job.is_over) throw base::ConfigError(named + "the training of this job is over");
+      prepared.options.least = job.terms.least;
+      prepared.options.most = job.terms.most;
+      prepared.options.join_every = job.terms.join_every;
+      join.host = address.host();
+      return job;
+    } catch (const base::PeerError& error) {
+      if (by.expired()) {
+        throw base::ConfigError(base::str(named, "no job that others may join was found within ", kAnswers.count(),
+                                          " s (", error.what(), "): its launchers, which have --elastic MIN:MAX and ",
+                                          "--secret-file, say where they listen"));
+      }
+    }
+    std::this_thread::sleep_for(kAsksAgain);
+  }
 }
 
 // An exit code when an order came before the time was over.
@@ -107,16 +156,23 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
   Terminal terminal;
   const Report report(terminal, outputs, nullptr, prepared.options.verbose);
   for (const auto& warning : prepared.warnings) report.warn(warning);
+  std::optional<Doorkeeper> doorkeeper;
+  if (job.most) {
+    job.doorkeeper = doorkeeper.emplace(prepared, job.witness).address();
+    if (!job.doorkeeper.empty()) report.may_be_joined(job.doorkeeper);
+  }
   std::optional<Preloader> preloader;
   if (!prepared.options.preload.empty()) {
     if (const auto code = preloader.emplace(prepared, job, mask, report).load(control)) return *code;
   }
   Preloader* const one = preloader ? &*preloader : nullptr;
+  const Doorkeeper* const keeper = doorkeeper ? &*doorkeeper : nullptr;
   Restarts restarts(prepared.options.restarts);
   while (true) {
     const auto begin = base::Clock::now();
     job.restart = restarts.count();
-    const Outcome outcome = Attempt{prepared, job, secret, terminal, outputs, one, control, children, mask}.run();
+    const Outcome outcome =
+        Attempt{prepared, job, secret, terminal, outputs, one, keeper, control, children, mask}.run();
     const auto next = restarts.judge(outcome, base::Clock::now() - begin);
     if (next == Restarts::Next::kAgain) {
       report.restarting(restarts.count(), restarts.most(), restarts.pause());
@@ -131,7 +187,9 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
 
 // Throws ConfigError (nothing was started) and StartError.
 int launch(const Options& options) {
-  const Preparation prepared = prepare(options);
+  Preparation prepared = prepare(options);
+  std::optional<environment::JobDoor> joined;
+  if (prepared.options.join) joined = find_job(prepared);
   RankOutputs outputs(prepared);
   const auto secret = find_secret(prepared);
   std::optional<ReservedPort> port;
@@ -140,7 +198,8 @@ int launch(const Options& options) {
   } else {
     port.emplace(prepared.layout.master_address);
   }
-  const Job job = describe(prepared, port);
+  Job job = describe(prepared, port);
+  if (joined) job.witness = joined->witness;
   return with_guardian([&](ControlPipe& control, const sigset_t& mask) {
     try {
       return run_job(prepared, job, secret, outputs, control, mask);

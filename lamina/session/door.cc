@@ -26,6 +26,8 @@ namespace lamina::session {
 namespace {
 
 using base::Clock;
+using environment::DoorPlate;
+using environment::JobDoor;
 
 constexpr auto kHandshake = std::chrono::seconds(5);
 constexpr auto kSays = std::chrono::milliseconds(500);  // to those who wait, each time
@@ -55,7 +57,10 @@ Door::Door(const DoorPlate& plate, const std::string& host, contact::Secret secr
   hold(listener_.get());
   hold(wake_.get());
   address_ = environment::Address::bound_to(listener_).text();
-  plate_.write(address_);
+  auto here = plate_.read();
+  here.door = address_;
+  here.is_over = false;
+  plate_.write(here);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -77,16 +82,22 @@ void Door::wake() const { ::eventfd_write(wake_.get(), 1); }
 void Door::set_terms(const DoorTerms& terms) {
   const std::lock_guard lock(mutex_);
   terms_ = terms;
+  admission_.set_every(terms.every);
   count();
 }
 
-int Door::present() const {
-  return static_cast<int>(
-      std::ranges::count_if(waiting_, [](const Guest& guest) { return Clock::now() - guest.heard < kSilent; }));
+std::vector<Arrival> Door::present() const {
+  std::vector<Arrival> all;
+  for (const auto& guest : waiting_) {
+    if (Clock::now() - guest.heard < kSilent) all.push_back(guest.arrival);
+  }
+  return all;
 }
 
 void Door::count() {
-  has_waiting_ = taken_.empty() && terms_.fitting(present()) > 0;
+  const auto all = present();
+  has_waiting_ =
+      taken_.empty() && terms_.fitting(static_cast<int>(all.size())) > 0 && admission_.may_enter(all, Clock::now());
   data_parallel::newcomers().wait = has_waiting_.load();
 }
 
@@ -95,14 +106,14 @@ std::vector<int> Door::take(int ranks) {
   waiting_.splice(waiting_.begin(), taken_);
   auto terms = terms_;
   terms.ranks = ranks;
-  const int fitting = terms.fitting(present());
+  const int fitting = terms.fitting(static_cast<int>(present().size()));
   for (auto at = waiting_.begin(); at != waiting_.end() && std::ssize(taken_) < fitting;) {
     const auto guest = at++;
     if (Clock::now() - guest->heard < kSilent) taken_.splice(taken_.end(), waiting_, guest);
   }
   count();
   std::vector<int> nodes;
-  for (const auto& guest : taken_) nodes.push_back(guest.node);
+  for (const auto& guest : taken_) nodes.push_back(guest.arrival.node);
   return nodes;
 }
 
@@ -120,7 +131,12 @@ bool Door::has_lost() {
 
 void Door::let_in() {
   const std::lock_guard lock(mutex_);
-  for (auto& guest : taken_) guest.line.say(DoorWord::kIn);
+  std::vector<Arrival> entered;
+  for (auto& guest : taken_) {
+    guest.line.say(DoorWord::kIn);
+    entered.push_back(guest.arrival);
+  }
+  admission_.entered(entered, Clock::now());
   taken_.clear();
   in_by_.reset();
   count();
@@ -200,11 +216,12 @@ void Door::advance() {
 }
 
 void Door::receive(contact::Connection connection) {
-  Guest guest{.line = DoorLine(std::move(connection)), .node = 0, .heard = Clock::now()};
+  Guest guest{.line = DoorLine(std::move(connection)), .arrival = {}, .heard = Clock::now()};
   std::string why;
   try {
     auto facts = to_facts(guest.line.told());
-    guest.node = take_node(facts);
+    guest.arrival = take_arrival(facts);
+    guest.arrival.came = guest.heard;
     why = difference(facts_, facts);
   } catch (const base::FormatError&) {
     why = "what it tells of itself cannot be read";
@@ -243,11 +260,19 @@ void Door::tell_waiting() {
 
 void tell_door(Session& session, const Door& door) {
   const auto& seats = session.seats();
+  const auto plate = DoorPlate::of_environment();
+  if (!plate) return;
+  JobDoor here{.door = door.address()};
+  for (const auto& seat : seats) {
+    if (seat.launcher.empty() || std::ranges::find(here.launchers, seat.launcher) != here.launchers.end()) continue;
+    here.launchers.push_back(seat.launcher);
+  }
+  plate->write(here);
   std::set<int> told{session.world().node_rank};
   for (std::size_t rank = 0; rank < seats.size(); ++rank) {
     if (!told.insert(seats[rank].node).second) continue;
     messaging::relay(session.mailbox(), session.transport(), base::Rank(static_cast<std::int64_t>(rank)), kDoor,
-                     door.address());
+                     here.text());
   }
 }
 
@@ -255,7 +280,7 @@ void hear_of_door(Session& session) {
   const base::Rank first(0);
   if (session.world().rank == first) return;
   while (const auto word = session.mailbox().poll(first, kDoor)) {
-    if (const auto plate = DoorPlate::of_environment()) plate->write(word->as<std::string>());
+    if (const auto plate = DoorPlate::of_environment()) plate->write(JobDoor::read(word->as<std::string>()));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "lamina/base/deadline.h"
 #include "lamina/base/fd.h"
 #include "lamina/contact/handshake.h"
+#include "lamina/environment/job_door.h"
 #include "lamina/session/door_words.h"
 
 namespace lamina::session {
@@ -27,6 +28,12 @@ namespace lamina::session {
 // newcomer that dies or hangs on its way in is left out, and the others open it anew. When the first rank is lost,
 // those who wait come to the next one's door.
 //
+// The address of the door stands on the plate of its machine (environment/job_door.h). Where nobody answers there, it
+// asks the launchers that stand beside it. Each epoch has every machine's plate say where the door is, and who these
+// launchers are. Newcomers by hand (`lamina run --join`) have one of them there at first. So the door is found as
+// long as a launcher runs that was heard of. When newcomers enter: see Admission. One without a place waits for a
+// while, and takes that of a lost rank.
+//
 // The door has a thread, so that neither strangers nor newcomers wait for a step, or have one wait.
 
 class Session;
@@ -37,6 +44,7 @@ struct DoorTerms {
   int most = 1;   // there may be
   // Why the job cannot have so many, a clause; "" where it can.
   std::function<std::string(int)> why_not = [](int) { return ""; };
+  base::Clock::duration every{};  // how often those who are started by hand enter
 
   // How many of so many that wait.
   int fitting(int waiting) const;
@@ -45,7 +53,7 @@ struct DoorTerms {
 class Door {
  public:
   // Opens it, and says on the plate where it is. Throws base::Error where this machine has no such address.
-  Door(const DoorPlate& plate, const std::string& host, contact::Secret secret, Facts facts);
+  Door(const environment::DoorPlate& plate, const std::string& host, contact::Secret secret, Facts facts);
   ~Door();  // closed; who waits looks for the next one
   Door(const Door&) = delete;
 
@@ -73,7 +81,7 @@ class Door {
  private:
   struct Guest {
     DoorLine line;
-    int node = 0;
+    Arrival arrival;
     base::Clock::time_point heard;
     bool is_gone = false;
   };
@@ -85,10 +93,10 @@ class Door {
   void hear(std::list<Guest>& guests);
   void tell_waiting();
   void count();  // under the lock, as the next one
-  int present() const;
+  std::vector<Arrival> present() const;
   void wake() const;
 
-  const DoorPlate plate_;
+  const environment::DoorPlate plate_;
   const Facts facts_;
   const contact::Identity self_;
   base::Fd listener_, wake_;
@@ -97,6 +105,7 @@ class Door {
 
   std::mutex mutex_;
   DoorTerms terms_;
+  Admission admission_;
   std::list<Guest> waiting_, taken_;
   std::optional<base::Deadline> in_by_;
   base::Clock::time_point said_{};
@@ -105,8 +114,8 @@ class Door {
   std::thread thread_;
 };
 
-// Newcomers read where the door is from the plate of their machine. So the rank with the door tells a rank on each
-// other machine, once in an epoch...
+// Newcomers, and launchers, read where the door is from the plate of their machine. So the rank with the door writes it
+// there, and tells a rank on each other machine, once in an epoch...
 void tell_door(Session& session, const Door& door);
 // ...which writes it there when it has come.
 void hear_of_door(Session& session);

@@ -12,16 +12,12 @@
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 #include "lamina/base/whole_number.h"
-#include "lamina/environment/environment.h"
-#include "lamina/environment/rank_contract.h"
 #include "lamina/value/bytes.h"
 
 namespace lamina::session {
 namespace {
 
-constexpr std::size_t kPlate = 128;       // bytes of the file
-constexpr std::size_t kMostWord = 16384;  // a place has configurations
-constexpr auto kMachine = "machine";
+constexpr auto kMachine = "machine", kTogether = "together";
 constexpr std::size_t kShown = 120;  // of a text that differs
 
 // The line of it in which it first differs from the other one.
@@ -59,17 +55,22 @@ Facts to_facts(const std::string& bytes) {
   return facts;
 }
 
-Facts of_guest(int node, Facts facts) {
-  facts.emplace_back(kMachine, std::to_string(node));
+Facts of_guest(const Arrival& arrival, Facts facts) {
+  facts.emplace_back(kMachine, std::to_string(arrival.node));
+  facts.emplace_back(kTogether, std::to_string(arrival.together));
   return facts;
 }
 
-int take_node(Facts& facts) {
-  const auto node =
-      facts.empty() || facts.back().first != kMachine ? std::nullopt : base::whole_number(facts.back().second);
-  if (!node) throw base::FormatError("a newcomer does not tell its machine");
-  facts.pop_back();
-  return *node;
+Arrival take_arrival(Facts& facts) {
+  const auto take = [&](const char* name) {
+    const auto number =
+        facts.empty() || facts.back().first != name ? std::nullopt : base::whole_number(facts.back().second);
+    if (!number) throw base::FormatError(base::str("a newcomer does not tell its ", name));
+    facts.pop_back();
+    return *number;
+  };
+  const int together = take(kTogether);
+  return {.node = take(kMachine), .together = together};
 }
 
 std::string difference(const Facts& job, const Facts& newcomer) {
@@ -82,27 +83,6 @@ std::string difference(const Facts& job, const Facts& newcomer) {
       return base::str("its ", name, " is another one: ", shown(its, text), "; the job has ", shown(text, its));
   }
   return "";
-}
-
-std::optional<DoorPlate> DoorPlate::of_environment() {
-  const auto fd = base::whole_number(environment::process_environment()(environment::kDoorVariable).value_or(""));
-  return fd && *fd >= 0 ? std::optional(DoorPlate(*fd)) : std::nullopt;
-}
-
-void DoorPlate::write(const std::string& address) const {
-  std::array<char, kPlate> text{};
-  std::copy_n(address.begin(), std::min(address.size(), kPlate - 1), text.begin());
-  if (::pwrite(fd_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size())) return;
-  throw base::Error(base::str(environment::kDoorVariable, " cannot be written to: ", base::system_error()));
-}
-
-std::string DoorPlate::read() const {
-  std::array<char, kPlate> text{};
-  if (::pread(fd_, text.data(), text.size() - 1, 0) < 0) {
-    throw base::ConfigError(base::str(environment::kDoorVariable, " cannot be read (", base::system_error(),
-                                      "): it is for the launcher (`lamina run`) to set; unset it"));
-  }
-  return text.data();
 }
 
 bool DoorLine::say(DoorWord word, const std::string& text) { return line_.say(static_cast<char>(word) + text); }

@@ -9,6 +9,7 @@
 
 #include "lamina/base/fd.h"
 #include "lamina/contact/line.h"
+#include "lamina/session/admission.h"
 
 namespace lamina::session {
 
@@ -18,27 +19,15 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 std::string to_bytes(const Facts& facts);
 // Throws base::FormatError.
 Facts to_facts(const std::string& bytes);
-// Facts of a newcomer on that machine, and back: its machine.
-Facts of_guest(int node, Facts facts);
-int take_node(Facts& facts);  // throws base::FormatError
+// Facts of a newcomer that comes so, and back: how it comes.
+Facts of_guest(const Arrival& arrival, Facts facts);
+Arrival take_arrival(Facts& facts);  // throws base::FormatError
 // Names the first fact that is another one there; "" where all are alike.
 std::string difference(const Facts& job, const Facts& newcomer);
 
-// The file that all processes of an elastic job have open (LAMINA_DOOR_FD): the address at which newcomers join it.
-class DoorPlate {
- public:
-  // The one of the environment; none where the launcher gave none.
-  static std::optional<DoorPlate> of_environment();
-
-  void write(const std::string& address) const;
-  std::string read() const;                  // "": nobody has written yet
-  void write_over() const { write(kOver); }  // the job lets nobody in any more
-  static bool is_over(const std::string& read) { return read == kOver; }
-
- private:
-  static constexpr const char* kOver = "over";
-  explicit DoorPlate(int fd) : fd_(fd) {}
-  int fd_;  // the process's
+// Ends the process with that exit code, whoever made it: it has left the job in order, or has none to join.
+struct ProcessEnds {
+  int code = 0;
 };
 
 // Words from the door to a newcomer.

@@ -14,7 +14,6 @@
 #include "lamina/base/str.h"
 #include "lamina/contact/secret.h"
 #include "lamina/data_parallel/newcomers.h"
-#include "lamina/environment/elastic_terms.h"
 #include "lamina/environment/progress.h"
 #include "lamina/environment/rank_contract.h"
 #include "lamina/session/epoch_talk.h"
@@ -29,7 +28,7 @@ std::optional<environment::ElasticTerms> terms() {
 
 // At the first rank of an elastic job; none where its launcher starts nobody anew.
 std::unique_ptr<Door> open_door(const Session& session, const Facts& facts) {
-  const auto plate = DoorPlate::of_environment();
+  const auto plate = environment::DoorPlate::of_environment();
   const auto secret = contact::inherited_secret();
   if (!plate || !secret) return nullptr;
   return std::make_unique<Door>(*plate, session.world().master_addr, *secret, facts_of(session, facts));
@@ -77,7 +76,7 @@ Facts facts_of_training(const std::string& kind, const std::string& file,
 }
 
 Doorway::Doorway(std::function<Facts()> facts)
-    : facts_(std::move(facts)), most_(terms().value_or(environment::ElasticTerms()).most) {}
+    : facts_(std::move(facts)), terms_(terms().value_or(environment::ElasticTerms())) {}
 
 Doorway::~Doorway() { forget_sigterm(); }
 
@@ -91,13 +90,14 @@ bool Doorway::is_open() { return terms().has_value(); }
 
 void Doorway::begin_epoch(Session& session, std::function<std::string(int)> why_not) {
   data_parallel::newcomers().heard = false;
-  if (most_ == 0 || session.world().rank != base::Rank(0)) {
+  if (terms_.most == 0 || session.world().rank != base::Rank(0)) {
     door_.reset();
     return;
   }
   if (door_ == nullptr) door_ = open_door(session, facts());
   if (door_ == nullptr) return;
-  door_->set_terms({.ranks = session.world().size, .most = most_, .why_not = std::move(why_not)});
+  door_->set_terms(
+      {.ranks = session.world().size, .most = terms_.most, .why_not = std::move(why_not), .every = terms_.join_every});
   tell_door(session, *door_);
 }
 
@@ -111,7 +111,7 @@ bool Doorway::is_called(Session& session) const {
 void Doorway::end(const Session& session) {
   if (door_ != nullptr) {
     door_->end();
-  } else if (most_ != 0) {
+  } else if (terms_.most != 0) {
     end_door(session);
   }
   door_.reset();

@@ -12,16 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/environment/elastic_terms.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/session/door.h"
 #include "lamina/session/session.h"
 
 namespace lamina::session {
-
-// Ends the process with that exit code, whoever made it: it has left the job in order, or has none to join.
-struct ProcessEnds {
-  int code = 0;
-};
 
 // Tells whether this process is to join a job, in which it is not yet.
 bool is_newcomer();
@@ -55,7 +51,7 @@ class Doorway {
   bool has_waiting() const { return door_ != nullptr && door_->has_waiting(); }
   // True where ranks may join or leave: the launcher watches over that.
   static bool is_open();
-  int most() const { return most_; }  // ranks with newcomers; 0: nobody comes
+  int most() const { return terms_.most; }  // ranks with newcomers; 0: nobody comes
   // The training is over on a rank of that session.
   void end(const Session& session);
 
@@ -72,7 +68,7 @@ class Doorway {
 
  private:
   const std::function<Facts()> facts_;
-  const int most_;
+  const environment::ElasticTerms terms_;
   int trainings_ = 0;
   std::unique_ptr<Door> door_;
   std::optional<struct sigaction> before_;

@@ -14,6 +14,7 @@
 #include "lamina/base/str.h"
 #include "lamina/config/config.h"
 #include "lamina/environment/address.h"
+#include "lamina/environment/environment.h"
 #include "lamina/environment/rank_contract.h"
 #include "lamina/rendezvous/hello.h"
 #include "lamina/session/change.h"
@@ -24,7 +25,14 @@ namespace {
 using nlohmann::json;
 
 constexpr auto kLooksAgain = std::chrono::milliseconds(50);
-constexpr std::size_t kMostFact = 12288;  // bytes of a text; a greeting takes 64 KiB
+constexpr auto kDoorOpens = std::chrono::seconds(5);    // from a connection on
+constexpr auto kDoorSilent = std::chrono::seconds(10);  // a door that says nothing for so long has gone
+constexpr auto kAnswers = std::chrono::seconds(2);      // a launcher
+constexpr auto kNobody = std::chrono::seconds(60);      // no launcher answers for so long: the job has gone
+constexpr std::size_t kMostFact = 12288;                // bytes of a text; a greeting takes 64 KiB
+
+using environment::DoorPlate;
+using environment::JobDoor;
 
 DoorPlate plate() {
   auto plate = DoorPlate::of_environment();
@@ -91,7 +99,8 @@ Facts facts_of(const Session& session, const Facts& of_face) {
   const auto version = rendezvous::Hello::of_this_version();
   Facts facts{{"version of lamina", version.lamina},
               {"version of torch", version.torch},
-              {"configuration", shortened(keys_of(session.config()))}};
+              {"configuration", shortened(keys_of(session.config()))},
+              {"--elastic", environment::process_environment()(environment::kElasticVariable).value_or("none")}};
   for (const auto& [name, text] : of_face) facts.emplace_back(name, shortened(text));
   return facts;
 }
@@ -99,15 +108,19 @@ Facts facts_of(const Session& session, const Facts& of_face) {
 Newcomer::Newcomer(const Session& own, const Facts& of_face)
     : plate_(plate()),
       patience_(own.patience()),
-      self_{.rank = base::Rank(1),
-            .size = 2,
-            .secret = secret(),
-            .generation = "door",
-            .told = {to_bytes(of_guest(own.world().node_rank, facts_of(own, of_face))), ""}} {}
+      own_launcher_(environment::process_environment()(environment::kDoorkeeperVariable).value_or("")),
+      terms_(environment::NewcomerTerms::read(environment::process_environment())),
+      facts_(facts_of(own, of_face)),
+      node_(own.world().node_rank),
+      self_{.rank = base::Rank(1), .size = 2, .secret = secret(), .generation = "door", .told = {"", ""}} {}
 
 // A line to the door at that address, if it opens. Throws base::ConfigError where another job's secret is there.
-std::optional<DoorLine> Newcomer::come(const std::string& address, const base::Deadline& deadline) {
+std::optional<DoorLine> Newcomer::come(const std::string& address) {
   using contact::Handshake;
+  // One that has waited in vain does not wait for others once there is a place.
+  const Arrival arrival{.node = node_, .together = no_place_ ? 0 : terms_.together};
+  self_.told.front() = to_bytes(of_guest(arrival, facts_));
+  const auto deadline = base::Deadline::after(kDoorOpens);
   Handshake handshake(self_, environment::Address::parse(address).begin_connect(), base::Rank(0), deadline);
   while (true) {
     const auto state = handshake.advance();
@@ -124,36 +137,95 @@ std::optional<DoorLine> Newcomer::come(const std::string& address, const base::D
   }
 }
 
+// Comes to the door that stands on the plate, else to one that a launcher of the job names. False: it is over.
+bool Newcomer::look_for_door() {
+  auto known = plate_.read();
+  if (known.is_over) return false;
+  if (!known.door.empty()) line_ = come(known.door);
+  const auto launchers = known.launchers;
+  for (auto each = launchers.begin(); !line_ && each != launchers.end(); ++each) {
+    if (*each != own_launcher_ && !ask(*each, known)) return false;
+  }
+  if (line_) answered_ = base::Clock::now();
+  return true;
+}
+
+// Comes to the door that this launcher names, and notes it on the plate. False: the job is over.
+bool Newcomer::ask(const std::string& launcher, JobDoor& known) {
+  has_launchers_ = true;
+  JobDoor told;
+  try {
+    told = environment::ask_launcher(launcher, base::Deadline::after(kAnswers), patience_.check_interrupt);
+  } catch (const base::PeerError&) {
+    return true;
+  }
+  answered_ = base::Clock::now();
+  if (told.is_over) return false;
+  if (!told.door.empty() && told.door != known.door) line_ = come(told.door);
+  const auto before = known.launchers.size();
+  for (const auto& other : told.launchers) {
+    if (std::ranges::find(known.launchers, other) == known.launchers.end()) known.launchers.push_back(other);
+  }
+  if (line_) known.door = told.door;
+  if (line_ || known.launchers.size() > before) plate_.write(known);
+  return true;
+}
+
+// The door says that this one waits, and why where there is no place for it.
+void Newcomer::hear_why(const std::string& why) {
+  const auto now = base::Clock::now();
+  if (why.empty()) {
+    no_place_.reset();
+    return;
+  }
+  if (!no_place_) no_place_ = now;
+  const auto wait = terms_.spare_wait;
+  if (now - *no_place_ >= wait) {
+    base::log_warning(
+        base::str("this newcomer ends: it has had no place in the job for ", wait.count(), " s (--spare-wait): ", why));
+    throw ProcessEnds{1};
+  }
+  if (why == told_) return;
+  told_ = why;
+  base::log_warning(base::str("this newcomer waits, for ", wait.count(), " s at most (--spare-wait): ", why));
+}
+
+void Newcomer::check_answers(Time now) const {
+  if (now - heard_ >= patience_.timeout) {
+    throw base::TimeoutError(
+        "no rank of the job has answered this newcomer in time: raise timeout_s if a rank that is lost is found later",
+        base::Code{"elastic-newcomer"});
+  }
+  if (!line_ && has_launchers_ && now - answered_ >= kNobody) {
+    throw base::TimeoutError(base::str("no launcher of the job has answered this newcomer for ", kNobody.count(),
+                                       " s: the job has ended, or its machines are not reached from here"),
+                             base::Code{"elastic-newcomer"});
+  }
+}
+
 std::optional<NewPlace> Newcomer::wait() {
   line_.reset();
   is_in_ = false;
-  auto deadline = base::Deadline::after(patience_.timeout);
+  heard_ = answered_ = base::Clock::now();
   while (true) {
     if (patience_.check_interrupt) patience_.check_interrupt();
-    if (deadline.expired()) {
-      throw base::TimeoutError(
-          "no rank of the job has answered this newcomer in time: raise timeout_s if a rank that "
-          "is lost is found later",
-          base::Code{"elastic-newcomer"});
-    }
+    const auto now = base::Clock::now();
+    check_answers(now);
     try {
+      if (!line_ && !look_for_door()) return std::nullopt;
       if (!line_) {
-        const auto address = plate_.read();
-        if (DoorPlate::is_over(address)) return std::nullopt;
-        if (!address.empty()) line_ = come(address, deadline);
-        if (!line_) {
-          std::this_thread::sleep_for(kLooksAgain);
-          continue;
-        }
+        std::this_thread::sleep_for(has_launchers_ ? 4 * kLooksAgain : kLooksAgain);
+        continue;
       }
       const auto word = line_->hear();
       if (!word) {
+        if (now - answered_ >= kDoorSilent) throw base::PeerError("the door says nothing");
         line_->knock();
         pollfd ready{line_->fd(), POLLIN, 0};
         ::poll(&ready, 1, 4 * static_cast<int>(kLooksAgain.count()));
         continue;
       }
-      deadline = base::Deadline::after(patience_.timeout);
+      heard_ = answered_ = now;
       const auto& [kind, text] = *word;
       if (kind == DoorWord::kPlace) return NewPlace::read(text);
       if (kind == DoorWord::kOver) return std::nullopt;
@@ -161,7 +233,7 @@ std::optional<NewPlace> Newcomer::wait() {
         throw base::ConfigError(base::str("the job does not let this newcomer in: ", text),
                                 base::Code{"elastic-newcomer"});
       }
-      if (!text.empty() && text != told_) base::log_warning(base::str("this newcomer waits: ", told_ = text));
+      hear_why(text);
     } catch (const base::PeerError&) {  // of the door: there will be another one, or the job ends
       line_.reset();
       std::this_thread::sleep_for(kLooksAgain);

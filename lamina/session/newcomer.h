@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
+#include "lamina/environment/elastic_terms.h"
+#include "lamina/environment/job_door.h"
 #include "lamina/session/door_words.h"
 #include "lamina/session/session.h"
 
@@ -46,7 +48,8 @@ class Newcomer {
   Newcomer(const Session& own, const Facts& of_face);
 
   // Waits at the job's door for a place; none where the job is over. Throws base::ConfigError where the job refuses it,
-  // base::TimeoutError where nobody has answered for the session's timeout.
+  // base::TimeoutError where nobody has answered for the session's timeout, or no launcher is left that could. It
+  // throws ProcessEnds where there was no place for as long as its launcher lets it wait.
   std::optional<NewPlace> wait();
 
   // Opens the job's session at that place; `world` says the same. Throws base::PeerError where others go on without
@@ -54,15 +57,28 @@ class Newcomer {
   std::shared_ptr<Session> open(Session& own, const NewPlace& place, environment::World world, FaceHooks hooks);
 
  private:
-  std::optional<DoorLine> come(const std::string& address, const base::Deadline& deadline);
+  using Time = base::Clock::time_point;
+
+  bool look_for_door();
+  bool ask(const std::string& launcher, environment::JobDoor& known);
+  std::optional<DoorLine> come(const std::string& address);
+  void hear_why(const std::string& why);
+  void check_answers(Time now) const;
   void check_line();
 
-  const DoorPlate plate_;
+  const environment::DoorPlate plate_;
   const base::Patience patience_;
-  const contact::Identity self_;
+  const std::string own_launcher_;
+  const environment::NewcomerTerms terms_;
+  const Facts facts_;
+  const int node_;
+  contact::Identity self_;
   std::optional<DoorLine> line_;
   bool is_in_ = false;
-  std::string told_;  // why it waits
+  std::string told_;              // why it waits
+  std::optional<Time> no_place_;  // since when there is none for it
+  Time heard_{}, answered_{};     // a word of the door; a launcher, or that
+  bool has_launchers_ = false;    // others than its own, that it knows of
 };
 
 }  // namespace lamina::session

@@ -234,7 +234,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   messenger_->start();
   devices::watch_failures([this](const std::string& what) { messaging::tell_failed(messenger_->transport(), what); });
   if (world_.local_size < world_.size) learn_nodes();
-  if (world_.size > 1 && is_elastic()) learn_seats();
+  if (is_elastic()) learn_seats();
   epochs_ = std::make_unique<EpochTalk>(mailbox(), transport(), least_ranks(), patience(), first_epoch(first));
   learn_devices(mailbox(), members(Group::kWorld), world_, patience());
 }
@@ -279,13 +279,16 @@ void Session::learn_nodes() {
 }
 
 void Session::learn_seats() {
-  const auto own_address = environment::Address::local_towards(world_.master_addr, world_.master_port);
+  const auto own_address = environment::Address::local_towards(world_.master_addr, 1);
+  const auto launcher = environment::process_environment()(environment::kDoorkeeperVariable);
   const value::Tuple own{{std::int64_t{world_.node_rank}, std::int64_t{::getpid()},
-                          own_address.loopback() ? rendezvous::host_name() : own_address.host()}};
+                          own_address.loopback() ? rendezvous::host_name() : own_address.host(),
+                          launcher.value_or("")}};
   for (const auto& told : mailbox().all_gather(members(Group::kWorld), own, patience())) {
     const auto& items = told.as<value::Tuple>().items;
     seats_.push_back({static_cast<int>(items.at(0).as<std::int64_t>()),
-                      static_cast<int>(items.at(1).as<std::int64_t>()), items.at(2).as<std::string>()});
+                      static_cast<int>(items.at(1).as<std::int64_t>()), items.at(2).as<std::string>(),
+                      items.at(3).as<std::string>()});
   }
 }
 

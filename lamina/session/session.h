@@ -49,9 +49,10 @@ struct FaceHooks {
 
 // The place of a rank on a machine.
 struct Seat {
-  int node = 0;      // its machine
-  int process = 0;   // its number there
-  std::string host;  // the machine's address for others, where it has one, else its name
+  int node = 0;          // its machine
+  int process = 0;       // its number there
+  std::string host;      // the machine's address for others, where it has one, else its name
+  std::string launcher;  // where its launcher knows the job's door, as in JobDoor; "": nowhere
 };
 
 // The library on one rank, from init to shutdown: the configuration, this rank's place, and the subsystems, which are

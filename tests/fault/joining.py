@@ -6,8 +6,9 @@ the first newcomer at each place. It dies or freezes at its start (init), on its
 has met them (entering). It may do so when it has let go of its own model (asking), or as a rank (working). Or it
 differs (script, model, optimizer, config, layouts).
 
-Writes, of those who end, their losses, the model, and how long the others stood still. While ranks are missing, steps
-take long, so that newcomers come in time.
+Writes, of those who end, their losses, the model, and how long the others stood still. While ranks are missing (of
+FULL), steps take long, so that newcomers come in time. NAME stands before the numbers of ranks in what those write that
+are started by hand.
 """
 
 import json
@@ -26,7 +27,9 @@ import lamina
 from lamina.elastic import kept, survivors
 
 STEPS, ROWS = 40, 12
-SELF, FULL = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+SELF = os.environ.get("NAME", "") + os.environ.get("RANK", "0")
+BEGAN = int(os.environ.get("WORLD_SIZE", 1))
+FULL = int(os.environ.get("FULL", BEGAN))
 IS_NEW = "LAMINA_NEWCOMER" in os.environ
 DEATHS = {tuple(each.split(":")) for each in sys.argv[1:]}  # place, rank, step
 NEWCOMER = os.environ.get("NEWCOMER", "")
@@ -37,7 +40,7 @@ NOW = 0  # the step
 
 
 def is_due(place):
-    return not IS_NEW and (place, str(SELF), str(NOW)) in DEATHS
+    return not IS_NEW and (place, SELF, str(NOW)) in DEATHS
 
 
 def die(place):
@@ -93,7 +96,7 @@ def begun():
     if differs == "script":
         sys.modules["__main__"].__file__ = outliving.__file__
     seed = 6 if differs == "config" else 5
-    own = {"ddp": True, "microbatches": ROWS // FULL, "seed": seed}
+    own = {"ddp": True, "microbatches": ROWS // BEGAN, "seed": seed}
     lamina.init(**(own | outliving.patience(20) | KEYS))
     falter("init")
     watch_entering()
@@ -128,6 +131,7 @@ def main():
         global NOW
         sizes.append((updates, lamina.size(), lamina.rank()))
         layouts.append((lamina.pp_size(), lamina.dp_size()))
+        (FOLDER / f"trains.{SELF}").write_text(str(os.getpid()))
         ended = time.monotonic()
         for number in range(updates, STEPS):
             NOW = number

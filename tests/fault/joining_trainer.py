@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains copies of a model by a Trainer, some of which die, and others come in their place: joining_trainer.py WAY
-PLACE:RANK:BATCH..., with deaths of the ranks that began, see outliving_trainer.py. The others wait for
-newcomers before they go on. Where a place is `launcher`, each batch lasts, and the first one makes a file `now`.
+PLACE:RANK:BATCH..., with deaths of the ranks that began, see outliving_trainer.py. The others wait for newcomers
+before they go on; there are BEGAN of FULL then, where others are started by hand, each with a NAME. Where a place is
+`launcher`, each batch lasts, and the first one makes a file `now`.
 
 Writes, of those who end, what they have heard and computed."""
 
@@ -16,7 +17,9 @@ import torch
 import lamina
 from lamina.trainer import Callback, Event
 
-SELF, FULL = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+SELF = os.environ.get("NAME", "") + os.environ.get("RANK", "0")
+BEGAN = int(os.environ.get("BEGAN", os.environ.get("WORLD_SIZE", 1)))
+FULL = int(os.environ.get("FULL", BEGAN))
 IS_NEW = "LAMINA_NEWCOMER" in os.environ
 FOLDER, PATIENCE_S, SLOW_S = Path(os.environ.get("DIR", ".")), 60.0, 0.25
 
@@ -34,7 +37,7 @@ class Waits(Callback):
         if event is not Event.BATCH_END or lamina.size() == FULL or not joins:
             return
         by = time.monotonic() + PATIENCE_S
-        while self.count("ready.*") < self.count("death-*") and time.monotonic() < by:
+        while self.count("ready.*") < FULL - BEGAN + self.count("death-*") and time.monotonic() < by:
             time.sleep(0.02)
         time.sleep(SLOW_S)
 
@@ -47,8 +50,8 @@ def main():
     for place, rank, batch in (each.split(":") for each in deaths):
         outliving_trainer.DEATHS[int(rank)] = None if IS_NEW else int(batch)
         outliving_trainer.PLACES[int(rank)] = place
-    batch = outliving_trainer.BATCHES[FULL]
-    trainer, *rest = outliving_trainer.trainer_of(way, FULL, batch, os.environ.get("SAVES"))
+    batch = outliving_trainer.BATCHES[BEGAN]
+    trainer, *rest = outliving_trainer.trainer_of(way, BEGAN, batch, os.environ.get("SAVES"))
     trainer.state.callbacks.append(Waits())
     outliving_trainer.is_behind()
     found = outliving_trainer.trained(trainer, *rest)

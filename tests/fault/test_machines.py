@@ -138,6 +138,17 @@ def test_one_that_is_lost_comes_back_on_its_machine(launcher, namespaces):  # no
     assert [line for line in first if "lamina: 1 rank has joined before step " in line], first
 
 
+def test_a_machine_that_has_lost_all_of_its_ranks_finds_a_job_with_another_first_rank(launcher):
+    """Nobody there has heard of it: the other launchers know."""
+    elastic = f"1:4 --secret-file {secret(launcher)}"
+    deaths = ("before:3:3", "before:0:4")
+    ends(start(launcher, (2, 1, 1), deaths, elastic=elastic, program=PROGRAM.with_name("joining.py")), [0, 0, 0])
+    results = found(launcher, range(4))
+    assert {rank for rank, end in results.items() if end["is_new"]} == {0, 3}
+    assert [size for _, size, _ in results[1]["sizes"]][:3] == [4, 3, 2]
+    require_joined(results, 4)
+
+
 def test_the_only_rank_of_a_machine_stands_still_and_comes_back(launcher):
     """No other one there tells its launcher that it counts as lost, which finds that it is stopped."""
     elastic = f"2:3 --secret-file {secret(launcher)}"

@@ -6,7 +6,8 @@
 //
 // The ranks die in those steps: in the forward, before the update or after it. With `behind`, ranks die after an update
 // that the first rank has not made; with `leaves`, they are told to end in the forward. `half` trains in half
-// precision, in which masters and their states stay. `back`: they come back, and steps take long while one is missing.
+// precision, in which masters and their states stay. `back`: they come back, and steps take long while one is missing,
+// of FULL, where others are started by hand.
 #include <signal.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -89,7 +90,8 @@ struct Fatal : torch::optim::AdamW {
 };
 
 void train(bool half, bool back) {
-  const int full = size();
+  const char* const all = std::getenv("FULL");
+  const int full = all != nullptr ? std::atoi(all) : size();
   init({{"ddp", true}, {"microbatches", kRows / size()}, {"timeout_s", 30}, {"seed", 5}, {"bf16", half}});
   DistributedModel<Net> model(made<Net>());
   DistributedOptimizer<Fatal> optimizer(std::make_unique<Fatal>(model.parameters(), options()));

@@ -65,15 +65,17 @@ TEST(Facts, TravelAndDifferByName) {
   }
 }
 
-TEST(Facts, ANewcomerTellsItsMachineBesides) {
-  auto facts = of_guest(2, kFacts);
+TEST(Facts, ANewcomerTellsItsMachineAndHowManyComeBesides) {
+  auto facts = of_guest({.node = 2, .together = 3}, kFacts);
   EXPECT_NE(difference(kFacts, facts), "");
-  EXPECT_EQ(take_node(facts), 2);
+  const auto arrival = take_arrival(facts);
+  EXPECT_EQ(arrival.node, 2);
+  EXPECT_EQ(arrival.together, 3);
   EXPECT_EQ(facts, kFacts);
-  EXPECT_THROW(take_node(facts), base::FormatError) << "it tells none";
-  auto odd = of_guest(0, kFacts);
+  EXPECT_THROW(take_arrival(facts), base::FormatError) << "it tells none";
+  auto odd = of_guest({}, kFacts);
   odd.back().second = "first";
-  EXPECT_THROW(take_node(odd), base::FormatError);
+  EXPECT_THROW(take_arrival(odd), base::FormatError);
 }
 
 TEST(LocalPlace, CountsThoseOfTheSameMachine) {
@@ -142,7 +144,7 @@ class DoorTest : public testing::Test {
   void SetUp() override {
     file_ = base::Fd(::memfd_create("door", MFD_CLOEXEC));
     ::setenv(environment::kDoorVariable, std::to_string(file_.get()).c_str(), 1);
-    plate_ = DoorPlate::of_environment();
+    plate_ = environment::DoorPlate::of_environment();
     door_.emplace(*plate_, "127.0.0.1", secret_, kFacts);
     door_->set_terms({.ranks = 2, .most = 4, .why_not = shares_out_12});
   }
@@ -151,12 +153,12 @@ class DoorTest : public testing::Test {
     ::unsetenv(environment::kDoorVariable);
   }
 
-  base::Fd connect() const { return environment::Address::parse(plate_->read()).begin_connect(); }
+  base::Fd connect() const { return environment::Address::parse(plate_->read().door).begin_connect(); }
 
   // A line of somebody with that secret and these facts; none where the door closes.
   std::optional<DoorLine> come(const Secret& secret, const Facts& facts, std::string* why = nullptr,
-                               int node = 0) const {
-    const Identity self{base::Rank(1), 2, secret, "door", {to_bytes(of_guest(node, facts)), ""}};
+                               const Arrival& arrival = {}) const {
+    const Identity self{base::Rank(1), 2, secret, "door", {to_bytes(of_guest(arrival, facts)), ""}};
     Handshake handshake(self, connect(), base::Rank(0), base::Deadline::after(20s));
     auto state = Handshake::State::kRunning;
     while ((state = handshake.advance()) == Handshake::State::kRunning) std::this_thread::sleep_for(1ms);
@@ -164,7 +166,13 @@ class DoorTest : public testing::Test {
     if (state != Handshake::State::kDone) return std::nullopt;
     return DoorLine(handshake.take());
   }
-  std::optional<DoorLine> come(int node = 0) const { return come(secret_, kFacts, nullptr, node); }
+  std::optional<DoorLine> come(const Arrival& arrival = {}) const { return come(secret_, kFacts, nullptr, arrival); }
+
+  static std::pair<DoorWord, std::string> first_word(DoorLine& line) {
+    std::optional<std::pair<DoorWord, std::string>> heard;
+    eventually([&] { return (heard = line.hear()).has_value(); });
+    return heard.value_or(std::pair(DoorWord::kWait, "nothing"));
+  }
 
   // The next word that is not one of waiting.
   static std::pair<DoorWord, std::string> word(DoorLine& line) {
@@ -178,13 +186,13 @@ class DoorTest : public testing::Test {
 
   const Secret secret_ = contact::random_secret();
   base::Fd file_;
-  std::optional<DoorPlate> plate_;
+  std::optional<environment::DoorPlate> plate_;
   std::optional<Door> door_;
 };
 
 TEST_F(DoorTest, WhoHasTheSecretAndTheFactsWaitsAndGetsAPlace) {
   EXPECT_FALSE(door_->has_waiting());
-  auto one = come(), two = come(/*node=*/3);
+  auto one = come(), two = come({.node = 3});
   ASSERT_TRUE(one && two);
   ASSERT_TRUE(eventually([&] { return door_->has_waiting(); }));
   EXPECT_TRUE(data_parallel::newcomers().wait);
@@ -273,7 +281,39 @@ TEST_F(DoorTest, WhoWaitsInVainIsToldWhyAndTheEnd) {
   EXPECT_EQ(*heard, std::pair(DoorWord::kWait, std::string("5 ranks cannot share out 12")));
   door_->end();
   EXPECT_EQ(word(*line).first, DoorWord::kOver);
-  EXPECT_TRUE(DoorPlate::is_over(plate_->read()));
+  EXPECT_TRUE(plate_->read().is_over);
+}
+
+TEST_F(DoorTest, ThoseWhomALauncherHasBegunEnterTogetherAndTheNextOnesLater) {
+  door_->set_terms({.ranks = 2, .most = 9, .every = 1h});
+  const Arrival by_hand{.node = 7, .together = 2};
+  auto one = come(by_hand);
+  ASSERT_TRUE(one);
+  EXPECT_EQ(first_word(*one), std::pair(DoorWord::kWait, std::string())) << "there is a place";
+  EXPECT_FALSE(door_->has_waiting());
+  auto two = come(by_hand);
+  ASSERT_TRUE(eventually([&] { return door_->has_waiting(); }));
+  EXPECT_EQ(door_->take(2), (std::vector<int>{7, 7}));
+  door_->tell({"first", "second"});
+  door_->let_in();
+  door_->set_terms({.ranks = 4, .most = 9, .every = 1h});
+  auto three = come({.node = 8, .together = 1});
+  ASSERT_TRUE(three);
+  first_word(*three);
+  EXPECT_FALSE(door_->has_waiting());
+  auto back = come();
+  ASSERT_TRUE(eventually([&] { return door_->has_waiting(); })) << "one that comes back";
+  EXPECT_EQ(door_->take(4), (std::vector<int>{8, 0}));
+}
+
+TEST_F(DoorTest, ASpareTakesThePlaceOfALostRankAtOnce) {
+  door_->set_terms({.ranks = 4, .most = 4, .why_not = shares_out_12, .every = 1h});
+  auto line = come({.node = 7, .together = 1});
+  ASSERT_TRUE(line);
+  EXPECT_EQ(first_word(*line),
+            std::pair(DoorWord::kWait, std::string("the job has as many ranks as --elastic allows it: 4")));
+  EXPECT_FALSE(door_->has_waiting());
+  EXPECT_EQ(door_->take(3), (std::vector<int>{7}));
 }
 
 TEST_F(DoorTest, WhoWaitsHearsThatTheDoorHasGone) {

@@ -42,6 +42,10 @@ class LayoutFinder {
 
   Layout find() {
     find_processes();
+    if (options_.join) {
+      layout_.world_size = layout_.processes;
+      return layout_;
+    }
     find_machines();
     find_world_size();
     if (layout_.world_size < layout_.processes) {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <functional>
 #include <iostream>
+#include <span>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/printable.h"
@@ -88,6 +90,13 @@ void add_places(CLI::App& app, Options& options) {
          "--witness", [&](const std::string& text) { options.witness = HostPort::read("--witness", text); },
          "where the job's witness is, whose voice counts where machines are lost; without SCRIPT: be it")
       ->type_name("HOST:PORT");
+  app.add_option_function<std::string>(
+         "--join", [&](const std::string& text) { options.join = HostPort::read("--join", text); },
+         "have these ranks join an elastic job that runs; any of its launchers says HOST:PORT")
+      ->type_name("HOST:PORT");
+  add_number(app, "--join-port", "port at which this launcher tells others how to join its job (any free one)",
+             [&](int number) { options.join_port = number; })
+      ->type_name("PORT");
   app.add_flag("--standalone")->description("one machine (which is the default)");
 }
 
@@ -136,12 +145,27 @@ void add_ends(CLI::App& app, Options& options) {
   app.add_option_function<std::string>(
          "--elastic", [&](const std::string& text) { take_elastic(text, options); },
          "let the others go on where a signal ends a rank, while MIN are left (all); with MAX it is started again, and "
-         "joins them, so that there are at most so many")
+         "joins them, as others do (--join), so that there are at most so many")
       ->type_name("MIN[:MAX]");
+  add_number(app, "--join-every", "ranks that are started by hand (--join) enter at most once in so many seconds (60)",
+             [&](int number) { options.join_every = std::chrono::seconds(number); })
+      ->type_name("S");
+  add_number(app, "--spare-wait", "seconds that a rank which joins, and has no place, waits for one (3600)",
+             [&](int number) { options.spare_wait = std::chrono::seconds(number); })
+      ->type_name("S");
   add_number(app, "--hang-timeout,--hang_timeout",
              "end the job when, for so many seconds from its start on, no rank begins or ends a step of lamina (never)",
              [&](int number) { options.hang_timeout = std::chrono::seconds(number); })
       ->type_name("S");
+}
+
+// Lists those that are given.
+std::string given_of(std::span<const std::pair<bool, const char*>> options) {
+  std::string given;
+  for (const auto& [is_given, name] : options) {
+    if (is_given) given += base::str(given.empty() ? "" : ", ", name);
+  }
+  return given;
 }
 
 // The witness has a place, a secret, and nothing else.
@@ -159,14 +183,28 @@ void note_of_witness(const Options& options, const std::function<void(const std:
                                                  {options.command, "--no-python"},
                                                  {options.least.has_value(), "--elastic"},
                                                  {options.restarts > 0, "--restarts"}};
-  std::string given;
-  for (const auto& [is_given, name] : others) {
-    if (is_given) given += base::str(given.empty() ? "" : ", ", name);
-  }
+  const auto given = given_of(others);
   if (!given.empty()) {
     note(base::str("without SCRIPT, --witness is the witness itself, which has no ranks: leave out ", given,
                    ", or say what to run"));
   }
+}
+
+// Options that do not go with --join.
+void note_beside_join(const Options& options, const std::function<void(const std::string&)>& note) {
+  const std::pair<bool, const char*> places[] = {{options.world_size.has_value(), "--world_size"},
+                                                 {options.nodes.has_value(), "--nnodes"},
+                                                 {options.base_rank.has_value(), "--base_rank"},
+                                                 {options.node_rank.has_value(), "--node_rank"},
+                                                 {options.master_address.has_value(), "--master_addr"},
+                                                 {options.master_port.has_value(), "--master_port"},
+                                                 {options.least.has_value(), "--elastic"},
+                                                 {options.join_every.has_value(), "--join-every"},
+                                                 {options.witness.has_value(), "--witness"},
+                                                 {options.restarts > 0, "--restarts"}};
+  const auto given = given_of(places);
+  if (!given.empty()) note(base::str("--join has the job that runs say where its ranks are: leave out ", given));
+  if (!options.secret_file) note("--join needs --secret-file: the file that the launchers of the job have");
 }
 
 }  // namespace
@@ -219,6 +257,13 @@ void Options::validate() const {
     note(base::str("--master_port must be from 1 to ", kLargestPort, ", not ", *master_port));
   }
   if (master_address && master_address->empty()) note("--master_addr must name a host");
+  if (join_port && (*join_port < 1 || *join_port > kLargestPort)) {
+    note(base::str("--join-port must be from 1 to ", kLargestPort, ", not ", *join_port));
+  }
+  for (const auto& [span, name] : {std::pair{join_every, "--join-every"}, {spare_wait, "--spare-wait"}}) {
+    if (span && span->count() < 0) note(base::str(name, " must be 0 or greater, not ", span->count()));
+  }
+  if (join) note_beside_join(*this, note);
   if (grace.count() < 0) note(base::str("--grace-period must be 0 or greater, not ", grace.count()));
   if (hang_timeout && hang_timeout->count() < 1) {
     note(base::str("--hang-timeout must be 1 or greater, not ", hang_timeout->count()));

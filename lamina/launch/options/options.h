@@ -22,6 +22,8 @@ struct Options {
   std::optional<std::string> master_address;
   std::optional<int> master_port;
   std::optional<HostPort> witness;  // of the job; without a target this process is to be it
+  std::optional<HostPort> join;     // the job that the ranks of this machine join while it runs
+  std::optional<int> join_port;     // where launchers of newcomers ask this one; none: any free one
 
   // The program of each rank.
   bool module = false;                 // target[0] is a Python module (-m)
@@ -46,6 +48,8 @@ struct Options {
   std::optional<int> least;  // ranks without which the others are ended, where a signal ends one; none: all
   std::optional<int>
       most;  // ranks that there may be, where those that a signal ends are started again; none: they are not
+  std::optional<std::chrono::seconds> join_every;  // ranks that are started by hand join at most so often
+  std::optional<std::chrono::seconds> spare_wait;  // of newcomers for which there is no place
   std::optional<std::chrono::seconds> hang_timeout;
 
   // True of a command that starts no ranks: it is the witness of those that others start.

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/launch/options/preparation.h"
 
+#include <sys/random.h>
+
 #include <algorithm>
+#include <cstdint>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -78,6 +81,16 @@ void tell_late_options(Preparation& job) {
 
 // Refuses an --elastic that does not go with the ranks that there are.
 void check_elastic(const Options& options, const Layout& layout) {
+  if (options.join) return;
+  for (const auto& [given, name] :
+       {std::pair{options.join_port.has_value(), "--join-port"}, {options.join_every.has_value(), "--join-every"}}) {
+    if (!given || (options.most && options.secret_file)) continue;
+    throw base::ConfigError(
+        base::str(name, " is for jobs that others may join: it needs --elastic MIN:MAX and --secret-file"));
+  }
+  if (options.spare_wait && !options.most) {
+    throw base::ConfigError("--spare-wait is for ranks that join a job: it needs --elastic MIN:MAX, or --join");
+  }
   if (!options.least) return;
   const auto ranks = base::str("the ", layout.world_size, layout.world_size == 1 ? " rank" : " ranks", " of the job");
   if (*options.least > layout.world_size) {
@@ -87,11 +100,23 @@ void check_elastic(const Options& options, const Layout& layout) {
   if (*options.most < layout.world_size) {
     throw base::ConfigError(base::str("--elastic: MAX is ", *options.most, ", which is less than ", ranks));
   }
-  if (layout.several_machines() && !options.secret_file) {
+  if (options.secret_file) return;
+  if (layout.several_machines()) {
     throw base::ConfigError(
         "--elastic MIN:MAX on several machines needs --secret-file: by its secret the job knows a rank that comes "
         "back");
   }
+  if (*options.most > layout.world_size) {
+    throw base::ConfigError(base::str("--elastic: MAX is ", *options.most, ", which is more than ", ranks,
+                                      ": others join it by `lamina run --join`, which needs --secret-file here, too"));
+  }
+}
+
+// A number of a machine of its own: those that join do not know of each other.
+int drawn_node() {
+  std::uint32_t number = 0;
+  if (::getrandom(&number, sizeof number, 0) != sizeof number) throw base::Error("no random numbers");
+  return static_cast<int>(number >> 2U);
 }
 
 }  // namespace
@@ -105,6 +130,7 @@ Preparation prepare(const Options& options) {
   const environment::Environment environment = environment::process_environment();
   job.layout = find_layout(job.options, {environment, [&] { return visible_gpus(environment); }});
   check_elastic(job.options, job.layout);
+  if (job.options.join) job.layout.node_rank = drawn_node();
   if (!job.layout.warning.empty()) job.warnings.push_back(job.layout.warning);
   for (const auto& [text, option] :
        {std::pair{options.output_pattern, "--stdout"}, {options.error_pattern, "--stderr"}}) {

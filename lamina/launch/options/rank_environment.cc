@@ -43,7 +43,10 @@ Values contract(const Job& job, const Place& place) {
   if (job.least) set[environment::kElasticVariable] = str(*job.least, job.most ? str(":", *job.most) : "");
   if (!job.witness.empty()) set[environment::kWitnessVariable] = job.witness;
   if (place.door_fd >= 0) set[environment::kDoorVariable] = str(place.door_fd);
-  if (place.is_newcomer) set[environment::kNewcomerVariable] = "1";
+  if (place.newcomer) set[environment::kNewcomerVariable] = str(*place.newcomer);
+  if (job.join_every) set[environment::kJoinEveryVariable] = str(job.join_every->count());
+  if (job.spare_wait) set[environment::kSpareWaitVariable] = str(job.spare_wait->count());
+  if (!job.doorkeeper.empty()) set[environment::kDoorkeeperVariable] = job.doorkeeper;
   if (place.secret_fd >= 0) set[environment::kSecretVariable] = str(place.secret_fd);
   if (place.progress_fd >= 0) set[environment::kProgressVariable] = str(place.progress_fd);
   return set;
@@ -67,8 +70,12 @@ constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHE
 
 // True where the launcher alone says what a rank reads under this name: torchrun's contract and lamina's variables.
 bool is_launchers(const std::string& name) {
-  static const Values set =
-      contract({.least = 1, .witness = "any"}, {.secret_fd = 0, .progress_fd = 0, .door_fd = 0, .is_newcomer = true});
+  static const Values set = contract({.least = 1,
+                                      .join_every = std::chrono::seconds(0),
+                                      .spare_wait = std::chrono::seconds(0),
+                                      .witness = "any",
+                                      .doorkeeper = "any"},
+                                     {.secret_fd = 0, .progress_fd = 0, .door_fd = 0, .newcomer = 0});
   return set.contains(name) || std::ranges::find(kDropped, name) != std::end(kDropped);
 }
 

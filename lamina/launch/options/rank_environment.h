@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,23 +20,26 @@ struct Job {
   int local_world_size = 1;
   int node_rank = 0;
   int nodes = 1;
-  int cores = 1;             // of this machine, shared by its ranks
-  int restart = 0;           // how often the job was started before
-  int restarts = 0;          // how often it may be
-  std::optional<int> least;  // so many ranks go on where others are lost
-  std::optional<int> most;   // and so many there may be with newcomers
-  std::string witness;       // where the job's is; "": it has none
-  bool stacks = false;       // Python is to write its stacks down when it is aborted
+  int cores = 1;                                   // of this machine, shared by its ranks
+  int restart = 0;                                 // how often the job was started before
+  int restarts = 0;                                // how often it may be
+  std::optional<int> least;                        // so many ranks go on where others are lost
+  std::optional<int> most;                         // and so many there may be with newcomers
+  std::optional<std::chrono::seconds> join_every;  // those who are started by hand join at most so often
+  std::optional<std::chrono::seconds> spare_wait;  // of ranks that join, where there is no place
+  std::string doorkeeper;                          // where this launcher is asked for the door; "": nowhere
+  std::string witness;                             // where the job's is; "": it has none
+  bool stacks = false;                             // Python is to write its stacks down when it is aborted
 };
 
 // Facts that one rank is told.
 struct Place {
   base::Rank rank;
   int local_rank = 0;
-  int secret_fd = -1;        // the rank reads the job's secret there, see Secret; -1: none
-  int progress_fd = -1;      // and reports its steps there, see environment::ProgressReporter
-  int door_fd = -1;          // and finds there where newcomers join the job; -1: there are none
-  bool is_newcomer = false;  // it is one
+  int secret_fd = -1;                // the rank reads the job's secret there, see Secret; -1: none
+  int progress_fd = -1;              // and reports its steps there, see environment::ProgressReporter
+  int door_fd = -1;                  // and finds there where newcomers join the job; -1: there are none
+  std::optional<int> newcomer = {};  // it is one: its NewcomerTerms::together
 };
 
 // The environment of one rank: `inherited`, with the launcher's variables in place of what it says of them. What only

@@ -2,7 +2,6 @@
 #include "lamina/launch/ranks/attempt.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,35 +35,34 @@ base::Fd open_null() {
   return null;
 }
 
-// An anonymous file, the same for all ranks, in which they say where newcomers join them.
-base::Fd open_door() {
-  base::Fd door(::memfd_create("lamina-door", MFD_CLOEXEC));
-  if (!door) throw StartError("cannot make a file in memory: " + base::system_error());
-  return door;
-}
-
 // Starts the ranks one after the other.
 class Starter {
  public:
   Starter(const Attempt& attempt, RankPipes& pipes, RankHealth& health)
-      : attempt_(attempt), pipes_(pipes), health_(health), door_(attempt.job.most ? open_door() : base::Fd()) {}
+      : attempt_(attempt), pipes_(pipes), health_(health) {
+    if (attempt_.doorkeeper != nullptr) attempt_.doorkeeper->begin();
+  }
 
   RankProcess start(int i, bool again = false) {
     const base::Rank rank(attempt_.prepared.layout.base_rank + i);
     const base::Fd secret = attempt_.secret ? attempt_.secret->copy() : base::Fd();
     const base::Fd progress = health_.add(i);
+    const auto& options = attempt_.prepared.options;
+    const int door = attempt_.doorkeeper != nullptr ? attempt_.doorkeeper->plate() : -1;
+    std::optional<int> newcomer;
+    if (again || options.join) newcomer = again ? 0 : attempt_.job.local_world_size;
     auto environment = rank_environment(attempt_.job,
                                         {.rank = rank,
                                          .local_rank = i,
                                          .secret_fd = secret.get(),
                                          .progress_fd = progress.get(),
-                                         .door_fd = door_.get(),
-                                         .is_newcomer = again},
+                                         .door_fd = door,
+                                         .newcomer = newcomer},
                                         attempt_.prepared.inherited);
     const Program program = attempt_.prepared.program.for_rank(environment);
     std::vector<int> kept{progress.get()};
     if (secret) kept.push_back(secret.get());
-    if (door_) kept.push_back(door_.get());
+    if (door >= 0) kept.push_back(door);
     const bool together = !pipes_.tee() && attempt_.outputs.out(i) == attempt_.outputs.err(i);
     const base::Fd out = pipe(rank, STDOUT_FILENO, attempt_.outputs.out(i));
     const base::Fd err = together ? base::Fd() : pipe(rank, STDERR_FILENO, attempt_.outputs.err(i));
@@ -89,7 +87,6 @@ class Starter {
   const Attempt& attempt_;
   RankPipes& pipes_;
   RankHealth& health_;
-  const base::Fd door_;
   const base::Fd null_ = open_null();
   // A background process group must not read the terminal.
   const int first_input_ = ::isatty(STDIN_FILENO) ? null_.get() : STDIN_FILENO;
@@ -114,8 +111,19 @@ Outcome Attempt::run() const {
     }
     const auto& options = prepared.options;
     const auto again = [&](int i) { return starter.start(i, /*again=*/true); };
-    outcome = Supervisor({ranks, control, children, report, health, terminal, pipes, options.grace, options.least,
-                          prepared.layout.several_machines(), options.most ? Supervisor::Again(again) : nullptr})
+    outcome = Supervisor({.ranks = ranks,
+                          .control = control,
+                          .children = children,
+                          .report = report,
+                          .health = health,
+                          .terminal = terminal,
+                          .pipes = pipes,
+                          .grace = options.grace,
+                          .least = options.least,
+                          .doorkeeper = doorkeeper,
+                          .is_part = prepared.layout.several_machines() || options.join,
+                          .joins = options.join.has_value(),
+                          .again = options.most ? Supervisor::Again(again) : nullptr})
                   .run();
   }
   pipes.finish();

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "lamina/launch/options/preparation.h"
+#include "lamina/launch/ranks/doorkeeper.h"
 #include "lamina/launch/ranks/guardian.h"
 #include "lamina/launch/ranks/preloader.h"
 #include "lamina/launch/ranks/rank_outputs.h"
@@ -25,7 +26,8 @@ struct Attempt {
   const std::optional<Secret>& secret;
   Terminal& terminal;
   RankOutputs& outputs;
-  Preloader* preloader;  // none without --preload
+  Preloader* preloader;          // none without --preload
+  const Doorkeeper* doorkeeper;  // none where nobody joins the job
   ControlPipe& control;
   Signals& children;     // SIGCHLD
   const sigset_t& mask;  // of signals, for the ranks

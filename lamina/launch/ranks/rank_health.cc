@@ -215,10 +215,10 @@ bool RankHealth::is_stuck(int i) const {
   });
 }
 
-std::optional<base::Deadline> RankHealth::next() const {
+std::optional<base::Deadline> RankHealth::next(bool works) const {
   std::optional<Clock::time_point> at;
   const auto soonest = [&](Clock::time_point time) { at = std::min(at.value_or(time), time); };
-  if (hang_timeout_) soonest(last_heard() + *hang_timeout_);
+  if (hang_timeout_ && works) soonest(last_heard() + *hang_timeout_);
   for (const Person& person : people_) {
     if (person.behind && !person.ended) soonest(Clock::now() + kLookAgain);
     if (person.stopped && !person.told) soonest(*person.stopped + kStopIsLong);

@@ -51,7 +51,8 @@ class RankHealth {
   bool is_stuck(int i) const;
   // True when the rank has been stopped for so long that the ranks of other machines have ended without it.
   bool outlived(int i) const;
-  std::optional<base::Deadline> next() const;  // when one of these may become true
+  // When one of these may become true; of the first one where some are to make steps.
+  std::optional<base::Deadline> next(bool works) const;
 
   bool has_left(int i) const { return people_[i].left; }         // it said that the job goes on without it
   bool is_given_up(int i) const { return people_[i].given_up; }  // others said so

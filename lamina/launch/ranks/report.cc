@@ -7,6 +7,8 @@
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
+#include "lamina/base/whole_number.h"
+#include "lamina/launch/options/host_port.h"
 
 namespace lamina::launch {
 namespace {
@@ -92,9 +94,15 @@ void Report::given_up(base::Rank rank, const std::string& why) const {
   say("rank ", rank, " is not started again: ", why);
 }
 
-void Report::not_joined(base::Rank rank, const RankEnd& end) const {
+void Report::may_be_joined(const std::string& doorkeeper) const {
+  const auto space = doorkeeper.find(' ');
+  const HostPort address{doorkeeper.substr(0, space), base::whole_number(doorkeeper.substr(space + 1)).value_or(0)};
+  say("others may join: --join ", address.text());
+}
+
+void Report::not_joined(base::Rank rank, const RankEnd& end, bool first) const {
   flush();
-  say("rank ", rank, ", started again, has not joined the others: ", end.words());
+  say("rank ", rank, first ? "" : ", started again,", " has not joined the others: ", end.words());
   show_tail(rank, "the last lines of", kTailLines);
 }
 

@@ -39,7 +39,8 @@ class Report {
   void left_in_order(base::Rank rank, int left) const;                       // and others go on without it
   void coming_back(base::Rank rank, std::chrono::milliseconds pause) const;  // it is started again
   void given_up(base::Rank rank, const std::string& why) const;              // it is not
-  void not_joined(base::Rank rank, const RankEnd& end) const;                // it was, and has failed before it joined
+  void not_joined(base::Rank rank, const RankEnd& end, bool first) const;  // it has failed before it joined the others
+  void may_be_joined(const std::string& doorkeeper) const;                 // others may join, who ask there
 
   // A failure.
   // The first line, which names those that `left` before, then the tail of that rank's log, or what it told instead of

@@ -33,6 +33,7 @@ Supervisor::Supervisor(const Parts& parts) : parts_(parts) {
   for (const RankProcess& rank : parts_.ranks) {
     running_.push_back(&rank);
     comebacks_.began(local(&rank), base::Clock::now());
+    if (parts_.joins) newcomers_.insert(local(&rank));
   }
 }
 
@@ -63,8 +64,9 @@ void Supervisor::wait() {
   parts_.health.watch(watch);
   parts_.terminal.watch(watch);
   parts_.pipes.watch(watch);
+  if (parts_.doorkeeper != nullptr) parts_.doorkeeper->watch(watch);
   watch.until(deadline_);
-  if (phase_ == Phase::kRunning) watch.until(parts_.health.next());
+  if (phase_ == Phase::kRunning) watch.until(parts_.health.next(working() > 0));
   for (const auto& [rank, end] : stuck_) watch.until(end);
   if (const auto next = comebacks_.next(); next && phase_ == Phase::kRunning) {
     watch.until(base::Deadline::after(*next - base::Clock::now()));
@@ -101,13 +103,14 @@ void Supervisor::take_ends() {
     const bool was_stuck = stuck_.erase(local(rank)) > 0;
     silenced_.erase(local(rank));
     const bool has_left = !end.failed() && parts_.health.has_left(local(rank));
-    const bool may_lose = phase_ == Phase::kRunning && !root_cause_.first() && parts_.least &&
-                          (parts_.is_part || working() >= *parts_.least);
+    const bool may_lose =
+        phase_ == Phase::kRunning && !root_cause_.first() && parts_.least && (is_part() || working() >= *parts_.least);
     if (may_lose && (has_left || was_lost)) {
       lose(*rank, end, has_left);
       if (was_stuck) parts_.report.stack(rank->rank());
     } else if (may_lose && !has_worked && end.failed()) {
-      parts_.report.not_joined(rank->rank(), end);
+      parts_.report.not_joined(rank->rank(), end, parts_.joins);
+      if (!last_lost_) last_lost_ = {rank->rank(), end};
     } else {
       root_cause_.add(rank->rank(), end);
       has_finished_ = has_finished_ || (has_worked && !end.failed());
@@ -129,6 +132,11 @@ bool Supervisor::was_lost(const RankProcess& rank, const RankEnd& end) const {
 
 bool Supervisor::has_joined(int local_rank) const {
   return !newcomers_.contains(local_rank) || parts_.health.has_stepped(local_rank);
+}
+
+// How many of the whole job are left is for ranks to know then.
+bool Supervisor::is_part() const {
+  return parts_.is_part || (parts_.doorkeeper != nullptr && parts_.doorkeeper->has_others());
 }
 
 // How many make the job's steps.
@@ -155,7 +163,7 @@ void Supervisor::lose(const RankProcess& rank, const RankEnd& end, bool has_left
 
 // Others of the job, on other machines, may go on meanwhile.
 bool Supervisor::awaits_comeback() const {
-  return parts_.is_part && phase_ == Phase::kRunning && !root_cause_.first() && !has_finished_ &&
+  return is_part() && phase_ == Phase::kRunning && !root_cause_.first() && !has_finished_ &&
          comebacks_.next().has_value();
 }
 
@@ -239,7 +247,7 @@ void Supervisor::check_vitals() {
   if (outlived != running_.end()) {
     abort_hung(base::str("rank ", (*outlived)->rank(),
                          " has been stopped for longer than timeout_s: ranks on other machines have ended without it"));
-  } else if (parts_.health.hangs() && stuck_.empty()) {
+  } else if (working() > 0 && parts_.health.hangs() && stuck_.empty()) {
     abort_hung(base::str("the job hangs: no rank has begun or ended a step for ", parts_.health.hang_timeout()->count(),
                          " s (--hang-timeout)"));
   }

@@ -11,6 +11,7 @@
 
 #include "lamina/base/deadline.h"
 #include "lamina/launch/ranks/comebacks.h"
+#include "lamina/launch/ranks/doorkeeper.h"
 #include "lamina/launch/ranks/guardian.h"
 #include "lamina/launch/ranks/oom.h"
 #include "lamina/launch/ranks/rank_end.h"
@@ -50,8 +51,10 @@ class Supervisor {
     RankPipes& pipes;
     std::chrono::seconds grace;
     std::optional<int> least;  // see Options
-    bool is_part = false;      // ranks of the job are on other machines, too: how many are left is for ranks to know
-    Again again;               // starts a rank that is lost again, to join the others; none: nobody is
+    const Doorkeeper* doorkeeper = nullptr;
+    bool is_part = false;  // ranks of the job are on other machines, too
+    bool joins = false;    // these ranks join a job
+    Again again;           // starts a rank that is lost again, to join the others; none: nobody is
   };
   explicit Supervisor(const Parts& parts);
 
@@ -65,6 +68,7 @@ class Supervisor {
   void take_ends();
   bool was_lost(const RankProcess& rank, const RankEnd& end) const;
   bool has_joined(int local_rank) const;
+  bool is_part() const;
   int working() const;
   void lose(const RankProcess& rank, const RankEnd& end, bool has_left);
   bool awaits_comeback() const;
@@ -94,7 +98,7 @@ class Supervisor {
   Comebacks comebacks_;
   std::set<int> silenced_;               // local ranks that were ended, for others go on without them
   std::map<int, base::Deadline> stuck_;  // of these, until when each may show its stack
-  std::set<int> newcomers_;              // local ranks that were started again, until they work with the others
+  std::set<int> newcomers_;              // local ranks that join the others, until they work with them
   bool has_finished_ = false;            // a rank has ended in order
   std::optional<RootCause::Failure> last_lost_;
   RootCause root_cause_;

@@ -50,6 +50,15 @@ TEST(Layout, OneMachineNeedsNothingElse) {
   EXPECT_FALSE(found.several_machines());
 }
 
+TEST(Layout, RanksThatJoinAJobHaveNoPlaceInIt) {
+  const Options options{.processes = 2, .join = HostPort{"10.0.0.1", 4711}};
+  const auto found = layout(options, {{"WORLD_SIZE", "8"}, {"NODE_RANK", "3"}, {"MASTER_ADDR", "10.0.0.9"}});
+  EXPECT_EQ(found.processes, 2);
+  EXPECT_EQ(found.world_size, 2);
+  EXPECT_EQ(found.base_rank, 0);
+  EXPECT_EQ(found.master_address, "127.0.0.1");
+}
+
 TEST(Layout, AnInheritedWorldThatIsTheLocalOneCountsForNothing) {
   EXPECT_EQ(layout({.processes = 1}, {{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "4"}}).world_size, 1);
 }

@@ -110,6 +110,22 @@ TEST(CommandLine, ElasticTakesALeastAndAMostNumber) {
   }
 }
 
+TEST(CommandLine, JoinTakesAHostAndAPort) {
+  const auto join = [](const char* text) { return parsed({"--join", text, "x"}).join->text(); };
+  EXPECT_EQ(join("10.0.0.1:4711"), "10.0.0.1:4711");
+  EXPECT_EQ(join("host.local:1"), "host.local:1");
+  EXPECT_EQ(join("[::1]:65535"), "[::1]:65535");
+  EXPECT_EQ(parsed({"--join", "[::1]:4711", "x"}).join->host, "::1");
+  for (const char* text : {"", ":", "host", "host:", ":4711", "host:0", "host:65536", "host:port", "host:1:"}) {
+    EXPECT_EQ(code_of({"--join", text, "x"}), 2) << text;
+  }
+  const Options options = parsed({"--join-port", "4711", "--join-every", "0", "--spare-wait", "9", "x"});
+  EXPECT_EQ(options.join_port, 4711);
+  EXPECT_EQ(options.join_every, std::chrono::seconds(0));
+  EXPECT_EQ(options.spare_wait, std::chrono::seconds(9));
+  EXPECT_FALSE(options.join);
+}
+
 TEST(CommandLine, VariablesMayBeGivenManyTimes) {
   EXPECT_EQ(parsed({"-x", "A=1", "-x", "B", "x"}).variables, (std::vector<std::string>{"A=1", "B"}));
 }
@@ -133,6 +149,23 @@ TEST(Options, EveryWrongFieldIsNamedInOneLine) {
   EXPECT_NE(line.find("-m (a Python module) and -c (a program) exclude each other"), std::string::npos) << line;
   EXPECT_NE(line.find("say what to run"), std::string::npos) << line;
   EXPECT_EQ(line.find('\n'), std::string::npos) << line;
+}
+
+TEST(Options, RanksThatJoinAJobHaveNoPlaceOfTheirOwn) {
+  const HostPort join{"10.0.0.1", 4711};
+  EXPECT_EQ(complaint({.processes = 2, .join = join, .secret_file = "secret", .target = {"x"}}), "");
+  EXPECT_EQ(complaint({.join = join, .target = {"x"}}),
+            "--join needs --secret-file: the file that the launchers of the job have");
+  EXPECT_EQ(complaint({.nodes = 2,
+                       .node_rank = 1,
+                       .master_address = "a",
+                       .join = join,
+                       .secret_file = "secret",
+                       .target = {"x"},
+                       .restarts = 1,
+                       .least = 1}),
+            "--join has the job that runs say where its ranks are: leave out --nnodes, --node_rank, --master_addr, "
+            "--elastic, --restarts");
 }
 
 TEST(Options, AnEmptyScriptNameIsNone) { EXPECT_NE(complaint({.target = {""}}), ""); }

@@ -14,7 +14,7 @@ Job job(int cores = 8) {
   return {.master_port = 4711, .run_id = "job", .world_size = 3, .local_world_size = 3, .cores = cores};
 }
 
-constexpr Place kPlace{.rank = base::Rank(2), .local_rank = 2, .secret_fd = 9};
+const Place kPlace{.rank = base::Rank(2), .local_rank = 2, .secret_fd = 9};
 
 bool holds(const Variables& environment, const std::string& entry) {
   return std::ranges::find(environment, entry) != environment.end();
@@ -31,6 +31,23 @@ TEST(RankEnvironment, KeepsTorchrunsContract) {
         "ROLE_RANK=2", "ROLE_WORLD_SIZE=3", "ROLE_NAME=default", "NODE_RANK=0", "MASTER_ADDR=127.0.0.1",
         "MASTER_PORT=4711", "TORCHELASTIC_RUN_ID=job", "TORCHELASTIC_RESTART_COUNT=0", "PYTHONUNBUFFERED=1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "LAMINA_LAUNCHER=1", "LAMINA_SECRET_FD=9"}) {
+    EXPECT_TRUE(holds(environment, entry)) << entry;
+  }
+}
+
+TEST(RankEnvironment, TellsNewcomersHowTheyCome) {
+  auto elastic = job();
+  elastic.least = 1, elastic.most = 4;
+  auto place = kPlace;
+  for (const char* name : {"LAMINA_NEWCOMER", "LAMINA_JOIN_EVERY", "LAMINA_SPARE_WAIT", "LAMINA_DOORKEEPER"}) {
+    EXPECT_EQ(count(rank_environment(elastic, place, {std::string(name) + "=7"}), name), 0) << name;
+  }
+  elastic.join_every = std::chrono::seconds(5), elastic.spare_wait = std::chrono::seconds(9);
+  elastic.doorkeeper = "10.0.0.1 4711";
+  place.newcomer = 3;
+  const auto environment = rank_environment(elastic, place, {});
+  for (const char* entry : {"LAMINA_ELASTIC=1:4", "LAMINA_NEWCOMER=3", "LAMINA_JOIN_EVERY=5", "LAMINA_SPARE_WAIT=9",
+                            "LAMINA_DOORKEEPER=10.0.0.1 4711"}) {
     EXPECT_TRUE(holds(environment, entry)) << entry;
   }
 }
