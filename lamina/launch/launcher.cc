@@ -59,9 +59,9 @@ Job describe(const Preparation& prepared, const std::optional<ReservedPort>& por
           .restarts = prepared.options.restarts,
           .least = prepared.options.least,
           .most = prepared.options.most,
-          .witness = prepared.options.witness ? prepared.options.witness->text() : "",
           .join_every = prepared.options.join_every,
           .spare_wait = prepared.options.spare_wait,
+          .witness = prepared.options.witness ? prepared.options.witness->text() : "",
           .stacks = prepared.options.hang_timeout.has_value() || prepared.options.least.has_value()};
 }
 

@@ -73,8 +73,8 @@ bool is_launchers(const std::string& name) {
   static const Values set = contract({.least = 1,
                                       .join_every = std::chrono::seconds(0),
                                       .spare_wait = std::chrono::seconds(0),
-                                      .witness = "any",
-                                      .doorkeeper = "any"},
+                                      .doorkeeper = "any",
+                                      .witness = "any"},
                                      {.secret_fd = 0, .progress_fd = 0, .door_fd = 0, .newcomer = 0});
   return set.contains(name) || std::ranges::find(kDropped, name) != std::end(kDropped);
 }
