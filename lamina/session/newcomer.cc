@@ -2,6 +2,7 @@
 #include "lamina/session/newcomer.h"
 
 #include <poll.h>
+#include <stdlib.h>  // setenv
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -29,7 +30,8 @@ constexpr auto kDoorOpens = std::chrono::seconds(5);    // from a connection on
 constexpr auto kDoorSilent = std::chrono::seconds(10);  // a door that says nothing for so long has gone
 constexpr auto kAnswers = std::chrono::seconds(2);      // a launcher
 constexpr auto kNobody = std::chrono::seconds(60);      // no launcher answers for so long: the job has gone
-constexpr std::size_t kMostFact = 12288;                // bytes of a text; a greeting takes 64 KiB
+constexpr auto kRun = "TORCHELASTIC_RUN_ID", kRestart = "TORCHELASTIC_RESTART_COUNT";
+constexpr std::size_t kMostFact = 12288;  // bytes of a text; a greeting takes 64 KiB
 
 using environment::DoorPlate;
 using environment::JobDoor;
@@ -45,6 +47,13 @@ contact::Secret secret() {
   if (const auto inherited = contact::inherited_secret()) return *inherited;
   throw base::ConfigError("this process has no job secret from its launcher, so that it cannot join a job",
                           base::Code{"start-secret-missing"});
+}
+
+// Has the environment name the job that this process joins.
+void say_names(const NewPlace& place) {
+  for (const auto& [name, value] : {std::pair{kRun, place.run}, {kRestart, place.restart}}) {
+    value.empty() ? ::unsetenv(name) : ::setenv(name, value.c_str(), 1);
+  }
 }
 
 std::string shortened(const std::string& text) {
@@ -71,10 +80,17 @@ LocalPlace local_place(const std::vector<int>& nodes, int rank) {
           .size = static_cast<int>(std::ranges::count(nodes, *self))};
 }
 
+void NewPlace::take_names() {
+  const auto environment = environment::process_environment();
+  run = environment(kRun).value_or("");
+  restart = environment(kRestart).value_or("");
+}
+
 std::string NewPlace::text() const {
-  return json{{"rank", rank},     {"size", size},   {"local", {local.rank, local.size}},
-              {"host", host},     {"port", port},   {"epoch", epoch},
-              {"config", config}, {"asked", asked}, {"clips_as_shards", clips_as_shards}}
+  return json{{"rank", rank},         {"size", size},   {"local", {local.rank, local.size}},
+              {"host", host},         {"port", port},   {"epoch", epoch},
+              {"config", config},     {"asked", asked}, {"clips_as_shards", clips_as_shards},
+              {"run", {run, restart}}}
       .dump();
 }
 
@@ -89,7 +105,9 @@ NewPlace NewPlace::read(const std::string& text) {
             .epoch = told.at("epoch").get<std::int64_t>(),
             .config = told.at("config").get<std::string>(),
             .asked = told.at("asked").get<std::string>(),
-            .clips_as_shards = told.at("clips_as_shards").get<bool>()};
+            .clips_as_shards = told.at("clips_as_shards").get<bool>(),
+            .run = told.at("run").at(0).get<std::string>(),
+            .restart = told.at("run").at(1).get<std::string>()};
   } catch (const json::exception&) {
     throw base::FormatError("what the job says of this newcomer's place cannot be read");
   }
@@ -252,6 +270,7 @@ void Newcomer::check_line() {
 
 std::shared_ptr<Session> Newcomer::open(Session& own, const NewPlace& place, environment::World world,
                                         FaceHooks hooks) {
+  say_names(place);  // its own launcher, if it is another one, has given it others
   auto config = config::parse_config({.json = place.config}).config;
   config.device = own.config().device;
   const auto meeting = std::make_shared<bool>(true);  // the hook stays with the session

@@ -31,7 +31,11 @@ struct NewPlace {
   // Configurations as JSON: of the job's next session, and the one that its program has asked for.
   std::string config, asked;
   bool clips_as_shards = false;
+  // The names of the job where its ranks meet, which its launcher has given them.
+  std::string run, restart;
 
+  // Takes them from the environment.
+  void take_names();
   std::string text() const;
   // Throws base::FormatError.
   static NewPlace read(const std::string& text);

@@ -148,16 +148,17 @@ void EpochEnd::tell_places(const NextEpoch& next, const environment::World& worl
   std::vector<std::string> places;
   const auto nodes = nodes_of(before_, next);
   for (int rank = static_cast<int>(next.members.size()); rank < next.size(); ++rank) {
-    places.push_back(NewPlace{.rank = rank,
-                              .size = next.size(),
-                              .local = local_place(nodes, rank),
-                              .host = world.master_addr,
-                              .port = world.master_port,
-                              .epoch = epoch,
-                              .config = config::to_json(config),
-                              .asked = config::to_json(before_.asked()),
-                              .clips_as_shards = clips_as_shards(before_)}
-                         .text());
+    NewPlace place{.rank = rank,
+                   .size = next.size(),
+                   .local = local_place(nodes, rank),
+                   .host = world.master_addr,
+                   .port = world.master_port,
+                   .epoch = epoch,
+                   .config = config::to_json(config),
+                   .asked = config::to_json(before_.asked()),
+                   .clips_as_shards = clips_as_shards(before_)};
+    place.take_names();
+    places.push_back(place.text());
   }
   door_->tell(places);
 }

@@ -19,6 +19,7 @@ from launch.test_launch_machines import namespaces  # noqa: F401
 PROGRAM = Path(__file__).with_name("joining.py")
 sys.path.insert(0, str(PROGRAM.parent))
 SECONDS = 120
+SLOW_S = 1.5  # a step takes while ranks of FULL are missing: their imports take long on a busy machine
 FULL = "the job has as many ranks as --elastic allows it: 2"
 
 
@@ -31,7 +32,7 @@ class Jobs:
 
     def begin(self, ranks, terms, *flags, deaths=(), where=None, program=PROGRAM, **env):
         flags = ("--elastic", terms, "--join-port", self.port, "--secret-file", self.secret, *flags)
-        return self._start(where, ranks, flags, program, deaths, env)
+        return self._start(where, ranks, flags, program, deaths, {"SLOW_S": SLOW_S} | env)
 
     def join(self, ranks, name, *flags, where=None, program=PROGRAM, words=(), secret=None, **env):
         flags = ("--join", f"{self.host}:{self.port}", "--secret-file", secret or self.secret, *flags)
@@ -119,7 +120,7 @@ def test_the_address_stays_right_when_the_first_rank_was_lost(jobs):
 
 
 def test_many_that_come_one_after_the_other_cost_one_change_more(jobs):
-    job = jobs.begin(1, "1:4", "--join-every", 20, FULL=4, SLOW_S="1.0")
+    job = jobs.begin(1, "1:4", "--join-every", 20, FULL=4)
     jobs.trains("0")
     others = [jobs.join(1, name) for name in ("a", "b", "c")]
     jobs.end(job, *others)
@@ -129,7 +130,7 @@ def test_many_that_come_one_after_the_other_cost_one_change_more(jobs):
 
 
 def test_a_spare_takes_the_place_of_a_lost_rank(jobs):
-    job = jobs.begin(2, "1:2", FULL=3)
+    job = jobs.begin(2, "1:2", FULL=3, SLOW_S=0.8)
     victim = jobs.trains("1")
     other = jobs.join(1, "a")
     jobs.wait_for(f"this newcomer waits, for 3600 s at most (--spare-wait): {FULL}", "a")
@@ -141,7 +142,7 @@ def test_a_spare_takes_the_place_of_a_lost_rank(jobs):
 
 
 def test_a_spare_for_which_there_is_no_place_gives_up(jobs):
-    job = jobs.begin(2, "1:2", FULL=3)
+    job = jobs.begin(2, "1:2", FULL=3, SLOW_S=0.8)
     jobs.trains("1")
     other = jobs.join(1, "a", "--spare-wait", 1)
     jobs.end(other, job, codes=[1, 0])
@@ -152,7 +153,7 @@ def test_a_spare_for_which_there_is_no_place_gives_up(jobs):
 
 
 def test_a_spare_ends_in_order_with_the_job(jobs):
-    job = jobs.begin(2, "1:2", FULL=3)
+    job = jobs.begin(2, "1:2", FULL=3, SLOW_S=0.8)
     jobs.trains("1")
     other = jobs.join(1, "a")
     jobs.end(job, other)
@@ -262,8 +263,8 @@ def test_one_that_differs_is_refused_by_name(what, named, jobs):
 
 def test_one_joins_a_trainer(jobs):
     program = PROGRAM.with_name("joining_trainer.py")
-    job = jobs.begin(2, "1:3", program=program, deaths=("plain",), FULL=3)
-    other = jobs.join(1, "a", program=program, words=("plain",), FULL=3, BEGAN=2)
+    job = jobs.begin(2, "1:3", program=program, deaths=("plain", "none:9:0"), FULL=3)
+    other = jobs.join(1, "a", program=program, words=("plain", "none:9:0"), FULL=3, BEGAN=2)
     jobs.end(job, other)
     found = {rank: torch.load(jobs.launcher.folder / f"end.{rank}", weights_only=False) for rank in ("0", "1", "a0")}
     require_trained(found, 3, "plain", of=2)

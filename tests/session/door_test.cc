@@ -92,12 +92,21 @@ TEST(LocalPlace, CountsThoseOfTheSameMachine) {
 }
 
 TEST(NewPlace, TravelsAsText) {
-  const NewPlace place{
-      .rank = 3, .size = 4, .local = {1, 2}, .host = "10.0.0.2", .port = 29500, .epoch = 2, .config = "{}"};
+  const NewPlace place{.rank = 3,
+                       .size = 4,
+                       .local = {1, 2},
+                       .host = "10.0.0.2",
+                       .port = 29500,
+                       .epoch = 2,
+                       .config = "{}",
+                       .run = "lamina-7",
+                       .restart = "1"};
   const auto read = NewPlace::read(place.text());
   EXPECT_EQ(read.text(), place.text());
   EXPECT_EQ(read.local.rank, 1);
   EXPECT_EQ(read.host, "10.0.0.2");
+  EXPECT_EQ(read.run, "lamina-7");
+  EXPECT_EQ(read.restart, "1");
   EXPECT_THROW(NewPlace::read(R"({"rank": 1, "size": 2})"), base::FormatError);
 }
 
