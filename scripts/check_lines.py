@@ -50,7 +50,7 @@ MOST = {
     ),
     "tensor_parallel": (
         2990,
-        "nn.Modules read into rows of the engine's plans, what stands in their place, and what they are again amid a change",
+        "nn.Modules read into rows of the engine's plans, what stands in their place, and what they become in a change",
     ),
     "torch_patches": (1450, "what is replaced in torch"),
     "tracing": (1590, "a first call of Python modules with what it costs, changes and draws"),

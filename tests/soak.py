@@ -27,7 +27,7 @@ PARTS = {
     "trainer_layouts": 0.15,
     "transformers": 0.07,
 }
-# The same of programs that ctest starts, by the beginnings of their names.
+# Parts of the programs that ctest starts, by the beginnings of their names.
 PARTS_OF_PROGRAMS = {"frontend_outliving": 0.3, "frontend_verified": 0.3, "frontend_exits": 0.4}
 
 
@@ -51,7 +51,7 @@ def left_out(tests):
 
 
 def programs_left_out(names):
-    """Those that ctest is to leave out for `make test`."""
+    """The names of those that ctest is to leave out for `make test`."""
     left = set()
     for begin, part in PARTS_OF_PROGRAMS.items():
         every = sorted(name for name in names if name.startswith(begin))

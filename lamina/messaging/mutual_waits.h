@@ -72,7 +72,7 @@ class MutualWaits {
     std::function<Role()> role;
   };
   void keep_steps(StepHooks steps);
-  // Who is told when this rank has waited for others for a moment, and when it does so no more. Before there are waits.
+  // Sets who is told when this rank has waited for others for a moment, and when no more. Before there are waits.
   void when_waiting(std::function<void(bool)> tell) { tell_waiting_ = std::move(tell); }
 
   // An operation that a rank waits in.

@@ -445,8 +445,14 @@ messaging::MutualWaits::Wait Job::wait_for_end(remote::StepScope& step) {
     entered.name = base::str("step ", step.number(), entered.name.empty() ? "" : " of ", entered.name);
     return entered;
   };
-  return {operation(step.number()), "a step", options_.pipeline, lacks, call, [this] { steps_.retract(); },
-          /*absent=*/nullptr, [&step] { return step.slot().is_held(); }};
+  return {operation(step.number()),
+          "a step",
+          options_.pipeline,
+          lacks,
+          call,
+          [this] { steps_.retract(); },
+          /*absent=*/nullptr,
+          [&step] { return step.slot().is_held(); }};
 }
 
 void Job::drain(remote::StepScope& step, const std::function<void()>& check_interrupt) {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of which a thread hangs, which keeps all others waiting: its launcher ends it, with its stack, before their
-waits end by errors, and they go on."""
+"""A rank of which a thread hangs keeps all others waiting. Its launcher ends it, with its stack, before their waits end
+by errors, and they go on."""
 
 import json
 import re

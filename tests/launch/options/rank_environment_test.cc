@@ -94,7 +94,7 @@ TEST(RankEnvironment, SaysToARankThatIsStartedAgainThatItJoinsOthersAndWhere) {
   EXPECT_EQ(count(first, "LAMINA_DOOR_FD") + count(first, "LAMINA_NEWCOMER"), 0) << "another job's";
   auto place = kPlace;
   place.door_fd = 7;
-  place.is_newcomer = true;
+  place.newcomer = 1;
   const auto again = rank_environment(job(), place, outer);
   EXPECT_TRUE(holds(again, "LAMINA_DOOR_FD=7"));
   EXPECT_TRUE(holds(again, "LAMINA_NEWCOMER=1"));
