@@ -168,7 +168,7 @@ class ScaleJob {
   void lose(int rank) { network_.kill(base::Rank(rank)); }
   void go_on_without(int lost, int rank) {
     if (rank == lost) return;
-    session::EpochTalk talk(mailbox(rank), ranks_[rank]->messenger->transport(), /*least=*/1, patience());
+    session::EpochTalk talk(mailbox(rank), ranks_[rank]->messenger->transport(), /*least=*/1, patience(), {});
     const auto members = talk.next();
     base::internal_check(members.size() + 1 == world_.size(), "others go on");
     talk.all_gather(members, std::int64_t{rank});

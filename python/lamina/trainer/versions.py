@@ -87,18 +87,17 @@ class Versions:
             "saved": None if saver is None else saver.saved,
         }
 
-    def given(self) -> tuple[dict[int, dict[str, Any]], int]:
+    def given(self) -> dict[int, dict[str, Any]]:
         """Gives what ranks that come get of these versions; see `take`. Callbacks and generators are their own, and so
         is where they read on, if they can say that."""
         own = {"heard", "generators"} | (set() if self._layouts.reads_itself else {"read"})
-        words = {
+        return {
             number: {key: each for key, each in word.items() if key not in own} for number, word in self._words.items()
         }
-        return words, self._every
 
-    def take(self, given: tuple[dict[int, dict[str, Any]], int]) -> None:
+    def take(self, given: dict[int, dict[str, Any]]) -> None:
         """Takes what `given` gave, on a rank that comes: it may go back to each of them."""
-        self._words, self._every = given
+        self._words = given
 
     def go_back(self, number: int, call: int) -> None:
         """All is as it was in that version, but for what the next layout decides: see `read_on`. What a later call of
