@@ -81,15 +81,15 @@ double processor_seconds() {
 double seconds_to_sign() {
   constexpr int kMessages = 20000;
   const std::string head(300, 'x');  // a small call's
-  const rendezvous::Secret key = rendezvous::random_secret();
-  rendezvous::Signer sender(key), receiver(key);
+  const contact::Secret key = contact::random_secret();
+  contact::Signer sender(key), receiver(key);
   transport::ucx::PieceHeader header;
   const double begin = processor_seconds();
   for (int i = 0; i < kMessages; ++i) {
     header.sequence = static_cast<std::uint64_t>(i);
-    header.digest = rendezvous::digest(head);
+    header.digest = contact::digest(head);
     header.sign(sender);
-    if (!header.signed_by(receiver) || rendezvous::digest(head) != header.digest) std::abort();
+    if (!header.signed_by(receiver) || contact::digest(head) != header.digest) std::abort();
   }
   return (processor_seconds() - begin) / kMessages;
 }
