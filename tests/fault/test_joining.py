@@ -149,14 +149,19 @@ def test_the_first_rank_leaves_in_order(launcher):
     assert "lamina run: rank 0 has left in order; 2 others go on" in lines
 
 
-def test_a_job_that_is_told_to_end_leaves_in_order(launcher):
-    started = launcher.start("run", *PRELOAD, "-n", 3, "--elastic", "1:3", PROGRAM, "launcher:0:5")
+def require_all_leave(launcher, **environment):
+    words = ("run", *PRELOAD, "-n", 3, "--elastic", "1:3", PROGRAM, "launcher:0:5")
+    started = launcher.start(*words, env=environment)
     eventually((launcher.folder / "now").exists)
     started.terminate()
     _, errors = started.communicate(timeout=SECONDS)
     assert started.returncode == 128 + 15, errors
     assert not ends(launcher)
     assert "is started again" not in errors and "Traceback" not in errors
+
+
+def test_a_job_that_is_told_to_end_leaves_in_order(launcher):
+    require_all_leave(launcher)
 
 
 def test_a_rank_is_not_started_again_where_too_few_are_left(launcher):

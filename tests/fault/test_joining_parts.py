@@ -6,10 +6,9 @@ import json
 
 import pytest
 import torch
-from fault.test_joining import PROGRAM, SECONDS, ends, said
+from fault.test_joining import ends, require_all_leave, said
 from fault.test_joining import job as joining_job
 from fault.test_outliving import require_states
-from launch.launcher_harness import PRELOAD, eventually
 from soak import paired, some
 
 SHARDS = {"sdp_param_persistence_threshold": 0, "sdp_gradient_clipping": None}
@@ -167,11 +166,4 @@ def test_ranks_that_leave_at_once_take_nothing_with_them(launcher, monkeypatch):
 
 def test_a_job_that_is_told_to_end_leaves_in_order(launcher):
     _, keys = LAYOUTS["pp 3"]
-    env = {"KEYS": json.dumps(keys)}
-    started = launcher.start("run", *PRELOAD, "-n", 3, "--elastic", "1:3", PROGRAM, "launcher:0:5", env=env)
-    eventually((launcher.folder / "now").exists)
-    started.terminate()
-    _, errors = started.communicate(timeout=SECONDS)
-    assert started.returncode == 128 + 15, errors
-    assert not ends(launcher)
-    assert "is started again" not in errors and "Traceback" not in errors
+    require_all_leave(launcher, KEYS=json.dumps(keys))

@@ -56,18 +56,6 @@ at::Tensor batch(int number) {
   return torch::randint(0, kWords, {kRows, kPositions}, torch::kLong);
 }
 
-auto adamw(std::vector<at::Tensor> parameters) {
-  return torch::optim::AdamW(std::move(parameters), torch::optim::AdamWOptions(1e-2).weight_decay(0.1).eps(1e-4));
-}
-
-template <class Make>
-auto build(const Make& make) {
-  torch::manual_seed(11);
-  auto model = make();
-  model->to(torch::kDouble);
-  return model;
-}
-
 struct Trained {
   std::vector<double> losses;
   std::map<std::string, at::Tensor> state;

@@ -47,18 +47,6 @@ std::vector<at::Tensor> batches() {
   return made;
 }
 
-auto adamw(std::vector<at::Tensor> parameters) {
-  return torch::optim::AdamW(std::move(parameters), torch::optim::AdamWOptions(1e-2).weight_decay(0.1).eps(1e-4));
-}
-
-template <class Make>
-auto build(const Make& make) {
-  torch::manual_seed(11);
-  auto model = make();
-  model->to(torch::kDouble);
-  return model;
-}
-
 template <class Make>
 Trained plain(const Make& make) {
   auto model = build(make);

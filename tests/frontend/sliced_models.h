@@ -158,4 +158,17 @@ struct TranslatorImpl : torch::nn::Module {
 };
 TORCH_MODULE(Translator);
 
+inline auto adamw(std::vector<at::Tensor> parameters) {
+  return torch::optim::AdamW(std::move(parameters), torch::optim::AdamWOptions(1e-2).weight_decay(0.1).eps(1e-4));
+}
+
+// Makes one in float64, with the same parameters each time.
+template <class Make>
+auto build(const Make& make) {
+  torch::manual_seed(11);
+  auto model = make();
+  model->to(torch::kDouble);
+  return model;
+}
+
 }  // namespace lamina::frontend::test

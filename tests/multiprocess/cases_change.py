@@ -132,15 +132,21 @@ WAYS = {
 }
 
 
+def run(training, changes, steps=STEPS):
+    """Trains with changes of the layout, by the step before which they come. Returns the losses."""
+    losses = []
+    for number in range(steps):
+        if number in changes:
+            lamina.change(**changes[number])
+        losses.append(training.step())
+    return losses
+
+
 def changed(copies, changes, make, **options):
     start(copies)
     training = Training(make, **options)
     objects = [training.model, *training.model.parameters(), training.optimizer, *training.optimizer.param_groups]
-    losses = []
-    for number in range(STEPS):
-        if number in changes:
-            lamina.change(**changes[number])
-        losses.append(training.step())
+    losses = run(training, changes)
     kept = [training.model, *training.model.parameters(), training.optimizer, *training.optimizer.param_groups]
     assert list(map(id, objects)) == list(map(id, kept))
     return losses, training

@@ -13,6 +13,7 @@ from multiprocess.cases_change import (
     momentum,
     plain,
     refused,
+    run,
     start,
     states_agree,
 )
@@ -60,15 +61,6 @@ def begun(first, make, **options):
     keys = SHARDS | first
     start(RANKS // keys["partitions"], microbatches=8 * keys["partitions"] // RANKS, **keys)
     return Training(make, **options)
-
-
-def run(training, changes, steps=STEPS):
-    losses = []
-    for number in range(steps):
-        if number in changes:
-            lamina.change(**changes[number])
-        losses.append(training.step())
-    return losses
 
 
 def objects(training):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from multiprocess.cases_change import STEPS, agree, refused, states_agree
+from multiprocess.cases_change import STEPS, agree, refused, run, states_agree
 from multiprocess.cases_sliced import HEADS, PLAN, WIDTH, WORDS, Attention, Words
 from soak import some
 from torch import nn
@@ -112,14 +112,6 @@ class Training:
         self.optimizer.zero_grad()
         return loss
 
-    def run(self, changes, steps=STEPS):
-        losses = []
-        for number in range(steps):
-            if number in changes:
-                lamina.change(**changes[number])
-            losses.append(self.step())
-        return losses
-
     def objects(self):
         modules, parameters = self.model.modules(), self.model.parameters()
         return list(map(id, [self.model, *modules, *parameters, self.optimizer, *self.optimizer.param_groups]))
@@ -140,7 +132,7 @@ def case_losses_and_states_are_those_of_one_process_whatever_is_sliced():
             start(first)
             training = Training(make)
             before = training.objects()
-            agree(training.run(changes), expected)
+            agree(run(training, changes), expected)
             states_agree(training, one, ROUNDING)
             assert training.objects() == before
             lamina.shutdown()
@@ -154,7 +146,7 @@ def case_batches_of_each_rank_s_own_take_turns_in_the_slices_that_there_are():
     ):
         start(first, one_batch=False)
         training = Training(adamw, one_batch=False)
-        agree(training.run(changes), expected)
+        agree(run(training, changes), expected)
         states_agree(training, one, ROUNDING)
         lamina.shutdown()
 
@@ -168,7 +160,7 @@ def case_random_numbers_go_on():
     ):
         start(first, seed=5)
         training = Training(adamw, dropout=True)
-        runs.append(training.run(changes))
+        runs.append(run(training, changes))
         lamina.shutdown()
     agree(runs[1], runs[0])
     agree(runs[2], runs[0])
@@ -220,7 +212,7 @@ def case_masters_and_the_loss_scale_are_kept_bit_by_bit():
     start(layout(), bf16=True)
     scaling = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 64.0, "scale_window": 2}}
     training = Training(adamw, made(torch.float32), **scaling)
-    training.run({}, 3)
+    run(training, {}, 3)
     before = kept(training)
     for keys in (layout(2), layout(2, 2), layout(4), layout(1, 2), layout(2, shard_optimizer_state=True), layout()):
         lamina.change(**keys)
@@ -260,7 +252,7 @@ def case_models_of_transformers_change():
     with lamina.tensor_parallelism():
         module = Scored()
     training = Training(adamw, module, plan=None)
-    agree(training.run({1: layout(2), 3: layout(4), 5: layout(1, 2), 6: layout(2, 2)}), expected)
+    agree(run(training, {1: layout(2), 3: layout(4), 5: layout(1, 2), 6: layout(2, 2)}), expected)
     states_agree(training, one, ROUNDING)
     assert module.inner.transformer.h[0].attn.num_heads == 2
 
@@ -280,7 +272,7 @@ def case_layers_of_lamina_change_with_positions_in_parts():
     expected, one = plain(adamw, Scored())
     start(layout())
     training = Training(adamw, Scored(), plan=None)
-    agree(training.run({1: layout(2), 3: layout(2, optimize="speed"), 4: layout(4), 6: layout()}), expected)
+    agree(run(training, {1: layout(2), 3: layout(2, optimize="speed"), 4: layout(4), 6: layout()}), expected)
     states_agree(training, one, ROUNDING)
 
 
@@ -293,7 +285,7 @@ def case_what_cannot_be_sliced_is_refused_and_nothing_is_lost():
     start(layout())
     training = Training(adamw)
     attention = training.model.module.blocks[1].attention
-    losses = training.run({}, 2)
+    losses = run(training, {}, 2)
     refused("tensor_parallel_degree", lamina.ConfigError, tensor_parallel_degree=3)
     attention.num_heads = 2
     refused("2 heads", tensor_parallel_degree=4)
@@ -307,7 +299,7 @@ def case_what_cannot_be_sliced_is_refused_and_nothing_is_lost():
     training.step_function(training.share())
     refused("has a gradient", tensor_parallel_degree=1)
     training.optimizer.zero_grad()
-    losses += training.run({0: layout(4)}, STEPS - 3)
+    losses += run(training, {0: layout(4)}, STEPS - 3)
     agree(losses, expected)
 
 
