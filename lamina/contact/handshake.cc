@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "lamina/base/str.h"
+#include "lamina/base/wait.h"
 
 namespace lamina::contact {
 namespace {
@@ -198,6 +199,17 @@ std::string Handshake::seal() const {
 
 Connection Handshake::take() {
   return {std::move(socket_), key(self_.rank), key(peer()), std::move(told_), !connecting_};
+}
+
+Handshake::State finish(Handshake& handshake, const std::function<void()>& check_interrupt) {
+  auto state = handshake.advance();
+  while (state == Handshake::State::kRunning) {
+    pollfd ready{handshake.fd(), handshake.events(), 0};
+    ::poll(&ready, 1, static_cast<int>(base::kInterruptSlice.count()));
+    if (check_interrupt) check_interrupt();
+    state = handshake.advance();
+  }
+  return state;
 }
 
 }  // namespace lamina::contact

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -89,5 +90,9 @@ class Handshake {
   bool closed_ = false, refused_ = false;
   std::string failure_;
 };
+
+// Advances one that connects, whenever its socket is ready, until it is done or has failed. `check_interrupt` may be
+// empty.
+Handshake::State finish(Handshake& handshake, const std::function<void()>& check_interrupt);
 
 }  // namespace lamina::contact

@@ -27,6 +27,8 @@ std::optional<ElasticTerms> ElasticTerms::read(const Environment& environment) {
   return terms;
 }
 
+bool is_newcomer() { return process_environment()(kNewcomerVariable).has_value(); }
+
 NewcomerTerms NewcomerTerms::read(const Environment& environment) {
   NewcomerTerms terms;
   terms.together = std::max(0, base::whole_number(environment(kNewcomerVariable).value_or("")).value_or(0));

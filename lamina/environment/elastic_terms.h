@@ -20,6 +20,9 @@ struct ElasticTerms {
   static std::optional<ElasticTerms> read(const Environment& environment);
 };
 
+// Tells whether this process is to join a job, in which it is not yet.
+bool is_newcomer();
+
 // Words of the launcher to a process that joins a job.
 struct NewcomerTerms {
   static constexpr std::chrono::seconds kSpareWait{3600};

@@ -81,7 +81,7 @@ std::optional<Secret> find_secret(const Preparation& prepared) {
 }
 
 // The job at that address, and the address of the launcher that has answered. Throws base::PeerError.
-std::pair<environment::JobDoor, environment::Address> ask(const HostPort& join) {
+std::pair<environment::JobDoor, environment::Address> ask(const environment::HostPort& join) {
   std::string why;
   for (const auto& address : join.addresses("--join")) {
     try {

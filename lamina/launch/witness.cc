@@ -17,8 +17,8 @@
 #include "lamina/base/error.h"
 #include "lamina/base/printable.h"
 #include "lamina/base/str.h"
-#include "lamina/contact/handshake.h"
 #include "lamina/contact/line.h"
+#include "lamina/contact/reception.h"
 #include "lamina/launch/ranks/secret.h"
 #include "lamina/launch/ranks/watch.h"
 #include "lamina/membership/witness.h"
@@ -27,9 +27,6 @@
 namespace lamina::launch {
 namespace {
 
-using contact::Handshake;
-
-constexpr std::chrono::seconds kHandshake{5};
 constexpr std::chrono::seconds kNobody{10};  // without a rank of its job, which is over then
 constexpr std::chrono::milliseconds kRound{500};
 constexpr std::size_t kMostStrangers = 4096;
@@ -49,35 +46,25 @@ void notice_lost_machines(int socket) {
 class Desk {
  public:
   Desk(const environment::Address& address, contact::Secret secret)
-      : listener_(address.listen()),
-        self_{.rank = base::Rank(0),
-              .size = 2,
-              .secret = secret,
-              .generation = membership::kWitnessName,
-              .told = {"", ""}} {}
+      : reception_(address,
+                   {.rank = base::Rank(0),
+                    .size = 2,
+                    .secret = secret,
+                    .generation = membership::kWitnessName,
+                    .told = {"", ""}},
+                   kMostStrangers) {}
 
   void wait(const Signals& signals) {
     Watch watch;
     watch.add(signals.fd(), POLLIN, [] {});
-    watch.add(listener_.get(), POLLIN, [] {});
-    for (const auto& stranger : strangers_) watch.add(stranger.fd(), stranger.events(), [] {});
+    for (const auto& [fd, events] : reception_.awaited()) watch.add(fd, events, [] {});
     for (const auto& line : lines_) watch.add(line.fd(), POLLIN, [] {});
     watch.until(base::Deadline::after(kRound));
     watch.wait();
   }
 
   void attend() {
-    while (base::Fd socket{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)}) {
-      if (strangers_.size() >= kMostStrangers) strangers_.pop_front();
-      strangers_.emplace_back(self_, std::move(socket), std::nullopt, base::Deadline::after(kHandshake));
-    }
-    for (auto at = strangers_.begin(); at != strangers_.end();) {
-      const auto stranger = at++;
-      const auto state = stranger->advance();
-      if (state == Handshake::State::kRunning) continue;
-      if (state == Handshake::State::kDone) welcome(stranger->take());
-      strangers_.erase(stranger);
-    }
+    for (auto& connection : reception_.take()) welcome(std::move(connection));
     for (auto at = lines_.begin(); at != lines_.end();) {
       const auto line = at++;
       if (!serve(*line)) lines_.erase(line);
@@ -130,16 +117,14 @@ class Desk {
     }
   }
 
-  const base::Fd listener_;
-  const contact::Identity self_;
-  std::list<Handshake> strangers_;
+  contact::Reception reception_;
   std::list<contact::Line> lines_;
   std::string job_;
   membership::Witness witness_;
   std::optional<base::Deadline> alone_;
 };
 
-environment::Address own_address(const HostPort& place) {
+environment::Address own_address(const environment::HostPort& place) {
   std::string why;
   for (const auto& address : place.addresses("--witness")) {
     try {

@@ -9,7 +9,7 @@
 namespace lamina::session {
 
 // One of those who wait at the door.
-struct Arrival {
+struct Entrant {
   int node = 0;      // its machine
   int together = 0;  // how many its launcher has begun with it by hand; 0: it comes back
   base::Clock::time_point came = {};
@@ -25,8 +25,8 @@ class Admission {
 
   // Sets how often those who are started by hand enter, at most.
   void set_every(base::Clock::duration every) { every_ = every; }
-  bool may_enter(const std::vector<Arrival>& waiting, Time now) const;
-  void entered(const std::vector<Arrival>& these, Time now);
+  bool may_enter(const std::vector<Entrant>& waiting, Time now) const;
+  void entered(const std::vector<Entrant>& these, Time now);
 
  private:
   base::Clock::duration every_{};

@@ -29,15 +29,12 @@ using base::Clock;
 using environment::DoorPlate;
 using environment::JobDoor;
 
-constexpr auto kHandshake = std::chrono::seconds(5);
 constexpr auto kSays = std::chrono::milliseconds(500);  // to those who wait, each time
 constexpr auto kSilent = std::chrono::seconds(2);       // who says nothing for so long is not counted
 constexpr auto kComesIn = std::chrono::seconds(10);     // from the word of its place on
 constexpr std::size_t kMostStrangers = 64;
 
 constexpr auto kDoor = "door";  // the channel of words on where it is
-
-void hold(int fd) { base::close_in_forked_children(fd); }
 
 }  // namespace
 
@@ -51,12 +48,12 @@ int DoorTerms::fitting(int waiting) const {
 Door::Door(const DoorPlate& plate, const std::string& host, contact::Secret secret, Facts facts)
     : plate_(plate),
       facts_(std::move(facts)),
-      self_{.rank = base::Rank(0), .size = 2, .secret = secret, .generation = "door", .told = {"", ""}},
-      listener_(environment::Address::local_towards(host, 1).listen()),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  hold(listener_.get());
-  hold(wake_.get());
-  address_ = environment::Address::bound_to(listener_).text();
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      reception_(environment::Address::local_towards(host, 1),
+                 {.rank = base::Rank(0), .size = 2, .secret = secret, .generation = "door", .told = {"", ""}},
+                 kMostStrangers),
+      address_(reception_.address().text()) {
+  base::close_in_forked_children(wake_.get());
   auto here = plate_.read();
   here.door = address_;
   here.is_over = false;
@@ -72,8 +69,6 @@ Door::~Door() {
   wake();
   thread_.join();
   data_parallel::newcomers().wait = false;
-  for (auto& stranger : strangers_) base::keep_in_forked_children(stranger.fd());
-  base::keep_in_forked_children(listener_.get());
   base::keep_in_forked_children(wake_.get());
 }
 
@@ -86,10 +81,10 @@ void Door::set_terms(const DoorTerms& terms) {
   count();
 }
 
-std::vector<Arrival> Door::present() const {
-  std::vector<Arrival> all;
+std::vector<Entrant> Door::present() const {
+  std::vector<Entrant> all;
   for (const auto& guest : waiting_) {
-    if (Clock::now() - guest.heard < kSilent) all.push_back(guest.arrival);
+    if (Clock::now() - guest.heard < kSilent) all.push_back(guest.entrant);
   }
   return all;
 }
@@ -113,7 +108,7 @@ std::vector<int> Door::take(int ranks) {
   }
   count();
   std::vector<int> nodes;
-  for (const auto& guest : taken_) nodes.push_back(guest.arrival.node);
+  for (const auto& guest : taken_) nodes.push_back(guest.entrant.node);
   return nodes;
 }
 
@@ -131,10 +126,10 @@ bool Door::has_lost() {
 
 void Door::let_in() {
   const std::lock_guard lock(mutex_);
-  std::vector<Arrival> entered;
+  std::vector<Entrant> entered;
   for (auto& guest : taken_) {
     guest.line.say(DoorWord::kIn);
-    entered.push_back(guest.arrival);
+    entered.push_back(guest.entrant);
   }
   admission_.entered(entered, Clock::now());
   taken_.clear();
@@ -163,8 +158,8 @@ void Door::run() {
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   while (true) {
-    std::vector<pollfd> polled{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-    for (const auto& stranger : strangers_) polled.push_back({stranger.fd(), stranger.events(), 0});
+    std::vector<pollfd> polled{{wake_.get(), POLLIN, 0}};
+    for (const auto& [fd, events] : reception_.awaited()) polled.push_back({fd, events, 0});
     {
       const std::lock_guard lock(mutex_);
       if (ends_) return;
@@ -176,8 +171,7 @@ void Door::run() {
     }
     ::poll(polled.data(), polled.size(), static_cast<int>(kSays.count()));
     try {
-      accept_all();
-      advance();
+      for (auto& connection : reception_.take()) receive(std::move(connection));
       const std::lock_guard lock(mutex_);
       hear(waiting_);
       hear(taken_);
@@ -191,37 +185,13 @@ void Door::run() {
   }
 }
 
-void Door::accept_all() {
-  while (true) {
-    base::Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;
-    if (strangers_.size() >= kMostStrangers) {
-      base::keep_in_forked_children(strangers_.front().fd());
-      strangers_.pop_front();
-    }
-    hold(socket.get());
-    strangers_.emplace_back(self_, std::move(socket), std::nullopt, base::Deadline::after(kHandshake));
-  }
-}
-
-void Door::advance() {
-  for (auto at = strangers_.begin(); at != strangers_.end();) {
-    const auto stranger = at++;
-    const auto state = stranger->advance();
-    if (state == contact::Handshake::State::kRunning) continue;
-    base::keep_in_forked_children(stranger->fd());
-    if (state == contact::Handshake::State::kDone) receive(stranger->take());
-    strangers_.erase(stranger);
-  }
-}
-
 void Door::receive(contact::Connection connection) {
-  Guest guest{.line = DoorLine(std::move(connection)), .arrival = {}, .heard = Clock::now()};
+  Guest guest{.line = DoorLine(std::move(connection)), .entrant = {}, .heard = Clock::now()};
   std::string why;
   try {
     auto facts = to_facts(guest.line.told());
-    guest.arrival = take_arrival(facts);
-    guest.arrival.came = guest.heard;
+    guest.entrant = take_entrant(facts);
+    guest.entrant.came = guest.heard;
     why = difference(facts_, facts);
   } catch (const base::FormatError&) {
     why = "what it tells of itself cannot be read";

@@ -12,7 +12,7 @@
 
 #include "lamina/base/deadline.h"
 #include "lamina/base/fd.h"
-#include "lamina/contact/handshake.h"
+#include "lamina/contact/reception.h"
 #include "lamina/environment/job_door.h"
 #include "lamina/session/door_words.h"
 
@@ -81,27 +81,24 @@ class Door {
  private:
   struct Guest {
     DoorLine line;
-    Arrival arrival;
+    Entrant entrant;
     base::Clock::time_point heard;
     bool is_gone = false;
   };
 
   void run();
-  void accept_all();
-  void advance();
   void receive(contact::Connection connection);
   void hear(std::list<Guest>& guests);
   void tell_waiting();
   void count();  // under the lock, as the next one
-  std::vector<Arrival> present() const;
+  std::vector<Entrant> present() const;
   void wake() const;
 
   const environment::DoorPlate plate_;
   const Facts facts_;
-  const contact::Identity self_;
-  base::Fd listener_, wake_;
-  std::string address_;
-  std::list<contact::Handshake> strangers_;  // of the thread
+  base::Fd wake_;
+  contact::Reception reception_;  // of the thread, from its start on
+  const std::string address_;
 
   std::mutex mutex_;
   DoorTerms terms_;

@@ -55,13 +55,13 @@ Facts to_facts(const std::string& bytes) {
   return facts;
 }
 
-Facts of_guest(const Arrival& arrival, Facts facts) {
-  facts.emplace_back(kMachine, std::to_string(arrival.node));
-  facts.emplace_back(kTogether, std::to_string(arrival.together));
+Facts of_guest(const Entrant& entrant, Facts facts) {
+  facts.emplace_back(kMachine, std::to_string(entrant.node));
+  facts.emplace_back(kTogether, std::to_string(entrant.together));
   return facts;
 }
 
-Arrival take_arrival(Facts& facts) {
+Entrant take_entrant(Facts& facts) {
   const auto take = [&](const char* name) {
     const auto number =
         facts.empty() || facts.back().first != name ? std::nullopt : base::whole_number(facts.back().second);

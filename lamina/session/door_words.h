@@ -20,8 +20,8 @@ std::string to_bytes(const Facts& facts);
 // Throws base::FormatError.
 Facts to_facts(const std::string& bytes);
 // Facts of a newcomer that comes so, and back: how it comes.
-Facts of_guest(const Arrival& arrival, Facts facts);
-Arrival take_arrival(Facts& facts);  // throws base::FormatError
+Facts of_guest(const Entrant& entrant, Facts facts);
+Entrant take_entrant(Facts& facts);  // throws base::FormatError
 // Names the first fact that is another one there; "" where all are alike.
 std::string difference(const Facts& job, const Facts& newcomer);
 

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <csignal>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
@@ -15,7 +14,6 @@
 #include "lamina/contact/secret.h"
 #include "lamina/data_parallel/newcomers.h"
 #include "lamina/environment/progress.h"
-#include "lamina/environment/rank_contract.h"
 #include "lamina/session/epoch_talk.h"
 #include "lamina/session/newcomer.h"
 
@@ -53,10 +51,8 @@ void note_sigterm(int) {
 
 }  // namespace
 
-bool is_newcomer() { return std::getenv(environment::kNewcomerVariable) != nullptr; }
-
 void end_if_newcomer(const std::string& why) {
-  if (!is_newcomer()) return;
+  if (!environment::is_newcomer()) return;
   base::log_info("nobody joins the job: " + why);
   throw ProcessEnds{};
 }

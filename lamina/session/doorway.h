@@ -19,9 +19,7 @@
 
 namespace lamina::session {
 
-// Tells whether this process is to join a job, in which it is not yet.
-bool is_newcomer();
-// Ends such a process where the job takes nobody in, because of that: throws ProcessEnds.
+// Ends a process that is to join a job where the job takes nobody in, because of that: throws ProcessEnds.
 void end_if_newcomer(const std::string& why);
 
 // Facts that newcomers are to have in common with a job that trains: of the program in that file (`kind`: "script"),

@@ -136,23 +136,16 @@ Newcomer::Newcomer(const Session& own, const Facts& of_face)
 std::optional<DoorLine> Newcomer::come(const std::string& address) {
   using contact::Handshake;
   // One that has waited in vain does not wait for others once there is a place.
-  const Arrival arrival{.node = node_, .together = no_place_ ? 0 : terms_.together};
-  self_.told.front() = to_bytes(of_guest(arrival, facts_));
+  const Entrant entrant{.node = node_, .together = no_place_ ? 0 : terms_.together};
+  self_.told.front() = to_bytes(of_guest(entrant, facts_));
   const auto deadline = base::Deadline::after(kDoorOpens);
   Handshake handshake(self_, environment::Address::parse(address).begin_connect(), base::Rank(0), deadline);
-  while (true) {
-    const auto state = handshake.advance();
-    if (state == Handshake::State::kDone) return DoorLine(handshake.take());
-    if (state == Handshake::State::kFailed) {
-      if (handshake.has_closed() || deadline.expired()) return std::nullopt;
-      throw base::ConfigError(
-          base::str("the job at ", address, " does not let this newcomer in: ", handshake.failure()),
-          base::Code{"elastic-newcomer"});
-    }
-    pollfd ready{handshake.fd(), handshake.events(), 0};
-    ::poll(&ready, 1, static_cast<int>(kLooksAgain.count()));
-    if (patience_.check_interrupt) patience_.check_interrupt();
+  if (contact::finish(handshake, patience_.check_interrupt) == Handshake::State::kDone) {
+    return DoorLine(handshake.take());
   }
+  if (handshake.has_closed() || deadline.expired()) return std::nullopt;
+  throw base::ConfigError(base::str("the job at ", address, " does not let this newcomer in: ", handshake.failure()),
+                          base::Code{"elastic-newcomer"});
 }
 
 // Comes to the door that stands on the plate, else to one that a launcher of the job names. False: it is over.

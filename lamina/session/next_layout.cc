@@ -11,6 +11,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/environment/elastic_terms.h"
 #include "lamina/messaging/agreement.h"
 #include "lamina/session/survivors.h"
 
@@ -92,7 +93,7 @@ config::Config next_layout(Session& before, int ranks, const std::vector<std::st
 }
 
 void require_layouts(Session& session, const std::vector<std::string>& layouts, bool share_any) {
-  if (is_newcomer()) return;  // it has those of the others, which the door sees to
+  if (environment::is_newcomer()) return;  // it has those of the others, which the door sees to
   const auto world = session.members(topology::Group::kWorld);
   const auto told = messaging::made_by_first(
       session.mailbox(), world, [&] { return value::Value(nlohmann::json(layouts).dump()); }, session.patience());

@@ -42,7 +42,7 @@ std::optional<std::vector<Told>> PartSurvivors::begin() {
   note_update();
   doorway_.begin();
   std::optional<std::vector<Told>> told;
-  if (is_newcomer()) {
+  if (environment::is_newcomer()) {
     states_.come();
     told = join();
   }

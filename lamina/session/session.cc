@@ -52,9 +52,6 @@ std::size_t least_ranks() {
   return static_cast<std::size_t>(terms.value_or(environment::ElasticTerms()).least);
 }
 
-// This process is to join a job, in which it is not yet.
-bool is_to_join() { return environment::process_environment()(environment::kNewcomerVariable).has_value(); }
-
 // Ranks of such a job outlive others.
 bool is_elastic() { return environment::ElasticTerms::read(environment::process_environment()).has_value(); }
 
@@ -186,7 +183,7 @@ collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder
 
 Session::Session(config::Config config, environment::World world, FaceHooks hooks, const FirstEpoch* first)
     : asked_(config::with_defaults(std::move(config))),
-      config_(is_to_join() ? config::collapsed(asked_) : asked_),
+      config_(environment::is_newcomer() ? config::collapsed(asked_) : asked_),
       world_(rendezvous::placed(rendezvous::meeting_outside(std::move(world)), hooks.check_interrupt)),
       topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
                 cuts_of(config_)),
@@ -200,7 +197,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
   // From `lamina run --timeline`.
   const auto environment = environment::process_environment();
-  if (const auto folder = environment(observe::kPartsVariable); folder && !is_to_join()) {
+  if (const auto folder = environment(observe::kPartsVariable); folder && !environment::is_newcomer()) {
     recorder_.start_part(observe::part_in(*folder, world_.rank.value), empty_timeline());
   }
   if (world_.local_size < world_.size) {

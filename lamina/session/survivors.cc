@@ -263,7 +263,7 @@ std::optional<std::vector<Told>> CopySurvivors::begin() {
   if (!why_not(*session_).empty()) return std::nullopt;
   doorway_.begin();
   std::optional<std::vector<Told>> told;
-  if (is_newcomer()) {
+  if (environment::is_newcomer()) {
     is_whole_ = false;  // until it has what the first one has
     told = join();
   }

@@ -10,10 +10,9 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
-#include "lamina/base/whole_number.h"
 #include "lamina/contact/secret.h"
-#include "lamina/environment/address.h"
 #include "lamina/environment/environment.h"
+#include "lamina/environment/host_port.h"
 #include "lamina/environment/rank_contract.h"
 #include "lamina/membership/witness_words.h"
 
@@ -28,15 +27,9 @@ constexpr auto kCallsAgain = std::chrono::milliseconds(200);
 constexpr auto kAsksWhetherThere = std::chrono::seconds(1);
 
 std::vector<environment::Address> addresses_of(const std::string& text) {
-  const auto colon = text.rfind(':');
-  auto host = text.substr(0, colon);
-  if (host.starts_with('[')) host = host.substr(1, host.size() - 2);
-  const auto port = colon == std::string::npos ? std::nullopt : base::whole_number(text.substr(colon + 1));
-  if (!port) {
-    throw base::ConfigError(base::str(environment::kWitnessVariable, " is \"", text,
-                                      "\", no HOST:PORT: it is for `lamina run --witness` to set; unset it"));
-  }
-  return environment::Address::resolve(host, *port);
+  if (const auto place = environment::HostPort::read(text)) return place->addresses("--witness");
+  throw base::ConfigError(base::str(environment::kWitnessVariable, " is \"", text,
+                                    "\", no HOST:PORT: it is for `lamina run --witness` to set; unset it"));
 }
 
 }  // namespace
@@ -60,18 +53,10 @@ void WitnessLine::connect(const base::Deadline& deadline, const std::function<vo
   }
   const contact::Identity self{
       .rank = base::Rank(1), .size = 2, .secret = *secret, .generation = membership::kWitnessName, .told = {job_, ""}};
-  std::string why = "nobody answers there";
   while (!deadline.expired()) {
     for (const auto& address : addresses_of(named)) {
       Handshake handshake(self, address.begin_connect(), base::Rank(0), deadline);
-      auto state = handshake.advance();
-      while (state == Handshake::State::kRunning) {
-        pollfd ready{handshake.fd(), handshake.events(), 0};
-        ::poll(&ready, 1, static_cast<int>(base::kInterruptSlice.count()));
-        if (check_interrupt) check_interrupt();
-        state = handshake.advance();
-      }
-      if (state == Handshake::State::kDone) {
+      if (contact::finish(handshake, check_interrupt) == Handshake::State::kDone) {
         line_.emplace(handshake.take());
         return await_welcome(named, deadline, check_interrupt);
       }
@@ -84,7 +69,7 @@ void WitnessLine::connect(const base::Deadline& deadline, const std::function<vo
     if (check_interrupt) check_interrupt();
     std::this_thread::sleep_for(kCallsAgain);
   }
-  give_up(why);
+  give_up("nobody answers there");
 }
 
 // The witness says whether it is that of this job.

@@ -294,7 +294,7 @@ void bind_survivors(py::module_& module, py::class_<Session, std::shared_ptr<Ses
   module.def("is_leaving", &session::Doorway::leaves, "Whether SIGTERM has told this rank to leave in order.");
   module.def("end_if_told", &session::end_if_told,
              "Ends this process where SIGTERM has told it to leave: see lamina/session/doorway.h.");
-  module.def("is_newcomer", &session::is_newcomer, "Whether this process is to join a job, in which it is not yet.");
+  module.def("is_newcomer", &environment::is_newcomer, "Whether this process is to join a job, in which it is not yet.");
   bind_copies(module);
   bind_parts(module);
   bind_pace(module);

@@ -16,8 +16,8 @@ Admission admission(base::Clock::duration every = 60s) {
   return made;
 }
 
-Arrival by_hand(int node, int together, base::Clock::duration came) { return {node, together, kBegin + came}; }
-Arrival back(base::Clock::duration came) { return {0, 0, kBegin + came}; }
+Entrant by_hand(int node, int together, base::Clock::duration came) { return {node, together, kBegin + came}; }
+Entrant back(base::Clock::duration came) { return {0, 0, kBegin + came}; }
 
 TEST(Admission, LetsNobodyInWhereNobodyWaits) { EXPECT_FALSE(admission().may_enter({}, kBegin)); }
 
@@ -32,14 +32,14 @@ TEST(Admission, WaitsForAllThatALauncherHasBegun) {
 
 TEST(Admission, WaitsForThemTenSecondsAtMost) {
   const auto door = admission();
-  const std::vector<Arrival> waiting{by_hand(7, 3, 0s), by_hand(7, 3, 9s)};
+  const std::vector<Entrant> waiting{by_hand(7, 3, 0s), by_hand(7, 3, 9s)};
   EXPECT_FALSE(door.may_enter(waiting, kBegin + 9999ms));
   EXPECT_TRUE(door.may_enter(waiting, kBegin + 10s));
 }
 
 TEST(Admission, LetsManyWhoComeOneAfterTheOtherInByTwoChanges) {
   auto door = admission();
-  std::vector<Arrival> waiting;
+  std::vector<Entrant> waiting;
   int changes = 0;
   for (int second = 0; second < 70; ++second) {
     const auto now = kBegin + std::chrono::seconds(second);

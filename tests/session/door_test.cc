@@ -68,14 +68,14 @@ TEST(Facts, TravelAndDifferByName) {
 TEST(Facts, ANewcomerTellsItsMachineAndHowManyComeBesides) {
   auto facts = of_guest({.node = 2, .together = 3}, kFacts);
   EXPECT_NE(difference(kFacts, facts), "");
-  const auto arrival = take_arrival(facts);
-  EXPECT_EQ(arrival.node, 2);
-  EXPECT_EQ(arrival.together, 3);
+  const auto entrant = take_entrant(facts);
+  EXPECT_EQ(entrant.node, 2);
+  EXPECT_EQ(entrant.together, 3);
   EXPECT_EQ(facts, kFacts);
-  EXPECT_THROW(take_arrival(facts), base::FormatError) << "it tells none";
+  EXPECT_THROW(take_entrant(facts), base::FormatError) << "it tells none";
   auto odd = of_guest({}, kFacts);
   odd.back().second = "first";
-  EXPECT_THROW(take_arrival(odd), base::FormatError);
+  EXPECT_THROW(take_entrant(odd), base::FormatError);
 }
 
 TEST(LocalPlace, CountsThoseOfTheSameMachine) {
@@ -166,8 +166,8 @@ class DoorTest : public testing::Test {
 
   // A line of somebody with that secret and these facts; none where the door closes.
   std::optional<DoorLine> come(const Secret& secret, const Facts& facts, std::string* why = nullptr,
-                               const Arrival& arrival = {}) const {
-    const Identity self{base::Rank(1), 2, secret, "door", {to_bytes(of_guest(arrival, facts)), ""}};
+                               const Entrant& entrant = {}) const {
+    const Identity self{base::Rank(1), 2, secret, "door", {to_bytes(of_guest(entrant, facts)), ""}};
     Handshake handshake(self, connect(), base::Rank(0), base::Deadline::after(20s));
     auto state = Handshake::State::kRunning;
     while ((state = handshake.advance()) == Handshake::State::kRunning) std::this_thread::sleep_for(1ms);
@@ -175,7 +175,7 @@ class DoorTest : public testing::Test {
     if (state != Handshake::State::kDone) return std::nullopt;
     return DoorLine(handshake.take());
   }
-  std::optional<DoorLine> come(const Arrival& arrival = {}) const { return come(secret_, kFacts, nullptr, arrival); }
+  std::optional<DoorLine> come(const Entrant& entrant = {}) const { return come(secret_, kFacts, nullptr, entrant); }
 
   static std::pair<DoorWord, std::string> first_word(DoorLine& line) {
     std::optional<std::pair<DoorWord, std::string>> heard;
@@ -295,7 +295,7 @@ TEST_F(DoorTest, WhoWaitsInVainIsToldWhyAndTheEnd) {
 
 TEST_F(DoorTest, ThoseWhomALauncherHasBegunEnterTogetherAndTheNextOnesLater) {
   door_->set_terms({.ranks = 2, .most = 9, .every = 1h});
-  const Arrival by_hand{.node = 7, .together = 2};
+  const Entrant by_hand{.node = 7, .together = 2};
   auto one = come(by_hand);
   ASSERT_TRUE(one);
   EXPECT_EQ(first_word(*one), std::pair(DoorWord::kWait, std::string())) << "there is a place";

@@ -106,7 +106,7 @@ TEST(NextPlace, IsWhatTheEnvironmentSaysFromNowOn) {
   EXPECT_EQ(world.master_port, 4711);
   EXPECT_TRUE(world.launched);
   EXPECT_EQ(epoch_of_environment(), 5);
-  EXPECT_FALSE(is_newcomer());
+  EXPECT_FALSE(environment::is_newcomer());
   const auto said = said_place();
   EXPECT_NE(std::ranges::find(said, std::pair<std::string, std::string>("LAMINA_EPOCH", "5")), said.end());
   for (const auto& [name, value] : said) ::unsetenv(name.c_str());

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <functional>
 #include <iostream>
-#include <span>
 #include <utility>
+#include <vector>
 
 #include "lamina/base/error.h"
 #include "lamina/base/printable.h"
@@ -64,6 +64,11 @@ void take_elastic(const std::string& text, Options& options) {
   if (colon != std::string::npos) options.most = number_of("--elastic", text.substr(colon + 1), more);
 }
 
+environment::HostPort read_place(const std::string& option, const std::string& text) {
+  if (auto place = environment::HostPort::read(text)) return *place;
+  throw CLI::ValidationError(option, text + " is no HOST:PORT, as in 10.0.0.3:29501");
+}
+
 void add_places(CLI::App& app, Options& options) {
   app.add_option_function<std::string>(
          "-n,--nproc,--nproc-per-node,--nproc_per_node",
@@ -87,11 +92,11 @@ void add_places(CLI::App& app, Options& options) {
     options.master_port = number;
   })->type_name("PORT");
   app.add_option_function<std::string>(
-         "--witness", [&](const std::string& text) { options.witness = HostPort::read("--witness", text); },
+         "--witness", [&](const std::string& text) { options.witness = read_place("--witness", text); },
          "where the job's witness is, whose voice counts where machines are lost; without SCRIPT: be it")
       ->type_name("HOST:PORT");
   app.add_option_function<std::string>(
-         "--join", [&](const std::string& text) { options.join = HostPort::read("--join", text); },
+         "--join", [&](const std::string& text) { options.join = read_place("--join", text); },
          "have these ranks join an elastic job that runs; any of its launchers says HOST:PORT")
       ->type_name("HOST:PORT");
   add_number(app, "--join-port", "port at which this launcher tells others how to join its job (any free one)",
@@ -159,31 +164,32 @@ void add_ends(CLI::App& app, Options& options) {
       ->type_name("S");
 }
 
-// Lists those that are given.
-std::string given_of(std::span<const std::pair<bool, const char*>> options) {
+using GivenOptions = std::vector<std::pair<bool, const char*>>;
+
+// Lists those that are given of `first`, of the options that say where ranks are, and of `others`.
+std::string given_of(const GivenOptions& first, const Options& options, const GivenOptions& others) {
+  const GivenOptions places{
+      {options.world_size.has_value(), "--world_size"},      {options.nodes.has_value(), "--nnodes"},
+      {options.base_rank.has_value(), "--base_rank"},        {options.node_rank.has_value(), "--node_rank"},
+      {options.master_address.has_value(), "--master_addr"}, {options.master_port.has_value(), "--master_port"}};
   std::string given;
-  for (const auto& [is_given, name] : options) {
-    if (is_given) given += base::str(given.empty() ? "" : ", ", name);
+  for (const auto* some : {&first, &places, &others}) {
+    for (const auto& [is_given, name] : *some) {
+      if (is_given) given += base::str(given.empty() ? "" : ", ", name);
+    }
   }
   return given;
 }
 
 // The witness has a place, a secret, and nothing else.
 void note_of_witness(const Options& options, const std::function<void(const std::string&)>& note) {
-  const std::pair<bool, const char*> others[] = {{options.processes.has_value(), "-n"},
-                                                 {options.world_size.has_value(), "--world_size"},
-                                                 {options.nodes.has_value(), "--nnodes"},
-                                                 {options.base_rank.has_value(), "--base_rank"},
-                                                 {options.node_rank.has_value(), "--node_rank"},
-                                                 {options.master_address.has_value(), "--master_addr"},
-                                                 {options.master_port.has_value(), "--master_port"},
-                                                 {options.config_file.has_value(), "--config"},
-                                                 {!options.preload.empty(), "--preload"},
-                                                 {options.module, "--module"},
-                                                 {options.command, "--no-python"},
-                                                 {options.least.has_value(), "--elastic"},
-                                                 {options.restarts > 0, "--restarts"}};
-  const auto given = given_of(others);
+  const auto given = given_of({{options.processes.has_value(), "-n"}}, options,
+                              {{options.config_file.has_value(), "--config"},
+                               {!options.preload.empty(), "--preload"},
+                               {options.module, "--module"},
+                               {options.command, "--no-python"},
+                               {options.least.has_value(), "--elastic"},
+                               {options.restarts > 0, "--restarts"}});
   if (!given.empty()) {
     note(base::str("without SCRIPT, --witness is the witness itself, which has no ranks: leave out ", given,
                    ", or say what to run"));
@@ -192,17 +198,11 @@ void note_of_witness(const Options& options, const std::function<void(const std:
 
 // Options that do not go with --join.
 void note_beside_join(const Options& options, const std::function<void(const std::string&)>& note) {
-  const std::pair<bool, const char*> places[] = {{options.world_size.has_value(), "--world_size"},
-                                                 {options.nodes.has_value(), "--nnodes"},
-                                                 {options.base_rank.has_value(), "--base_rank"},
-                                                 {options.node_rank.has_value(), "--node_rank"},
-                                                 {options.master_address.has_value(), "--master_addr"},
-                                                 {options.master_port.has_value(), "--master_port"},
-                                                 {options.least.has_value(), "--elastic"},
-                                                 {options.join_every.has_value(), "--join-every"},
-                                                 {options.witness.has_value(), "--witness"},
-                                                 {options.restarts > 0, "--restarts"}};
-  const auto given = given_of(places);
+  const auto given = given_of({}, options,
+                              {{options.least.has_value(), "--elastic"},
+                               {options.join_every.has_value(), "--join-every"},
+                               {options.witness.has_value(), "--witness"},
+                               {options.restarts > 0, "--restarts"}});
   if (!given.empty()) note(base::str("--join has the job that runs say where its ranks are: leave out ", given));
   if (!options.secret_file) note("--join needs --secret-file: the file that the launchers of the job have");
 }

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "lamina/environment/host_port.h"
 #include "lamina/launch/options/command_line.h"
-#include "lamina/launch/options/host_port.h"
 
 namespace lamina::launch {
 
@@ -21,9 +21,9 @@ struct Options {
   std::optional<int> node_rank;   // of this machine
   std::optional<std::string> master_address;
   std::optional<int> master_port;
-  std::optional<HostPort> witness;  // of the job; without a target this process is to be it
-  std::optional<HostPort> join;     // the job that the ranks of this machine join while it runs
-  std::optional<int> join_port;     // where launchers of newcomers ask this one; none: any free one
+  std::optional<environment::HostPort> witness;  // of the job; without a target this process is to be it
+  std::optional<environment::HostPort> join;     // the job that the ranks of this machine join while it runs
+  std::optional<int> join_port;                  // where launchers of newcomers ask this one; none: any free one
 
   // The program of each rank.
   bool module = false;                 // target[0] is a Python module (-m)

@@ -8,7 +8,7 @@
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 #include "lamina/base/whole_number.h"
-#include "lamina/launch/options/host_port.h"
+#include "lamina/environment/host_port.h"
 
 namespace lamina::launch {
 namespace {
@@ -96,7 +96,8 @@ void Report::given_up(base::Rank rank, const std::string& why) const {
 
 void Report::may_be_joined(const std::string& doorkeeper) const {
   const auto space = doorkeeper.find(' ');
-  const HostPort address{doorkeeper.substr(0, space), base::whole_number(doorkeeper.substr(space + 1)).value_or(0)};
+  const environment::HostPort address{doorkeeper.substr(0, space),
+                                      base::whole_number(doorkeeper.substr(space + 1)).value_or(0)};
   say("others may join: --join ", address.text());
 }
 

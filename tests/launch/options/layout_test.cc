@@ -51,7 +51,7 @@ TEST(Layout, OneMachineNeedsNothingElse) {
 }
 
 TEST(Layout, RanksThatJoinAJobHaveNoPlaceInIt) {
-  const Options options{.processes = 2, .join = HostPort{"10.0.0.1", 4711}};
+  const Options options{.processes = 2, .join = environment::HostPort{"10.0.0.1", 4711}};
   const auto found = layout(options, {{"WORLD_SIZE", "8"}, {"NODE_RANK", "3"}, {"MASTER_ADDR", "10.0.0.9"}});
   EXPECT_EQ(found.processes, 2);
   EXPECT_EQ(found.world_size, 2);

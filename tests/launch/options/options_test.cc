@@ -152,7 +152,7 @@ TEST(Options, EveryWrongFieldIsNamedInOneLine) {
 }
 
 TEST(Options, RanksThatJoinAJobHaveNoPlaceOfTheirOwn) {
-  const HostPort join{"10.0.0.1", 4711};
+  const environment::HostPort join{"10.0.0.1", 4711};
   EXPECT_EQ(complaint({.processes = 2, .join = join, .secret_file = "secret", .target = {"x"}}), "");
   EXPECT_EQ(complaint({.join = join, .target = {"x"}}),
             "--join needs --secret-file: the file that the launchers of the job have");
