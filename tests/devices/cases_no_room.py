@@ -76,11 +76,12 @@ def case_results_of_a_call_find_no_room():
 def case_a_value_that_was_sent_finds_no_room():
     gc.collect()
     lamina.init(timeout_s=60)
+    held = filled(1) if lamina.rank() == 1 else None
+    lamina.barrier()  # until then the value would find room where it arrives
     if lamina.rank() == 0:
         lamina.send(torch.ones(MIB // 2, device=lamina.device()), 1, lamina.RankType.WORLD_RANK)
     else:
-        held = filled(1)
         with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 2\.00 MiB"):
             lamina.recv_from(0, lamina.RankType.WORLD_RANK)
-        del held
+    del held
     lamina.barrier()
