@@ -17,11 +17,12 @@ using MemberId = base::Id<struct MemberTag>;
 // The witness of a job: a voice besides those of the members ([Note: witness] in witness.h).
 inline constexpr MemberId kWitness = MemberId(-2);
 
-// A stretch of a job's life in which the same processes are its ranks.
+// A stretch of a session's life in which the same processes are its ranks.
 struct Epoch {
   std::int64_t number = 0;
   std::vector<MemberId> members;  // in the order of their ranks, each once
   std::size_t with_witness = 0;   // so many are a majority together with the witness; 0: there is none
+  bool is_over = false;           // the session that all have opened beside this one begins in its place
 
   bool has(MemberId member) const;
   // "epoch 3 of 2 members (0, 4)"

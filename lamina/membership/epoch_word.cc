@@ -35,10 +35,8 @@ Ballot to_ballot(const json& list) {
 
 std::string EpochWord::to_text() const {
   auto follows = json::array();
-  if (next) follows = {next->number, to_json(next->members), next->with_witness};
-  return json{static_cast<int>(kind), epoch,           to_json(ballot), to_json(accepted), follows, to_json(lost),
-              to_json(leaving),       to_json(joining)}
-      .dump();
+  if (next) follows = {next->number, to_json(next->members), next->with_witness, next->is_over};
+  return json{static_cast<int>(kind), epoch, to_json(ballot), to_json(accepted), follows, to_json(lost)}.dump();
 }
 
 EpochWord EpochWord::read(const std::string& text) {
@@ -52,11 +50,9 @@ EpochWord EpochWord::read(const std::string& text) {
                    .accepted = to_ballot(told.at(3))};
     if (const auto& next = told.at(4); !next.empty()) {
       word.next = Epoch{next.at(0).get<std::int64_t>(), to_members<std::vector<MemberId>>(next.at(1)),
-                        next.at(2).get<std::size_t>()};
+                        next.at(2).get<std::size_t>(), next.at(3).get<bool>()};
     }
     word.lost = to_members<std::set<MemberId>>(told.at(5));
-    word.leaving = to_members<std::set<MemberId>>(told.at(6));
-    word.joining = to_members<std::set<MemberId>>(told.at(7));
     return word;
   } catch (const json::exception&) {
     throw base::FormatError("a word about an epoch cannot be read");

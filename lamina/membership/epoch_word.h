@@ -22,7 +22,7 @@ struct Ballot {
 // A word of one member to another about the end of an epoch.
 struct EpochWord {
   enum class Kind : std::uint8_t {
-    kTells,     // who is lost, wants to leave or to join: to the leader
+    kTells,     // who is lost: to the leader
     kAsks,      // the leader asks for promises
     kPromises,  // to take part in no smaller ballot; `next`: what was accepted, in ballot `accepted`
     kProposes,  // the leader proposes `next`
@@ -33,10 +33,10 @@ struct EpochWord {
     kGivesUp,  // the witness: it never asks that in this epoch
   };
   Kind kind = Kind::kTells;
-  std::int64_t epoch = -1;  // the number of the one that ends; a newcomer knows none
+  std::int64_t epoch = -1;  // the number of the one that ends
   Ballot ballot = {}, accepted = {};
   std::optional<Epoch> next = {};
-  std::set<MemberId> lost = {}, leaving = {}, joining = {};
+  std::set<MemberId> lost = {};
 
   std::string to_text() const;
   // Throws base::FormatError.

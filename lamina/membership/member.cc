@@ -11,51 +11,39 @@ namespace {
 
 using enum EpochWord::Kind;
 
-void add(std::set<MemberId>& to, const std::set<MemberId>& more) { to.insert(more.begin(), more.end()); }
-
 double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
 
 Member::Member(MemberId self, Epoch first, Terms terms) : self_(self), terms_(terms), epoch_(std::move(first)) {}
 
-Member::Member(MemberId self, Terms terms, Time now) : self_(self), terms_(terms), since_(now) {}
-
 void Member::lost(MemberId other, Time now) {
   unreachable_.insert(other);
-  joining_.erase(other);
-  if (epoch_ && epoch_->has(other)) lost_.insert(other);
+  if (epoch_.has(other)) lost_.insert(other);
   if (other == kWitness) give_up_witness();
   look(now);
 }
 
-void Member::leave(Time now) {
-  leaves_ = true;
-  leaving_.insert(self_);
-  look(now);
-}
-
-void Member::wants_to_join(MemberId newcomer, Time now) {
-  joining_.insert(newcomer);
+void Member::opened(std::int64_t epoch, Time now) {
+  has_opened_ = has_opened_ || epoch == epoch_.number;
   look(now);
 }
 
 void Member::receive(MemberId from, const EpochWord& word, Time now) {
   if (!ended_.empty()) return;
-  const std::int64_t number = epoch_ ? epoch_->number : -1;
   if (word.kind == kDecided) {
     const auto& next = *word.next;
-    if (next.number <= number) return;
-    if (next.has(self_) && next.members.front() == self_) tell(next);  // who decided may not reach all
+    if (next.number <= epoch_.number) return;
+    if (next.members.front() == self_) tell(next);  // who decided may not reach all
     return adopt(next, now);
   }
-  if (from == kWitness && word.epoch != number) return;
-  if (word.epoch < number) {
+  if (from == kWitness && word.epoch != epoch_.number) return;
+  if (word.epoch < epoch_.number) {
     send(from, {.kind = kDecided, .next = epoch_});
-  } else if (word.epoch > number) {
+  } else if (word.epoch > epoch_.number) {
     early_.emplace_back(from, word);
-    send(from, {.kind = kWonders, .epoch = number});
-  } else if (epoch_) {
+    send(from, {.kind = kWonders, .epoch = epoch_.number});
+  } else {
     answer(from, word, now);
   }
 }
@@ -63,11 +51,10 @@ void Member::receive(MemberId from, const EpochWord& word, Time now) {
 void Member::pass(Time now) {
   if (!ended_.empty()) return;
   if (since_ && now - *since_ > terms_.patience) {
-    if (!epoch_) return end(base::str("no member has brought this newcomer in for ", seconds(terms_.patience), " s"));
-    return end(base::str("no majority of ", epoch_->text(), " has agreed on what follows for ",
-                         seconds(terms_.patience), " s; lost are ", base::joined(lost_)));
+    return end(base::str("no majority of ", epoch_.text(), " has agreed on what follows for ", seconds(terms_.patience),
+                         " s; lost are ", lost_.empty() ? "none" : base::joined(lost_)));
   }
-  if (since_ && epoch_) repeat(now);
+  if (since_) repeat(now);
   look(now);
 }
 
@@ -86,60 +73,54 @@ std::vector<std::pair<MemberId, EpochWord>> Member::take_words() { return std::e
 
 // The first member that is not lost: this one is never lost to itself.
 MemberId Member::leader() const {
-  return *std::ranges::find_if(epoch_->members, [&](MemberId member) { return !lost_.contains(member); });
+  return *std::ranges::find_if(epoch_.members, [&](MemberId member) { return !lost_.contains(member); });
 }
 
-bool Member::may_join(Time now) const {
-  return !joining_.empty() && epoch_->members.size() < terms_.most &&
-         (!joined_ || now - *joined_ >= terms_.between_joins);
-}
-
-bool Member::has_reason(Time now) const { return !lost_.empty() || !leaving_.empty() || may_join(now); }
-
-bool Member::asks_witness() const { return epoch_->with_witness > 0 && !unreachable_.contains(kWitness); }
+bool Member::asks_witness() const { return epoch_.with_witness > 0 && !unreachable_.contains(kWitness); }
 
 // Others may be more, or have the first member.
 bool Member::yields(const std::set<MemberId>& here, Time now) const {
-  const Epoch without{epoch_->number, epoch_->members};
+  const Epoch without{epoch_.number, epoch_.members};
   return asks_witness() && !is_majority(without, here) && since_ && now - *since_ < terms_.yields;
 }
 
 // Not where this member may be one of those who have decided with it.
 void Member::give_up_witness() {
-  if (!epoch_ || epoch_->with_witness == 0 || proposal_ || acceptor_.promised() != Ballot()) return;
+  if (epoch_.with_witness == 0 || proposal_ || acceptor_.promised() != Ballot()) return;
   unreachable_.insert(kWitness);
-  if (without_witness_.insert(self_).second) send_all({.kind = kGivesUp, .epoch = epoch_->number});
+  if (without_witness_.insert(self_).second) send_all({.kind = kGivesUp, .epoch = epoch_.number});
 }
 
 void Member::hear_giving_up(MemberId from) {
   without_witness_.insert(from);
   give_up_witness();
   const auto has_given_up = [&](MemberId member) { return without_witness_.contains(member); };
-  if (std::ranges::all_of(epoch_->members, has_given_up)) epoch_->with_witness = 0;
+  if (std::ranges::all_of(epoch_.members, has_given_up)) epoch_.with_witness = 0;
 }
 
 // Does what is due: ends, leads, or tells the leader.
 void Member::look(Time now) {
-  if (!ended_.empty() || !epoch_) return;
-  std::set<MemberId> here(epoch_->members.begin(), epoch_->members.end());
+  if (!ended_.empty() || epoch_.is_over) return;
+  std::set<MemberId> here(epoch_.members.begin(), epoch_.members.end());
   for (const auto member : lost_) here.erase(member);
   const auto count = here.size();
   if (asks_witness()) here.insert(kWitness);
-  if (!is_majority(*epoch_, here)) {
-    return end(base::str(count, " of ", epoch_->text(), " are no majority, without ", base::joined(lost_),
-                         epoch_->with_witness > 0 && !asks_witness() ? " and the witness" : ""));
+  if (!is_majority(epoch_, here)) {
+    return end(base::str(count, " of ", epoch_.text(), " are no majority, without ", base::joined(lost_),
+                         epoch_.with_witness > 0 && !asks_witness() ? " and the witness" : ""));
   }
-  if (!lost_.empty() || !leaving_.empty()) since_ = since_.value_or(now);
+  if (lost_.empty() && !has_opened_) return;
+  since_ = since_.value_or(now);
   const auto leading = leader();
   if (leading != self_) {
     proposal_.reset();
-    if (lost_.empty() && leaving_.empty() && joining_.empty()) return;
-    const EpochWord word{.epoch = epoch_->number, .lost = lost_, .leaving = leaving_, .joining = joining_};
+    if (lost_.empty()) return;
+    const EpochWord word{.epoch = epoch_.number, .lost = lost_};
     if (told_ == std::pair(leading, word)) return;
     told_ = {leading, word};
     return send(leading, word);
   }
-  if (proposal_ || !has_reason(now) || (again_ && now < *again_) || yields(here, now)) return;
+  if (proposal_ || (again_ && now < *again_) || yields(here, now)) return;
   propose();
 }
 
@@ -147,7 +128,7 @@ void Member::propose() {
   again_.reset();
   greatest_ = {std::max(greatest_, acceptor_.promised()).round + 1, self_};
   proposal_.emplace().ballot = greatest_;
-  send_voices({.kind = kAsks, .epoch = epoch_->number, .ballot = greatest_});
+  send_voices({.kind = kAsks, .epoch = epoch_.number, .ballot = greatest_});
 }
 
 void Member::answer(MemberId from, const EpochWord& word, Time now) {
@@ -160,7 +141,7 @@ void Member::answer(MemberId from, const EpochWord& word, Time now) {
       send(from, acceptor_.answer(word));
       break;
     case kPromises:
-      if (proposal_ && word.ballot == proposal_->ballot) promised(from, word, now);
+      if (proposal_ && word.ballot == proposal_->ballot) promised(from, word);
       break;
     case kAccepts:
       if (proposal_ && word.ballot == proposal_->ballot) accepted(from, now);
@@ -179,15 +160,10 @@ void Member::answer(MemberId from, const EpochWord& word, Time now) {
 }
 
 void Member::hear(MemberId from, const EpochWord& word) {
-  for (const auto newcomer : word.joining) {
-    if (!unreachable_.contains(newcomer)) joining_.insert(newcomer);  // it may have gone since
-  }
-  add(leaving_, word.leaving);
-  if (lost_.contains(from)) return;
-  add(lost_, word.lost);
+  if (!lost_.contains(from)) lost_.insert(word.lost.begin(), word.lost.end());
 }
 
-void Member::promised(MemberId from, const EpochWord& word, Time now) {
+void Member::promised(MemberId from, const EpochWord& word) {
   if (proposal_->next) return;  // a majority was enough
   proposal_->promises[from] = word;
   std::set<MemberId> promising;
@@ -196,15 +172,14 @@ void Member::promised(MemberId from, const EpochWord& word, Time now) {
     promising.insert(member);
     if (promise.next && (latest == nullptr || latest->accepted < promise.accepted)) latest = &promise;
   }
-  if (!is_majority(*epoch_, promising)) return;
-  proposal_->next = latest != nullptr ? latest->next : next_epoch(now);
-  if (proposal_->next->members == epoch_->members) return proposal_.reset();  // a newcomer has gone again
-  send_voices({.kind = kProposes, .epoch = epoch_->number, .ballot = proposal_->ballot, .next = proposal_->next});
+  if (!is_majority(epoch_, promising)) return;
+  proposal_->next = latest != nullptr ? latest->next : next_epoch();
+  send_voices({.kind = kProposes, .epoch = epoch_.number, .ballot = proposal_->ballot, .next = proposal_->next});
 }
 
 void Member::accepted(MemberId from, Time now) {
   proposal_->acceptances.insert(from);
-  if (!is_majority(*epoch_, proposal_->acceptances)) return;
+  if (!is_majority(epoch_, proposal_->acceptances)) return;
   const auto next = *proposal_->next;
   tell(next);
   adopt(next, now);
@@ -215,24 +190,17 @@ void Member::refused(const Ballot& greater, Time now) {
   greatest_ = std::max(greatest_, greater);
   if (!proposal_ || greater < proposal_->ballot) return;
   proposal_.reset();
-  const auto place = std::ranges::find(epoch_->members, self_) - epoch_->members.begin();
+  const auto place = std::ranges::find(epoch_.members, self_) - epoch_.members.begin();
   again_ = now + terms_.again * (1 + place);
 }
 
-std::vector<MemberId> Member::members_of_next(Time now) const {
-  std::vector<MemberId> members;
-  for (const auto member : epoch_->members) {
-    if (!lost_.contains(member) && !leaving_.contains(member)) members.push_back(member);
+// Where all have opened the next session, it can begin: a loss ends it as any other one.
+Epoch Member::next_epoch() const {
+  if (has_opened_) return {epoch_.number + 1, epoch_.members, epoch_.with_witness, /*is_over=*/true};
+  Epoch next{epoch_.number + 1, {}};
+  for (const auto member : epoch_.members) {
+    if (!lost_.contains(member)) next.members.push_back(member);
   }
-  if (!may_join(now)) return members;
-  for (const auto newcomer : joining_) {
-    if (members.size() < terms_.most) members.push_back(newcomer);
-  }
-  return members;
-}
-
-Epoch Member::next_epoch(Time now) const {
-  Epoch next{epoch_->number + 1, members_of_next(now)};
   if (!asks_witness()) return next;
   std::vector<int> machines;
   int others = 0;
@@ -244,32 +212,24 @@ Epoch Member::next_epoch(Time now) const {
   return next;
 }
 
-// Tells the members of this epoch and of the next one.
+// Tells the members of this epoch, who may be more than those of the next one.
 void Member::tell(const Epoch& next) {
-  std::set<MemberId> all(next.members.begin(), next.members.end());
-  if (epoch_) all.insert(epoch_->members.begin(), epoch_->members.end());
-  all.erase(self_);
-  for (const auto member : all) send(member, {.kind = kDecided, .next = next});
+  for (const auto member : epoch_.members) {
+    if (member != self_) send(member, {.kind = kDecided, .next = next});
+  }
 }
 
 void Member::adopt(const Epoch& next, Time now) {
-  if (!next.has(self_)) {
-    if (!epoch_) return;  // it waits for one that has it
-    if (leaves_) return end(base::str("it has left before ", next.text()));
-    return end(base::str("it was counted as lost before ", next.text()));
-  }
-  if (epoch_ && next.members.size() > epoch_->members.size()) joined_ = now;
+  if (!next.has(self_)) return end(base::str("it was counted as lost before ", next.text()));
   epoch_ = next;
-  if (next.members.size() < terms_.least) {
+  if (next.members.size() < terms_.least && !next.is_over) {
     return end(base::str(next.text(), " has fewer than the ", terms_.least, " members that the job needs"));
   }
   lost_.clear();
-  leaving_.clear();
   for (const auto member : next.members) {
     if (unreachable_.contains(member)) lost_.insert(member);
-    joining_.erase(member);
   }
-  if (leaves_) leaving_.insert(self_);
+  has_opened_ = false;
   since_.reset();
   answer_.reset();
   acceptor_ = {};
@@ -289,7 +249,7 @@ void Member::send(MemberId to, EpochWord word) {
 
 // Its own members, this one too.
 void Member::send_all(const EpochWord& word) {
-  for (const auto member : epoch_->members) send(member, word);
+  for (const auto member : epoch_.members) send(member, word);
 }
 
 // Asks all of whom a majority is to agree.

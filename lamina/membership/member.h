@@ -19,23 +19,25 @@ using Time = std::chrono::nanoseconds;  // of any clock that does not go back
 // How members agree.
 struct Terms {
   std::size_t least = 1;                     // members that an epoch needs
-  std::size_t most = SIZE_MAX;               // members that it may have: newcomers beyond wait
   Time patience = std::chrono::seconds(30);  // how long they may take
   Time again =
       std::chrono::milliseconds(20);  // the first waits so long, the second twice as long, before they try again
-  Time between_joins = std::chrono::seconds(60);
   Time answer = std::chrono::milliseconds(500);  // for the end of an epoch, until words are said again; each time twice
   Time yields = std::chrono::seconds(1);         // who is no majority without the witness asks it so much later
   std::map<MemberId, int> machines = {};         // of members; none: one of its own
 };
 
-// [Note: epochs] One process of a job whose members change while it runs. An epoch ends when members are lost, leave or
-// join. Then the first member that is not lost leads: it proposes the members of the next one. That is decided once a
-// majority of the epoch has accepted it (`is_majority`). Leaders may be lost meanwhile, or several may think that they
-// lead. So each asks before it proposes. A majority promises to take part in no smaller ballot, and says what it has
-// accepted. What the greatest ballot had accepted is proposed in the place of the leader's own (Paxos). Thus an epoch
-// has one successor, and a job goes on once or not at all. Members that are too few for a majority end, and so do those
-// who are left out of the next epoch.
+// [Note: epochs] One process of a session whose members may be lost. An epoch ends with a loss. Then the first member
+// that is not lost leads: it proposes the members of the next one. That is decided once a majority of the epoch has
+// accepted it (`is_majority`). Leaders may be lost meanwhile, or several may think that they lead. So each asks before
+// it proposes. A majority promises to take part in no smaller ballot, and says what it has accepted. What the greatest
+// ballot had accepted is proposed in the place of the leader's own (Paxos). Thus an epoch has one successor, and a job
+// goes on once or not at all. Members that are too few for a majority end, and so do those who are left out of the next
+// epoch.
+//
+// A session ends in the same way: its members have opened another one beside it, with newcomers, without those who
+// leave, or in another layout. Some may have found that one was lost meanwhile, and others not. So it is decided like
+// an epoch whether the other session begins: whoever hears so goes over to it, and nobody goes on here.
 //
 // A member counts as lost to all who hear of it, until the next epoch. A word of somebody who is lost already does not
 // count. A further loss ends the next epoch.
@@ -50,15 +52,11 @@ class Member {
  public:
   // One of the first epoch's.
   Member(MemberId self, Epoch first, Terms terms);
-  // A newcomer: who has heard from it with `wants_to_join` brings it in, or it ends after `terms.patience`.
-  Member(MemberId self, Terms terms, Time now);
 
   // The connection with another, or with the witness, has ended.
   void lost(MemberId other, Time now);
-  // Goes after the next epoch has begun, with which this one is decided still.
-  void leave(Time now);
-  // A newcomer has connected itself with this member, and with those of its epoch.
-  void wants_to_join(MemberId newcomer, Time now);
+  // All members of that epoch have opened the next session: it begins, where no loss is decided first.
+  void opened(std::int64_t epoch, Time now);
   void receive(MemberId from, const EpochWord& word, Time now);
   // Time has passed; to be called some hundred times a second while is_changing(), and else each second.
   void pass(Time now);
@@ -66,12 +64,11 @@ class Member {
   // Gives what is to be sent since the last call, in this order; also words of this member to itself.
   std::vector<std::pair<MemberId, EpochWord>> take_words();
 
-  // None of a newcomer that nobody has brought in.
-  const std::optional<Epoch>& epoch() const { return epoch_; }
-  // True from a loss or leave until the next epoch: the members of this one are no longer all there.
+  const Epoch& epoch() const { return epoch_; }
+  // True from a loss, or from the opening of the next session, until that is decided.
   bool is_changing() const { return since_.has_value(); }
   // False where there is no witness, or this member has lost it.
-  bool has_witness() const { return epoch_ && asks_witness(); }
+  bool has_witness() const { return asks_witness(); }
   // Why this member goes on no more; empty while it does.
   const std::string& ended() const { return ended_; }
 
@@ -85,8 +82,6 @@ class Member {
   };
 
   MemberId leader() const;
-  bool has_reason(Time now) const;
-  bool may_join(Time now) const;
   bool asks_witness() const;
   bool yields(const std::set<MemberId>& here, Time now) const;
   void give_up_witness();
@@ -96,13 +91,12 @@ class Member {
   void propose();
   void answer(MemberId from, const EpochWord& word, Time now);
   void hear(MemberId from, const EpochWord& word);
-  void promised(MemberId from, const EpochWord& word, Time now);
+  void promised(MemberId from, const EpochWord& word);
   void accepted(MemberId from, Time now);
   void refused(const Ballot& greater, Time now);
   void tell(const Epoch& next);
   void adopt(const Epoch& next, Time now);
-  std::vector<MemberId> members_of_next(Time now) const;
-  Epoch next_epoch(Time now) const;
+  Epoch next_epoch() const;
   void send(MemberId to, EpochWord word);
   void send_all(const EpochWord& word);
   void send_voices(const EpochWord& word);
@@ -110,14 +104,12 @@ class Member {
 
   const MemberId self_;
   const Terms terms_;
-  std::optional<Epoch> epoch_;
+  Epoch epoch_;
   std::set<MemberId> unreachable_;  // from here
-  bool leaves_ = false;
-  std::set<MemberId> joining_;  // newcomers that wait
-  std::optional<Time> joined_;  // when newcomers last came in
 
   // State of the end of this epoch.
-  std::set<MemberId> lost_, leaving_;
+  std::set<MemberId> lost_;
+  bool has_opened_ = false;
   std::optional<Time> since_;
   std::optional<Time> answer_;  // how long words may be without one, and until when
   Time answer_by_{};

@@ -139,7 +139,10 @@ void Door::let_in() {
 
 void Door::send_away() {
   const std::lock_guard lock(mutex_);
-  if (in_by_) taken_.clear();
+  if (in_by_) {
+    for (auto& guest : taken_) guest.line.say(DoorWord::kAgain);
+    taken_.clear();
+  }
   in_by_.reset();
   count();
 }

@@ -31,7 +31,7 @@ struct ProcessEnds {
 };
 
 // Words from the door to a newcomer.
-enum class DoorWord : char { kWait = 'w', kRefused = 'r', kOver = 'o', kPlace = 'p', kIn = 'i' };
+enum class DoorWord : char { kWait = 'w', kRefused = 'r', kOver = 'o', kPlace = 'p', kIn = 'i', kAgain = 'a' };
 
 // A line between the door and a newcomer.
 class DoorLine {

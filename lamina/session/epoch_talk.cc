@@ -29,6 +29,7 @@ constexpr auto kChannel = "epoch";
 constexpr auto kPause = std::chrono::milliseconds(2);
 constexpr auto kCalls = std::chrono::seconds(2);         // of a newcomer to the witness, while the others wait for it
 constexpr auto kLooks = std::chrono::milliseconds(500);  // after the witness, each time
+constexpr auto kHeardOf = std::chrono::seconds(1);       // a loss, after a wait has found it
 
 membership::Time now() { return base::Clock::now().time_since_epoch(); }
 MemberId member_of(base::Rank rank) { return MemberId(rank.value); }
@@ -96,28 +97,52 @@ EpochTalk::EpochTalk(messaging::Mailbox& mailbox, transport::Transport& transpor
       ended_(first_.number) {}
 
 std::vector<base::Rank> EpochTalk::next() {
+  await([this] { return member_.epoch().number != ended_ && !member_.is_changing(); });
+  ended_ = member_.epoch().number;
+  if (first_.has_witness) tell_witness_lost();
+  return members();
+}
+
+bool EpochTalk::begins(bool is_open) {
+  const auto all = members();
+  const auto number = member_.epoch().number;  // the next one may come while they say so
+  try {
+    for (const auto& each : all_gather(all, is_open)) {
+      if (!each.as<bool>()) return false;
+    }
+    member_.opened(number, now());
+  } catch (const base::PeerError&) {
+    if (!mailbox_.loss(all, kHeardOf)) throw;
+  }
+  await([&] { return member_.epoch().number != number; });
+  if (!member_.epoch().is_over) return false;
+  try {
+    all_gather(all, value::None{});
+  } catch (const base::PeerError&) {  // of one that is lost to the session that begins, too
+  }
+  return true;
+}
+
+void EpochTalk::await(const std::function<bool()>& is_decided) {
   const auto deadline = base::Deadline::after(patience_.timeout);
-  while (member_.epoch()->number == ended_ || member_.is_changing()) {
+  while (!is_decided()) {
     attend();
     if (!member_.ended().empty()) {
       throw base::PeerError("the ranks that are left do not go on: " + member_.ended(), mailbox_.first_loss(),
                             base::Code{"elastic-ended"});
     }
     if (deadline.expired()) {
-      throw base::TimeoutError("the ranks that are left do not go on: nobody of " + member_.epoch()->text() +
+      throw base::TimeoutError("the ranks that are left do not go on: nobody of " + member_.epoch().text() +
                                " is lost");
     }
     if (patience_.check_interrupt) patience_.check_interrupt();
     std::this_thread::sleep_for(kPause);
   }
-  ended_ = member_.epoch()->number;
-  if (first_.has_witness) tell_witness_lost();
-  return members();
 }
 
 std::vector<base::Rank> EpochTalk::members() const {
   std::vector<base::Rank> members;
-  for (const auto member : member_.epoch()->members) members.push_back(rank_of(member));
+  for (const auto member : member_.epoch().members) members.push_back(rank_of(member));
   return members;
 }
 
@@ -145,8 +170,9 @@ void EpochTalk::look_after_witness() {
 }
 
 FirstEpoch EpochTalk::follows() const {
-  const bool has_witness = member_.epoch()->with_witness > 0;
-  return {.number = member_.epoch()->number, .has_witness = has_witness, .line = has_witness ? first_.line : nullptr};
+  const bool has_witness = member_.epoch().with_witness > 0;
+  return {
+      .number = member_.epoch().number + 1, .has_witness = has_witness, .line = has_witness ? first_.line : nullptr};
 }
 
 // Hears what others say, and answers.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -40,9 +41,13 @@ class EpochTalk {
   EpochTalk(messaging::Mailbox& mailbox, transport::Transport& transport, std::size_t least, base::Patience patience,
             FirstEpoch first);
 
-  // Waits for the epoch that follows the one whose members were given last, or the job's: its members. Throws
+  // Waits for the epoch that follows the one whose members were given last, or the first one: its members. Throws
   // base::PeerError where this rank goes on no more.
   std::vector<base::Rank> next();
+  // Decides, once for all members of the epoch, whether the session that they have opened beside this one begins. Each
+  // says whether it has opened it, which all must have. False: all stay in this session, perhaps in another epoch.
+  // True: this session is over, and who has heard of a loss goes over with it. Throws as next().
+  bool begins(bool is_open);
   // The members of the epoch.
   std::vector<base::Rank> members() const;
   // As Mailbox::all_gather, among these members. Some may not have heard of their epoch: they are answered meanwhile.
@@ -52,10 +57,11 @@ class EpochTalk {
 
   // Between steps: finds out whether the witness is there still. Where it is not, the first rank says so once.
   void look_after_witness();
-  // The epoch with which a session of these members begins, after this one.
+  // The epoch with which a session of these members begins, where this one is over.
   FirstEpoch follows() const;
 
  private:
+  void await(const std::function<bool()>& is_decided);
   void attend();
   void exchange(bool tells_losses);
   void hear_witness();

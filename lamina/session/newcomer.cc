@@ -216,7 +216,7 @@ void Newcomer::check_answers(Time now) const {
 
 std::optional<NewPlace> Newcomer::wait() {
   line_.reset();
-  is_in_ = false;
+  is_in_ = is_sent_away_ = false;
   heard_ = answered_ = base::Clock::now();
   while (true) {
     if (patience_.check_interrupt) patience_.check_interrupt();
@@ -258,7 +258,30 @@ void Newcomer::check_line() {
     const auto word = line_->hear();
     if (!word) return;
     is_in_ = word->first == DoorWord::kIn;
+    is_sent_away_ = word->first == DoorWord::kAgain;
+    if (is_sent_away_) throw base::PeerError("the ranks of the job agree anew on who goes on");
   }
+}
+
+// Waits until the others have decided whether that session begins. Where the door is lost meanwhile, this one goes on
+// with those who may have.
+bool Newcomer::is_let_in(Session& session) {
+  std::optional<base::Deadline> lost;
+  const auto deadline = base::Deadline::after(patience_.timeout);
+  try {
+    for (check_line(); !is_in_; check_line()) {
+      if (patience_.check_interrupt) patience_.check_interrupt();
+      if (deadline.expired() || (lost && lost->expired())) break;
+      if (!lost && session.mailbox().loss(session.members(topology::Group::kWorld), {})) {
+        lost = base::Deadline::after(kDoorSilent);
+      }
+      pollfd ready{line_->fd(), POLLIN, 0};
+      ::poll(&ready, 1, static_cast<int>(kLooksAgain.count()));
+    }
+  } catch (const base::PeerError&) {
+    return !is_sent_away_;
+  }
+  return true;
 }
 
 std::shared_ptr<Session> Newcomer::open(Session& own, const NewPlace& place, environment::World world,
@@ -274,7 +297,11 @@ std::shared_ptr<Session> Newcomer::open(Session& own, const NewPlace& place, env
   auto session = open_beside(own, std::move(config), std::move(world), std::move(hooks), {}, "");
   session->note_asked(config::parse_config({.json = place.asked}).config);
   if (place.clips_as_shards) session->clip_as_shards();
-  *meeting = false;  // the line stays: its end would be this newcomer's to a door that has not met all yet
+  *meeting = false;
+  if (!is_let_in(*session)) {
+    session->close(false);
+    throw base::PeerError("the ranks of the job agree anew on who goes on");
+  }
   return session;
 }
 

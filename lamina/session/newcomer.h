@@ -69,6 +69,7 @@ class Newcomer {
   void hear_why(const std::string& why);
   void check_answers(Time now) const;
   void check_line();
+  bool is_let_in(Session& session);
 
   const environment::DoorPlate plate_;
   const base::Patience patience_;
@@ -78,7 +79,7 @@ class Newcomer {
   const int node_;
   contact::Identity self_;
   std::optional<DoorLine> line_;
-  bool is_in_ = false;
+  bool is_in_ = false, is_sent_away_ = false;
   std::string told_;              // why it waits
   std::optional<Time> no_place_;  // since when there is none for it
   Time heard_{}, answered_{};     // a word of the door; a launcher, or that

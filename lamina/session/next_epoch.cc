@@ -2,6 +2,7 @@
 #include "lamina/session/next_epoch.h"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <numeric>
 #include <utility>
@@ -100,31 +101,49 @@ std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int
   return open_in(next, std::move(config), std::move(world), epoch, std::move(hooks));
 }
 
+bool EpochEnd::may_leave(const NextEpoch& next) { return next.members.empty() || talk_.begins(/*is_open=*/true); }
+
 std::shared_ptr<Session> EpochEnd::open_in(const NextEpoch& next, config::Config config, environment::World world,
                                            std::int64_t epoch, FaceHooks hooks) {
+  std::shared_ptr<Session> session;
+  try {
+    std::exception_ptr failure;
+    try {
+      session = meet(next, std::move(config), std::move(world), epoch, std::move(hooks));
+    } catch (const base::PeerError&) {
+      failure = std::current_exception();
+    }
+    if (!talk_.begins(session != nullptr)) {
+      if (failure) std::rethrow_exception(failure);
+      throw base::PeerError("a rank is lost while the ranks meet", std::nullopt, base::Code{"group-lost"});
+    }
+  } catch (...) {
+    if (door_ != nullptr) door_->send_away();
+    if (session != nullptr) session->close(false);
+    throw;
+  }
+  if (door_ != nullptr) door_->let_in();
+  tell_lost(next, *session);
+  return session;
+}
+
+// Opens it with all others that there will be.
+std::shared_ptr<Session> EpochEnd::meet(const NextEpoch& next, config::Config config, environment::World world,
+                                        std::int64_t epoch, FaceHooks hooks) {
   if (next.newcomers.empty()) {
-    auto session = open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
-                               "the ranks that are left meet");
-    tell_lost(next, *session);
-    return session;
+    return open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
+                       "the ranks that are left meet");
   }
   const auto meeting = std::make_shared<bool>(true);  // the hook stays with the session
   hooks.check_interrupt = [this, &next, meeting, inner = std::move(hooks.check_interrupt)] {
     if (inner) inner();
     if (*meeting) check_newcomers(next);
   };
-  try {
-    if (door_ != nullptr) tell_places(next, world, epoch, config);
-    auto session = open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
-                               "the ranks and newcomers meet");
-    *meeting = false;
-    if (door_ != nullptr) door_->let_in();
-    tell_lost(next, *session);
-    return session;
-  } catch (...) {
-    if (door_ != nullptr) door_->send_away();
-    throw;
-  }
+  if (door_ != nullptr) tell_places(next, world, epoch, config);
+  auto session = open_beside(before_, std::move(config), std::move(world), std::move(hooks), next.members,
+                             "the ranks and newcomers meet");
+  *meeting = false;
+  return session;
 }
 
 // To the launcher of this machine, which ends what is left of them: one that stands still does not end by itself.

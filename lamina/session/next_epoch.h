@@ -15,7 +15,9 @@ namespace lamina::session {
 // [Note: ranks that are left] Ranks that have lost one are connected still, directly or by others. Over these
 // connections they agree who goes on ([Note: epochs] in membership/member.h), and tell each other what they have. Then
 // they open a session of their own beside the one that has lost a rank. A further loss meanwhile has them agree anew.
-// Where none is lost, all have agreed already that newcomers come in, or some leave ([Note: newcomers] in door.h).
+// Where none is lost, all have agreed already that newcomers come in, or some leave ([Note: newcomers] in door.h). When
+// all have opened it, they decide that it begins: so of two groups that lack each other one goes on, in the old session
+// or in the new one.
 
 // Holds what those who go on know of each other. The first one leads: its state counts.
 struct NextEpoch {
@@ -41,9 +43,11 @@ class EpochEnd {
   explicit EpochEnd(Session& session, Door* door = nullptr);
 
   // Collective over the ranks that are left. Each tells `word` and how far it has come: who has come furthest leads, of
-  // several the lowest rank. Who `leaves` is no member; it opens nothing, and may end once this has returned. Throws
-  // base::PeerError where too few are left: they may not go on, for others might.
+  // several the lowest rank. Who `leaves` is no member; it opens nothing, and calls may_leave(). Throws base::PeerError
+  // where too few are left: they may not go on, for others might.
   NextEpoch next(const value::Value& word, std::int64_t progress, bool leaves = false);
+  // Waits until the session that the others open begins, for they may need this rank's voice. False: all agree anew.
+  bool may_leave(const NextEpoch& next);
 
   // Opens the next epoch's session. `microbatches`: of each copy of the model; without, the copies share out as many as
   // before. `world`: this rank's place there; `epoch`: its LAMINA_EPOCH. Throws base::PeerError where one of them is
@@ -55,6 +59,8 @@ class EpochEnd {
                                    std::int64_t epoch, FaceHooks hooks);
 
  private:
+  std::shared_ptr<Session> meet(const NextEpoch& next, config::Config config, environment::World world,
+                                std::int64_t epoch, FaceHooks hooks);
   void tell_places(const NextEpoch& next, const environment::World& world, std::int64_t epoch,
                    const config::Config& config);
   void check_newcomers(const NextEpoch& next);

@@ -136,6 +136,7 @@ Survivors::Next PartSurvivors::meet(bool is_lost) {
       const Value word = Tuple{{std::int64_t{port.number()}, states_.told(session_->mailbox()), face_.word()}};
       return talk_->end.next(word, states_.has_parts() ? 0 : -1, leaves);  // the lowest rank with parts leads
     }();
+    if (leaves && !talk_->end.may_leave(next)) continue;
     if (leaves) leave(next);
     std::vector<Value> kept;
     for (const auto& word : next.words) kept.push_back(word.as<Tuple>().items.at(1));

@@ -291,6 +291,7 @@ Survivors::Next CopySurvivors::meet(bool is_lost) {
   while (true) {
     const bool leaves = !is_lost && doorway_.leaves();
     const auto next = agree(end, leaves);
+    if (leaves && !end.may_leave(next)) continue;
     if (leaves) leave(next);
     const auto said = [&](std::size_t place, std::size_t item) -> const Value& {
       return next.words[place].as<Tuple>().items.at(item);

@@ -15,10 +15,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+constexpr Time kNow = std::chrono::seconds(1);
+
 Terms quick() {
   Terms terms;
   terms.patience = std::chrono::seconds(5);
-  terms.between_joins = std::chrono::seconds(1);
   return terms;
 }
 
@@ -46,7 +47,7 @@ TEST(Member, GoesOnWithoutOneThatIsLost) {
   job.at(std::chrono::seconds(1), [&] { job.kill(MemberId(0)); });
   ASSERT_TRUE(job.run());
   EXPECT_THAT(job.living(), ElementsAre(MemberId(1), MemberId(2), MemberId(3)));
-  EXPECT_EQ(job.member(MemberId(1)).epoch()->text(), "epoch 1 of 3 members (1, 2, 3)");
+  EXPECT_EQ(job.member(MemberId(1)).epoch().text(), "epoch 1 of 3 members (1, 2, 3)");
 }
 
 TEST(Member, EndsOnTheSmallerSideOfASplit) {
@@ -64,21 +65,39 @@ TEST(Member, OfTwoHalvesTheOneWithTheFirstGoesOn) {
   EXPECT_THAT(job.living(), ElementsAre(MemberId(0), MemberId(3)));
 }
 
-TEST(Member, NewcomersAreTheLastOfTheNextEpoch) {
-  SimulatedJob job(4, 2, quick());
-  MemberId newcomer;
-  job.at(std::chrono::seconds(1), [&] { newcomer = job.join(); });
+TEST(Member, TheNextSessionBeginsOnceAllHaveOpenedIt) {
+  SimulatedJob job(4, 3, quick());
+  job.at(std::chrono::seconds(1), [&] { job.open(); });
   ASSERT_TRUE(job.run());
-  EXPECT_THAT(job.member(newcomer).epoch()->members, ElementsAre(MemberId(0), MemberId(1), newcomer));
-  EXPECT_THAT(job.living(), ElementsAre(MemberId(0), MemberId(1), newcomer));
+  EXPECT_THAT(job.living(), ElementsAre(MemberId(0), MemberId(1), MemberId(2)));
+  for (const auto id : job.all()) {
+    EXPECT_TRUE(job.member(id).epoch().is_over);
+    EXPECT_FALSE(job.member(id).is_changing());
+  }
 }
 
-TEST(Member, ThoseWhoLeaveEndWhenTheOthersHaveAgreed) {
+TEST(Member, TheNextSessionDoesNotBeginWhereOneHasNotOpenedIt) {
   SimulatedJob job(5, 3, quick());
-  job.at(std::chrono::seconds(1), [&] { job.leave(MemberId(1)); });
+  job.at(std::chrono::seconds(1), [&] { job.open(MemberId(1)); });
   ASSERT_TRUE(job.run());
-  EXPECT_THAT(job.living(), ElementsAre(MemberId(0), MemberId(2)));
-  EXPECT_EQ(job.member(MemberId(1)).ended(), "it has left before epoch 1 of 2 members (0, 2)");
+  for (const auto id : job.all()) EXPECT_EQ(job.member(id).epoch().number, 0);
+}
+
+TEST(Member, AnOpeningCountsInItsEpochAlone) {
+  Member member(MemberId(0), {4, ids({0, 1, 2})}, quick());
+  member.opened(3, kNow);
+  EXPECT_FALSE(member.is_changing());
+  member.opened(4, kNow);
+  EXPECT_TRUE(member.is_changing());
+}
+
+TEST(Member, WhoHasHeardOfALossAloneGoesOverWithTheOthers) {
+  Member member(MemberId(1), {0, ids({0, 1, 2})}, quick());
+  member.lost(MemberId(2), kNow);
+  member.receive(MemberId(0), {.kind = EpochWord::Kind::kDecided, .next = Epoch{1, ids({0, 1, 2}), 0, true}}, kNow);
+  EXPECT_TRUE(member.epoch().is_over);
+  EXPECT_FALSE(member.is_changing());
+  EXPECT_EQ(member.ended(), "");
 }
 
 TEST(Member, EndsWhereTheJobNeedsMore) {
@@ -91,20 +110,7 @@ TEST(Member, EndsWhereTheJobNeedsMore) {
   EXPECT_THAT(job.member(MemberId(0)).ended(), HasSubstr("fewer than the 3 members"));
 }
 
-TEST(Member, NewcomersBeyondTheMostEndWhenNobodyBringsThemIn) {
-  auto terms = quick();
-  terms.most = 2;
-  SimulatedJob job(7, 2, terms);
-  MemberId newcomer;
-  job.at(std::chrono::seconds(1), [&] { newcomer = job.join(); });
-  ASSERT_TRUE(job.run());
-  EXPECT_THAT(job.member(newcomer).ended(), HasSubstr("no member has brought this newcomer in for 5 s"));
-  EXPECT_THAT(job.living(), ElementsAre(MemberId(0), MemberId(1)));
-}
-
 using enum EpochWord::Kind;
-
-constexpr Time kNow = std::chrono::seconds(1);
 
 std::vector<EpochWord::Kind> kinds_of_words(Member& member) {
   std::vector<EpochWord::Kind> kinds;
@@ -141,24 +147,25 @@ TEST(Member, WhoHasAcceptedRefusesSmallerBallots) {
 }
 
 TEST(Member, AnswersAWordAboutALaterEpochWhenItHasHeardOfThat) {
-  Member newcomer(MemberId(7), quick(), kNow);
-  newcomer.receive(MemberId(1), {.kind = kAsks, .epoch = 1, .ballot = {1, MemberId(1)}}, kNow);
-  EXPECT_THAT(kinds_of_words(newcomer), ElementsAre(kWonders));
-  newcomer.receive(MemberId(1), {.kind = kDecided, .next = Epoch{1, ids({0, 1, 7})}}, kNow);
-  EXPECT_THAT(kinds_of_words(newcomer), ElementsAre(kPromises));
+  Member member(MemberId(2), {0, ids({0, 1, 2})}, quick());
+  member.receive(MemberId(1), {.kind = kAsks, .epoch = 1, .ballot = {1, MemberId(1)}}, kNow);
+  EXPECT_THAT(kinds_of_words(member), ElementsAre(kWonders));
+  member.receive(MemberId(1), {.kind = kDecided, .next = Epoch{1, ids({1, 2})}}, kNow);
+  EXPECT_THAT(kinds_of_words(member), ElementsAre(kPromises));
 }
 
 void check(const SimulatedJob& job) {
-  for (const auto& [number, members] : job.seen()) {
-    ASSERT_EQ(members.size(), 1U) << "epoch " << number << " has several successors";
+  ASSERT_TRUE(job.all_opened()) << "a session begins that some have not opened";
+  for (const auto& [number, epochs] : job.seen()) {
+    ASSERT_EQ(epochs.size(), 1U) << "epoch " << number << " has several successors";
   }
   const auto living = job.living();
   for (const auto id : living) {
     const auto& epoch = job.member(id).epoch();
-    ASSERT_TRUE(epoch) << "member " << id << " waits to join";
-    ASSERT_EQ(*epoch, *job.member(living.front()).epoch()) << "two jobs";
-    for (const auto member : epoch->members) {
-      ASSERT_THAT(living, ::testing::Contains(member)) << "a member of " << epoch->text() << " is gone";
+    ASSERT_EQ(epoch, job.member(living.front()).epoch()) << "two jobs";
+    if (epoch.is_over) continue;  // losses are the next session's
+    for (const auto member : epoch.members) {
+      ASSERT_THAT(living, ::testing::Contains(member)) << "a member of " << epoch.text() << " is gone";
     }
   }
 }
@@ -215,25 +222,26 @@ TEST(Histories, OfADeathAndALinkTwoGoAtMost) {
 }
 
 TEST(Histories, OfAnythingHaveOneSuccessorForEachEpochAndAnEnd) {
-  int went_on = 0;
+  int went_on = 0, went_over = 0;
   for (std::uint64_t seed = 0; seed < 10'000; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const auto draw = [&](int most) { return static_cast<int>(random() % static_cast<std::uint64_t>(most + 1)); };
     SimulatedJob job(seed, 1 + draw(7), quick());
     job.trouble({.deaths = draw(2),
-                 .leaves = draw(1),
-                 .joins = draw(2),
                  .freezes = draw(1),
                  .broken_links = draw(2),
                  .splits = draw(3) / 3,
+                 .openings = draw(3),
                  .dies_in_a_message = draw(2) * 0.02,
                  .within_s = draw(1) == 0 ? 4 : 0.2});
     ASSERT_TRUE(job.run());
     ASSERT_NO_FATAL_FAILURE(check(job));
     went_on += job.living().empty() ? 0 : 1;
+    went_over += job.is_over() ? 1 : 0;
   }
   EXPECT_GT(went_on, 3000);
+  EXPECT_GT(went_over, 3000);
 }
 
 }  // namespace

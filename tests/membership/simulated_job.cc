@@ -26,7 +26,7 @@ SimulatedJob::SimulatedJob(std::uint64_t seed, int members, Terms terms) : rando
     witness_.emplace();
   }
   for (const auto id : first.members) add(id, std::make_unique<Member>(id, first, terms_));
-  seen_[0].insert(first.members);
+  seen_[0].emplace(first.text(), false);
 }
 
 void SimulatedJob::add(MemberId id, std::unique_ptr<Member> member) {
@@ -41,8 +41,7 @@ void SimulatedJob::trouble(const Troubles& troubles) {
     for (int i = 0; i < count; ++i) at(duration(0, troubles.within_s), happens);
   };
   some(troubles.deaths, [this] { kill(any()); });
-  some(troubles.leaves, [this] { leave(any()); });
-  some(troubles.joins, [this] { join(); });
+  some(troubles.openings, [this] { open(random_() % 4 == 0 ? std::optional(any()) : std::nullopt); });
   some(troubles.freezes, [this] { freeze(any()); });
   some(troubles.broken_links, [this] { break_link(any(), any()); });
   some(troubles.machines_lost, [this] {
@@ -107,24 +106,45 @@ void SimulatedJob::split(const std::set<MemberId>& side) {
   }
 }
 
-void SimulatedJob::leave(MemberId id) {
-  in(id, [this, id] {
-    act(id, [this](Member& member) {
-      if (member.epoch()) member.leave(now_);
+void SimulatedJob::open(std::optional<MemberId> fails) {
+  const int which = openings_++;
+  for (const auto id : all()) {
+    if (id == fails) continue;
+    at(now_ + duration(0, 0.1), [this, id, which] {
+      in(id, [this, id, which] {
+        const auto& its = *processes_.at(id).member;
+        if (its.is_changing() || its.epoch().is_over) return;
+        const Opening opening(its.epoch().number, which);
+        opened_[opening].insert(id);
+        for (const auto other : its.epoch().members) {
+          deliver(id, other, [this, id, other, opening] { hear_of_opening(id, other, opening); });
+        }
+      });
     });
-  });
+  }
 }
 
-// It is connected with all that are there, and says so to one of them.
-MemberId SimulatedJob::join() {
-  const MemberId id(static_cast<std::int64_t>(processes_.size()));
-  const auto first = any();
-  add(id, std::make_unique<Member>(id, terms_, now_));
-  for (const auto other : all()) {
-    if (!works(other)) hear_of_end(other, id);
-  }
-  in(first, [this, first, id] { act(first, [this, id](Member& member) { member.wants_to_join(id, now_); }); });
-  return id;
+void SimulatedJob::hear_of_opening(MemberId from, MemberId by, const Opening& opening) {
+  auto& process = processes_.at(by);
+  auto& heard = process.opened[opening];
+  heard.insert(from);
+  const auto& epoch = process.member->epoch();
+  const bool is_everywhere = std::ranges::all_of(epoch.members, [&](MemberId id) { return heard.contains(id); });
+  if (is_everywhere) act(by, [&](Member& member) { member.opened(opening.first, now_); });
+}
+
+bool SimulatedJob::is_over() const {
+  return std::ranges::any_of(seen_, [](const auto& each) { return each.second.begin()->second; });
+}
+
+bool SimulatedJob::all_opened() const {
+  return std::ranges::all_of(processes_, [&](const auto& process) {
+    const auto& epoch = process.second.member->epoch();
+    return !epoch.is_over || std::ranges::any_of(opened_, [&](const auto& opening) {
+      const auto has = [&](MemberId id) { return opening.second.contains(id); };
+      return opening.first.first == epoch.number - 1 && std::ranges::all_of(epoch.members, has);
+    });
+  });
 }
 
 std::vector<MemberId> SimulatedJob::all() const {
@@ -219,7 +239,7 @@ void SimulatedJob::act(MemberId id, const std::function<void(Member&)>& what) {
   if (process.dead) return;
   auto& member = *process.member;
   what(member);
-  if (member.epoch()) seen_[member.epoch()->number].insert(member.epoch()->members);
+  seen_[member.epoch().number].emplace(member.epoch().text(), member.epoch().is_over);
   auto words = member.take_words();
   const bool dies = std::bernoulli_distribution(dies_in_a_message_)(random_);
   if (dies && !words.empty()) words.resize(random_() % words.size());
@@ -228,7 +248,14 @@ void SimulatedJob::act(MemberId id, const std::function<void(Member&)>& what) {
 }
 
 void SimulatedJob::deliver(MemberId from, MemberId to, EpochWord word) {
-  if (broken_.contains({from, to}) || (to != kWitness && !processes_.contains(to))) return;
+  if (to == kWitness) return deliver(from, to, [this, from, word = std::move(word)] { ask_witness(from, word); });
+  deliver(from, to, [this, from, to, word = std::move(word)] {
+    act(to, [&](Member& member) { member.receive(from, word, now_); });
+  });
+}
+
+void SimulatedJob::deliver(MemberId from, MemberId to, std::function<void()> arrive) {
+  if (broken_.contains({from, to})) return;
   const auto arrives = now_ + (from == to ? Time(1) : duration(0.0001, 0.02));
   auto last = arrives;
   if (words_lost_ == 0) {
@@ -236,12 +263,11 @@ void SimulatedJob::deliver(MemberId from, MemberId to, EpochWord word) {
   } else if (from != to && std::bernoulli_distribution(words_lost_)(random_)) {
     return;
   }
-  at(last, [this, from, to, word = std::move(word)] {
+  at(last, [this, from, to, arrive = std::move(arrive)] {
     if (broken_.contains({from, to})) return;
-    if (to == kWitness) return ask_witness(from, word);
-    in(to, [this, from, to, word] {
-      if (processes_.at(to).closed.contains(from)) return;
-      act(to, [&](Member& member) { member.receive(from, word, now_); });
+    if (to == kWitness) return arrive();
+    in(to, [this, from, to, arrive] {
+      if (!processes_.at(to).closed.contains(from)) arrive();
     });
   });
 }

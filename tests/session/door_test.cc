@@ -268,6 +268,7 @@ TEST_F(DoorTest, WhoDiesOnTheWayInIsLostAndTheOthersComeAgain) {
   ASSERT_TRUE(eventually([&] { return door_->has_lost(); }));
   door_->send_away();
   EXPECT_FALSE(door_->has_lost());
+  EXPECT_EQ(word(*two).first, DoorWord::kAgain);
   EXPECT_THROW(word(*two), base::PeerError);
   auto again = come();
   EXPECT_TRUE(eventually([&] { return door_->has_waiting(); }));
