@@ -86,6 +86,8 @@ def die(place):
 
 def fall():
     if "STUCK" in os.environ:
+        if place == "start" and Path(os.environ["DIR"], f"death--1.{SELF}").exists():
+            return None
         threading.Event().wait()
     os.kill(os.getpid(), signal.SIGSTOP if "STOPS" in os.environ else signal.SIGKILL)
 
@@ -136,6 +138,7 @@ def main():
     losses, went_on = [0.0] * STEPS, []
     last = (0, [])  # updates, and bits after them
 
+    die("start")
     @lamina.step
     def step(x):
         loss = model(x.bfloat16() if half else x).square().mean()

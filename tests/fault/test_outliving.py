@@ -107,3 +107,18 @@ def test_half_without_the_first_rank_ends(launcher):
 
 def test_half_with_the_first_rank_goes_on(launcher):
     require_undisturbed(ends(launcher, 2, "before", "1"), 1)
+@pytest.mark.parametrize("victim", some([0, 1], 1, seed=7))
+def test_one_that_is_killed_before_it_has_met_the_others_ends_the_job(victim, launcher):
+    run = launcher.run("run", *PRELOAD, "-n", 3, "--elastic", 1, PROGRAM, "start", f"{victim}:-1")
+    assert run.returncode == 128 + 9, run.stderr
+    assert f"lamina run: rank {victim} failed: killed by signal 9 (SIGKILL)" in run.stderr.splitlines()
+    assert not list(launcher.folder.glob("end.*"))
+
+
+def test_one_that_is_killed_before_it_has_met_the_others_may_begin_again(launcher):
+    run = launcher.run("run", *PRELOAD, "-n", 3, "--elastic", "1:3", PROGRAM, "start", "1:-1")
+    assert run.returncode == 0, run.stderr
+    assert "lamina run: rank 1 is started again in 0.5 s, to join them" in run.stderr.splitlines()
+    require_undisturbed({rank: torch.load(launcher.folder / f"end.{rank}") for rank in range(3)}, 3)
+
+

@@ -43,14 +43,14 @@ class Starter {
     if (attempt_.doorkeeper != nullptr) attempt_.doorkeeper->begin();
   }
 
-  RankProcess start(int i, bool again = false) {
+  RankProcess start(int i, bool again = false, bool joins = false) {
     const base::Rank rank(attempt_.prepared.layout.base_rank + i);
     const base::Fd secret = attempt_.secret ? attempt_.secret->copy() : base::Fd();
     const base::Fd progress = health_.add(i);
     const auto& options = attempt_.prepared.options;
     const int door = attempt_.doorkeeper != nullptr ? attempt_.doorkeeper->plate() : -1;
     std::optional<int> newcomer;
-    if (again || options.join) newcomer = again ? 0 : attempt_.job.local_world_size;
+    if (joins || options.join) newcomer = joins ? 0 : attempt_.job.local_world_size;
     auto environment = rank_environment(attempt_.job,
                                         {.rank = rank,
                                          .local_rank = i,
@@ -110,7 +110,7 @@ Outcome Attempt::run() const {
       report.started(ranks.back().rank(), ranks.back().pid());
     }
     const auto& options = prepared.options;
-    const auto again = [&](int i) { return starter.start(i, /*again=*/true); };
+    const auto again = [&](int i, bool joins) { return starter.start(i, /*again=*/true, joins); };
     outcome = Supervisor({.ranks = ranks,
                           .control = control,
                           .children = children,

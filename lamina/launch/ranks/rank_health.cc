@@ -77,6 +77,7 @@ void RankHealth::take(Person& person) {
     if (progress.inside == Progress::kJoining) {
       person.came = true;
       person.joining = progress.step != 0;
+      person.has_met = person.has_met || !person.joining;
       continue;
     }
     if (progress.inside == Progress::kPatience) {

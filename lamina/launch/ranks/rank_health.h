@@ -58,8 +58,10 @@ class RankHealth {
   bool is_given_up(int i) const { return people_[i].given_up; }  // others said so
   bool has_stepped(int i) const { return people_[i].heard.has_value(); }
 
-  bool joins(int i) const;  // it waits for others in init
-  bool left_out(int i);     // true once, when the rank has ended and never came to init
+  bool joins(int i) const;                                  // it waits for others in init
+  bool came(int i) const { return people_[i].came; }        // to init
+  bool has_met(int i) const { return people_[i].has_met; }  // the others there
+  bool left_out(int i);                                     // true once, when the rank has ended and never came to init
 
   std::string words(int i) const;             // "in step 12 for 31 s", "stopped (SIGSTOP) after step 11, 31 s ago"
   std::optional<pid_t> process(int i) const;  // the one that reported
@@ -81,6 +83,7 @@ class RankHealth {
     bool behind = false;   // a shell, or the like, whose child it is
     bool came = false;     // to init
     bool joining = false;  // it waits for others there
+    bool has_met = false;  // them, once
     bool missed = false;   // it was said that it has not come
     bool ended = false;
     bool closed = false;  // it said that its session is over

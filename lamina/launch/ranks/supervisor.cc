@@ -45,6 +45,7 @@ Outcome Supervisor::run() {
     if (std::exchange(changed_, false)) take_ends();
     start_again();
     end_newcomers();
+    blame_missing();
     blame_last_lost();
     check_vitals();
     check_readers();
@@ -105,7 +106,8 @@ void Supervisor::take_ends() {
     const bool has_left = !end.failed() && parts_.health.has_left(local(rank));
     const bool may_lose =
         phase_ == Phase::kRunning && !root_cause_.first() && parts_.least && (is_part() || working() >= *parts_.least);
-    if (may_lose && (has_left || was_lost)) {
+    const bool is_missed = is_awaited(local(rank)) && awaits_others() && !may_begin_again(local(rank));
+    if (may_lose && (has_left || (was_lost && !is_missed))) {
       lose(*rank, end, has_left);
       if (was_stuck) parts_.report.stack(rank->rank());
     } else if (may_lose && !has_worked && end.failed()) {
@@ -134,6 +136,26 @@ bool Supervisor::has_joined(int local_rank) const {
   return !newcomers_.contains(local_rank) || parts_.health.has_stepped(local_rank);
 }
 
+// The others have not met it in init yet, and do not begin without it.
+bool Supervisor::is_awaited(int local_rank) const {
+  return !newcomers_.contains(local_rank) && !parts_.health.has_met(local_rank);
+}
+
+// The others may know it already, once it has come to init.
+bool Supervisor::may_begin_again(int local_rank) const { return parts_.again && !parts_.health.came(local_rank); }
+
+// True where a rank waits in init for all that begin.
+bool Supervisor::awaits_others() const {
+  return std::ranges::any_of(running_, [this](const RankProcess* rank) {
+    return is_awaited(local(rank)) && parts_.health.joins(local(rank));
+  });
+}
+
+void Supervisor::blame_missing() {
+  if (phase_ != Phase::kRunning || root_cause_.first() || !missing_ || !awaits_others()) return;
+  root_cause_.add(missing_->rank, missing_->end);
+}
+
 // How many of the whole job are left is for ranks to know then.
 bool Supervisor::is_part() const {
   return parts_.is_part || (parts_.doorkeeper != nullptr && parts_.doorkeeper->has_others());
@@ -152,9 +174,14 @@ void Supervisor::lose(const RankProcess& rank, const RankEnd& end, bool has_left
     parts_.report.lost(rank.rank(), end, working());
     last_lost_ = {rank.rank(), end};
   }
-  if (!parts_.again) return;
+  const bool begins = is_awaited(local(&rank));
+  if (begins) missing_ = last_lost_;
+  if (!parts_.again || (begins && !may_begin_again(local(&rank)))) return;
   if (const auto pause = comebacks_.ended(local(&rank), end, base::Clock::now())) {
     parts_.report.coming_back(rank.rank(), *pause);
+    if (!begins) return;
+    beginners_.insert(local(&rank));
+    missing_.reset();
   } else {
     parts_.report.given_up(rank.rank(), base::str("it has ended in the same way twice, within ",
                                                   Comebacks::kQuick.count(), " s of its start each time"));
@@ -179,14 +206,16 @@ void Supervisor::start_again() {
   if (running_.empty() && !awaits_comeback()) return;
   while (const auto place = comebacks_.due(base::Clock::now())) {
     RankProcess& rank = parts_.ranks[*place];
+    const bool joins = beginners_.erase(*place) == 0;
     try {
-      rank = parts_.again(*place);
+      rank = parts_.again(*place, joins);
     } catch (const StartError& error) {
       parts_.report.given_up(rank.rank(), error.what());
+      if (!joins) missing_ = last_lost_;
       continue;
     }
     comebacks_.began(*place, base::Clock::now());
-    newcomers_.insert(*place);
+    if (joins) newcomers_.insert(*place);
     running_.push_back(&rank);
     parts_.report.started(rank.rank(), rank.pid());
   }
@@ -235,7 +264,8 @@ void Supervisor::check_vitals() {
   const auto joins =
       std::ranges::find_if(running_, [&](const RankProcess* rank) { return parts_.health.joins(local(rank)); });
   for (std::size_t i = 0; joins != running_.end() && i < parts_.ranks.size(); ++i) {
-    if (parts_.health.left_out(static_cast<int>(i))) parts_.report.awaited(parts_.ranks[i].rank(), (*joins)->rank());
+    if (beginners_.contains(static_cast<int>(i)) || !parts_.health.left_out(static_cast<int>(i))) continue;
+    parts_.report.awaited(parts_.ranks[i].rank(), (*joins)->rank());
   }
   for (const RankProcess* rank : running_) {
     parts_.health.look(*rank, local(rank));

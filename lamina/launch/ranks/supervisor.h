@@ -40,7 +40,7 @@ struct Outcome {
 //      └──── an order (a second one: killing at once) ─────────────────────┘     the command is gone ─┘
 class Supervisor {
  public:
-  using Again = std::function<RankProcess(int local_rank)>;  // throws StartError
+  using Again = std::function<RankProcess(int local_rank, bool joins)>;  // throws StartError
   struct Parts {
     std::vector<RankProcess>& ranks;  // by local rank
     ControlPipe& control;
@@ -54,7 +54,8 @@ class Supervisor {
     const Doorkeeper* doorkeeper = nullptr;
     bool is_part = false;  // ranks of the job are on other machines, too
     bool joins = false;    // these ranks join a job
-    Again again;           // starts a rank that is lost again, to join the others; none: nobody is
+    // Starts a rank that is lost again: it joins the others, or begins with them, who have not yet. None: nobody is.
+    Again again;
   };
   explicit Supervisor(const Parts& parts);
 
@@ -68,6 +69,10 @@ class Supervisor {
   void take_ends();
   bool was_lost(const RankProcess& rank, const RankEnd& end) const;
   bool has_joined(int local_rank) const;
+  bool is_awaited(int local_rank) const;
+  bool may_begin_again(int local_rank) const;
+  bool awaits_others() const;
+  void blame_missing();
   bool is_part() const;
   int working() const;
   void lose(const RankProcess& rank, const RankEnd& end, bool has_left);
@@ -99,8 +104,10 @@ class Supervisor {
   std::set<int> silenced_;               // local ranks that were ended, for others go on without them
   std::map<int, base::Deadline> stuck_;  // of these, until when each may show its stack
   std::set<int> newcomers_;              // local ranks that join the others, until they work with them
+  std::set<int> beginners_;              // those that are started again before the others have begun
   bool has_finished_ = false;            // a rank has ended in order
   std::optional<RootCause::Failure> last_lost_;
+  std::optional<RootCause::Failure> missing_;  // it was lost, and the others cannot begin without it
   RootCause root_cause_;
   OomCounter oom_;
   int interruption_ = 0;  // the signal that ended the job, if one did
