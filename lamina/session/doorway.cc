@@ -38,6 +38,7 @@ std::string hash_of(const std::string& file) {
   return base::to_hex(contact::digest(text));
 }
 
+std::atomic<int> trainings = 0;   // that the program has begun, with doorways of their own
 std::atomic<pid_t> watching = 0;  // the process that leaves after SIGTERM, and not one that it forks
 
 void note_sigterm(int) {
@@ -78,9 +79,11 @@ Doorway::~Doorway() { forget_sigterm(); }
 
 Facts Doorway::facts() const {
   auto facts = facts_();
-  facts.emplace_back("place in its script", base::str("training number ", trainings_));
+  facts.emplace_back("place in its script", base::str("training number ", training_));
   return facts;
 }
+
+void Doorway::begin() { training_ = ++trainings; }
 
 bool Doorway::is_open() { return terms().has_value(); }
 

@@ -39,7 +39,7 @@ class Doorway {
   ~Doorway();
 
   // A training of the program begins: newcomers come to the same one.
-  void begin() { ++trainings_; }
+  void begin();
   // The door is at the first rank of that session. `why_not`: why the job cannot have so many ranks; "" where it can.
   void begin_epoch(Session& session, std::function<std::string(int)> why_not);
   // Tells whether newcomers wait, or copies want to leave: all copies alike, between the last pass of an update and the
@@ -67,7 +67,7 @@ class Doorway {
  private:
   const std::function<Facts()> facts_;
   const environment::ElasticTerms terms_;
-  int trainings_ = 0;
+  int training_ = 0;  // its number in this process
   std::unique_ptr<Door> door_;
   std::optional<struct sigaction> before_;
 };

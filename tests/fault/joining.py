@@ -3,7 +3,8 @@
 [PLACE:RANK:STEP]..., with deaths of the ranks that began. PLACE is in the forward, before the update, or after it;
 `leaves` is told to end before the step, `launcher` waits for the launcher to be told so. NEWCOMER says what becomes of
 the first newcomer at each place. It dies or freezes at its start (init), on its way to the others (placed), or once it
-has met them (entering). It may do so when it has let go of its own model (asking), or as a rank (working). Or it
+has met them (entering). With EVAL the root of the model is in no training mode. With TWICE it is the second training of
+the program. It may do so when it has let go of its own model (asking), or as a rank (working). Or it
 differs (script, model, optimizer, config, layouts).
 
 Writes, of those who end, their losses, the model, and how long the others stood still. While ranks are missing (of
@@ -110,6 +111,10 @@ def begun():
     if differs == "optimizer":
         optimizer = torch.optim.SGD(model.parameters(), 0.02)
     lamina.DistributedOptimizer(optimizer)
+    if "EVAL" in os.environ:
+        model.module.training = False
+    if "TWICE" in os.environ:
+        lamina.Run(model, optimizer, schedule=schedule, **OPTIONS).elastic(lambda _: None)
     if differs == "layouts":
         OPTIONS["layouts"] = [{"partitions": 1}]
     return model, optimizer, schedule

@@ -123,6 +123,14 @@ def test_a_newcomer_that_differs_is_refused_by_name(what, named, launcher):
     assert named in line and "[elastic-newcomer]" in line, line
 
 
+def test_a_newcomer_to_another_training_of_the_script_is_refused(launcher):
+    lines = job(launcher, 3, "before:1:3", TWICE="1")
+    assert ends(launcher).keys() == {0, 2}, lines
+    require_undisturbed(ends(launcher), 2)
+    (line,) = said(lines, "lamina.errors.ConfigError: the job does not let this newcomer in: ")
+    assert "its place in its script is another one: training number 1; the job has training number 2" in line, line
+
+
 def test_a_job_that_ends_while_somebody_comes_back_ends_in_order(launcher):
     lines = job(launcher, 3, "after:1:37", SLOW_S="0.2")
     found = ends(launcher)
