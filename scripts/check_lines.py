@@ -52,7 +52,7 @@ MOST = {
         2990,
         "nn.Modules read into rows of the engine's plans, what stands in their place, and what they become in a change",
     ),
-    "torch_patches": (1450, "what is replaced in torch"),
+    "torch_patches": (1480, "what is replaced in torch"),
     "tracing": (1590, "a first call of Python modules with what it costs, changes and draws"),
     "trainer": (
         4200,

@@ -86,6 +86,10 @@ std::shared_ptr<JobOptimizer> checked_optimizer(const RunOptions& options) {
 
 std::shared_ptr<torch::nn::Module> root() { return frontend::current().model->tree().root(); }
 
+bool is_in_training_mode() {
+  return std::ranges::any_of(root()->modules(), [](const auto& module) { return module->is_training(); });
+}
+
 std::vector<std::pair<std::string, at::Tensor>> named(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
   std::vector<std::pair<std::string, at::Tensor>> all;
   for (const auto& each : tensors) all.emplace_back(each.key(), each.value());
@@ -175,8 +179,10 @@ class Run::Training {
     }
   }
   void watch_steps() {
+    in_eval_ = !is_in_training_mode();
     frontend::current().before_step = [this] {
-      if (!root()->is_training() || !c10::GradMode::is_enabled()) return;
+      const bool is_evaluation = !c10::GradMode::is_enabled() || !(in_eval_ || is_in_training_mode());
+      if (is_evaluation) return;  // which some ranks may make by themselves
       if (ends_ || look()) throw EpochOver();
     };
   }
@@ -186,7 +192,8 @@ class Run::Training {
 
   std::int64_t updates_ = 0;
   bool is_on_ = false;
-  bool ends_ = false;  // the epoch, for ranks join or leave
+  bool ends_ = false;     // the epoch, for ranks join or leave
+  bool in_eval_ = false;  // no module is in training mode while it trains
 };
 
 // Tells the engine of trainings of both kinds.

@@ -143,6 +143,7 @@ def main():
             if number == updates + 1:
                 falter("working")
             optimizer.zero_grad()
+            outliving.freeze(model, number)
             hear_signals()
             loss = step(batch(number).chunk(lamina.dp_size())[lamina.dp_rank()]).reduce_mean()
             every = lamina.allgather(loss.item(), lamina.DP_GROUP)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains copies of a model, some of which die: outliving.py PLACE RANK[:STEP]..., with the ranks, and the steps that
 they die in. PLACE is in the forward, before the update, after it, or after one that another copy has lost (behind).
+At the start, before it has met the others, one dies once, with the step -1. With LOOP the loop has a GradScaler, which
+leaves a step out, and draws numbers of its own.
 With STOPS they stop instead, as by SIGSTOP; with STUCK a thread of theirs hangs there. With BUSY they are busy for so
 many seconds, in Python or in an operator (BUSY_IN). PLACE may be slow: steps take STEP_S seconds. SLOW is what they
 take after a loss.
@@ -53,6 +55,12 @@ def made(module):
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
 
 
+def freeze(module, number):
+    """With FREEZES the first parameter has no gradients from the second step on."""
+    if "FREEZES" in os.environ and number == 1:
+        next(module.parameters()).requires_grad_(False)
+
+
 def plain(steps=STEPS, made=made):
     """Losses and state of one process, whose optimizer and schedule are `made`."""
     module = layers(0.0)
@@ -60,6 +68,7 @@ def plain(steps=STEPS, made=made):
     losses = []
     for number in range(steps):
         optimizer.zero_grad()
+        freeze(module, number)
         loss = module(batch(number)).square().mean()
         loss.backward()
         losses.append(loss.item())
@@ -77,6 +86,8 @@ def die(place):
     if place == PLACE and DEATHS.get(SELF) == NOW:
         from victim import note  # beside this program; who takes `plain` alone may lack it
 
+        if place == "start" and Path(os.environ["DIR"], f"death--1.{SELF}").exists():
+            return None
         note(f"death-{NOW}", "")
         if "BUSY" in os.environ:
             return be_busy(float(os.environ["BUSY"]), os.environ["BUSY_IN"])
@@ -86,8 +97,6 @@ def die(place):
 
 def fall():
     if "STUCK" in os.environ:
-        if place == "start" and Path(os.environ["DIR"], f"death--1.{SELF}").exists():
-            return None
         threading.Event().wait()
     os.kill(os.getpid(), signal.SIGSTOP if "STOPS" in os.environ else signal.SIGKILL)
 
@@ -129,20 +138,21 @@ def where():
 
 def main():
     global NOW
+    die("start")
     half = bool(os.environ.get("HALF"))
     lamina.init(ddp=True, microbatches=ROWS // FULL, seed=5, bf16=half, **patience())
     model = lamina.distribute(layers(float(os.environ.get("DROPOUT", "0"))))
     optimizer, schedule = made(model)
     lamina.DistributedOptimizer(optimizer)
-    run = lamina.Run(model, optimizer, schedule=schedule)
+    scaler = lamina.amp.GradScaler(growth_interval=2, enabled="LOOP" in os.environ)
+    run = lamina.Run(model, optimizer, schedule=schedule, stateful=[scaler])
     losses, went_on = [0.0] * STEPS, []
     last = (0, [])  # updates, and bits after them
 
-    die("start")
     @lamina.step
     def step(x):
         loss = model(x.bfloat16() if half else x).square().mean()
-        model.backward(loss)
+        model.backward(scaler.scale(loss * float("inf") if "LOOP" in os.environ and NOW == 1 else loss))
         return loss
 
     @run.elastic
@@ -155,13 +165,16 @@ def main():
         for number in range(updates, STEPS):
             NOW = number
             optimizer.zero_grad()
-            loss = step(batch(number).chunk(lamina.dp_size())[lamina.dp_rank()]).reduce_mean()
+            drawn = torch.rand(()) if "LOOP" in os.environ else 1.0
+            loss = step(drawn * batch(number).chunk(lamina.dp_size())[lamina.dp_rank()]).reduce_mean()
             every = lamina.allgather(loss.item(), lamina.WORLD)
             losses[number] = sum(every) / len(every)
+            scaler.unscale_(optimizer)
             die("before")
             if PLACE == "behind" and SELF == 0 and number == FATAL and lamina.size() == 3:
                 current.job().optimizers[0]._lent.update = loses_rank_1
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             schedule.step()
             last = (number + 1, bits(optimizer))
             die("after" if PLACE != "behind" else "behind")
@@ -172,7 +185,7 @@ def main():
             time.sleep(float(os.environ.get("SLOW" if lamina.size() < FULL else "STEP_S", "0")))
 
     found = {"losses": losses, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "went_on": went_on}
-    found |= {"rates": schedule.get_last_lr(), "size": lamina.size(), **where()}
+    found |= {"rates": schedule.get_last_lr(), "size": lamina.size(), **where(), "scale": scaler.get_scale()}
     torch.save(found, Path(os.environ["DIR"], f"end.{SELF}"))
     lamina.shutdown()
 

@@ -131,6 +131,19 @@ def test_a_newcomer_to_another_training_of_the_script_is_refused(launcher):
     assert "its place in its script is another one: training number 1; the job has training number 2" in line, line
 
 
+def test_a_model_of_which_a_part_alone_is_in_training_mode_takes_newcomers(launcher):
+    lines = job(launcher, 3, "before:1:3", EVAL="1")
+    assert ends(launcher).keys() == {0, 1, 2}, lines
+    require_undisturbed(ends(launcher), 3)
+
+
+def test_a_newcomer_freezes_what_the_others_have_frozen(launcher, monkeypatch):
+    monkeypatch.setenv("FREEZES", "1")
+    lines = job(launcher, 3, "before:1:3")
+    assert ends(launcher).keys() == {0, 1, 2}, lines
+    require_undisturbed(ends(launcher), 3)
+
+
 def test_a_job_that_ends_while_somebody_comes_back_ends_in_order(launcher):
     lines = job(launcher, 3, "after:1:37", SLOW_S="0.2")
     found = ends(launcher)

@@ -77,6 +77,22 @@ def test_random_numbers_go_on(launcher):
         torch.testing.assert_close(end["losses"], undisturbed, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("place", "victim"), some([(place, rank) for _, rank in EVERY for place in ("before", "behind")], 2, seed=7)
+)
+def test_what_else_a_loop_has_goes_on(place, victim, launcher):
+    victim = 1 if place == "behind" else victim
+    started = launcher.start_ranks(3, PROGRAM, "none", env={"LOOP": "1"})
+    outputs = [rank.communicate(timeout=90)[1] for rank in started]
+    assert [rank.returncode for rank in started] == [0, 0, 0], outputs
+    undisturbed = torch.load(launcher.folder / "end.0")
+    assert undisturbed["scale"] != 2.0**16 and undisturbed["losses"][1] < float("inf")
+    for end in ends(launcher, 3, place, str(victim), env={"LOOP": "1"}).values():
+        torch.testing.assert_close(end["losses"], undisturbed["losses"], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(end["model"], undisturbed["model"], rtol=1e-12, atol=1e-12)
+        assert end["scale"] == undisturbed["scale"]
+
+
 def test_copies_are_lost_one_after_the_other(launcher):
     require_undisturbed(ends(launcher, 4, "before", "0:2", "3:5"), 2)
 
@@ -97,16 +113,6 @@ def test_the_launcher_ends_the_others_where_too_few_are_left(launcher):
     assert "lamina run: rank 1 failed: killed by signal 9 (SIGKILL)" in run.stderr.splitlines()
 
 
-def test_half_without_the_first_rank_ends(launcher):
-    started = launcher.start_ranks(2, PROGRAM, "before", "0")
-    outputs = [rank.communicate(timeout=90)[1] for rank in started]
-    assert [rank.returncode for rank in started] == [-9, 1], outputs
-    assert "are no majority" in outputs[1]
-    assert "[elastic-ended]" in outputs[1]
-
-
-def test_half_with_the_first_rank_goes_on(launcher):
-    require_undisturbed(ends(launcher, 2, "before", "1"), 1)
 @pytest.mark.parametrize("victim", some([0, 1], 1, seed=7))
 def test_one_that_is_killed_before_it_has_met_the_others_ends_the_job(victim, launcher):
     run = launcher.run("run", *PRELOAD, "-n", 3, "--elastic", 1, PROGRAM, "start", f"{victim}:-1")
@@ -122,3 +128,13 @@ def test_one_that_is_killed_before_it_has_met_the_others_may_begin_again(launche
     require_undisturbed({rank: torch.load(launcher.folder / f"end.{rank}") for rank in range(3)}, 3)
 
 
+def test_half_without_the_first_rank_ends(launcher):
+    started = launcher.start_ranks(2, PROGRAM, "before", "0")
+    outputs = [rank.communicate(timeout=90)[1] for rank in started]
+    assert [rank.returncode for rank in started] == [-9, 1], outputs
+    assert "are no majority" in outputs[1]
+    assert "[elastic-ended]" in outputs[1]
+
+
+def test_half_with_the_first_rank_goes_on(launcher):
+    require_undisturbed(ends(launcher, 2, "before", "1"), 1)

@@ -117,6 +117,13 @@ def test_a_layout_to_which_the_script_has_changed_is_kept_too(into, launcher, mo
     assert all(end["updates"][-1] >= 4 for end in found.values())
 
 
+@pytest.mark.parametrize("into", some([{"partitions": 4}, {"shard_optimizer_state": True}], 1, seed=6))
+def test_copies_that_have_become_ranks_with_parts_go_on(into, launcher, monkeypatch):
+    found = ends(launcher, 4, {"microbatches": 3}, "before", "1:5", INTO=json.dumps(into))
+    require_undisturbed(found, monkeypatch)
+    assert all(end["updates"][-1] >= 4 for end in found.values())
+
+
 @pytest.mark.parametrize("layout", some(LAYOUTS, 2, seed=5))
 def test_random_numbers_go_on(layout, launcher):
     undisturbed = ends(launcher, 4, LAYOUTS[layout], "none", DROPOUT="0.3")[0]

@@ -5,8 +5,6 @@ lamina/membership/keepers.h."""
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from lamina import _lamina
 from lamina.checkpoints.together import everywhere
 from lamina.elastic.change import MovingJob, told_of
@@ -54,7 +52,7 @@ class KeptSurvivors(Survivors):
 
     def look(self) -> bool:
         """As there; what is due is kept."""
-        if current.job().partitioned_model is None or not self._trains():
+        if current.job().partitioned_model is None:
             return False
         if self._engine.is_due:
             self._keep_now()
@@ -67,10 +65,6 @@ class KeptSurvivors(Survivors):
     def keep_version(self) -> None:
         """Keeps what there is, of a model that is cut. Collective over the world."""
         self._keep_now()
-
-    def _trains(self) -> bool:
-        """False of an evaluation, which some ranks may make by themselves."""
-        return torch.is_grad_enabled() and any(module.training for module in self._model.modules())
 
     def _keep_now(self) -> None:
         job = current.job()
@@ -99,10 +93,11 @@ class KeptSurvivors(Survivors):
         self._training.take(states)
 
     def given(self) -> Any:
-        return self._traced(), self._training.given()
+        return self._traced(), self._training.given(), self._trained()
 
     def take_given(self, given: Any) -> None:
-        self._trace, of_training = given
+        self._trace, of_training, trained = given
+        self._take_trained(trained)
         self._training.take_given(of_training)
 
     def _go_over(self, session: _lamina.Session, hold: "Callable[[], _lamina.HeldJob]") -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainings of a script's own loop that outlive ranks."""
 
+import copy
 import json
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,6 +16,8 @@ from lamina.errors import DesyncError, PeerError, UsageError
 from lamina.job import current
 from lamina.job.arguments import require_same
 from lamina.pipeline.distributed_model import DistributedModel
+from lamina.script_state import generators
+from lamina.torch_patches import grad_scaler
 from lamina.util.checks import require_count
 
 if TYPE_CHECKING:
@@ -46,6 +50,8 @@ class Run:
         model: the job's.
         optimizer: the only one of the model, a DistributedOptimizer. Its step ends a batch.
         schedule: of its rates; its step follows the optimizer's at once.
+        stateful: objects with `state_dict` and `load_state_dict` that all ranks have alike, and that also follow each
+            update at once: a GradScaler, an average of whole weights. Steps that a GradScaler leaves out are updates.
         keep_every: so many updates lie between two versions, where ranks have parts that others have not. "auto": as
             few as take 2 % of the time.
         layouts: in which ranks with parts may go on, each as keys of `lamina.change`: the first that fits their number
@@ -63,6 +69,7 @@ class Run:
         optimizer: torch.optim.Optimizer,
         *,
         schedule: Any = None,
+        stateful: Iterable[Any] = (),
         keep_every: int | str = 1,
         layouts: "Iterable[LayoutKeys]" = (),
     ):
@@ -77,13 +84,13 @@ class Run:
         layouts = list(map(_to_json, layouts))
         job.session.require_layouts(layouts, share_any=False)
         (state,) = job.optimizers
-        self._training = _OwnLoop(schedule)
-        if why_not(job):
-            self._survivors = KeptSurvivors(model, state, self._training, keep_every, layouts)
-        else:
-            self._survivors = Survivors(model, state, self._training)
+        self._training = _OwnLoop([each for each in (schedule, *_checked(stateful)) if each is not None])
+        self._state = state
+        self._with_parts = lambda: KeptSurvivors(model, state, self._training, keep_every, layouts)
+        self._survivors = self._with_parts() if why_not(job) else Survivors(model, state, self._training)
         self._is_on = False  # the training
         self._ends = False  # the epoch, for newcomers wait
+        self._in_eval = False  # no module is in training mode while it trains
         state.after_step = self._note
 
     @property
@@ -101,12 +108,14 @@ class Run:
                 after an update, and the others go on.
         """
         self._survivors.begin()
-        with self._survivors.leaving_by_sigterm():
+        with self._survivors.leaving_by_sigterm(), ExitStack() as undo:
+            grad_scaler.tell_of_skips(self._state.optimizer, self._note, undo)
             return self._train(train)
 
     def _train(self, train: Callable[[int], Result]) -> Result:
         while True:
             self._is_on, current.job().before_step = True, self._look
+            self._in_eval = not _is_in_training_mode()
             try:
                 result = train(self.updates)
                 self._survivors.end()
@@ -118,11 +127,19 @@ class Run:
                 lost = None
             self._ends = False
             told = self._survivors.go_on(lost)
+            self._training.draw_again()
             is_again = len({progress for progress, word in told if progress >= 0}) == 1
             self._survivors.tell_going_on(self.updates - (not is_again), is_again)
 
     def _note(self) -> None:
-        self._training.progress += 1
+        self._training.note_update()
+        if why_not(current.job()) and not isinstance(
+            self._survivors, KeptSurvivors
+        ):  # the script has changed the layout
+            self._survivors.end()
+            self._survivors = self._with_parts()
+            self._survivors.begin()
+        self._in_eval = not _is_in_training_mode()
         self._survivors.keep()
         self._ends = self._survivors.doorway.is_called()
         if self._is_on:
@@ -130,15 +147,38 @@ class Run:
 
     def _look(self) -> None:
         """Ends the epoch before the next step of the training."""
-        if (self._ends and current.job().model.module.training) or self._survivors.look():
+        is_evaluation = not torch.is_grad_enabled() or not (self._in_eval or _is_in_training_mode())
+        if is_evaluation:  # which some ranks may make by themselves
+            return
+        if self._ends or self._survivors.look():
             raise EpochOverError("ranks join or leave, which lamina.Run sees to: let it pass")
 
 
-class _OwnLoop:
-    """The loop of a script, as `Survivors` see it: its progress are its updates."""
+def _is_in_training_mode() -> bool:
+    return any(module.training for module in current.job().model.module.modules())
 
-    def __init__(self, schedule: Any):
-        self.progress, self.shares_any, self._schedule = 0, False, schedule
+
+class _OwnLoop:
+    """The loop of a script, as `Survivors` see it: its progress are its updates. What it draws from the generators of
+    the process after an update it draws again, where that is the last one that counts."""
+
+    def __init__(self, stateful: list[Any]):
+        self.progress, self.shares_any, self._stateful = 0, False, stateful
+        self._drawn = {0: generators.states()}  # by updates: the last one, and those of which states were asked for
+        self._of_versions: list[int] = []
+
+    def note_update(self) -> None:
+        """An update is made."""
+        if self.progress not in self._of_versions:
+            self._drawn.pop(self.progress, None)
+        self.progress += 1
+        self._drawn[self.progress] = generators.states()
+
+    def draw_again(self) -> None:
+        """All go on from the last update: generators are as they were then, where this rank has made it."""
+        if self.progress in self._drawn:
+            generators.put_states(self._drawn[self.progress])
+        self._drawn[self.progress] = generators.states()
 
     def word(self) -> None:
         """Nothing is to be told."""
@@ -147,7 +187,10 @@ class _OwnLoop:
         """The copies share out as many as before."""
 
     def moved(self, before: current.Job) -> None:
-        """Nothing moves besides."""
+        """Gradients are forgotten, and so is what was found in them."""
+        for each in self._stateful:
+            if isinstance(each, torch.amp.GradScaler):
+                grad_scaler.forget(each)
 
     def given(self) -> None:
         """Nothing is needed besides."""
@@ -159,14 +202,23 @@ class _OwnLoop:
         """Nothing is left to be done."""
 
     def state(self) -> Any:
-        """The progress, and the state of the schedule."""
-        return self.progress, None if self._schedule is None else self._schedule.state_dict()
+        """The progress, and the states of what follows each update, as they are now."""
+        self._of_versions = [*self._of_versions[-2:], self.progress]
+        self._drawn = {updates: drawn for updates, drawn in self._drawn.items() if updates in self._of_versions}
+        return self.progress, copy.deepcopy([each.state_dict() for each in self._stateful])
 
     def take(self, state: Any) -> None:
         """Takes what another copy gave."""
-        self.progress, state = state
-        if self._schedule is not None:
-            self._schedule.load_state_dict(state)
+        self.progress, states = state
+        for each, its in zip(self._stateful, states, strict=True):
+            each.load_state_dict(its)
+
+
+def _checked(stateful: Iterable[Any]) -> list[Any]:
+    for each in (stateful := list(stateful)):
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise _refused(f"{type(each).__name__} among `stateful` has no state_dict() and load_state_dict()")
+    return stateful
 
 
 def _to_json(keys: Any) -> str:

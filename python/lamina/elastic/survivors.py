@@ -193,15 +193,24 @@ class Survivors:
         return changed
 
     def states(self) -> Any:
-        return self._own_states, self._training.state()
+        return self._own_states, self._training.state(), self._trained()
 
     def take(self, states: Any) -> None:
         if states is not None:
-            self._own_states, state = states
+            self._own_states, state, trained = states
             self._training.take(state)
+            self._take_trained(trained)
         self._optimizer.load_state_dict(self._own_states)
         self._optimizer.count_anew()
         self._own_states = None
+
+    def _trained(self) -> list[str]:
+        """Names the parameters that have gradients: a script may have frozen others since it began."""
+        return [name for name, parameter in self._model.named_parameters() if parameter.requires_grad]
+
+    def _take_trained(self, names: list[str]) -> None:
+        for name, parameter in self._model.named_parameters():
+            parameter.requires_grad_(name in names)
 
 
 def _together(call: Callable[[], Any]) -> Any:

@@ -3,6 +3,7 @@
 
 import inspect
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -37,11 +38,24 @@ class GradScaler(torch.amp.GradScaler):
             device = likely_device().type
         super().__init__(str(device), **dict(zip(_OPTIONS, args, strict=False)), **kwargs)
 
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """As torch's."""
+        self._forget_before()
+        super().unscale_(optimizer)
+
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """As torch's."""
+        self._forget_before()
         if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"].name == "READY":
             self.unscale_(optimizer)
         return super().step(optimizer, *args, **kwargs)
+
+    def _forget_before(self) -> None:
+        """Gradients of a job that goes on without a lost rank are other ones."""
+        job = current.job_if_any()
+        if job is not None and self not in (known := job.own(_Scalers).known):
+            known.add(self)
+            grad_scaler.forget(self)
 
     def _check_scale_growth_tracker(self, funcname: str) -> tuple[torch.Tensor, torch.Tensor]:
         if self._scale is None:
@@ -57,6 +71,13 @@ class GradScaler(torch.amp.GradScaler):
         found = super()._unscale_grads_(types.SimpleNamespace(param_groups=[{"params": held}]), *args, **kwargs)
         everywhere = job.session.largest("one_copy" if is_joining(job) else "world", grad_scaler.largest(found))
         return grad_scaler.on_host(self, everywhere)
+
+
+class _Scalers:
+    """Scalers that have looked at gradients of a job."""
+
+    def __init__(self):
+        self.known: weakref.WeakSet[GradScaler] = weakref.WeakSet()
 
 
 def holders(optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:

@@ -53,6 +53,12 @@ partition:
 | torch.amp.GradScaler._unscale_grads_ | grad_scaler | gradients are found, and infinities in shards, by all ranks |
 | torch.optim.swa_utils.AveragedModel.update_parameters | averages | an average has the values of shards, too |
 
+While ranks of a `lamina.Run` train:
+
+| torch's | by | so that |
+|---|---|---|
+| torch.amp.GradScaler._maybe_opt_step | grad_scaler | a step that is left out counts as one of the training |
+
 While layers of a model are slices, until `shutdown`:
 
 | torch's | by | so that |

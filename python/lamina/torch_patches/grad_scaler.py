@@ -49,6 +49,27 @@ def on_host(scaler: GradScaler, found: float) -> dict[torch.device, torch.Tensor
     return {device: torch.full((), found, dtype=torch.float32, pin_memory=device.type != "cpu")}
 
 
+def tell_of_skips(optimizer: torch.optim.Optimizer, skipped: Callable[[], None], undo: ExitStack) -> None:
+    """Until `undo` is closed, `skipped` is called where a GradScaler leaves a step of the optimizer out."""
+    original = GradScaler._maybe_opt_step
+
+    def maybe_step(
+        self: GradScaler, of: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        result = original(self, of, state, *args, **kwargs)
+        if of is optimizer and largest(state["found_inf_per_device"]) > 0:
+            skipped()
+        return result
+
+    replace(undo, GradScaler, "_maybe_opt_step", maybe_step)
+
+
+def forget(scaler: GradScaler) -> None:
+    """Forgets what a GradScaler has found in gradients that are forgotten, too."""
+    if scaler.is_enabled():
+        scaler._per_optimizer_states.clear()
+
+
 def refuse(undo: ExitStack) -> None:
     """Until `undo` is closed, a GradScaler of torch's own is an error, on every rank: those that run no body never
     scale."""
