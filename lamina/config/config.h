@@ -20,6 +20,7 @@ struct Config {
   // Pipeline.
   int partitions = 1;  // also known as pipeline_parallel_degree
   int microbatches = 1;
+  std::int64_t all_microbatches = 0;           // no key: the copies of the model share out so many; 0: as that says
   Schedule schedule = Schedule::kInterleaved;  // also known as pipeline
   std::optional<int> active_microbatches;      // default: 2 * partitions + 1
   bool deterministic_server = false;

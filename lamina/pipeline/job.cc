@@ -84,6 +84,7 @@ Job::Job(JobOptions options, messaging::Messenger& messenger, observe::Recorder&
       messenger_(messenger),
       recorder_(recorder),
       microbatches_(options_.microbatches),
+      all_microbatches_(std::int64_t{microbatches_} * options_.replicas),
       seeds_(options_.seed, std::int64_t{options_.replica} * microbatches_),
       watched_(std::make_shared<runtime::ParameterFlags::Watched>()),
       steps_(this->rank()),
@@ -151,8 +152,16 @@ bool Job::overlaps() const {
 }
 
 void Job::set_microbatches(int microbatches) {
-  microbatches_ = microbatches;
-  seeds_.begin_at(std::int64_t{options_.replica} * microbatches);
+  share_out(std::int64_t{microbatches} * options_.replicas, /*alike=*/true);
+}
+
+void Job::share_out(std::int64_t all_microbatches, bool alike) {
+  all_microbatches_ = all_microbatches;
+  auto all = std::max<std::int64_t>(all_microbatches, options_.replicas);
+  if (alike) all = (all + options_.replicas - 1) / options_.replicas * options_.replicas;
+  const auto before = [&](int replica) { return all * replica / options_.replicas; };
+  microbatches_ = static_cast<int>(before(options_.replica + 1) - before(options_.replica));
+  seeds_.begin_at(before(options_.replica));
 }
 
 std::unique_ptr<schedule::Schedule> Job::schedule() const {

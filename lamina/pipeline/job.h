@@ -33,7 +33,7 @@ struct JobOptions {
   std::chrono::duration<double> timeout = std::chrono::seconds(1800);  // how long a live rank may take to answer
   std::optional<std::uint64_t> seed;                                   // see RootSeeds
   int microbatches = 1;                                                // see set_microbatches()
-  int replica = 0;
+  int replica = 0, replicas = 1;
   std::shared_ptr<verification::RunRecorder> run_recorder;  // nullptr: the run is not recorded
   std::vector<base::Rank> pipeline;                         // the ranks of this rank's pipeline, by partition
   bool few_processors = true;                               // this machine has less than two for each of its ranks
@@ -139,7 +139,11 @@ class Job {
 
   // How many microbatches a step of each replica has, at most: on every rank alike, not inside a step.
   void set_microbatches(int microbatches);
-  int microbatches() const { return microbatches_; }
+  // How many a step of all replicas together has: each gets its part, or one more, and one at least. `alike`: as many
+  // as any other one gets.
+  void share_out(std::int64_t all_microbatches, bool alike);
+  int microbatches() const { return microbatches_; }  // of this replica
+  std::int64_t all_microbatches() const { return all_microbatches_; }
 
   // How many backwards of other ranks' modules this one has asked for.
   std::int64_t backwards() const { return calls_.backwards(); }
@@ -211,6 +215,7 @@ class Job {
   std::shared_ptr<model::Modules> modules_;
   std::vector<base::Rank> owners_;
   int microbatches_;
+  std::int64_t all_microbatches_;
   runtime::RootSeeds seeds_;
   std::shared_ptr<const runtime::ParameterFlags::Watched> watched_;
   remote::Tensors parameters_;  // whose gradients are ordered

@@ -98,7 +98,8 @@ std::optional<RngStream> rng_stream_here() {
 void RootSeeds::begin_step() { base_ = seed_ ? mix(*seed_, steps_++) : draw_seed(); }
 
 std::uint64_t RootSeeds::of(base::Microbatch microbatch) const {
-  return stream_seed(mix(base_, first_ + microbatch.value));
+  const auto own = static_cast<std::size_t>(microbatch.value);
+  return stream_seed(mix(base_, own < numbers_.size() ? numbers_[own] : first_ + microbatch.value));
 }
 
 }  // namespace lamina::runtime

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "lamina/base/ids.h"
@@ -99,13 +100,19 @@ class RootSeeds {
   // With a seed: how many steps there were, in this job and those that it goes on with. Without: nothing.
   std::optional<std::uint64_t> steps() const { return seed_ ? std::optional(steps_) : std::nullopt; }
   void go_on_after(std::uint64_t steps) { steps_ = steps; }
-  void begin_at(std::int64_t first) { first_ = first; }
+  void begin_at(std::int64_t first) {
+    first_ = first;
+    numbers_.clear();
+  }
+  // Numbers of this replica's microbatches among those of all, where they do not follow each other.
+  void number(std::vector<std::int64_t> numbers) { numbers_ = std::move(numbers); }
   void reseed(std::uint64_t seed) { seed_ = seed; }
   std::uint64_t of(base::Microbatch microbatch) const;
 
  private:
   std::optional<std::uint64_t> seed_;
   std::int64_t first_;
+  std::vector<std::int64_t> numbers_;
   std::uint64_t steps_ = 0;
   std::uint64_t base_ = 0;
 };

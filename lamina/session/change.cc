@@ -152,6 +152,11 @@ bool clips_as_shards(const Session& session) {
 
 bool is_layout_key(std::string_view key) { return std::ranges::find(kKeys, key) != kKeys.end(); }
 
+void share_out(Session& session, int copies, config::Config& config) {
+  config.all_microbatches = session.job().all_microbatches();
+  config.microbatches = static_cast<int>((config.all_microbatches + copies - 1) / copies);
+}
+
 config::Config config_of(Session& session, const std::string& text, int ranks) {
   const auto& before = session.config();
   const auto given = given_keys(text);
@@ -159,7 +164,7 @@ config::Config config_of(Session& session, const std::string& text, int ranks) {
   // Defaults that depend on what may change, where nobody has said them.
   if (before.active_microbatches == config::default_window(before.partitions)) keys["active_microbatches"] = nullptr;
   if (given.contains("optimize")) keys["memory_weight"] = nullptr;
-  keys["microbatches"] = session.job().microbatches();
+  keys["microbatches"] = 1;  // where nobody gives them they follow from the number of copies
   keys["verify_steps"] = 0;  // those were the first ones of the job
   if (!clips_as_shards(session)) keys["sdp_gradient_clipping"] = nullptr;
   keys.update(given);
@@ -174,15 +179,7 @@ config::Config config_of(Session& session, const std::string& text, int ranks) {
                                    " copies of the model train apart, and are not one: start the job with ddp=True"));
   }
   if (!given.contains("microbatches")) {
-    const auto all = std::int64_t{session.job().microbatches()} * copies_before;
-    if (all % copies != 0) {
-      throw refused_change(
-          base::str(copies, " copies of the model cannot share out ", all,
-                    " microbatches alike, which a batch of all copies has: give `microbatches`, of each copy, "
-                    "or start the job with a multiple of ",
-                    copies));
-    }
-    config.microbatches = static_cast<int>(all / copies);
+    share_out(session, copies, config);
   }
   config::validate(config);
   config::require_available(config, copies);
@@ -251,7 +248,7 @@ std::shared_ptr<Session> open_beside(Session& before, config::Config config, env
   if (clips_as_shards(before)) session->clip_as_shards();
   session->note_asked(before.asked());
   session->job().seeds() = before.job().seeds();
-  session->job().set_microbatches(session->job().microbatches());  // of this copy's place among them
+  session->share_out_microbatches();
   return session;
 }
 

@@ -26,10 +26,10 @@ namespace lamina::session {
 base::UsageError refused_change(const std::string& why);
 
 // The configuration of this job in the layout that `json`, an object of keys of init(), asks for. Copies of the model
-// share out as many microbatches as before, unless it has `microbatches`, and gradients are clipped as before. The same
-// on all ranks, and nothing is done yet; collective over the world. Throws base::ConfigError for a layout that the
-// number of ranks does not allow. base::UsageError comes for keys that are no layout's or that ranks give differently,
-// and for what a job or a layout has that cannot change.
+// share out as many microbatches as before, one more or less, unless it has `microbatches`. Gradients are clipped as
+// before. The same on all ranks, and nothing is done yet; collective over the world. Throws base::ConfigError for a
+// layout that the number of ranks does not allow. base::UsageError comes for keys that are no layout's or that ranks
+// give differently, and for what a job or a layout has that cannot change.
 config::Config changed_config(Session& session, const std::string& json);
 
 // True for a key that says who does what, by the name that a Config's JSON has it under.
@@ -38,6 +38,9 @@ bool is_layout_key(std::string_view key);
 // Does so for so many ranks, of which this one alone is asked, and looks at no more than what `json` and the
 // configuration of the session say.
 config::Config config_of(Session& session, const std::string& json, int ranks);
+
+// Has so many copies of the model share out the microbatches that there are: `microbatches` at most.
+void share_out(Session& session, int copies, config::Config& config);
 
 // True where gradients are clipped as those of shards are, in the layouts that follow, too: clipping is the training's.
 bool clips_as_shards(const Session& session);

@@ -87,10 +87,17 @@ void NewPlace::take_names() {
 }
 
 std::string NewPlace::text() const {
-  return json{{"rank", rank},         {"size", size},   {"local", {local.rank, local.size}},
-              {"host", host},         {"port", port},   {"epoch", epoch},
-              {"config", config},     {"asked", asked}, {"clips_as_shards", clips_as_shards},
-              {"run", {run, restart}}}
+  return json{{"rank", rank},
+              {"size", size},
+              {"local", {local.rank, local.size}},
+              {"host", host},
+              {"port", port},
+              {"epoch", epoch},
+              {"config", config},
+              {"asked", asked},
+              {"clips_as_shards", clips_as_shards},
+              {"run", {run, restart}},
+              {"microbatches", microbatches}}
       .dump();
 }
 
@@ -105,6 +112,7 @@ NewPlace NewPlace::read(const std::string& text) {
             .epoch = told.at("epoch").get<std::int64_t>(),
             .config = told.at("config").get<std::string>(),
             .asked = told.at("asked").get<std::string>(),
+            .microbatches = told.at("microbatches").get<std::int64_t>(),
             .clips_as_shards = told.at("clips_as_shards").get<bool>(),
             .run = told.at("run").at(0).get<std::string>(),
             .restart = told.at("run").at(1).get<std::string>()};
@@ -289,6 +297,7 @@ std::shared_ptr<Session> Newcomer::open(Session& own, const NewPlace& place, env
   say_names(place);  // its own launcher, if it is another one, has given it others
   auto config = config::parse_config({.json = place.config}).config;
   config.device = own.config().device;
+  config.all_microbatches = place.microbatches;
   const auto meeting = std::make_shared<bool>(true);  // the hook stays with the session
   hooks.check_interrupt = [this, meeting, inner = std::move(hooks.check_interrupt)] {
     if (inner) inner();

@@ -30,6 +30,7 @@ struct NewPlace {
   std::int64_t epoch = 0;  // its LAMINA_EPOCH
   // Configurations as JSON: of the job's next session, and the one that its program has asked for.
   std::string config, asked;
+  std::int64_t microbatches = 0;  // that the copies of the model share out; 0: as the configuration says
   bool clips_as_shards = false;
   // The names of the job where its ranks meet, which its launcher has given them.
   std::string run, restart;

@@ -84,19 +84,10 @@ NextEpoch EpochEnd::next(const Value& word, std::int64_t progress, bool leaves) 
   }
 }
 
-std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, std::optional<int> microbatches,
-                                        environment::World world, std::int64_t epoch, FaceHooks hooks) {
-  const std::int64_t copies = next.size();
-  const auto all = std::int64_t{before_.job().microbatches()} * before_.world().size;
+std::shared_ptr<Session> EpochEnd::open(const NextEpoch& next, environment::World world, std::int64_t epoch,
+                                        FaceHooks hooks) {
   auto config = before_.config();
-  if (!microbatches && all % copies != 0) {
-    throw base::ConfigError(
-        base::str(copies, " copies of the model that are left cannot share out ", all,
-                  " microbatches alike, which a batch of all copies has: give init() such `microbatches` that fewer "
-                  "copies can"),
-        base::Code{"elastic-refused"});
-  }
-  config.microbatches = microbatches.value_or(static_cast<int>(all / copies));
+  share_out(before_, next.size(), config);
   config.verify_steps = 0;
   return open_in(next, std::move(config), std::move(world), epoch, std::move(hooks));
 }
@@ -175,6 +166,7 @@ void EpochEnd::tell_places(const NextEpoch& next, const environment::World& worl
                    .epoch = epoch,
                    .config = config::to_json(config),
                    .asked = config::to_json(before_.asked()),
+                   .microbatches = config.all_microbatches,
                    .clips_as_shards = clips_as_shards(before_)};
     place.take_names();
     places.push_back(place.text());

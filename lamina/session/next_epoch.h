@@ -49,11 +49,10 @@ class EpochEnd {
   // Waits until the session that the others open begins, for they may need this rank's voice. False: all agree anew.
   bool may_leave(const NextEpoch& next);
 
-  // Opens the next epoch's session. `microbatches`: of each copy of the model; without, the copies share out as many as
-  // before. `world`: this rank's place there; `epoch`: its LAMINA_EPOCH. Throws base::PeerError where one of them is
-  // lost meanwhile, also a newcomer, base::ConfigError where copies cannot share microbatches out alike.
-  std::shared_ptr<Session> open(const NextEpoch& next, std::optional<int> microbatches, environment::World world,
-                                std::int64_t epoch, FaceHooks hooks);
+  // Opens the next epoch's session, of copies of the model, which share out as many microbatches as before. `world`:
+  // this rank's place there; `epoch`: its LAMINA_EPOCH. Throws base::PeerError where one of them is lost meanwhile,
+  // also a newcomer.
+  std::shared_ptr<Session> open(const NextEpoch& next, environment::World world, std::int64_t epoch, FaceHooks hooks);
   // Does so in a layout of theirs.
   std::shared_ptr<Session> open_in(const NextEpoch& next, config::Config config, environment::World world,
                                    std::int64_t epoch, FaceHooks hooks);

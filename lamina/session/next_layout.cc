@@ -54,28 +54,15 @@ std::vector<std::string> nearest(const config::Config& asked, int ranks) {
   return keys;
 }
 
-// As config_of(). Where copies `share_any` number of microbatches, each has its part of those that the job began with,
-// or one more.
-config::Config config_with(Session& before, const std::string& text, int ranks, bool share_any) {
-  if (!share_any) return config_of(before, text, ranks);
-  auto keys = nlohmann::json::parse(text);
-  keys["microbatches"] = 1;
-  const auto config = config_of(before, keys.dump(), ranks);
-  const int copies = ranks / (config.partitions * config.tensor_parallel_degree);
-  const int all = before.config().microbatches * before.topology().size(topology::Group::kReplicas);
-  keys["microbatches"] = (all + copies - 1) / copies;
-  return config_of(before, keys.dump(), ranks);
-}
-
 }  // namespace
 
-config::Config next_layout(Session& before, int ranks, const std::vector<std::string>& layouts, const ChangingJob& job,
-                           bool share_any) {
+config::Config next_layout(Session& before, int ranks, const std::vector<std::string>& layouts,
+                           const ChangingJob& job) {
   std::string why;
   const auto fitting = [&](const std::string& keys) -> std::optional<config::Config> {
     try {
       require_may_change(before);
-      auto config = config_with(before, keys, ranks, share_any);
+      auto config = config_of(before, keys, ranks);
       require_fits(job, config, ranks / (config.partitions * config.tensor_parallel_degree));
       return config;
     } catch (const base::Error& error) {
@@ -92,7 +79,7 @@ config::Config next_layout(Session& before, int ranks, const std::vector<std::st
                           base::Code{"elastic-refused"});
 }
 
-void require_layouts(Session& session, const std::vector<std::string>& layouts, bool share_any) {
+void require_layouts(Session& session, const std::vector<std::string>& layouts, bool of_copies) {
   if (environment::is_newcomer()) return;  // it has those of the others, which the door sees to
   const auto world = session.members(topology::Group::kWorld);
   const auto told = messaging::made_by_first(
@@ -101,7 +88,7 @@ void require_layouts(Session& session, const std::vector<std::string>& layouts, 
     if (told.as<std::string>() != nlohmann::json(layouts).dump()) {
       throw base::UsageError("lamina.Run: ranks give different `layouts`", base::Code{"elastic-refused"});
     }
-    if (!share_any && !layouts.empty() && why_no_survivors(session).empty()) {
+    if (!of_copies && !layouts.empty() && why_no_survivors(session).empty()) {
       throw base::UsageError("lamina.Run: copies of a model go on as fewer copies: `layouts` are for ranks with parts",
                              base::Code{"elastic-refused"});
     }
@@ -111,7 +98,7 @@ void require_layouts(Session& session, const std::vector<std::string>& layouts, 
       bool fits = false;
       for (int ranks = session.world().size; ranks > 0 && !fits; --ranks) {
         try {
-          config_with(session, keys, ranks, share_any);
+          config_of(session, keys, ranks);
           fits = true;
         } catch (const base::Error&) {
           if (!wrong) wrong = std::current_exception();

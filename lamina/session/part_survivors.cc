@@ -80,7 +80,7 @@ std::string PartSurvivors::why_not_so_many(int ranks) const {
   auto told = face_.told();
   told.saves = told.waits = false;  // not any more by then
   try {
-    next_layout(*session_, ranks, layouts_, told, shares_any());
+    next_layout(*session_, ranks, layouts_, told);
     return "";
   } catch (const base::Error& error) {
     return error.what();
@@ -150,7 +150,7 @@ Survivors::Next PartSurvivors::meet(bool is_lost) {
     if (!is_lost && next.number == 1 && next.newcomers.empty() && std::ssize(next.members) == size) {
       return result;  // the newcomers have gone again
     }
-    auto config = next_layout(*session_, next.size(), layouts_, told, shares_any());
+    auto config = next_layout(*session_, next.size(), layouts_, told);
     const auto epoch = talk_->epochs + next.number;
     const auto port = next.words.front().as<Tuple>().items.at(0).as<std::int64_t>();
     auto world = next_place(*session_, next, static_cast<int>(port));

@@ -27,6 +27,7 @@
 #include "lamina/session/epoch_talk.h"
 #include "lamina/session/graph_links.h"
 #include "lamina/session/lanes.h"
+#include "lamina/session/sharding.h"
 #include "lamina/session/witness_line.h"
 #include "lamina/tensor_parallel/team.h"
 #include "lamina/transport/loopback/loopback.h"
@@ -99,6 +100,7 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
   options.microbatches = config.microbatches;
   options.replica = topology.index(topology::kReplicas, rank);
+  options.replicas = topology.size(topology::kReplicas);
   options.pipeline = topology.members(topology::kPartitions, rank);
   options.few_processors = environment::available_cores() < 2 * world.local_size;
   options.run_recorder = std::move(run_recorder);
@@ -217,6 +219,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   run_recorder_ = record_run(config_, topology_, world_.rank, world_.size);
   job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_, run_recorder_, std::move(hooks)),
                                          *messenger_, recorder_);
+  share_out_microbatches();
   if (topology_.size(Group::kTp) > 1) job_->join_team(members(Group::kTp), /*own_batches=*/!config_.prescaled_batch);
   graphs_ = std::make_shared<GraphLinks>(border_options(config_, world_.rank, recorder_),
                                          members(topology::kPartitions), members(topology::kSameParts), *messenger_);
@@ -234,6 +237,11 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   if (is_elastic()) learn_seats();
   epochs_ = std::make_unique<EpochTalk>(mailbox(), transport(), least_ranks(), patience(), first_epoch(first));
   learn_devices(mailbox(), members(Group::kWorld), world_, patience());
+}
+
+void Session::share_out_microbatches() {
+  if (config_.all_microbatches == 0) return job_->set_microbatches(config_.microbatches);
+  job_->share_out(config_.all_microbatches, needs_all_microbatches(*this));
 }
 
 Session::~Session() { close(false); }

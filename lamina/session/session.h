@@ -79,6 +79,8 @@ class Session {
   messaging::Mailbox& mailbox() { return messenger_->mailbox(); }
   transport::Transport& transport() { return messenger_->transport(); }
   pipeline::Job& job() { return *job_; }
+  // As the configuration has them, for this copy's place among all.
+  void share_out_microbatches();
   // Modules and parameters that ranks own and others use, outside steps.
   parameter_server::Service& parameter_server() { return *parameter_server_; }
   // Graphs of other libraries' operations over the ranks of a pipeline.

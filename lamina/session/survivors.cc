@@ -272,11 +272,7 @@ std::optional<std::vector<Told>> CopySurvivors::begin() {
 }
 
 std::function<std::string(int)> CopySurvivors::why_not_so_many() {
-  const auto all = shares_any() ? 0 : std::int64_t{session_->job().microbatches()} * session_->world().size;
-  return [all](int copies) {
-    if (all % copies == 0) return std::string();
-    return base::str(copies, " copies of the model cannot share out ", all, " microbatches alike");
-  };
+  return [](int) { return std::string(); };
 }
 
 NextEpoch CopySurvivors::agree(EpochEnd& end, bool leaves) {
@@ -312,9 +308,8 @@ Survivors::Next CopySurvivors::meet(bool is_lost) {
     const auto epoch = epochs + next.number;
     const auto world = next_place(*session_, next, static_cast<int>(said(0, 1).as<std::int64_t>()));
     take_place(world, epoch);
-    const auto microbatches = options_.microbatches ? options_.microbatches(next.size()) : std::nullopt;
     try {
-      result.session = end.open(next, microbatches, world, epoch, options_.hooks());
+      result.session = end.open(next, world, epoch, options_.hooks());
     } catch (const base::PeerError&) {
       continue;  // they agree anew
     }

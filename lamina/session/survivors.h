@@ -50,9 +50,6 @@ struct SurvivorOptions {
   std::function<FaceHooks()> hooks;                       // of the next epoch's session
   std::function<void()> note_place = [] {};               // the environment says another place of this rank from now on
   std::function<Facts()> facts = [] { return Facts(); };  // that newcomers are to have in common, of the face
-  // How many microbatches each of so many copies has: they share out any number. Without it they share out as many as
-  // before.
-  std::function<std::optional<int>(int)> microbatches = {};
 };
 
 // The loop in which ranks meet after a loss and go on, for trainings of any kind: see [Note: ranks that are left] in
@@ -98,7 +95,6 @@ class Survivors {
   // The fact that says how its ranks go on, which newcomers are to have in common with them.
   virtual std::string way() const = 0;
 
-  bool shares_any() const { return options_.microbatches != nullptr; }
   // The environment says from now on that this rank has that place.
   void take_place(const environment::World& place, std::int64_t epoch);
   void note(const NextEpoch& next);

@@ -69,7 +69,7 @@ void bind_layouts(py::class_<Session, std::shared_ptr<Session>>& kind) {
            py::arg("is_traced"), py::arg("is_whole"),
            "Whether the model stays whole until the next step, which traces and cuts it; collective over the world.")
       .def("require_layouts", &session::require_layouts, py::call_guard<Release>(), py::arg("layouts"),
-           py::arg("share_any"),
+           py::arg("of_copies"),
            "Raises UsageError or ConfigError, on all ranks, for what is no layout; collective over the world.")
       .def("open_after", &open_after, py::arg("config"),
            "Opens the session of another layout, which is to take this one's place; collective over the world.");

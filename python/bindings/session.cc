@@ -323,7 +323,14 @@ void bind_steps(py::class_<Session, std::shared_ptr<Session>>& kind) {
       .def_property(
           "microbatches", [](Session& session) { return session.job().microbatches(); },
           [](Session& session, int microbatches) { session.job().set_microbatches(microbatches); },
-          "Into how many a step cuts its batch.");
+          "Into how many a step cuts its batch: at most, of this copy of the model.")
+      .def(
+          "number_microbatches",
+          [](Session& session, std::vector<std::int64_t> numbers) { session.job().seeds().number(std::move(numbers)); },
+          py::arg("numbers"), "Numbers of this copy's microbatches among those of all: random numbers go by them.")
+      .def_property_readonly(
+          "all_microbatches", [](Session& session) { return session.job().all_microbatches(); },
+          "How many all copies of the model share out: the same on all ranks.");
 }
 
 void bind_values(py::class_<Session, std::shared_ptr<Session>>& kind) {

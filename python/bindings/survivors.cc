@@ -135,7 +135,7 @@ class PythonParts : public PythonFace<session::PartsFace> {
   }
 };
 
-session::SurvivorOptions options_of(py::handle face, bool shares_any) {
+session::SurvivorOptions options_of(py::handle face) {
   session::SurvivorOptions options;
   options.hooks = face_hooks;
   options.note_place = [face] {
@@ -154,25 +154,19 @@ session::SurvivorOptions options_of(py::handle face, bool shares_any) {
       return session::facts_of_training("script", file, tensors, table, optimizer, groups);
     });
   };
-  if (shares_any) {
-    options.microbatches = [face](int copies) {
-      return lent([&] { return face.attr("microbatches")(copies).cast<std::optional<int>>(); });
-    };
-  }
   return options;
 }
 
 struct LentCopies {
-  LentCopies(py::handle lent_face, bool shares_any)
-      : face(lent_face), engine(face, options_of(lent_face, shares_any)) {}
+  explicit LentCopies(py::handle lent_face) : face(lent_face), engine(face, options_of(lent_face)) {}
 
   PythonCopies face;
   session::CopySurvivors engine;
 };
 
 struct LentParts {
-  LentParts(py::handle lent_face, bool shares_any, std::optional<std::int64_t> every, std::vector<std::string> layouts)
-      : face(lent_face), engine(face, options_of(lent_face, shares_any), every, std::move(layouts)) {}
+  LentParts(py::handle lent_face, std::optional<std::int64_t> every, std::vector<std::string> layouts)
+      : face(lent_face), engine(face, options_of(lent_face), every, std::move(layouts)) {}
 
   PythonParts face;
   session::PartSurvivors engine;
@@ -222,11 +216,11 @@ void bind_copies(py::module_& module) {
       module, "Survivors",
       "Copies that go on where others are lost, and those who join: see lamina/session/survivors.h. `face`: "
       "Survivors in python/lamina/elastic/survivors.py, which outlives it.");
-  kind.def(py::init([](py::handle face, bool shares_any) {
+  kind.def(py::init([](py::handle face) {
              return std::unique_ptr<LentCopies, EndWithoutGil>(
-                 uncarried([&] { return std::make_unique<LentCopies>(face, shares_any).release(); }));
+                 uncarried([&] { return std::make_unique<LentCopies>(face).release(); }));
            }),
-           py::arg("face"), py::arg("shares_any"))
+           py::arg("face"))
       .def(
           "keep", [](LentCopies& self) { uncarried([&] { self.engine.keep(); }); },
           "Notes what a batch changes besides the parameters, where it has been changed.");
@@ -238,12 +232,11 @@ void bind_parts(py::module_& module) {
       module, "PartSurvivors",
       "Ranks with parts that go on where others are lost: see lamina/session/part_survivors.h. `face`: KeptSurvivors "
       "in python/lamina/elastic/kept.py, which outlives it.");
-  kind.def(py::init([](py::handle face, bool shares_any, std::optional<std::int64_t> every,
-                       std::vector<std::string> layouts) {
-             return std::unique_ptr<LentParts, EndWithoutGil>(uncarried(
-                 [&] { return std::make_unique<LentParts>(face, shares_any, every, std::move(layouts)).release(); }));
+  kind.def(py::init([](py::handle face, std::optional<std::int64_t> every, std::vector<std::string> layouts) {
+             return std::unique_ptr<LentParts, EndWithoutGil>(
+                 uncarried([&] { return std::make_unique<LentParts>(face, every, std::move(layouts)).release(); }));
            }),
-           py::arg("face"), py::arg("shares_any"), py::arg("every").none(true), py::arg("layouts"))
+           py::arg("face"), py::arg("every").none(true), py::arg("layouts"))
       .def(
           "end", [](LentParts& self) { uncarried([&] { self.engine.end(); }); },
           "Waits for the others, who may lose one still: all go on together then.")
@@ -294,7 +287,8 @@ void bind_survivors(py::module_& module, py::class_<Session, std::shared_ptr<Ses
   module.def("is_leaving", &session::Doorway::leaves, "Whether SIGTERM has told this rank to leave in order.");
   module.def("end_if_told", &session::end_if_told,
              "Ends this process where SIGTERM has told it to leave: see lamina/session/doorway.h.");
-  module.def("is_newcomer", &environment::is_newcomer, "Whether this process is to join a job, in which it is not yet.");
+  module.def("is_newcomer", &environment::is_newcomer,
+             "Whether this process is to join a job, in which it is not yet.");
   bind_copies(module);
   bind_parts(module);
   bind_pace(module);

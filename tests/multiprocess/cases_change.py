@@ -249,9 +249,6 @@ def case_what_cannot_change_is_refused_and_nothing_is_lost():
     losses = [training.step() for _ in range(3)]
     refused("partitions", lamina.ConfigError, partitions=3)
     refused("fp16.*no key of a layout", fp16=True)
-    lamina.set_num_microbatches(3)
-    refused("cannot share out 3 microbatches", partitions=2)
-    lamina.set_num_microbatches(MICROBATCHES)
     refused("given different|different arguments", partitions=2 if RANK else 1)
     training.step_function(batch(3))
     refused("has a gradient", partitions=2)

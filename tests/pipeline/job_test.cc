@@ -198,5 +198,22 @@ TEST(Usage, ARemoteModuleOutsideAStepIsAnErrorThatNamesIt) {
   }
 }
 
+TEST(Replicas, ShareOutMicrobatchesOneMoreOrLess) {
+  const auto shared_out = [](std::int64_t all, bool alike) {
+    std::vector<int> each;
+    for (int replica = 0; replica < 3; ++replica) {
+      Pipeline pipeline(1, JobOptions{.replica = replica, .replicas = 3});
+      pipeline.job(0).share_out(all, alike);
+      EXPECT_EQ(pipeline.job(0).all_microbatches(), all);
+      each.push_back(pipeline.job(0).microbatches());
+    }
+    return each;
+  };
+  EXPECT_EQ(shared_out(6, false), std::vector({2, 2, 2}));
+  EXPECT_EQ(shared_out(5, false), std::vector({1, 2, 2}));
+  EXPECT_EQ(shared_out(5, true), std::vector({2, 2, 2}));
+  EXPECT_EQ(shared_out(2, false), std::vector({1, 1, 1})) << "each has one at least";
+}
+
 }  // namespace
 }  // namespace lamina::pipeline

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from lamina import _lamina
-from lamina.elastic import newcomers
 from lamina.errors import ConfigError, UsageError
 
 
@@ -76,7 +75,7 @@ def _known(name: str, alone: int, ask: Callable, group: dist.ProcessGroup | None
     if not is_initialized():
         return _told(name, alone)
     value = ask(group)
-    if newcomers.is_one():  # in a world of its own, until it has joined
+    if _lamina.is_newcomer():  # in a world of its own, until it has joined
         return value
     if group is None and name in os.environ and (said := _lamina.told(name)) != value:
         raise UsageError(

@@ -40,7 +40,7 @@ class KeptSurvivors(Survivors):
         super().__init__(model, optimizer, training)
 
     def _made(self) -> "_lamina.PartSurvivors":
-        return _lamina.PartSurvivors(self, self._training.shares_any, self._every, self._layouts)
+        return _lamina.PartSurvivors(self, self._every, self._layouts)
 
     def keep(self) -> None:
         """An update is made: the next step keeps what it has made, when all that follows on it is done."""

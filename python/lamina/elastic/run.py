@@ -2,8 +2,9 @@
 """Trainings of a script's own loop that outlive ranks."""
 
 import copy
+import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +12,7 @@ import torch
 
 from lamina.elastic.kept import KeptSurvivors
 from lamina.elastic.newcomers import EpochOverError
+from lamina.elastic.reading import Reading
 from lamina.elastic.survivors import Survivors, why_not
 from lamina.errors import DesyncError, PeerError, UsageError
 from lamina.job import current
@@ -29,17 +31,17 @@ Result = TypeVar("Result")
 class Run:
     """A training that goes on where ranks are lost, as long as most of the last ones are left, and where others join:
 
-        run = lamina.Run(model, optimizer, schedule=schedule)
+        run = lamina.Run(model, optimizer, loader=loader, schedule=schedule)
 
         @run.elastic                       # called again after each loss, and when others join
-        def train(updates):
-            for number in range(updates, STEPS): ...
+        def train(model, optimizer):
+            for batch in run.batches(epochs=3): ...
 
-    Copies of a model that are left have the model, the states of the optimizer and the schedule as they were after
-    update number `updates` of the one that has come furthest. An update that one of them has made counts, and any other
-    one is made again. Buffers are as they were then, and random numbers with `seed`. A batch has as many microbatches
-    as before, which the copies that there are share out. A process that joins them runs the script up to `elastic` in a
-    world of its own, and has there what the others have.
+    Copies of a model that are left have the model, the states of the optimizer and the schedule as they were after the
+    last update of the one that has come furthest. An update that one of them has made counts, and any other one is made
+    again. Buffers are as they were then, and random numbers with `seed`. A batch of all copies has the samples and the
+    microbatches that it had, which those that there are share out, one more or less. A process that joins them runs the
+    script up to `elastic` in a world of its own, and has there what the others have.
 
     Ranks with partitions, shards, slices or parts of states keep what they have in the memory of the host, each
     `keep_every` updates. Beside the next step each sends to another one what nobody else has. After a loss all go on
@@ -49,6 +51,7 @@ class Run:
     Args:
         model: the job's.
         optimizer: the only one of the model, a DistributedOptimizer. Its step ends a batch.
+        loader: that `batches` reads. With several copies of the model its sampler is a DistributedSampler.
         schedule: of its rates; its step follows the optimizer's at once.
         stateful: objects with `state_dict` and `load_state_dict` that all ranks have alike, and that also follow each
             update at once: a GradScaler, an average of whole weights. Steps that a GradScaler leaves out are updates.
@@ -59,8 +62,9 @@ class Run:
             nearest number that fits.
 
     Errors:
-        UsageError: several machines without `lamina run --elastic`; without `ddp`; tensors that lie in one memory.
-        ConfigError: a layout that no number of ranks allows.
+        ConfigError: a layout that no number of ranks allows; all copies would read the same.
+        UsageError: several machines without `lamina run --elastic`; without `ddp`; tensors that lie in one memory; a
+            loader that says itself what each of several copies reads.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Run:
         model: DistributedModel,
         optimizer: torch.optim.Optimizer,
         *,
+        loader: Any = None,
         schedule: Any = None,
         stateful: Iterable[Any] = (),
         keep_every: int | str = 1,
@@ -82,10 +87,12 @@ class Run:
         if keep_every != "auto":
             require_count(keep_every=keep_every)
         layouts = list(map(_to_json, layouts))
-        job.session.require_layouts(layouts, share_any=False)
+        job.session.require_layouts(layouts, of_copies=False)
         (state,) = job.optimizers
-        self._training = _OwnLoop([each for each in (schedule, *_checked(stateful)) if each is not None])
-        self._state = state
+        self._reading = None if loader is None else Reading(loader)
+        every = schedule, *_checked(stateful), self._reading
+        self._training = _OwnLoop([each for each in every if each is not None])
+        self._state, self._trained = state, (model, optimizer)
         self._with_parts = lambda: KeptSurvivors(model, state, self._training, keep_every, layouts)
         self._survivors = self._with_parts() if why_not(job) else Survivors(model, state, self._training)
         self._is_on = False  # the training
@@ -98,9 +105,22 @@ class Run:
         """Steps of the optimizer that count."""
         return self._training.progress
 
-    def elastic(self, train: Callable[[int], Result]) -> Result:
-        """Calls `train` with the number of updates so far, and again after each loss, and when others have joined.
-        Returns what it returns.
+    def batches(self, epochs: int = 1) -> Iterator[Any]:
+        """The batches of this copy that are left until so many epochs of the training are over, of the loader. A batch
+        is over with the step of the optimizer that follows it. Where `train` is called again, that goes on after those
+        that are: see [Note: batches that stay] in lamina/elastic/reading.py.
+
+        Errors:
+            UsageError: no loader was given, or others than there were cannot go on with it.
+        """
+        if self._reading is None:
+            raise UsageError("lamina.Run: batches() reads its loader: give it one")
+        require_count(epochs=epochs)
+        return self._reading.until(epochs)
+
+    def elastic(self, train: Callable[..., Result]) -> Result:
+        """Calls `train` with model and optimizer, or where it takes one argument with the number of updates so far; and
+        again after each loss, and when others have joined. Returns what it returns.
 
         Errors:
             PeerError: a rank was lost, and too few are left, or what it had is lost with it.
@@ -110,14 +130,24 @@ class Run:
         self._survivors.begin()
         with self._survivors.leaving_by_sigterm(), ExitStack() as undo:
             grad_scaler.tell_of_skips(self._state.optimizer, self._note, undo)
-            return self._train(train)
+            if self._reading is not None:
+                undo.callback(self._reading.end)
+            return self._train(self._called(train))
 
-    def _train(self, train: Callable[[int], Result]) -> Result:
+    def _called(self, train: Callable[..., Result]) -> Callable[[], Result]:
+        model, optimizer = self._trained
+        try:
+            inspect.signature(train).bind(model, optimizer)
+        except TypeError:
+            return lambda: train(self.updates)
+        return lambda: train(model, optimizer)
+
+    def _train(self, train: Callable[[], Result]) -> Result:
         while True:
             self._is_on, current.job().before_step = True, self._look
             self._in_eval = not _is_in_training_mode()
             try:
-                result = train(self.updates)
+                result = train()
                 self._survivors.end()
                 self._is_on, current.job().before_step = False, lambda: None
                 return result
@@ -133,9 +163,10 @@ class Run:
 
     def _note(self) -> None:
         self._training.note_update()
-        if why_not(current.job()) and not isinstance(
-            self._survivors, KeptSurvivors
-        ):  # the script has changed the layout
+        if self._reading is not None:
+            self._reading.count()
+        has_parts = isinstance(self._survivors, KeptSurvivors)
+        if not has_parts and why_not(current.job()):  # the script has changed the layout
             self._survivors.end()
             self._survivors = self._with_parts()
             self._survivors.begin()
@@ -163,7 +194,7 @@ class _OwnLoop:
     the process after an update it draws again, where that is the last one that counts."""
 
     def __init__(self, stateful: list[Any]):
-        self.progress, self.shares_any, self._stateful = 0, False, stateful
+        self.progress, self._stateful = 0, stateful
         self._drawn = {0: generators.states()}  # by updates: the last one, and those of which states were asked for
         self._of_versions: list[int] = []
 
@@ -182,9 +213,6 @@ class _OwnLoop:
 
     def word(self) -> None:
         """Nothing is to be told."""
-
-    def microbatches(self, copies: int) -> None:
-        """The copies share out as many as before."""
 
     def moved(self, before: current.Job) -> None:
         """Gradients are forgotten, and so is what was found in them."""

@@ -23,17 +23,12 @@ class Training(Protocol):
 
     Attributes:
         progress: how far it is. It grows with each update, and states are those of the last one.
-        shares_any: whether copies share out any number of microbatches.
     """
 
     progress: int
-    shares_any: bool
 
     def word(self) -> Any:
         """Gives what this copy tells the others, in plain values."""
-
-    def microbatches(self, copies: int) -> int | None:
-        """How many each of so many copies has; None: they share out as many as before."""
 
     def moved(self, before: current.Job) -> None:
         """The current job goes on in the place of another one."""
@@ -75,7 +70,7 @@ class Survivors:
         self.doorway = Doorway(self._engine)
 
     def _made(self) -> "_lamina.Survivors":
-        return _lamina.Survivors(self, self._training.shares_any)
+        return _lamina.Survivors(self)
 
     def keep(self) -> None:
         """Notes what a batch changes besides the parameters, where it has been changed."""
@@ -164,9 +159,6 @@ class Survivors:
 
     def all_leave(self) -> None:
         self._training.all_leave()
-
-    def microbatches(self, copies: int) -> int | None:
-        return self._training.microbatches(copies)
 
     def _go_over(self, session: _lamina.Session, hold: None) -> None:
         self._own_states = self._own_states or self._optimizer.own()

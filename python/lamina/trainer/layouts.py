@@ -11,7 +11,7 @@ from lamina.elastic.change import refused
 from lamina.errors import ConfigError, UsageError
 from lamina.job import current
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, num_microbatches, rank, size
+from lamina.job.ranks import WORLD, rank, size
 from lamina.trainer.deals import put_together, set_batch_size, share_out
 from lamina.trainer.events import Event
 from lamina.trainer.job import TrainerJob
@@ -173,7 +173,7 @@ class Layouts:
         config, before = self._job.other_layout(keys | {"microbatches": 1}), current.session().config
         then, reads_on = size() // _ranks_of_batch(config), _places(config) == _places(before)
         of_all, grad_accum = everywhere(current.job(), lambda: self._shared_out(then, reads_on))
-        microbatches = max(num_microbatches() * copies() // then, 1)
+        microbatches = max(current.session().all_microbatches // then, 1)
         return _Change(keys | {"microbatches": microbatches}, reads_on, of_all, grad_accum)
 
     def _shared_out(self, then: int, reads_on: bool) -> tuple[int | None, int | None]:

@@ -19,6 +19,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from lamina.dist.batches import samplers
+from lamina.dist.workers import ending_workers
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, rank
 from lamina.script_state import generators
@@ -27,7 +28,6 @@ from lamina.trainer.deals import Deal, goes_past_batches, is_torchdatas
 from lamina.trainer.moves import on_rank
 from lamina.trainer.ranks import copies, leads, own_copy
 from lamina.trainer.states_of_ranks import are_alike
-from lamina.trainer.workers import ending_workers
 from lamina.util.told import tell
 
 END = object()  # of what is read

@@ -14,14 +14,13 @@ from lamina.elastic.survivors import Survivors, refuse, why_not
 from lamina.errors import DesyncError, Error, PeerError
 from lamina.job import current
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, num_microbatches, rank
+from lamina.job.ranks import WORLD, rank
 from lamina.script_state import generators
 from lamina.trainer.checkpoints import Saver, put_states_of, states_of
 from lamina.trainer.events import Event
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.layouts import Layouts
 from lamina.trainer.loop import Loop, Place
-from lamina.trainer.ranks import copies
 from lamina.trainer.shares import Ends, Loaders
 from lamina.trainer.training_state import TrainingState
 from lamina.trainer.versions import Versions
@@ -73,7 +72,6 @@ class Survival:
         self._updates = False  # an update was made whose batch has not ended
         self._ends = False  # the epoch of these ranks, before the next batch: others come or leave
         self._calls = 0  # of this script, that have begun
-        self.shares_any = True
         self._survivors: Survivors | None = None
         self._versions: Versions | None = None  # where ranks have parts
         self._is_on = "LAMINA_ELASTIC" in os.environ
@@ -81,7 +79,7 @@ class Survival:
         self._job_before: current.Job | None = None  # at the place before
         self._new_versions = lambda: Versions(state, loop, layouts, saver, keep_every)
         if self._is_on:
-            current.session().require_layouts(others, share_any=True)
+            current.session().require_layouts(others, of_copies=True)
             self._begin_surviving()
             loop.when_there, job.outlives = self._keep, self.call
 
@@ -327,10 +325,6 @@ class Survival:
             "cut": self._layouts.cut(),
             "batches": self._state.dataloader_len,
         }
-
-    def microbatches(self, copies_left: int) -> int:
-        """Shares out those of all copies, until the next batch says it anew."""
-        return max(-(-num_microbatches() * copies() // copies_left), 1)
 
     def moved(self, before: current.Job) -> None:
         """Takes along what belongs to the training."""
