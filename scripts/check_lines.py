@@ -55,9 +55,9 @@ MOST = {
     "torch_patches": (1480, "what is replaced in torch"),
     "tracing": (1590, "a first call of Python modules with what it costs, changes and draws"),
     "trainer": (
-        4200,
-        "the loop over a user's loader, model and callbacks, where it goes on, batches on their way to others; what"
-        " of a script's objects goes back with a version",
+        4290,
+        "the loop over a user's loader, model and callbacks, where it goes on, batches on their way to others, whose"
+        " microbatches others share out; what of a script's objects goes back with a version",
     ),
     "util": (450, "checks of arguments, files, lines that are said once"),
     "verification": (750, "the user's plain model, called again"),

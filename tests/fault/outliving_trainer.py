@@ -147,6 +147,8 @@ WAYS = {
     "rows": {"dropout": 0.4, "in_rows": True, "device_train_microbatch_size": 1},
     "cut": {"grad_accum": 2},
     "rows cut": {"dropout": 0.4, "in_rows": True, "grad_accum": 2, "times": 2},
+    "rows uneven": {"dropout": 0.4, "in_rows": True, "is_partial": True, "grad_accum": 2},
+    "rows with gaps": {"dropout": 0.4, "in_rows": True, "is_partial": True, "grad_accum": 4, "times": 3},
     "torchdata": {"is_torchdatas": True},
     "measured": {"is_measured": True},
     "memory": {"device_train_microbatch_size": "auto"},
@@ -168,7 +170,8 @@ def trainer_of(way, copies, batch, folder=None):
     batch *= given.pop("times", 1)
     model = Net(given.pop("dropout", 0.0), given.pop("is_measured", False))
     in_rows, workers = given.pop("in_rows", False), given.pop("workers", 0)
-    data, watches = dataset(EPOCH * batch - (0 if in_rows else batch // 2)), Watches(given.pop("changes", None))
+    is_partial = given.pop("is_partial", not in_rows)
+    data, watches = dataset(EPOCH * batch - is_partial * (batch // 2)), Watches(given.pop("changes", None))
     if not is_many:
         watches.changes = {}
         if way == "rows cut":

@@ -78,6 +78,13 @@ def require_undisturbed(found, ranks, way="plain", of=4):
         require_numbers(end, one, of=one)
 
 
+def undisturbed_copies(launcher, ranks, way):
+    """Has so many ranks train, whose microbatches no single process has."""
+    outputs = [rank.communicate(timeout=90) for rank in started(launcher, ranks, way, "none", str(ranks))]
+    found = [torch.load(launcher.folder / f"end.{rank}", weights_only=False) for rank in range(ranks)]
+    return found[0] | {"outputs": outputs}
+
+
 def require_said_once(lines, number, *ranks):
     said = [line for line in lines if line.startswith("lamina: lost rank")]
     assert len(said) == 1, lines
@@ -183,10 +190,27 @@ def test_random_histories(seed, launcher):
         if place in ("evaluation", "eval_start", "eval_batch_end", "eval_end"):
             number = draw.choice((3, 6, 9, 12))
         deaths.append(f"{victim}:{number}:{place}")
-    # Four copies of 20 rows have microbatches that five have not, and draw other numbers for dropout: see roadmap.md.
-    way = draw.choice(["plain", *(each for each in WAYS[1:] if each != "rows cut")])
+    way = draw.choice(("plain", *WAYS[1:]))
     found, _ = ends(launcher, 5, way, "none", *deaths)
     require_undisturbed(found, 3, way, of=5)
+
+
+# Ways, and how many ranks: the copies have microbatches of 2 and 1 samples each, or three where there is room for four.
+SHARED = {"rows uneven": 3, "rows with gaps": 5, "rows cut": 5}
+LAST = (5, 11)  # batches of an epoch, which are smaller: who has nothing of them repeats an earlier one, with weight 0
+
+
+@pytest.mark.parametrize("way", SHARED)
+@pytest.mark.parametrize("deaths", [("1:2",), ("0:7", "2:8")])
+def test_the_copies_that_are_left_draw_the_numbers_of_all_for_the_same_microbatches(way, deaths, launcher):
+    ranks = SHARED[way]
+    deaths = deaths[: 1 if ranks == 3 else 2]
+    one = undisturbed_copies(launcher, ranks, way)
+    found, _ = ends(launcher, ranks, way, "forward", *deaths)
+    for end in found.values():
+        assert end["size"] == ranks - len(deaths)
+        assert all(end["read"][number] == one["read"][number] for number in range(12) if number not in LAST)
+        require_numbers(end, one, of=one)
 
 
 def failed(launcher, ranks, way, place, *deaths, elastic=True):

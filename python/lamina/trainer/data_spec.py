@@ -3,6 +3,7 @@
 
 import datetime
 import enum
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -80,20 +81,28 @@ class DataSpec:
         """The samples of a full batch, where the loader says that."""
         return getattr(self.dataloader, "batch_size", None)
 
-    def microbatches(self, batch: Any, size: int | None, pieces: int) -> tuple[list[Any], list[int]]:
+    def microbatches(
+        self, batch: Any, size: int | None, pieces: int, sizes: Sequence[int] | None = None
+    ) -> tuple[list[Any], list[int]]:
         """The batch in microbatches, and how many samples each has.
 
         Args:
             batch: what the loader gave.
             size: of a microbatch, in samples; None for `pieces` of them, as equal as can be.
             pieces: how many, where no size is given.
+            sizes: of all of them, where the batch has as many samples. A `split_batch` makes them only where all have
+                the size of the first one, but the last fewer.
 
         Errors:
             UsageError: `split_batch` gave others.
         """
         samples = self.get_num_samples_in_batch(batch)
-        if size is None:
-            size = -(-samples // min(pieces, samples)) if samples else 1
+        if sizes and sum(sizes) == samples:
+            if sizes_of(samples, sizes[0], 1) == list(sizes):
+                size = sizes[0]
+            elif self._plain is not None:
+                return self._plain.cut(batch, sizes), list(sizes)
+        size = max(sizes_of(samples, size, pieces), default=1)
         if size >= samples:
             return [batch], [samples]
         found = self.split_batch(batch, size)
@@ -112,6 +121,18 @@ class DataSpec:
         if self._plain is not None:
             return [self._plain.rest(batch, count)]
         return list(self.split_batch(batch, count)[1:])
+
+
+def sizes_of(samples: int, size: int | None, pieces: int) -> list[int]:
+    """Gives the sizes of the microbatches of so many samples; see DataSpec.microbatches."""
+    if size is None:
+        size = -(-samples // max(min(pieces, samples), 1))
+    return [min(size, samples - begin) for begin in range(0, samples, size)]
+
+
+def count_of(most: int, size: int | None, pieces: int) -> int:
+    """How many microbatches a copy has at most, of batches of so many samples."""
+    return max(min(pieces, most) if size is None else -(-most // size), 1)
 
 
 def ensure_data_spec(given: Any) -> DataSpec:
@@ -151,6 +172,11 @@ class PlainBatches:
         if len(counts) > 1:
             raise UsageError(f"parts of a batch have different numbers of samples. {_OTHERWISE}")
         return [_part(batch, slice(number * size, (number + 1) * size), lists) for number in range(counts.pop())]
+
+    def cut(self, batch: Any, sizes: Sequence[int]) -> list[Any]:
+        """The batch in microbatches of so many samples each, in order."""
+        lists, begins = self._sample_lists(batch), itertools.accumulate(sizes, initial=0)
+        return [_part(batch, slice(begin, begin + size), lists) for begin, size in zip(begins, sizes, strict=False)]
 
     def rest(self, batch: Any, count: int) -> Any:
         """The batch without its first `count` samples."""

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a DataLoader's sampler deals samples to the copies of the model, from any sample of an epoch on."""
 
+import functools
+import itertools
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
@@ -11,33 +13,93 @@ from torch.utils.data.distributed import DistributedSampler
 from lamina.dist.batches import samplers
 from lamina.dist.sampler import ExactSampler
 from lamina.errors import ConfigError
+from lamina.trainer.data_spec import count_of, sizes_of
 from lamina.trainer.ranks import copies, own_copy
 
 _TORCHDATA = "torchdata.stateful_dataloader.sampler"  # has samplers of its own, which deal as torch's
 
 
+class Cut(NamedTuple):
+    """How copies of the model, of which each has a row of samples of a batch, cut it into microbatches.
+
+    [Note: microbatches of all copies] A microbatch draws random numbers by its number among those of all copies. So
+    where a training goes on with other copies, they share out the very microbatches of those before: each gets the next
+    ones. A number that a copy left out before, for it had fewer than another one, is left out still.
+
+    Attributes:
+        copies: so many.
+        rows: samples of a full batch of each.
+        size: samples of a microbatch; None for `pieces` of them, as equal as can be.
+        pieces: how many, where no size is given.
+    """
+
+    copies: int
+    rows: int
+    size: int | None
+    pieces: int
+
+    def among(self, copies: int, samples: int) -> list[list[int]]:
+        """The sizes of the microbatches that each of so many copies gets of a batch of so many samples, by their
+        numbers; 0 where one is left out. Nobody gets more than of a full batch."""
+        full = self._sizes(self.copies * self.rows)
+        each = -(-len(full) // copies)
+        found, most = _dealt(self._sizes(samples), each, copies), _dealt(full, each, copies)
+        if all(sum(own) <= max(sum(limit), 1) for own, limit in zip(found, most, strict=True)):
+            return found
+        left = [samples - end + size for size, end in zip(full, itertools.accumulate(full), strict=True)]
+        return _dealt([max(min(most, size), 0) for most, size in zip(left, full, strict=True)], each, copies)
+
+    def pieces_among(self, copies: int) -> int:
+        """How many each of so many copies has."""
+        return -(-self.pieces * self.copies // copies)
+
+    def _sizes(self, samples: int) -> list[int]:
+        """Gives those of all, as the copies cut a batch of so many samples themselves."""
+        own = [min(max(samples - copy * self.rows, 0), self.rows) for copy in range(self.copies)]
+        count = count_of(max(own), self.size, self.pieces)
+        cut = [sizes_of(samples, self.size, self.pieces) if samples else [] for samples in own]
+        return [size for sizes in cut for size in sizes + [0] * (count - len(sizes))]
+
+
+def _dealt(sizes: list[int], each: int, copies: int) -> list[list[int]]:
+    """The next ones for each copy, as many for all."""
+    sizes = sizes + [0] * (each * copies - len(sizes))
+    return [sizes[copy * each : (copy + 1) * each] for copy in range(copies)]
+
+
+@functools.lru_cache(maxsize=4)
+def _row(cut: Cut, copies: int, own: int, samples: int) -> tuple[int, int]:
+    """Gives where the samples of a copy begin and end among so many."""
+    parts = cut.among(copies, samples)
+    first = sum(map(sum, parts[:own]))
+    return first, first + sum(parts[own])
+
+
 class UnevenSampler(DistributedSampler):
     """Deals this copy its part of batches that do not divide among the copies. Each sample of a batch goes to one of
-    them; those of an ExactSampler with rows stay in a row.
+    them.
 
     Args:
         sampler: says the order of an epoch.
         of_all: samples of a full batch of all copies.
-        microbatch: a row has a multiple of that many samples, or is the last one of a batch.
+        cut: the microbatches that stay as they are, of samples in a row; None: each copy gets as many samples, or one
+            more.
 
     Attributes:
         sampler, of_all: as they were given.
         begun: the number, in the order, of the first sample that is dealt out.
     """
 
-    def __init__(self, sampler: DistributedSampler, of_all: int, microbatch: int):
+    def __init__(self, sampler: DistributedSampler, of_all: int, cut: Cut | None):
         super().__init__(sampler.dataset, 1, 0, sampler.shuffle, sampler.seed)
         self.sampler, self.of_all, self.begun = sampler, of_all, 0
         self.set_epoch(sampler.epoch)
-        most = -(-of_all // copies())
-        is_in_rows = isinstance(sampler, ExactSampler) and sampler.batch_size is not None
-        self._row = -(-most // microbatch) * microbatch if is_in_rows else None
-        self._copies, self._own = copies(), own_copy()
+        self._cut, self._copies, self._own = cut, copies(), own_copy()
+
+    def sizes(self, samples: int) -> list[int] | None:
+        """Gives those of this copy's microbatches of a batch of so many samples, see `Cut.among`; None where they are
+        cut anew."""
+        return None if self._cut is None else self._cut.among(self._copies, samples)[self._own]
 
     @property
     def rows(self) -> int:
@@ -67,10 +129,10 @@ class UnevenSampler(DistributedSampler):
         return [at for begin in begins for at in self._part(begin, min(begin + self.of_all, count))]
 
     def _part(self, begin: int, end: int) -> range:
-        if self._row is None:
+        if self._cut is None:
             return range(begin + self._own, end, self._copies)
-        first = begin + self._own * self._row
-        return range(min(first, end), min(first + self._row, end))
+        first, last = _row(self._cut, self._copies, self._own, end - begin)
+        return range(begin + first, begin + last)
 
 
 class Deal:
@@ -132,6 +194,10 @@ class Deal:
         """The sample after so many batches of all copies, the first of which began at sample `begun`."""
         return min(begun + batches * (self.of_all or 0), self.samples)
 
+    def sizes(self, samples: int) -> list[int] | None:
+        """As UnevenSampler's; None where each copy cuts its batches by itself."""
+        return self._sampler.sizes(samples) if isinstance(self._sampler, UnevenSampler) else None
+
     def batches(self, at: int = 0) -> int | None:
         """How many batches all copies together have from that sample on; None where that is not known."""
         if self.of_all is None:
@@ -140,20 +206,22 @@ class Deal:
         return left // self.of_all if self._drop_last else -(-left // self.of_all)
 
 
-def share_out(loader: DataLoader, of_all: int, microbatch: int) -> None:
+def share_out(loader: DataLoader, of_all: int, cut: Cut | None) -> None:
     """Has each copy read its part of batches of so many samples, from the next iterator of a loader on that a Deal
     knows. Where these do not divide among the copies, some read more than others.
 
     Args:
         loader: with batches of the same size on all copies, or shared out before.
         of_all: samples of a batch of all copies.
-        microbatch: samples of each.
+        cut: how other copies have cut these batches, whose microbatches are to stay where they are of samples in a row.
     """
     put_together(loader)
-    if of_all % copies() == 0:
-        return set_batch_size(loader, of_all // copies())
     own = next(each for each in samplers(loader) if isinstance(each, DistributedSampler))
-    loader.batch_sampler.sampler = uneven = UnevenSampler(own, of_all, microbatch)
+    is_in_rows = isinstance(own, ExactSampler) and own.batch_size is not None
+    cut = cut if is_in_rows else None
+    if of_all % copies() == 0 and cut is None:
+        return set_batch_size(loader, of_all // copies())
+    loader.batch_sampler.sampler = uneven = UnevenSampler(own, of_all, cut)
     loader.batch_sampler.batch_size = max(uneven.rows, 1)
 
 

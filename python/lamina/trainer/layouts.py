@@ -12,7 +12,7 @@ from lamina.errors import ConfigError, UsageError
 from lamina.job import current
 from lamina.job.messages import allgather
 from lamina.job.ranks import WORLD, rank, size
-from lamina.trainer.deals import put_together, set_batch_size, share_out
+from lamina.trainer.deals import Cut, put_together, set_batch_size, share_out
 from lamina.trainer.events import Event
 from lamina.trainer.job import TrainerJob
 from lamina.trainer.ranks import copies, leads
@@ -57,6 +57,7 @@ class Layouts:
         self._job, self._state, self._engine, self._shares, self._tell = job, state, engine, shares, tell
         self._asked: dict[str, Any] | None = None
         self._shared: list[Any] = []  # loaders that are the script's again at the end of the job
+        self._first: tuple[Any, Cut] | None = None  # how other copies have cut a loader's batches before these
         current.job().change = self.ask
 
     def ask(self, keys: dict[str, Any]) -> None:
@@ -83,7 +84,8 @@ class Layouts:
         self._job.change(there.keys)
         self._asked, self._state.grad_accum = None, there.grad_accum
         if there.of_all is not None:
-            self._read_on(shares, there.of_all, 1, of_ranks)
+            self._first = None
+            self._read_on(shares, there.of_all, of_ranks)
         self._tell()
         self._engine.run_event(Event.LAYOUT_CHANGE)
         return there.of_all is not None
@@ -108,16 +110,13 @@ class Layouts:
             return None if shares is None else shares.handed_on_after(self._state.timestamp.batch_in_epoch.value)
         return shares.state_dict() if leads() else None
 
-    def cut(self) -> tuple[list[int | None], int, int | None, str]:
-        """How batches are cut on this number of copies, how many samples they have, and the change that is asked for;
-        for `go_over`."""
+    def cut(self) -> tuple[Cut, int | None, str]:
+        """How batches are cut, how many samples they have, and the change that is asked for; for `go_over`."""
         shares = self._shares()
         of_all = None if shares is None else shares.of_all
-        return [self._state.grad_accum, copies()], self._microbatch(), of_all, json.dumps(self._asked, sort_keys=True)
+        return self._cut(), of_all, json.dumps(self._asked, sort_keys=True)
 
-    def go_over(
-        self, cuts: list[tuple[list[int | None], int, int | None, str]], handed_on: dict[str, Any] | None
-    ) -> None:
+    def go_over(self, cuts: list[tuple[Cut, int | None, str]], handed_on: dict[str, Any] | None) -> None:
         """The job has fewer copies, or more: they share out the same batches, from the place in the epoch on that the
         state has. The change that was asked for stays so where it can be made of these ranks. Collective.
 
@@ -128,11 +127,13 @@ class Layouts:
         Errors:
             UsageError: batches that these copies cannot share out.
         """
-        ((grad_accum, before), microbatch, of_all, asked), shares = cuts[0], self._shares()
-        self._state.grad_accum = None if grad_accum is None else -(-grad_accum * before // copies())
+        (cut, of_all, asked), shares = cuts[0], self._shares()
+        cut = Cut(*cut)
+        self._state.grad_accum = None if self._state.grad_accum is None else cut.pieces_among(copies())
+        self._first = None if shares is None or cut.copies == copies() else (shares.spec.dataloader, cut)
         if shares is not None:
             of_ranks = [each for each in allgather(handed_on, WORLD) if each is not None]
-            self._read_on(shares, of_all, microbatch, of_ranks)
+            self._read_on(shares, of_all, of_ranks)
         self._asked = json.loads(asked) if len({each[-1] for each in cuts}) == 1 else None
         if self._asked is not None:
             try:
@@ -142,7 +143,7 @@ class Layouts:
                 if rank() == 0:
                     tell(f"the layout that was asked for is not taken: {error}")
 
-    def _read_on(self, shares: Shares, of_all: int | None, microbatch: int, of_ranks: list[dict[str, Any]]) -> None:
+    def _read_on(self, shares: Shares, of_all: int | None, of_ranks: list[dict[str, Any]]) -> None:
         loader, time = shares.spec.dataloader, self._state.timestamp
         if of_all is None:
             if copies() > 1:
@@ -152,15 +153,16 @@ class Layouts:
             self._shared.append(loader)
             self._job.at_end(set_batch_size, loader, loader.batch_sampler.batch_size)
             self._job.at_end(put_together, loader)
-        share_out(loader, of_all, microbatch)
+        share_out(loader, of_all, None if self._first is None else self._first[1])
         shares.go_over(of_ranks, time.batch_in_epoch.value, time.sample_in_epoch.value)
 
-    def _microbatch(self) -> int:
-        """How many samples a microbatch has, of a full batch; 1 where there is no such number."""
+    def _cut(self) -> Cut:
+        """How the batches of the loader are cut: as the copies do it, or those did with whose batches they go on."""
         state, shares = self._state, self._shares()
-        if state.device_train_microbatch_size is not None or shares is None or shares.of_all is None:
-            return state.device_train_microbatch_size or 1
-        return max(-(-shares.of_all // (copies() * (state.grad_accum or 1))), 1)
+        if shares is not None and self._first is not None and self._first[0] is shares.spec.dataloader:
+            return self._first[1]
+        of_all = None if shares is None else shares.of_all
+        return Cut(copies(), (of_all or 0) // copies(), state.device_train_microbatch_size, state.grad_accum or 1)
 
     def _change_to(self, keys: dict[str, Any]) -> _Change:
         """The change that these keys ask for.
@@ -178,7 +180,7 @@ class Layouts:
 
     def _shared_out(self, then: int, reads_on: bool) -> tuple[int | None, int | None]:
         """How many samples all of so many copies have in a batch, and how many microbatches each."""
-        state, shares, of = self._state, self._shares(), copies()
+        state, shares = self._state, self._shares()
         if reads_on:
             return None, state.grad_accum
         for each in state.evaluators:
@@ -190,7 +192,7 @@ class Layouts:
                 raise refused(_reads_itself(state))
             if of_all % then:
                 raise refused(f"a batch of {of_all} samples does not divide among {then} copies of the model")
-        return of_all, None if state.grad_accum is None else -(-state.grad_accum * of // then)
+        return of_all, None if state.grad_accum is None else self._cut().pieces_among(then)
 
 
 def _places(config: Any) -> tuple[int, int, str]:

@@ -9,6 +9,7 @@ import torch
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.ranks import device, num_microbatches, rank, set_num_microbatches
+from lamina.trainer.data_spec import count_of
 from lamina.trainer.ranks import leads
 from lamina.trainer.shares import Share
 from lamina.trainer.training_state import TrainingState
@@ -24,13 +25,18 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
 
 
-def expect(state: TrainingState, most: int) -> None:
-    """Makes steps have as many microbatches as that copy has whose batch has the most samples, `most`."""
+def expect(state: TrainingState, share: Share) -> None:
+    """Makes steps have as many microbatches as that copy has whose batch has the most samples."""
+    most = share.everyone.most_samples
     if state.auto_microbatching and state.device_train_microbatch_size is None:
         state.device_train_microbatch_size = most
-    size = state.device_train_microbatch_size
-    count = min(state.grad_accum, most) if size is None else -(-most // size)
-    set_num_microbatches(max(count, 1))
+    sizes, size = _sizes(state, share), state.device_train_microbatch_size
+    set_num_microbatches(count_of(most, size, state.grad_accum or 1) if sizes is None else len(sizes))
+
+
+def _sizes(state: TrainingState, share: Share) -> list[int] | None:
+    """Gives those of the share, unless they get smaller where memory is lacking."""
+    return None if state.auto_microbatching else share.sizes
 
 
 def cut(state: TrainingState, share: Share) -> tuple[list[Any], list[float]]:
@@ -59,11 +65,18 @@ def cut(state: TrainingState, share: Share) -> tuple[list[Any], list[float]]:
 
 def _microbatches(state: TrainingState, share: Share) -> tuple[list[Any], list[int]]:
     """This copy's batch in pieces, and how much each counts; one is enough where nothing does."""
-    size, pieces = state.device_train_microbatch_size, state.grad_accum or 1
-    found, counts = share.spec.microbatches(state.batch, size, pieces)
+    size, pieces, sizes = state.device_train_microbatch_size, state.grad_accum or 1, _sizes(state, share) or []
+    numbers = [number for number, each in enumerate(sizes) if each]
+    found, counts = share.spec.microbatches(state.batch, size, pieces, [sizes[number] for number in numbers])
     if not share.counts:
         return found[:1], [0]
-    return found, list(map(share.spec.get_num_tokens_in_batch, found)) if share.by_tokens else counts
+    if share.by_tokens:
+        counts = list(map(share.spec.get_num_tokens_in_batch, found))
+    if len(numbers) != len(found):
+        return found, counts
+    there = dict(zip(numbers, zip(found, counts, strict=True), strict=True))
+    placed = [there.get(number, (found[0], 0)) for number in range(numbers[-1] + 1)]
+    return [each for each, _ in placed], [count for _, count in placed]
 
 
 def halve(state: TrainingState, lacking: Sequence[tuple[int, str]]) -> None:

@@ -106,6 +106,10 @@ class Reader:
         """How many samples a full batch of all copies has, where that is known."""
         return self._deal.of_all if self._is_placed else None
 
+    def sizes(self, samples: int) -> list[int] | None:
+        """See Share."""
+        return self._deal.sizes(samples) if self._is_placed else None
+
     def _facts(self) -> dict[str, Any]:
         """Says on what batches depend."""
         rows = self.of_all // copies() if self._is_placed else self._spec.batch_size

@@ -32,6 +32,7 @@ class Share(NamedTuple):
     by_tokens: bool  # whether parts of the batch of all copies are weighed by their tokens; else by their samples
     counts: int  # of those by which they are weighed
     everyone: BatchRecord  # the samples and tokens of all copies; whether a rank wants the training to end
+    sizes: list[int] | None  # of its microbatches, where those of all copies stay as they were: see Cut.among
 
     @property
     def all_counts(self) -> int:
@@ -151,7 +152,8 @@ class Shares:
                 if leads() and batch is None:
                     batch = next((other for other in others if other is not None), found)
             self._reader.count(samples)
-            yield Share(self.spec, batch, samples, self._by_tokens, counts, everyone)
+            sizes = self._reader.sizes(everyone.samples)
+            yield Share(self.spec, batch, samples, self._by_tokens, counts, everyone, sizes)
 
     def end(self) -> bool:
         """The training is at its end, on all ranks. Tells whether one wanted that."""

@@ -50,7 +50,7 @@ class TrainingStep:
         while True:
             kept = Kept(state.model) if state.auto_microbatching else None
             state.batch = batch if kept is None else copy.deepcopy(batch)  # a model may write to it
-            microbatching.expect(state, share.everyone.most_samples)
+            microbatching.expect(state, share)
             for metric in state.train_metrics.values():
                 metric.reset()
             optimizer.zero_grad(set_to_none=True)
