@@ -152,6 +152,7 @@ def main():
             optimizer.step()
             schedule.step()
             still.append((number, time.monotonic() - ended))
+            (FOLDER / f"steps.{SELF}").touch()
             die("after")
             if lamina.size() < FULL:
                 time.sleep(SLOW_S)

@@ -13,8 +13,10 @@ import torch
 from fault.test_joining import require_undisturbed
 from fault.test_joining_trainer import require_undisturbed as require_trained
 from fault.test_machines import lose_machine, secret
+from fault.test_outliving_trainer import LAST
 from launch.launcher_harness import PRELOAD, built, command, eventually
 from launch.test_launch_machines import namespaces  # noqa: F401
+from soak import some
 
 PROGRAM = Path(__file__).with_name("joining.py")
 sys.path.insert(0, str(PROGRAM.parent))
@@ -268,6 +270,20 @@ def test_one_joins_a_trainer(jobs):
     jobs.end(job, other)
     found = {rank: torch.load(jobs.launcher.folder / f"end.{rank}", weights_only=False) for rank in ("0", "1", "a0")}
     require_trained(found, 3, "plain", of=2)
+    assert found["a0"]["is_new"]
+
+
+@pytest.mark.parametrize("way", some(["partitions", "groups", "shards", "divided"], 1, seed=3))
+def test_one_joins_a_trainer_whose_ranks_have_parts(way, jobs):
+    program = PROGRAM.with_name("joining_trainer.py")
+    words = (way, "none:9:0")
+    job = jobs.begin(4, "1:5", program=program, deaths=words, FULL=5)
+    jobs.trains("0")
+    other = jobs.join(1, "a", program=program, words=words, FULL=5, BEGAN=4)
+    jobs.end(job, other)
+    ranks = ("0", "1", "2", "3", "a0")
+    found = {rank: torch.load(jobs.launcher.folder / f"end.{rank}", weights_only=False) for rank in ranks}
+    require_trained(found, 5, way, of=4, left_out=LAST)
     assert found["a0"]["is_new"]
 
 

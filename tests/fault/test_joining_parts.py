@@ -3,11 +3,15 @@
 others, in another layout, with the losses and states of one process that nobody disturbed."""
 
 import json
+import os
+import signal
 
 import pytest
 import torch
 from fault.test_joining import ends, require_all_leave, said
 from fault.test_joining import job as joining_job
+from fault.test_joining_by_hand import jobs  # noqa: F401
+from fault.test_machines import lose_machine
 from fault.test_outliving import require_states
 from soak import paired, some
 
@@ -167,3 +171,71 @@ def test_ranks_that_leave_at_once_take_nothing_with_them(launcher, monkeypatch):
 def test_a_job_that_is_told_to_end_leaves_in_order(launcher):
     _, keys = LAYOUTS["pp 3"]
     require_all_leave(launcher, KEYS=json.dumps(keys))
+
+
+# How many others each may have.
+JOINERS = {"pp 3": 1, "pp 2 x copies 2": 2, "sdp 4": 2, "pp 2 x sdp 2": 2, "divided states": 1}
+
+
+def by_hand(jobs, layout, **more):  # noqa: F811
+    """A job that trains, how many ranks it has with others by hand, and what these are to be given."""
+    ranks, keys = LAYOUTS[layout]
+    full = ranks + JOINERS[layout]
+    env = {"KEYS": json.dumps(keys), "FULL": full} | more
+    job = jobs.begin(ranks, f"1:{full}", **env)
+    jobs.trains("0")
+    return job, full, env
+
+
+def names_of(layout):
+    return [*map(str, range(LAYOUTS[layout][0])), *(f"a{number}" for number in range(JOINERS[layout]))]
+
+
+@pytest.mark.parametrize("layout", some(LAYOUTS, 2, seed=4))
+def test_others_join_by_hand(layout, jobs, monkeypatch):  # noqa: F811
+    job, full, env = by_hand(jobs, layout)
+    other = jobs.join(JOINERS[layout], "a", **env)
+    jobs.end(job, other)
+    found = jobs.found(*names_of(layout))
+    require_undisturbed(found, layout, monkeypatch, ranks=full)
+    assert found["a0"]["is_new"] and [size for _, size, _ in found["0"]["sizes"]] == [LAYOUTS[layout][0], full]
+
+
+@pytest.mark.parametrize("layout", some(LAYOUTS, 1, seed=5))
+def test_one_that_has_joined_by_hand_is_killed_and_comes_back(layout, jobs, monkeypatch):  # noqa: F811
+    job, full, env = by_hand(jobs, layout)
+    other = jobs.join(JOINERS[layout], "a", **env, NEWCOMER="dies working")
+    jobs.end(job, other)
+    assert (jobs.launcher.folder / "faltered.a0").exists(), jobs.all_lines()
+    found = jobs.found(*names_of(layout))
+    require_undisturbed(found, layout, monkeypatch, ranks=full)
+    assert found["a0"]["sizes"][0][0] > 0
+
+
+@pytest.mark.parametrize("layout", some(["pp 3", "divided states"], 1, seed=6))
+def test_a_machine_that_has_joined_by_hand_is_lost_with_its_parts(layout, jobs, monkeypatch):  # noqa: F811
+    ranks, keys = LAYOUTS[layout]
+    env = {"KEYS": json.dumps(keys), "FULL": ranks + 2, "SLOW_S": 0.6}
+    job = jobs.begin(ranks, f"1:{ranks + 1}", **env)
+    jobs.trains("0")
+    other = jobs.join(1, "a", **env)
+    jobs.trains("a0")
+    lose_machine(other)
+    jobs.end(job)
+    found = jobs.found(*map(str, range(ranks)))
+    require_undisturbed(found, layout, monkeypatch, ranks=ranks)
+    assert [size for _, size, _ in found["0"]["sizes"]] == [ranks, ranks + 1, ranks]
+
+
+def test_a_spare_takes_the_parts_of_a_lost_rank(jobs, monkeypatch):  # noqa: F811
+    _, keys = LAYOUTS["pp 3"]
+    env = {"KEYS": json.dumps(keys), "FULL": 4, "SLOW_S": 0.8}
+    job = jobs.begin(3, "1:3", **env)
+    victim = jobs.trains("1")
+    other = jobs.join(1, "a", **env)
+    jobs.wait_for("this newcomer waits, for 3600 s at most (--spare-wait)", "a")
+    os.kill(victim, signal.SIGKILL)
+    jobs.end(job, other)
+    found = jobs.found("0", "2", "a0")
+    require_undisturbed(found, "pp 3", monkeypatch, ranks=3)
+    assert [size for _, size, _ in found["0"]["sizes"]] == [3, 3], "in one change"

@@ -10,7 +10,11 @@ import subprocess
 import time
 
 import pytest
+import torch
 from fault.test_joining import require_undisturbed as require_joined
+from fault.test_joining_by_hand import jobs as by_hand  # noqa: F401
+from fault.test_joining_parts import require_undisturbed as require_joined_parts
+from fault.test_joining_trainer import require_undisturbed as require_trained
 from fault.test_machines import ends, found, lose_machine, secret, start
 from fault.test_outliving import PROGRAM, require_undisturbed
 from fault.test_outliving_parts import LAYOUTS
@@ -19,6 +23,7 @@ from launch.launcher_harness import command, eventually
 from launch.test_launch_machines import namespaces  # noqa: F401
 from soak import some
 
+SLOW = {"SLOW_S": "1.5", "FULL": "4"}  # as long as not so many train
 VOTE = "lamina run: its vote is for epoch 1 of 2 members "
 
 
@@ -81,6 +86,82 @@ def test_the_machine_of_the_first_rank_is_lost_with_parts_that_it_alone_had(layo
     ends(start(launcher, (2, 2), words, elastic=elastic, program=PROGRAM.with_name("outliving_parts.py")), [137, 0])
     require_kept(found(launcher, (2, 3)), monkeypatch)
     ends([witness], [0])
+
+
+def begin_with_joiners(by_hand, *words, program="joining.py", **env):  # noqa: F811
+    """A witness, and a job of two machines with a rank each, which a third one may join by hand; it trains."""
+    launcher = by_hand.launcher
+    place = f"127.0.0.1:{launcher.reserve_port()}"
+    witness = launcher.start("run", "--witness", place, "--secret-file", by_hand.secret)
+    elastic = [
+        f"1:3 --witness {place} --secret-file {by_hand.secret} --join-port {port}"
+        for port in (by_hand.port, launcher.reserve_port())
+    ]
+    program = PROGRAM.with_name(program)
+    jobs = start(launcher, (1, 1), words, elastic=elastic, program=program, env=SLOW | env)
+    by_hand.trains("0")
+    return witness, jobs
+
+
+def join_by_hand(by_hand, **env):  # noqa: F811
+    other = by_hand.join(1, "a", **SLOW, **env)
+    by_hand.trains("a0")
+    return other
+
+
+def test_one_that_has_joined_by_hand_goes_on_alone_with_the_witness(by_hand):  # noqa: F811
+    witness, jobs = begin_with_joiners(by_hand)
+    other = join_by_hand(by_hand)
+    for job in jobs:
+        lose_machine(job)
+    by_hand.end(other)
+    ends([witness], [0])
+    results = by_hand.found("a0")
+    require_joined(results, 1)
+    assert results["a0"]["sizes"][0][1] == 3
+
+
+@pytest.mark.parametrize("layout", some(["pp 2", "shard_optimizer_state"], 1, seed=7))
+def test_one_that_has_joined_parts_by_hand_has_the_witness_too(layout, by_hand, monkeypatch):  # noqa: F811
+    """Two of three machines need it: the third one could go on with it alone."""
+    keys = {"pp 2": {"partitions": 2, "microbatches": 12}}.get(layout, {layout: True, "microbatches": 6})
+    env = {"KEYS": json.dumps(keys)}
+    witness, jobs = begin_with_joiners(by_hand, **env)
+    other = join_by_hand(by_hand, **env)
+    lose_machine(jobs[0])
+    by_hand.end(other)
+    told = ends([*jobs[1:], witness], [0, 0])[-1]
+    results = by_hand.found("1", "a0")
+    require_joined_parts(results, layout, monkeypatch, ranks=2)
+    assert any(line.startswith("lamina run: its vote is for epoch ") for line in told), told
+
+
+def test_one_that_has_joined_a_trainer_by_hand_has_the_witness_too(by_hand):  # noqa: F811
+    """The first one comes back."""
+    words, program = ("rows", "forward:0:8"), "joining_trainer.py"
+    witness, jobs = begin_with_joiners(by_hand, *words, program=program, FULL="3")
+    new = {"program": PROGRAM.with_name(program), "words": words, "BEGAN": 2, "FULL": 3}
+    by_hand.end(by_hand.join(1, "a", **new))
+    ends([*jobs, witness], [0] * 3)
+    results = {
+        rank: torch.load(by_hand.launcher.folder / f"end.{rank}", weights_only=False) for rank in ("0", "1", "a0")
+    }
+    require_trained(results, 3, "rows", of=2)
+    assert [size for _, size, _ in results["a0"]["layouts"]] == [3, 2, 3]
+
+
+def test_one_may_join_by_hand_when_the_witness_was_lost(by_hand):  # noqa: F811
+    witness, jobs = begin_with_joiners(by_hand)
+    steps = by_hand.launcher.folder / "steps.0"
+    eventually(steps.exists)
+    witness.kill()
+    later = time.time() + 3
+    eventually(lambda: steps.stat().st_mtime > later)
+    other = join_by_hand(by_hand)
+    lose_machine(jobs[0])
+    by_hand.end(other)
+    ends(jobs[1:], [0])
+    require_joined(by_hand.found("1", "a0"), 2)
 
 
 LOSSES = [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 1)]
