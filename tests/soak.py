@@ -12,12 +12,13 @@ from collections import defaultdict
 SOAK = bool(os.environ.get("LAMINA_SOAK"))
 # `make test` runs such parts of the tests of these jobs, files and folders; `make soak`, and pytest by itself, run all.
 PARTS = {
+    "tests/devices": 0.5,
     "tests/docs/test_pages.py": 0.2,
     "tests/equivalence": 0.1,
-    "tests/fault": 0.12,
+    "tests/fault": 0.09,
     "tests/launch": 0.15,
     "tests/multiprocess": 0.2,
-    "tests/multiprocess/test_cases.py": 0.1,
+    "tests/multiprocess/test_cases.py": 0.07,
     "tests/python/planning/test_planning.py": 0.5,
     "tests/verify": 0.1,
     "trainer_loop": 0.15,
