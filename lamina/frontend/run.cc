@@ -225,12 +225,18 @@ class Run::Copies : public Run::Loop<session::CopiesFace> {
     for (auto& parameter : root()->parameters()) parameter.mutable_grad().reset();
     frontend::go_over(std::move(session), std::nullopt, std::nullopt);
   }
-  Value states() const override { return value::Tuple{{updates(), to_bytes(*own_), own_state()}}; }
+  Value states() const override {
+    value::List trained;  // a program may have frozen others since it began
+    for (const auto& parameter : root()->parameters()) trained.items.emplace_back(parameter.requires_grad());
+    return value::Tuple{{updates(), to_bytes(*own_), own_state(), trained}};
+  }
   void take(const Value* states) override {
     if (states != nullptr) {
       const auto& items = states->as<value::Tuple>().items;
       own_ = from_bytes(items.at(1).as<std::string>());
       take_own(items.at(0).as<std::int64_t>(), items.at(2));
+      auto trained = items.at(3).as<value::List>().items.begin();
+      for (auto& parameter : root()->parameters()) parameter.set_requires_grad((trained++)->as<bool>());
     }
     optimizer_->load(*own_);
     optimizer_->lent.count_anew();

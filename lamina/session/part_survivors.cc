@@ -52,6 +52,7 @@ std::optional<std::vector<Told>> PartSurvivors::begin() {
 }
 
 void PartSurvivors::end() {
+  if (kept_.lock() == session_) states_.complete(peers_of(*session_));  // nothing is on its way to another training
   session_->mailbox().barrier(session_->members(Group::kWorld), session_->patience());
   is_on_ = false;
   close_door();

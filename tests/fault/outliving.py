@@ -140,7 +140,8 @@ def main():
     global NOW
     die("start")
     half = bool(os.environ.get("HALF"))
-    lamina.init(ddp=True, microbatches=ROWS // FULL, seed=5, bf16=half, **patience())
+    microbatches = int(os.environ.get("MICROBATCHES", ROWS // FULL))
+    lamina.init(ddp=True, microbatches=microbatches, seed=5, bf16=half, **patience())
     model = lamina.distribute(layers(float(os.environ.get("DROPOUT", "0"))))
     optimizer, schedule = made(model)
     lamina.DistributedOptimizer(optimizer)

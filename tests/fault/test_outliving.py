@@ -107,6 +107,10 @@ def test_the_launcher_lets_the_others_go_on_while_enough_are_left(launcher):
     require_undisturbed({rank: torch.load(launcher.folder / f"end.{rank}") for rank in (0, 2)}, 2)
 
 
+def test_copies_share_out_microbatches_one_more_or_less(launcher):
+    require_undisturbed(ends(launcher, 3, "before", "1", env={"MICROBATCHES": "1"}), 2)
+
+
 def test_the_launcher_ends_the_others_where_too_few_are_left(launcher):
     run = launcher.run("run", *PRELOAD, "-n", 3, "--elastic", 3, PROGRAM, "before", "1")
     assert run.returncode == 128 + 9, run.stderr
