@@ -19,7 +19,7 @@ from fault.test_machines import ends, found, lose_machine, secret, start
 from fault.test_outliving import PROGRAM, require_undisturbed
 from fault.test_outliving_parts import LAYOUTS
 from fault.test_outliving_parts import require_undisturbed as require_kept
-from launch.launcher_harness import command, eventually
+from launch.launcher_harness import built, command, eventually
 from launch.test_launch_machines import namespaces  # noqa: F401
 from soak import some
 
@@ -184,6 +184,37 @@ def test_without_a_witness_that_was_lost_it_is_the_machine_with_the_first_rank(s
     require_undisturbed(found(launcher, (0, 1)), 2)
     why = "the connection has ended" if sent == signal.SIGKILL else "no answer for "
     assert [line for line in lines if f"is lost ({why}" in line and "the job goes on without one" in line], lines
+
+
+def in_cpp(launcher, name, *words):
+    """A witness, and the program with two ranks on each of two machines; it compares its losses with one process."""
+    place = f"127.0.0.1:{launcher.reserve_port()}"
+    witness = launcher.start("run", "--witness", place, "--secret-file", secret(launcher))
+    elastic = f"1 --witness {place} --secret-file {secret(launcher)} -c"
+    return witness, start(launcher, (2, 2), words, elastic=elastic, program=built(f"bin/{name}"))
+
+
+def test_a_program_in_cpp_goes_on_without_the_machine_of_the_first_rank(launcher):
+    witness, jobs = in_cpp(launcher, "frontend_outliving", "forward", "0", "1")
+    _, lines = ends(jobs, [137, 0])
+    assert [line for line in lines if line.startswith("lamina: lost ranks 0, 1 ")], lines
+    (told,) = ends([witness], [0])
+    assert f"{VOTE}(2, 3)" in told, told
+
+
+@pytest.mark.parametrize("layout", some(["partitions", "shards", "divided"], 1, seed=8))
+def test_a_program_in_cpp_goes_on_with_parts_that_the_machine_of_the_first_rank_had(layout, launcher):
+    witness, jobs = in_cpp(launcher, "frontend_outliving_parts", layout, "before", "0", "1")
+    ends([*jobs, witness], [137, 0, 0])
+
+
+def test_a_program_in_cpp_goes_on_without_the_witness(launcher):
+    witness, jobs = in_cpp(launcher, "frontend_outliving", "forward", "2:30", "3:30", "slow")
+    eventually((launcher.folder / "steps.0").exists)
+    witness.kill()
+    lines, _ = ends(jobs, [0, 137])
+    assert [line for line in lines if "is lost (" in line and "the job goes on without one" in line], lines
+    assert [line for line in lines if line.startswith("lamina: lost ranks 2, 3 ")], lines
 
 
 @pytest.fixture

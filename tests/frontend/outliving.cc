@@ -2,18 +2,19 @@
 // Copies of a model of which some are killed: the others go on, with the losses and weights of one process, as
 // tests/fault/outliving.py has it for Python.
 //
-//     lamina run -n 3 --elastic 1 -c frontend_outliving PLACE RANK[:STEP]... [half] [back]
+//     lamina run -n 3 --elastic 1 -c frontend_outliving PLACE RANK[:STEP]... [half] [back] [slow]
 //
 // The ranks die in those steps: in the forward, before the update or after it. With `behind`, ranks die after an update
 // that the first rank has not made; with `leaves`, they are told to end in the forward. `half` trains in half
 // precision, in which masters and their states stay. `back`: they come back, and steps take long while one is missing,
-// of FULL, where others are started by hand.
+// of FULL, where others are started by hand. With `slow` all of them do, and leave a file.
 #include <signal.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -89,7 +90,7 @@ struct Fatal : torch::optim::AdamW {
   }
 };
 
-void train(bool half, bool back) {
+void train(bool half, bool back, bool slow) {
   const char* const all = std::getenv("FULL");
   const int full = all != nullptr ? std::atoi(all) : size();
   init({{"ddp", true}, {"microbatches", kRows / size()}, {"timeout_s", 30}, {"seed", 5}, {"bf16", half}});
@@ -121,7 +122,8 @@ void train(bool half, bool back) {
       last = now + 1;
       before = bits(*optimizer);
       die(place == "behind" ? "behind" : "after");
-      if (back && size() < full) std::this_thread::sleep_for(kSlow);
+      if (slow || (back && size() < full)) std::this_thread::sleep_for(kSlow);
+      if (slow) std::ofstream(base::str("steps.", self)) << now;
     }
   });
   expect(epochs > 1 || is_new, "ranks were lost");
@@ -142,13 +144,13 @@ void train(bool half, bool back) {
 
 int main(int count, char** words) {
   if (count < 3) {
-    std::fputs("usage: PLACE RANK[:STEP]... [half] [back]\n", stderr);
+    std::fputs("usage: PLACE RANK[:STEP]... [half] [back] [slow]\n", stderr);
     return 2;
   }
   self = std::atoi(std::getenv("RANK"));
   is_new = std::getenv("LAMINA_NEWCOMER") != nullptr;
   place = words[1];
-  bool half = false, back = false;
+  bool half = false, back = false, slow = false;
   for (int i = 2; i < count; ++i) {
     const std::string word = words[i];
     const auto colon = word.find(':');
@@ -156,10 +158,12 @@ int main(int count, char** words) {
       half = true;
     else if (word == "back")
       back = true;
+    else if (word == "slow")
+      slow = true;
     else
       deaths[std::stoi(word)] = colon == std::string::npos ? kFatal : std::stoi(word.substr(colon + 1));
   }
-  if (back) steps = 40;
-  train(half, back);
+  if (back || slow) steps = 40;
+  train(half, back, slow);
   return exit_code();
 }
