@@ -19,6 +19,7 @@
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
 #include "lamina/frontend/sliced_model.h"
+#include "lamina/frontend/trace.h"
 #include "lamina/frontend/tracer.h"
 #include "lamina/model/cut.h"
 #include "lamina/model/gradient_watch.h"
@@ -145,6 +146,9 @@ class Model : public std::enable_shared_from_this<Model> {
   void tell(session::ChangingJob& job) const;
   bool is_whole() const { return !partitioned() || table().whole_everywhere(); }
   bool has_trace() const;
+  // The trace, for ranks that lack it; None where there is none. Takes it.
+  value::Value lent_trace() const;
+  void take_trace(const value::Value& trace);
   // The plan of this model in that layout, by the trace that there is; of the first rank alone. Throws what keeps it
   // from being. `kept`: the partition of each module, where it is known.
   model::Proposal propose_in(const config::Config& config, const plan::KeptPartition& kept = {}) const;
@@ -211,11 +215,6 @@ class Model : public std::enable_shared_from_this<Model> {
   std::optional<model::Cut> cut_;               // none before the model is cut
   std::optional<model::ParameterTable> table_;  // none before the model is cut
   std::string report_;
-  // Costs of modules of these names, as the first rank has found them.
-  struct Trace {
-    std::vector<std::string> modules;
-    model::Costs costs;
-  };
   std::optional<Trace> trace_;
   std::unique_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;

@@ -32,6 +32,12 @@ void Model::tell(session::ChangingJob& job) const {
 
 bool Model::has_trace() const { return trace_ && trace_->modules == make_tree().names(); }
 
+value::Value Model::lent_trace() const { return trace_ ? trace_->as_value() : value::Value(); }
+
+void Model::take_trace(const value::Value& trace) {
+  if (trace.get_if<value::None>() == nullptr) trace_ = Trace::read(trace);
+}
+
 model::Proposal Model::propose_in(const config::Config& config, const plan::KeptPartition& kept) const {
   const auto& world = job_.session->world();
   if (world.rank != base::Rank(0)) return {};

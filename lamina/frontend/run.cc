@@ -24,6 +24,7 @@
 #include "lamina/frontend/model.h"
 #include "lamina/job_checkpoint/resumption.h"
 #include "lamina/job_checkpoint/saves.h"
+#include "lamina/messaging/agreement.h"
 #include "lamina/messaging/same_arguments.h"
 #include "lamina/session/next_layout.h"
 #include "lamina/session/part_survivors.h"
@@ -281,11 +282,24 @@ class Run::Parts : public Run::Loop<session::PartsFace> {
   void note_update() override { survivors_.note_update(); }
   bool look() override {
     if (!frontend::current().model->partitioned()) return false;
+    share_trace();
     if (survivors_.is_due()) survivors_.keep();
     return survivors_.is_called();
   }
 
  private:
+  // Gives all ranks, once in each session, the trace of the first one: any of them may be the first of the next.
+  void share_trace() {
+    const auto session = frontend::current().session;
+    if (traced_in_.lock() == session) return;
+    traced_in_ = session;
+    auto& model = *frontend::current().model;
+    model.take_trace(messaging::made_by_first(
+        session->mailbox(), session->members(topology::Group::kWorld), [&] { return model.lent_trace(); },
+        session->patience()));
+  }
+
+  std::weak_ptr<session::Session> traced_in_;
   session::PartSurvivors survivors_;
 };
 

@@ -2,11 +2,12 @@
 // Ranks with parts of a model, of which some are killed: the others go on in another layout, with the losses and
 // weights of one process, as tests/fault/outliving_parts.py has it for Python.
 //
-//     lamina run -n 4 --elastic 2 -c frontend_outliving_parts LAYOUT PLACE RANK[:STEP]... [into-one] [back]
+//     lamina run -n 4 --elastic 2 -c frontend_outliving_parts LAYOUT PLACE RANK[:STEP]... [into-one] [back] [traced]
 //
 // LAYOUT: partitions, both (with copies), shards, divided (states). The ranks die in those steps: in the forward,
 // before the update or after it. With `leaves` they are told to end before the step. `into-one` gives the layout in
-// which they go on: one partition. `back`: they come back, and steps take long while one is missing.
+// which they go on: one partition. `back`: they come back, and steps take long while one is missing. `traced`: the last
+// layer has the fewest parameters, and computes most, which the ranks that are left know.
 #include <signal.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -22,6 +23,8 @@
 #include <vector>
 
 #include "lamina/base/str.h"
+#include "lamina/frontend/current.h"
+#include "lamina/frontend/model.h"
 #include "lamina/lamina.h"
 #include "tests/frontend/undisturbed.h"
 
@@ -47,6 +50,7 @@ std::string place;          // where ranks die
 std::map<int, int> deaths;  // steps, by ranks of the beginning
 int self = 0, now = -1;     // this rank of the beginning; the step
 bool is_new = false;        // this process has come in the place of one that died
+int work = 1;               // forwards of the last layer
 
 void die(const std::string& where) {
   const auto death = deaths.find(self);
@@ -56,9 +60,13 @@ void die(const std::string& where) {
 
 struct LayerImpl : torch::nn::Module {
   torch::nn::Linear inner{nullptr};
-  LayerImpl(int in, int out) { inner = register_module("inner", torch::nn::Linear(in, out)); }
+  int times;
+  LayerImpl(int in, int out, int times = 1) : times(times) {
+    inner = register_module("inner", torch::nn::Linear(in, out));
+  }
   Tensor forward(const Tensor& x) {
     die("forward");
+    for (int i = 1; i < times; ++i) torch::tanh(inner(x));
     return torch::tanh(inner(x));
   }
 };
@@ -70,7 +78,7 @@ struct NetImpl : torch::nn::Module {
     first = register_module("first", Layer(6, 9));
     second = register_module("second", Layer(9, 7));
     third = register_module("third", Layer(7, 9));
-    last = register_module("last", Layer(9, 2));
+    last = register_module("last", Layer(9, 2, work));
   }
   Tensor forward(const Tensor& x) { return last(third(second(first(x)))).square().mean(); }
 };
@@ -78,7 +86,7 @@ using Net = torch::nn::ModuleHolder<NetImpl>;
 
 void train(const std::string& keys, bool into_one, bool back) {
   const int full = size();
-  init("{" + keys + R"(, "ddp": true, "timeout_s": 30, "seed": 5})");
+  init("{" + keys + (work > 1 ? R"(, "memory_weight": 0)" : "") + R"(, "ddp": true, "timeout_s": 30, "seed": 5})");
   DistributedModel<Net> model(made<Net>());
   DistributedOptimizer optimizer(torch::optim::AdamW(model.parameters(), options()));
   Schedule schedule(*optimizer);
@@ -114,6 +122,10 @@ void train(const std::string& keys, bool into_one, bool back) {
   expect(!is_new || first > 0, "a newcomer goes on with what the others have");
   expect(size() == (back ? full : full - lost), base::str(size(), " ranks at the end"));
   expect(!into_one || pp_size() == 1, "the layout that was given");
+  if (work > 1) {
+    auto partitions = frontend::current().model->partition();
+    expect(partitions.at("last") != partitions.at("third"), "the layer that computes most has a partition of its own");
+  }
   expect_undisturbed<Net>(losses, first, model.state_dict());
   if (lamina::rank() == 0) std::printf("went on to the end: %d ranks, %d partitions\n", lamina::size(), pp_size());
   shutdown();
@@ -123,7 +135,7 @@ void train(const std::string& keys, bool into_one, bool back) {
 
 int main(int count, char** words) {
   if (count < 3 || !kLayouts.contains(words[1])) {
-    std::fputs("usage: LAYOUT PLACE [RANK[:STEP]]... [into-one] [back]\n", stderr);
+    std::fputs("usage: LAYOUT PLACE [RANK[:STEP]]... [into-one] [back] [traced]\n", stderr);
     return 2;
   }
   self = std::atoi(std::getenv("RANK"));
@@ -137,6 +149,8 @@ int main(int count, char** words) {
       into_one = true;
     else if (word == "back")
       back = true;
+    else if (word == "traced")
+      work = 400;
     else
       deaths[std::stoi(word)] = colon == std::string::npos ? kFatal : std::stoi(word.substr(colon + 1));
   }
