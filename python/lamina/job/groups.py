@@ -56,10 +56,14 @@ class ProcessGroups:
             tuple(session.group_members(axis, rank)) for rank in range(session.size) for axis in _AXES
         )
         timeout = timedelta(seconds=session.config.timeout_s)
-        with backend.made_for(session, session.config.timeout_s), _telling_of_losses(session):
-            if self._made_default:
-                make_default(session, timeout, _backends(session))
-            made = {ranks: dist.new_group(list(ranks), timeout, _backends(session)) for ranks in every_group}
+        try:
+            with backend.made_for(session, session.config.timeout_s), _telling_of_losses(session):
+                if self._made_default:
+                    make_default(session, timeout, _backends(session))
+                made = {ranks: dist.new_group(list(ranks), timeout, _backends(session)) for ranks in every_group}
+        except BaseException:
+            _destroy([], self._made_default)  # those who are left may make others
+            raise
         self._made = {id(group) for group in (dist.group.WORLD, *made.values())}
         self._by_axis = {"world": dist.group.WORLD} | {axis: made[ranks] for axis, ranks in mine.items()}
         session.make_groups_by(self.get)
