@@ -76,10 +76,13 @@ session::ChangingJob frontend::told_of(const Current& job) {
 
 void frontend::go_over(std::shared_ptr<session::Session> session, std::optional<model::Proposal> proposal,
                        const std::optional<job_checkpoint::HeldJob>& held) {
+  const auto waiting = frontend::current().waiting;
   auto& changed = begin_changed(std::move(session), held.has_value());
   if (held) {
     wait_for(*held, changed);
     changed.waiting->keep_options();  // they are the very ones
+  } else if (waiting != nullptr) {
+    changed.waiting = waiting->for_job(std::make_shared<CheckpointedJob>(changed));
   }
   changed.model->go_on(std::move(proposal));
 }
@@ -119,7 +122,8 @@ void change(const std::string& json) {
     held = job_checkpoint::hold_job(lent);
   }
   if (waits) held.reset();  // each rank goes on with what it has
-  frontend::go_over(session::open_after(session, config, frontend::face_hooks()), std::move(proposal), held);
+  auto next = job.open_after ? job.open_after(config) : session::open_after(session, config, frontend::face_hooks());
+  frontend::go_over(std::move(next), std::move(proposal), held);
 }
 
 }  // namespace lamina

@@ -130,6 +130,8 @@ Current& go_over(std::shared_ptr<session::Session> session) {
   changed->loss_scale = the_current->loss_scale;
   changed->callbacks = the_current->callbacks;
   changed->clips_by_default = the_current->clips_by_default;
+  changed->before_step = the_current->before_step;
+  changed->open_after = the_current->open_after;
   session::await_device(*the_current->session);
   set_router(nullptr);
   close_job(std::exchange(the_current, changed.release()));

@@ -54,6 +54,8 @@ struct Current {
   std::unique_ptr<session::StepCheck> check;                // while steps are compared
   // Called before each step, and each call of the model outside of one; may throw.
   std::function<void()> before_step = [] {};
+  // Opens the session of another layout, in the place of session::open_after(); empty: nothing does.
+  std::function<std::shared_ptr<session::Session>(config::Config)> open_after;
   bool clips_by_default = false;  // gradients of shards, to a norm that nobody has set
 
  private:

@@ -116,31 +116,40 @@ session::Facts facts_of(const JobOptimizer& optimizer) {
 class Run::Training {
  public:
   Training(std::shared_ptr<JobOptimizer> optimizer, RunOptions options)
-      : optimizer_(std::move(optimizer)), options_(std::move(options)) {
+      : optimizer_(std::move(optimizer)), options_(std::move(options)) {}
+  // It has come as far as that one.
+  explicit Training(const Training& before)
+      : optimizer_(before.optimizer_), options_(before.options_), updates_(before.updates_) {}
+  virtual ~Training() = default;
+
+  std::int64_t updates() const { return updates_; }
+  void watch_updates() {
     optimizer_->after_step = [this] {
       ++updates_;
       note_update();
       ends_ = survivors().is_called();
-      if (is_on_) watch_steps();
+      in_eval_ = !is_in_training_mode();
     };
   }
-  virtual ~Training() {
+  void stop_watching_updates() {
     optimizer_->after_step = [] {};
-    stop_watching();
   }
-
-  std::int64_t updates() const { return updates_; }
   void begin() {
     ending([&] { begin_training(); });
     survivors().doorway().watch_sigterm();
-    is_on_ = true;
     watch_steps();
   }
   void end() {
     end_training();
     survivors().doorway().forget_sigterm();
-    is_on_ = false;
-    stop_watching();
+  }
+  void watch_steps() {
+    in_eval_ = !is_in_training_mode();
+    frontend::current().before_step = [this] {
+      const bool is_evaluation = !c10::GradMode::is_enabled() || !(in_eval_ || is_in_training_mode());
+      if (is_evaluation) return;  // which some ranks may make by themselves
+      if (ends_ || look()) throw EpochOver();
+    };
   }
   void go_on(bool is_lost) {
     const bool is_over = is_lost && (!frontend::has_current() || !session::is_of_loss(std::current_exception()));
@@ -154,8 +163,11 @@ class Run::Training {
     survivors().tell_going_on(is_again ? updates_ : updates_ - 1, is_again);
   }
 
- protected:
   virtual session::Survivors& survivors() = 0;
+  // True where ranks keep what others have not.
+  virtual bool keeps_parts() const = 0;
+
+ protected:
   virtual void begin_training() = 0;
   virtual void end_training() = 0;
   virtual void note_update() = 0;
@@ -179,20 +191,8 @@ class Run::Training {
       std::exit(ends.code);
     }
   }
-  void watch_steps() {
-    in_eval_ = !is_in_training_mode();
-    frontend::current().before_step = [this] {
-      const bool is_evaluation = !c10::GradMode::is_enabled() || !(in_eval_ || is_in_training_mode());
-      if (is_evaluation) return;  // which some ranks may make by themselves
-      if (ends_ || look()) throw EpochOver();
-    };
-  }
-  static void stop_watching() {
-    if (frontend::has_current()) frontend::current().before_step = [] {};
-  }
 
   std::int64_t updates_ = 0;
-  bool is_on_ = false;
   bool ends_ = false;     // the epoch, for ranks join or leave
   bool in_eval_ = false;  // no module is in training mode while it trains
 };
@@ -202,13 +202,13 @@ template <class Face>
 class Run::Loop : public Run::Training, public Face {
  public:
   using Training::Training;
+  explicit Loop(const Training& before) : Training(before) {}
   std::int64_t progress() const override { return updates(); }
   std::shared_ptr<session::Session> session() const override {
     return frontend::has_current() ? frontend::current().session : nullptr;
   }
   void end_saves(bool is_lost) override {
     auto& job = frontend::current();
-    if (is_lost) job.waiting = nullptr;  // of a change that was broken off
     if (job.saves != nullptr) is_lost ? job.saves->drop() : job.saves->end();
   }
   Value word() const override { return {}; }
@@ -244,8 +244,10 @@ class Run::Copies : public Run::Loop<session::CopiesFace> {
     own_.reset();
   }
 
- protected:
   session::Survivors& survivors() override { return survivors_; }
+  bool keeps_parts() const override { return false; }
+
+ protected:
   void begin_training() override { survivors_.begin(); }
   void end_training() override { survivors_.close_door(); }
   void note_update() override { survivors_.keep(); }
@@ -259,8 +261,10 @@ class Run::Parts : public Run::Loop<session::PartsFace> {
  public:
   Parts(std::shared_ptr<JobOptimizer> optimizer, RunOptions options)
       : Loop(std::move(optimizer), std::move(options)),
-        survivors_(*this, {.hooks = frontend::face_hooks, .facts = [this] { return facts_of(*optimizer_); }},
-                   options_.keep_every, layouts_of(options_)) {}
+        survivors_(*this, of_survivors(), options_.keep_every, layouts_of(options_)) {}
+  explicit Parts(const Training& before)
+      : Loop(before), survivors_(*this, of_survivors(), options_.keep_every, layouts_of(options_)) {}
+  void succeed(Training& before) { survivors_.succeed(before.survivors()); }
 
   std::unique_ptr<job_checkpoint::JobAccess> lend() override { return frontend::current().lend(); }
   session::ChangingJob told() const override { return frontend::told_of(frontend::current()); }
@@ -272,12 +276,18 @@ class Run::Parts : public Run::Loop<session::PartsFace> {
   void go_over(std::shared_ptr<session::Session> session,
                const std::function<job_checkpoint::HeldJob()>& hold) override {
     frontend::current().model->zero_grad(/*set_to_none=*/true);
-    frontend::go_back(std::move(session), hold);
+    hold ? frontend::go_back(std::move(session), hold)
+         : frontend::go_over(std::move(session), std::nullopt, std::nullopt);
   }
 
- protected:
   session::Survivors& survivors() override { return survivors_; }
-  void begin_training() override { survivors_.begin(); }
+  bool keeps_parts() const override { return true; }
+
+ protected:
+  void begin_training() override {
+    if (survivors_.begin() || !frontend::current().model->partitioned()) return;
+    survivors_.keep_everywhere();
+  }
   void end_training() override { survivors_.end(); }
   void note_update() override { survivors_.note_update(); }
   bool look() override {
@@ -288,6 +298,10 @@ class Run::Parts : public Run::Loop<session::PartsFace> {
   }
 
  private:
+  session::SurvivorOptions of_survivors() {
+    return {.hooks = frontend::face_hooks, .facts = [this] { return facts_of(*optimizer_); }};
+  }
+
   // Gives all ranks, once in each session, the trace of the first one: any of them may be the first of the next.
   void share_trace() {
     const auto session = frontend::current().session;
@@ -310,12 +324,41 @@ Run::Run(RunOptions options) {
   } else {
     training_ = std::make_unique<Parts>(std::move(optimizer), std::move(options));
   }
+  training_->watch_updates();
 }
-Run::~Run() = default;
+Run::~Run() {
+  training_->stop_watching_updates();
+  stop_watching();
+}
 
 std::int64_t Run::updates() const { return training_->updates(); }
-void Run::begin() { training_->begin(); }
-void Run::end() { training_->end(); }
+void Run::begin() {
+  training_->begin();
+  frontend::current().open_after = [this](config::Config config) { return open_after(std::move(config)); };
+}
+void Run::end() {
+  training_->end();
+  stop_watching();
+}
+void Run::stop_watching() {
+  if (!frontend::has_current()) return;
+  frontend::current().before_step = [] {};
+  frontend::current().open_after = {};
+}
+
+// In a layout with parts copies become ranks that keep these.
+std::shared_ptr<session::Session> Run::open_after(config::Config config) {
+  const bool stays = training_->keeps_parts() || session::key_of_parts(config).empty();
+  if (stays) return training_->survivors().open_after(std::move(config));
+  auto parts = std::make_unique<Parts>(*training_);
+  auto session = parts->survivors().open_after(std::move(config));
+  parts->succeed(*training_);
+  training_ = std::move(parts);
+  training_->watch_updates();
+  training_->watch_steps();
+  return session;
+}
+
 void Run::go_on() { training_->go_on(/*is_lost=*/true); }
 void Run::go_on_with_others() { training_->go_on(/*is_lost=*/false); }
 

@@ -83,6 +83,9 @@ class Run {
   void go_on_with_others();
 
  private:
+  std::shared_ptr<session::Session> open_after(config::Config config);
+  static void stop_watching();
+
   class Training;
   template <class Face>
   class Loop;

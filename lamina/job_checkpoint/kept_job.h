@@ -51,6 +51,8 @@ class KeptJob {
   // The updates of that version, and the word that this rank kept with it.
   std::int64_t updates() const { return own_.back().version.updates; }
   const value::Value& word() const { return own_.back().word; }
+  // True where nothing was kept yet, in a rank that has not come to a job that was there.
+  bool has_none() const { return own_.empty() && !has_come_; }
   // False in a rank that comes to the job, until its first version.
   bool has_parts() const { return !own_.empty() && own_.back().rank != kCame; }
   // This rank comes to a job. It has nothing, until it gets the outline of the version with which all go on: what they

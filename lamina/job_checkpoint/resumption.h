@@ -26,6 +26,13 @@ class Resumption {
         strict_(strict),
         of_optimizers_(wanted) {}
 
+  // Makes it one of a job that goes on in the place of this one, before that is cut.
+  std::shared_ptr<Resumption> for_job(std::shared_ptr<JobAccess> job) const {
+    auto same = std::make_shared<Resumption>(std::move(job), reader_, about_, strict_, of_optimizers_);
+    same->have_options_ = have_options_;
+    return same;
+  }
+
   bool has_optimizers() const { return of_optimizers_ != OfOptimizers::kNothing; }
   // The partition that was saved, where the job has as many; else of no module.
   plan::KeptPartition partition() const;

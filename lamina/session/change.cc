@@ -137,12 +137,12 @@ void require_may_change(Session& session) {
     throw refused_change(
         "steps are being compared with the plain model's (verify_steps, lamina verify), in one layout");
   }
-  if (!session.half_cut().empty()) throw refused_change("the model was not cut to the end: " + session.half_cut());
 }
 
 config::Config changed_config(Session& session, const std::string& text) {
   const auto given = given_alike(session, text);
   require_may_change(session);
+  if (!session.half_cut().empty()) throw refused_change("the model was not cut to the end: " + session.half_cut());
   return config_of(session, given.dump(), session.world().size);
 }
 

@@ -20,7 +20,8 @@ namespace lamina::session {
 // whole. Then each rank lists what it holds (checkpoint/held_pieces.h), and opens a session of the other layout beside
 // its own, whose connections tell of a rank that is lost meanwhile. Until then an error leaves the old layout as it is.
 // Afterwards the old session ends, the model is cut as in the other layout, and its values and states travel to their
-// new owners. An error in that ends the job.
+// new owners. An error in that ends the job, but for a loss in a training that outlives ranks: see
+// PartSurvivors::open_after().
 
 // The error of a change that cannot be.
 base::UsageError refused_change(const std::string& why);

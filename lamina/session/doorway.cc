@@ -7,6 +7,7 @@
 #include <csignal>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include "lamina/base/hex.h"
 #include "lamina/base/log.h"
@@ -98,6 +99,12 @@ void Doorway::begin_epoch(Session& session, std::function<std::string(int)> why_
   door_->set_terms(
       {.ranks = session.world().size, .most = terms_.most, .why_not = std::move(why_not), .every = terms_.join_every});
   tell_door(session, *door_);
+}
+
+void Doorway::take_over(Doorway& before) {
+  training_ = before.training_;
+  before.door_.reset();
+  before_ = std::exchange(before.before_, std::nullopt);
 }
 
 bool Doorway::is_called(Session& session) const {

@@ -50,6 +50,8 @@ class Doorway {
   // True where ranks may join or leave: the launcher watches over that.
   static bool is_open();
   int most() const { return terms_.most; }  // ranks with newcomers; 0: nobody comes
+  // A training of another doorway goes on here: newcomers find the one closed, and the other one where it is told.
+  void take_over(Doorway& before);
   // The training is over on a rank of that session.
   void end(const Session& session);
 

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/base/str.h"
+#include "lamina/device/capabilities.h"
 #include "lamina/messaging/agreement.h"
 #include "lamina/session/next_layout.h"
 #include "lamina/session/next_place.h"
@@ -20,6 +22,17 @@ using value::Tuple;
 using value::Value;
 
 constexpr int kChanges = 20;  // bits
+
+// Hashes what this rank has of a model that is not cut.
+std::int64_t hash_of_values(const job_checkpoint::JobAccess& job) {
+  std::uint64_t hash = 0;
+  for (const auto& [names, tensor] : job.model_state()) {
+    if (tensor.is_meta()) continue;
+    const auto values = devices::on_host(tensor.detach()).contiguous();
+    hash = base::hash64({static_cast<const char*>(values.const_data_ptr()), values.nbytes()}, hash);
+  }
+  return static_cast<std::int64_t>(hash);
+}
 
 bool is_any_lost(Session& session) {
   return session.mailbox().loss(session.members(Group::kWorld), std::chrono::milliseconds(0)).has_value();
@@ -45,10 +58,35 @@ std::optional<std::vector<Told>> PartSurvivors::begin() {
   if (environment::is_newcomer()) {
     states_.come();
     told = join();
+  } else if (is_whole()) {
+    const auto world = session_->members(Group::kWorld);
+    is_alike_ = messaging::are_alike(session_->mailbox(), world, hash_of_values(*face_.lend()), session_->patience());
   }
   is_on_ = true;
   begin_epoch();
   return told;
+}
+
+void PartSurvivors::succeed(Survivors& before) {
+  doorway_.take_over(before.doorway());
+  is_on_ = has_succeeded_ = true;
+}
+
+void PartSurvivors::note_update() {
+  session_ = face_.session();
+  seeded_ = session_->job().seeds().steps();
+  if (std::exchange(has_succeeded_, false)) begin_epoch();
+}
+
+bool PartSurvivors::is_whole() const {
+  const bool has_slices = session_->config().tensor_parallel_degree > 1;  // from when the model was wrapped
+  return states_.has_none() && !has_slices && session_->half_cut().empty() && !face_.told().is_cut;
+}
+
+std::shared_ptr<Session> PartSurvivors::open_after(config::Config config) {
+  session_ = face_.session();
+  if (face_.told().is_cut) keep_everywhere();
+  return Survivors::open_after(std::move(config));
 }
 
 void PartSurvivors::end() {
@@ -60,6 +98,7 @@ void PartSurvivors::end() {
 
 bool PartSurvivors::is_due() {
   if (!is_on_) return false;
+  if (face_.session() != session_) note_update();  // the layout was changed since the last update
   const auto updates = face_.progress();
   if (listened_ != updates) listen();
   listened_ = updates;
@@ -114,6 +153,11 @@ void PartSurvivors::keep() {
   pace_.note_kept(*session_, updates, now);
 }
 
+void PartSurvivors::keep_everywhere() {
+  if (kept_.lock() != session_ || pace_.newest() != face_.progress()) keep();
+  states_.complete(peers_of(*session_));
+}
+
 Survivors::Next PartSurvivors::meet(bool is_lost) {
   is_called_ = false;
   listened_ = -1;
@@ -127,25 +171,32 @@ Survivors::Next PartSurvivors::meet(bool is_lost) {
   }
   if (!talk_ || talk_->session != session_) {
     talk_.reset();
-    talk_.emplace(session_, doorway_.door());
+    talk_.emplace(session_, is_whole() ? nullptr : doorway_.door());  // newcomers would get values of nobody
   }
-  const auto told = face_.told();
+  auto told = face_.told();
+  told.waits = false;  // what was to be loaded goes along, or is in the version that was kept
+  for (auto& optimizer : told.optimizers) optimizer.waits = false;
   while (true) {
     leaves = leaves && !is_any_lost(*session_);
     const auto next = [&] {
       const FreePort port(*session_);
-      const Value word = Tuple{{std::int64_t{port.number()}, states_.told(session_->mailbox()), face_.word()}};
-      return talk_->end.next(word, states_.has_parts() ? 0 : -1, leaves);  // the lowest rank with parts leads
+      const Value word =
+          Tuple{{std::int64_t{port.number()}, states_.told(session_->mailbox()), face_.word(), is_whole()}};
+      // The lowest rank that has anything leads.
+      return talk_->end.next(word, states_.has_parts() || is_whole() ? 0 : -1, leaves);
     }();
     if (leaves && !talk_->end.may_leave(next)) continue;
     if (leaves) leave(next);
     std::vector<Value> kept;
     for (const auto& word : next.words) kept.push_back(word.as<Tuple>().items.at(1));
-    states_.decide(kept);
+    goes_whole_ =
+        std::ranges::all_of(next.words, [](const Value& word) { return word.as<Tuple>().items.at(3).as<bool>(); });
+    goes_whole_ ? require_first_values(next) : states_.decide(kept);
     Next result;
     for (std::size_t place = 0; place < kept.size(); ++place) {
-      const auto progress = states_.is_new(kept[place]) ? -1 : states_.updates();
-      result.told.push_back({.progress = progress, .word = next.words[place].as<Tuple>().items.at(2)});
+      const auto kept_then = [&] { return states_.is_new(kept[place]) ? -1 : states_.updates(); };
+      result.told.push_back({.progress = goes_whole_ ? face_.progress() : kept_then(),
+                             .word = next.words[place].as<Tuple>().items.at(2)});
     }
     const int size = session_->world().size;
     if (!is_lost && next.number == 1 && next.newcomers.empty() && std::ssize(next.members) == size) {
@@ -183,7 +234,24 @@ bool PartSurvivors::leaves_in_order() {
   return states_.may_leave(told, want).at(peers.index());
 }
 
+// The values of a model that is not cut are those of the first rank.
+void PartSurvivors::require_first_values(const NextEpoch& next) const {
+  if (is_alike_ || std::ranges::find(next.members, base::Rank(0)) != next.members.end()) return;
+  throw base::PeerError(
+      "the first rank is lost before the first step, which gives all ranks its values of the model, and others had "
+      "other "
+      "values: make the model of the same random numbers on every rank, or start the job again",
+      {}, base::Code{"elastic-lost"});
+}
+
 std::vector<Told> PartSurvivors::go_over(Next next) {
+  if (goes_whole_) {
+    switch_to(next.session, [&] { face_.go_over(next.session, {}); });
+    talk_.reset();
+    if (seeded_) session_->job().seeds().go_on_after(*seeded_);
+    note_update();
+    return std::move(next.told);
+  }
   auto& session = *next.session;
   const auto hold = [&] {
     give_newcomers(next.told, session);

@@ -83,14 +83,16 @@ bool is_of_loss(const std::exception_ptr& error) {
   }
 }
 
+std::string key_of_parts(const config::Config& config) {
+  if (config.partitions > 1) return "partitions";
+  if (config.tensor_parallel_degree > 1) return "tensor_parallel_degree";
+  if (config.sharded_data_parallel_degree > 1) return "sharded_data_parallel_degree";
+  return config.shard_optimizer_state ? "shard_optimizer_state" : "";
+}
+
 std::string why_no_survivors(const Session& session, bool keeps_parts) {
   const auto& config = session.asked();
-  const char* parts = nullptr;
-  if (config.shard_optimizer_state) parts = "shard_optimizer_state";
-  if (config.sharded_data_parallel_degree > 1) parts = "sharded_data_parallel_degree";
-  if (config.tensor_parallel_degree > 1) parts = "tensor_parallel_degree";
-  if (config.partitions > 1) parts = "partitions";
-  if (parts != nullptr && !keeps_parts) {
+  if (const auto parts = key_of_parts(config); !parts.empty() && !keeps_parts) {
     return base::str(parts, " gives ranks parts that no other one has, and that are lost with a rank");
   }
   if (session.topology().size(Group::kNode) < session.world().size && session.seats().empty()) {
@@ -120,6 +122,7 @@ Survivors::Survivors(TrainingFace& face, SurvivorOptions options)
 
 bool Survivors::may_go_on() {
   const auto now = face_.session();
+  if (now != nullptr && outlives_changes()) session_ = now;
   const bool is_known = now == session_;
   if (is_known && !session_->mailbox().loss(others(*session_), kUntilHeard)) return false;
   const auto why = is_known ? why_not(*session_) : kChangesLayout;
@@ -149,6 +152,26 @@ std::vector<Told> Survivors::go_on(bool is_lost) {
       is_lost = true;
     }
   }
+}
+
+std::shared_ptr<Session> Survivors::open_after(config::Config config) {
+  const auto before = face_.session();
+  std::shared_ptr<Session> session;
+  std::exception_ptr failure;
+  try {
+    session = session::open_after(*before, std::move(config), options_.hooks());
+  } catch (const base::Error&) {
+    failure = std::current_exception();
+  }
+  try {
+    if (before->epochs().begins(session != nullptr)) return session;
+  } catch (const base::Error&) {
+    if (!failure) failure = std::current_exception();
+  }
+  if (session != nullptr) session->close(false);
+  if (failure) std::rethrow_exception(failure);
+  throw base::PeerError("lamina.change(): a rank is lost while the ranks meet", before->mailbox().first_loss(),
+                        base::Code{"group-lost"});
 }
 
 void Survivors::begin_epoch() { doorway_.begin_epoch(*session_, why_not_so_many()); }

@@ -68,6 +68,9 @@ class Survivors {
   std::vector<Told> go_on(bool is_lost);
   // True where the epoch is to end before the next step, on all ranks after one and the same update.
   virtual bool is_called() const;
+  // lamina.change(): opens the session of that layout, to which the face goes over then. Collective over the world.
+  // Throws what session::open_after() does; all go on in the layout that there was, then.
+  virtual std::shared_ptr<Session> open_after(config::Config config);
   // Says once, on the first rank, who was lost in that step, or joined before it, and what all do.
   void tell_going_on(std::int64_t step, bool is_again);
 
@@ -84,6 +87,8 @@ class Survivors {
   Survivors(TrainingFace& face, SurvivorOptions options);
 
   virtual std::string why_not(const Session& session) const = 0;
+  // True where all can go on from a change of the layout that has gone over to another session.
+  virtual bool outlives_changes() const { return false; }
   virtual Next meet(bool is_lost) = 0;
   // Returns what all have told, in a session with whoever joins, too.
   virtual std::vector<Told> go_over(Next next) = 0;
@@ -164,6 +169,9 @@ class CopySurvivors : public Survivors {
 
 // True of an error that a rank's loss may have made, here or on another rank that says so.
 bool is_of_loss(const std::exception_ptr& error);
+
+// The key that gives ranks parts which no other one has; "" where each has a copy of all.
+std::string key_of_parts(const config::Config& config);
 
 // Why a job cannot go on without a rank; "" where it can. `keeps_parts`: what a rank alone has is kept with another
 // one.

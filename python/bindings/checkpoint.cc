@@ -136,6 +136,12 @@ void bind_checkpoint(py::module_& module) {
       .def(
           "load", [](Resumption& resumption) { uncarried([&] { resumption.load(); }); },
           "Loads it into a model that is cut; collective over the world.")
+      .def(
+          "for_job",
+          [](const Resumption& resumption, Session& session, py::object lent) {
+            return resumption.for_job(std::make_shared<PythonCheckpointedJob>(session, std::move(lent)));
+          },
+          py::arg("session"), py::arg("job"), "The same of a job that goes on in the place of that one.")
       .def("go_on", &Resumption::go_on, py::call_guard<Release>(),
            "Has random numbers and the loss scale go on where they were.");
   py::class_<HeldJob, std::shared_ptr<HeldJob>>(module, "HeldJob",

@@ -128,6 +128,7 @@ class PythonParts : public PythonFace<session::PartsFace> {
   }
   void go_over(std::shared_ptr<Session> session, const std::function<job_checkpoint::HeldJob()>& hold) override {
     lent([&] {
+      if (!hold) return void(face_.attr("_go_over")(with_maker(std::move(session)), py::none()));
       const py::cpp_function held(
           [&] { return uncarried([&] { return std::make_shared<job_checkpoint::HeldJob>(hold()); }); });
       face_.attr("_go_over")(with_maker(std::move(session)), held);
@@ -203,6 +204,14 @@ void bind_loop(Class& kind) {
           py::arg("step"), py::arg("is_again"),
           "Says once, on the first rank, who was lost in that step, or joined before it, and what all do.")
       .def(
+          "open_after",
+          [](Kind& self, const config::Config& config) {
+            return with_maker(uncarried([&] { return self.engine.open_after(config); }));
+          },
+          py::arg("config"),
+          "lamina.change(): opens the session of another layout; collective over the world. Raises what ends the "
+          "change: all go on in the layout that there was, then.")
+      .def(
           "close_door", [](Kind& self) { self.engine.close_door(); }, py::call_guard<Release>(),
           "The training is over: nobody comes in any more.")
       .def(
@@ -241,6 +250,9 @@ void bind_parts(py::module_& module) {
           "end", [](LentParts& self) { uncarried([&] { self.engine.end(); }); },
           "Waits for the others, who may lose one still: all go on together then.")
       .def(
+          "succeed", [](LentParts& self, LentCopies& before) { self.engine.succeed(before.engine); }, py::arg("before"),
+          py::call_guard<Release>(), "Goes on in the place of copies, whose job takes a layout with parts.")
+      .def(
           "note_update", [](LentParts& self) { uncarried([&] { self.engine.note_update(); }); },
           "The next step keeps what an update has made.")
       .def_property_readonly(
@@ -252,6 +264,9 @@ void bind_parts(py::module_& module) {
       .def(
           "keep", [](LentParts& self) { uncarried([&] { self.engine.keep(); }); },
           "Keeps it; collective over the world.")
+      .def(
+          "keep_everywhere", [](LentParts& self) { uncarried([&] { self.engine.keep_everywhere(); }); },
+          "Keeps what there is, and waits until it is with whoever is to have it; collective over the world.")
       .def_property_readonly(
           "sent_bytes", [](const LentParts& self) { return self.engine.sent_bytes(); },
           "What this rank has given to keepers.");
@@ -281,6 +296,8 @@ void bind_survivors(py::module_& module, py::class_<Session, std::shared_ptr<Ses
            "Why the job cannot go on without a rank; empty where it can: see lamina/session/survivors.h.")
       .def("tell_no_survivors", &session::tell_no_survivors, py::call_guard<Release>(), py::arg("why"),
            "Tells why nobody goes on, where this rank is the first that is left.");
+  module.def("key_of_parts", &session::key_of_parts, py::arg("config"),
+             "The key that gives ranks parts which no other one has; empty where each has a copy of all.");
   module.def(
       "end_if_newcomer", [](const std::string& why) { outliving([&] { session::end_if_newcomer(why); }); },
       py::arg("why"), "Ends a process that was to join a job, which takes nobody in because of that: SystemExit.");

@@ -2,9 +2,12 @@
 """Trains a model whose ranks have parts that nobody else has. Some of them die.
 
 Its arguments are KEYS PLACE RANK[:STEP]...: keys of init() as JSON, and each rank that dies, in step 3 or another one.
-PLACE is in the forward, the backward, before the update, in it, after it, before its version is kept (keeping), or
-after (kept); or it is a time, the most milliseconds after the step began. A rank with the step "change" dies in the
-change that follows, at CHANGE.
+PLACE is the start of the step, in its forward, the backward, before the update, in it, after it. `keeping` is before
+its version is kept, `kept` after that. Or it is a time, the most milliseconds after the step began. A rank with the
+step "change" dies in the change that follows, at CHANGE.
+
+With INTO, keys of another layout as JSON, all change to that before step 2. A rank with the step "amid" dies in that:
+at CHANGE, or at most so many milliseconds after it began.
 
 Writes, of those who are left, their losses, the model with the states of its optimizer, and the layout.
 """
@@ -22,8 +25,8 @@ from outliving import batch, layers
 from torch import nn
 
 import lamina
-from lamina.elastic import kept
-from lamina.job import lifetime
+from lamina.elastic import change, kept
+from lamina.job import current, lifetime
 from lamina.pipeline.model_face import ModelFace
 
 STEPS, ROWS, FATAL = 8, 12, 3
@@ -102,6 +105,39 @@ def die_in_change():
         kept.KeptSurvivors._go_over = dying
 
 
+AMID = {  # places in lamina.change(), after which each dies
+    "asked": (change, "checked"),
+    "listing": (change.MovingJob, "tensors"),
+    "held": (change, "everywhere"),
+    "opened": (change, "_go_over"),
+    "let go": (lifetime, "go_over"),
+    "ended": (current, "begin"),
+    "cutting": (ModelFace, "take_cut"),
+    "trimming": (ModelFace, "trim_optimizers"),
+    "loading": (ModelFace, "load"),
+    "settling": (ModelFace, "settle"),
+}
+
+
+def own_layers():
+    """With FIRST the first rank alone has the values that count."""
+    module = layers(float(os.environ.get("DROPOUT", "0")))
+    for parameter in module.parameters() if "FIRST" in os.environ and SELF != 0 else []:
+        parameter.data.fill_(SELF)
+    return module
+
+
+def change_layout():
+    place = os.environ.get("CHANGE", "")
+    if DEATHS.get(SELF) == "amid" and place.isdigit():
+        threading.Timer(random.random() * int(place) / 1000, end_here).start()
+    elif DEATHS.get(SELF) == "amid" and place in AMID:
+        dies_in_change(*AMID[place])
+    lamina.change(**json.loads(os.environ["INTO"]))
+    if DEATHS.get(SELF) == "amid":
+        end_here()
+
+
 def sees(_, inputs, output):
     die("forward")
     if isinstance(output, torch.Tensor) and output.requires_grad:
@@ -120,10 +156,11 @@ def keeping(function):
 def main():
     global NOW
     keys = json.loads(sys.argv[1])
+    os.environ["WORLD"] = os.environ["WORLD_SIZE"]  # of the beginning
     kept.KeptSurvivors._keep_now = keeping(kept.KeptSurvivors._keep_now)
     options = json.loads(os.environ.get("OPTIONS", "{}"))
     lamina.init(**({"ddp": True, "timeout_s": float(os.environ.get("TIMEOUT", "30")), "seed": 5} | keys))
-    module = layers(float(os.environ.get("DROPOUT", "0")))
+    module = own_layers()
     if "DTYPE" in os.environ:
         module = module.to(getattr(torch, os.environ["DTYPE"]))
     for part in module.modules():
@@ -153,12 +190,13 @@ def main():
         begun.append(updates)
         for number in range(updates, STEPS):
             NOW = number
+            die("start")
             die_by_time(number)
             if DEATHS.get(SELF) == "change" and number == FATAL:
                 die_in_change()
             optimizer.zero_grad()
-            if number == 2 and "INTO" in os.environ:
-                lamina.change(**json.loads(os.environ["INTO"]))
+            if number == 2 and "INTO" in os.environ and lamina.size() == int(os.environ["WORLD"]):
+                change_layout()
             x = batch(number).to(dtype).chunk(size())[rank()]
             loss = step(x).reduce_mean()
             every = lamina.allgather(loss.item(), group)

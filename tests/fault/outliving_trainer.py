@@ -2,14 +2,15 @@
 """Trains copies of a model, or parts of it, by a Trainer, some of which die: outliving_trainer.py WAY PLACE
 RANK[:BATCH[:PLACE]]..., with the ranks, and the batches that they die in, or after. PLACE is an event, or one of these:
 forward, gradient, update, updated, behind (an update that another one has lost), evaluation. `keeping` and `kept` are
-before a version and after it, `change` is one of the layout, `changing` once all have met in the other one. `meeting`
-is the end of a call of the Trainer's, `left` what follows. `saving` is before the part of a save that all make
-together, `saved` after that, `going on` is without another one. `error` raises in the place of a death, `leaves` is
-told to end.
+before a version and after it. `change` is one of the layout, `changing` once all have met in the other one, `beginning`
+when the old one is gone. Then come `cutting`, `loading` and `reading on`. `meeting` is the end of a call of the
+Trainer's, `left` what follows. `saving` is before the part of a save that all make together, `saved` after that,
+`going on` is without another one. `error` raises in the place of a death, `leaves` is told to end.
 
 Writes, of those who are left, what they have heard and computed, and how long it took from a death to the next batch.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -25,7 +26,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import lamina
 from lamina.elastic import change, kept, survivors
 from lamina.job import current
-from lamina.trainer import Callback, ComposerModel, Event, Trainer, checkpoints, survival
+from lamina.pipeline.model_face import ModelFace
+from lamina.trainer import Callback, ComposerModel, Event, Trainer, checkpoints, layouts, survival
 from lamina.trainer.schedulers import LinearScheduler
 
 FATAL = 3
@@ -116,7 +118,8 @@ class Watches(Callback):
             self.layouts.append((number, lamina.size(), lamina.rank()))
             self.went_on.append(time.time())
         if event is Event.BATCH_END and number in self.changes:
-            lamina.change(**self.changes[number])
+            with contextlib.suppress(lamina.ConfigError, lamina.UsageError):  # fewer ranks may not have that layout
+                lamina.change(**self.changes[number])
 
 
 def dataset(samples):
@@ -154,6 +157,7 @@ WAYS = {
     "memory": {"device_train_microbatch_size": "auto"},
     "stream": {"is_stream": True},
     "partitions": {"keys": {"partitions": 4}, "grad_accum": 2, "dropout": 0.4},
+    "partitions 5": {"keys": {"partitions": 5}, "grad_accum": 2},
     "itself": {"keys": {"partitions": 4}, "grad_accum": 2, "reads_itself": True},
     "groups": {"keys": {"partitions": 2}, "grad_accum": 2},
     "shards": {"keys": {"sharded_data_parallel_degree": 4, "sdp_param_persistence_threshold": 0}},
@@ -161,6 +165,8 @@ WAYS = {
     "divided": {"keys": {"shard_optimizer_state": True}},
     "slices": {"keys": {"tensor_parallel_degree": 2, "prescaled_batch": True}, "grad_accum": 2},
     "changes": {"changes": {FATAL: {"shard_optimizer_state": True}}},
+    "to partitions": {"changes": {FATAL: {"partitions": 2}}, "grad_accum": 2},
+    "to copies": {"keys": {"partitions": 4}, "grad_accum": 2, "changes": {FATAL: {"partitions": 1}}},
 }
 
 
@@ -296,6 +302,10 @@ def main():
     dies_after(survival.Survival, "_meet_at_end", "left")
     dies_before(change, "everywhere", "change")
     dies_before(change, "_go_over", "changing")
+    dies_before(current, "begin", "beginning")
+    dies_before(ModelFace, "take_cut", "cutting")
+    dies_before(ModelFace, "load", "loading")
+    dies_before(layouts.Layouts, "_read_on", "reading on")
     dies_before(survivors.Survivors, "_go_over", "going on")
     dies_before(kept.KeptSurvivors, "_keep_now", "keeping")
     dies_after(kept.KeptSurvivors, "_keep_now", "kept")

@@ -28,6 +28,20 @@ LAYOUTS = {
     "divided states": {"shard_optimizer_state": True, "microbatches": 3},
 }
 PLACES = ("forward", "backward", "before", "update", "after", "keeping", "kept")
+COPIES = {"microbatches": 3, "sdp_gradient_clipping": None}
+ANOTHER = {  # layouts, and the ones to which they change
+    "copies to partitions": (COPIES, {"partitions": 4}),
+    "copies to partitions at once": (COPIES | {"skip_tracing": True}, {"partitions": 4}),
+    "copies to shards": (COPIES, {"sharded_data_parallel_degree": 4, "sdp_param_persistence_threshold": 0}),
+    "copies to divided states": (COPIES, {"shard_optimizer_state": True}),
+    "copies to slices": (COPIES, {"tensor_parallel_degree": 2}),
+    "partitions to copies": (LAYOUTS["pp 4"], {"partitions": 1}),
+    "partitions to both": (LAYOUTS["pp 4"], {"partitions": 2}),
+    "shards to partitions": (LAYOUTS["sdp 4"], {"sharded_data_parallel_degree": 1, "partitions": 2}),
+    "divided states to copies": (LAYOUTS["divided states"], {"shard_optimizer_state": False}),
+    "slices to copies": (LAYOUTS["tp 2, own batches"], {"tensor_parallel_degree": 1}),
+}
+AMID = ("asked", "listing", "held", "opened", "let go", "ended", "cutting", "trimming", "loading", "settling", "first")
 CHANGES = ("meeting", "holding", "ending", "cutting", "loading", "keeping")
 
 
@@ -86,6 +100,24 @@ def test_a_single_rank_may_be_left(launcher, monkeypatch):
     require_undisturbed(found, monkeypatch)
 
 
+WHOLE = [layout for layout in LAYOUTS if "tp 2" not in layout]  # layers are sliced when the model is wrapped
+
+
+@pytest.mark.parametrize(("layout", "victim"), paired(WHOLE, range(4), seed=9))
+def test_a_rank_may_be_lost_before_the_first_step(layout, victim, launcher, monkeypatch):
+    require_undisturbed(ends(launcher, 4, LAYOUTS[layout], "start", f"{victim}:0"), monkeypatch)
+
+
+def test_ranks_are_lost_before_the_first_step_and_after_it(launcher, monkeypatch):
+    require_undisturbed(ends(launcher, 5, {"partitions": 5, "microbatches": 12}, "start", "0:0", "3:2"), monkeypatch)
+
+
+def test_values_that_the_first_rank_alone_had_are_lost_with_it(launcher, monkeypatch):
+    require_undisturbed(ends(launcher, 4, LAYOUTS["pp 4"], "start", "2:0", FIRST="1"), monkeypatch)
+    for said in ended(launcher, LAYOUTS["pp 4"], "start", "0:0", FIRST="1"):
+        assert "the first rank is lost before the first step" in said and "[elastic-lost]" in said
+
+
 def test_versions_may_lie_several_updates_apart(launcher, monkeypatch):
     found = ends(launcher, 4, LAYOUTS["pp 4"], "forward", "2:6", OPTIONS=json.dumps({"keep_every": 3}))
     require_undisturbed(found, monkeypatch)
@@ -117,11 +149,36 @@ def test_a_layout_to_which_the_script_has_changed_is_kept_too(into, launcher, mo
     assert all(end["updates"][-1] >= 4 for end in found.values())
 
 
-@pytest.mark.parametrize("into", some([{"partitions": 4}, {"shard_optimizer_state": True}], 1, seed=6))
-def test_copies_that_have_become_ranks_with_parts_go_on(into, launcher, monkeypatch):
-    found = ends(launcher, 4, {"microbatches": 3}, "before", "1:5", INTO=json.dumps(into))
+@pytest.mark.parametrize(("another", "place"), paired(ANOTHER, AMID, seed=6))
+def test_a_rank_may_be_killed_amid_a_change_of_the_layout(another, place, launcher, monkeypatch):
+    keys, into = ANOTHER[another]
+    victim = (len(another) + len(place)) % 4
+    found = ends(launcher, 4, keys, "none", f"{victim}:amid", INTO=json.dumps(into), CHANGE=place)
     require_undisturbed(found, monkeypatch)
-    assert all(end["updates"][-1] >= 4 for end in found.values())
+    is_kept = place not in AMID[:3] or another.startswith("copies")  # as they are when the change begins
+    assert all(end["updates"] == [0, 2 if is_kept else 1] for end in found.values())
+
+
+@pytest.mark.parametrize("another", some(ANOTHER, 2, seed=7))
+@pytest.mark.parametrize("seed", some(range(20), 1, seed=8))
+def test_a_rank_may_be_killed_at_any_time_of_a_change(another, seed, launcher, monkeypatch):
+    keys, into = ANOTHER[another]
+    found = ends(launcher, 4, keys, "none", f"{seed % 4}:amid", INTO=json.dumps(into), CHANGE="300")
+    require_undisturbed(found, monkeypatch)
+
+
+@pytest.mark.parametrize("another", ["copies to shards", "partitions to copies"])
+def test_ranks_are_lost_amid_a_change_and_after_it(another, launcher, monkeypatch):
+    keys, into = ANOTHER[another]
+    found = ends(launcher, 4, keys, "before", "1:amid", "2:4", INTO=json.dumps(into), CHANGE="cutting")
+    require_undisturbed(found, monkeypatch)
+
+
+@pytest.mark.parametrize("another", ["copies to divided states", "copies to partitions"])
+def test_copies_that_got_parts_outlive_ranks(another, launcher, monkeypatch):
+    keys, into = ANOTHER[another]
+    found = ends(launcher, 4, keys, "forward", "1:2", "0:5", INTO=json.dumps(into))
+    require_undisturbed(found, monkeypatch)
 
 
 @pytest.mark.parametrize("layout", some(LAYOUTS, 2, seed=5))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fault.beside import Beside
 from launch.launcher_harness import PRELOAD, eventually
-from soak import some
+from soak import paired, some
 
 PROGRAM = Path(__file__).with_name("outliving_trainer.py")
 sys.path.insert(0, str(PROGRAM.parent))
@@ -153,6 +153,18 @@ def test_a_change_is_made_without_the_lost_one(place, number, launcher):
     require_undisturbed(found, 3)
 
 
+CHANGES = ("changes", "to partitions", "to copies")
+AMID = ("change", "changing", "beginning", "cutting", "loading")
+
+
+@pytest.mark.parametrize(
+    ("way", "place"), [*paired(CHANGES, AMID, seed=8), *((way, "reading on") for way in CHANGES[1:])]
+)
+def test_a_rank_is_lost_amid_a_change(way, place, launcher):
+    found, _ = ends(launcher, 4, way, place, f"{len(place) % 4}")
+    require_undisturbed(found, 3, way)
+
+
 CALLS = [("meeting", 12), ("left", 12), ("eval_start", 112), ("evaluation", 112), ("eval_end", 112), ("meeting", 112)]
 CALLS += [("left", 112), ("predict_batch_end", 212), ("predict_end", 212), ("meeting", 212), ("left", 212)]
 CALLS += [("meeting", 312)]
@@ -227,12 +239,6 @@ def test_a_loader_that_splits_itself_ends_the_job_with_a_line(launcher):
     lines = failed(launcher, 4, "stream", "batch_end", "1")
     said = [line for line in lines if line.startswith("lamina: --elastic: a rank is lost, and the others end with it")]
     assert len(said) == 1 and "says itself what each copy" in said[0], lines
-
-
-def test_a_loss_in_the_midst_of_a_change_ends_the_job_with_a_line(launcher):
-    lines = failed(launcher, 4, "changes", "changing", "1")
-    said = [line for line in lines if line.startswith("lamina: --elastic: a rank is lost, and the others end with it")]
-    assert len(said) == 1 and "another layout" in said[0], lines
 
 
 def test_without_elastic_a_loss_ends_the_training(launcher):

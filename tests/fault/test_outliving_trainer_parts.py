@@ -30,6 +30,21 @@ def test_the_others_go_on_wherever_one_is_killed(way, place, launcher):
     assert sum(line.startswith("lamina: lost rank") for line in lines) == 1, lines
 
 
+EARLY = ("fit_start", "epoch_start", "before_dataloader", "after_dataloader", "batch_start", "before_train_batch")
+
+
+@pytest.mark.parametrize(("way", "place"), paired(WAYS, EARLY, seed=10))
+def test_a_rank_may_be_lost_before_the_first_batch(way, place, launcher):
+    found, lines = ends(launcher, 4, way, place, f"{(len(way) + len(place)) % 4}:0")
+    require_undisturbed(found, 3, way)
+    assert sum(line.startswith("lamina: lost rank") for line in lines) == 1, lines
+
+
+def test_ranks_are_lost_before_the_first_batch_and_after_it(launcher):
+    found, _ = ends(launcher, 5, "partitions 5", "none", "0:0:batch_start", "3:1:forward")
+    require_undisturbed(found, 3, "partitions 5", of=5)
+
+
 @pytest.mark.parametrize(("way", "deaths"), paired(WAYS, [("1:2", "2:8"), ("0:5", "3:6"), ("3:1", "0:11")], seed=2))
 def test_two_are_lost_one_after_the_other(way, deaths, launcher):
     found, _ = ends(launcher, 4, way, "forward", *deaths)

@@ -2,12 +2,15 @@
 // Ranks with parts of a model, of which some are killed: the others go on in another layout, with the losses and
 // weights of one process, as tests/fault/outliving_parts.py has it for Python.
 //
-//     lamina run -n 4 --elastic 2 -c frontend_outliving_parts LAYOUT PLACE RANK[:STEP]... [into-one] [back] [traced]
+//     lamina run -n 4 --elastic 2 -c frontend_outliving_parts LAYOUT PLACE RANK[:STEP]... [into-one] [back] [to LAYOUT]
+//         [traced]
 //
-// LAYOUT: partitions, both (with copies), shards, divided (states). The ranks die in those steps: in the forward,
-// before the update or after it. With `leaves` they are told to end before the step. `into-one` gives the layout in
-// which they go on: one partition. `back`: they come back, and steps take long while one is missing. `traced`: the last
-// layer has the fewest parameters, and computes most, which the ranks that are left know.
+// LAYOUT: copies, partitions, both (with copies), shards, divided (states). The ranks die in those steps: at the start,
+// in the forward, before the update or after it. With `leaves` they are told to end before the step. `into-one` gives
+// the layout in which they go on: one partition. `back`: they come back, and steps take long while one is missing.
+// `to`: before step 3 all change to that layout. The ranks die after that (`changed`), or so many milliseconds after it
+// began (`amid-MILLISECONDS`). `traced`: the last layer has the fewest parameters, and computes most, which the ranks
+// that are left know.
 #include <signal.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -39,6 +42,7 @@ constexpr auto kSlow = std::chrono::milliseconds(400);
 int steps = 8;
 
 const std::map<std::string, std::string> kLayouts = {
+    {"copies", R"("microbatches": 3, "sdp_gradient_clipping": null)"},
     {"partitions", R"("partitions": 4, "microbatches": 12)"},
     {"both", R"("partitions": 2, "microbatches": 6)"},
     {"shards", R"("sharded_data_parallel_degree": 4, "microbatches": 3, "sdp_param_persistence_threshold": 0,
@@ -46,7 +50,17 @@ const std::map<std::string, std::string> kLayouts = {
     {"divided", R"("shard_optimizer_state": true, "microbatches": 3)"},
 };
 
+// The keys of change() that lead to them.
+const std::map<std::string, std::string> kOthers = {
+    {"copies", R"({"partitions": 1, "sharded_data_parallel_degree": 1, "shard_optimizer_state": false})"},
+    {"partitions", R"({"partitions": 4})"},
+    {"both", R"({"partitions": 2})"},
+    {"shards", R"({"partitions": 1, "sharded_data_parallel_degree": 4, "sdp_param_persistence_threshold": 0})"},
+    {"divided", R"({"partitions": 1, "shard_optimizer_state": true})"},
+};
+
 std::string place;          // where ranks die
+std::string other;          // the layout to which they change
 std::map<int, int> deaths;  // steps, by ranks of the beginning
 int self = 0, now = -1;     // this rank of the beginning; the step
 bool is_new = false;        // this process has come in the place of one that died
@@ -56,6 +70,20 @@ void die(const std::string& where) {
   const auto death = deaths.find(self);
   if (is_new || where != place || death == deaths.end() || death->second != now) return;
   ::kill(::getpid(), where == "leaves" ? SIGTERM : SIGKILL);
+}
+
+void change_layout() {
+  const auto death = deaths.find(self);
+  const bool dies = !is_new && death != deaths.end() && death->second == now;
+  if (dies && place.starts_with("amid-")) {
+    const std::chrono::milliseconds after(std::stoi(place.substr(place.find('-') + 1)));
+    std::thread([after] {
+      std::this_thread::sleep_for(after);
+      ::kill(::getpid(), SIGKILL);
+    }).detach();
+  }
+  lamina::change(kOthers.at(other));
+  die("changed");
 }
 
 struct LayerImpl : torch::nn::Module {
@@ -103,8 +131,10 @@ void train(const std::string& keys, bool into_one, bool back) {
   const int epochs = elastic(run, [&, epochs = 0](Epoch& epoch) mutable {
     if (++epochs == 1) first = is_new ? static_cast<int>(epoch.updates) : 0;
     for (now = static_cast<int>(epoch.updates); now < steps; ++now) {
+      die("start");
       optimizer.zero_grad();
       die("leaves");
+      if (now == kFatal && !other.empty() && size() == full) change_layout();
       losses[now] = loss_of(step, now);
       die("before");
       optimizer.step();
@@ -135,7 +165,7 @@ void train(const std::string& keys, bool into_one, bool back) {
 
 int main(int count, char** words) {
   if (count < 3 || !kLayouts.contains(words[1])) {
-    std::fputs("usage: LAYOUT PLACE [RANK[:STEP]]... [into-one] [back] [traced]\n", stderr);
+    std::fputs("usage: LAYOUT PLACE [RANK[:STEP]]... [into-one] [back] [to LAYOUT] [traced]\n", stderr);
     return 2;
   }
   self = std::atoi(std::getenv("RANK"));
@@ -151,6 +181,8 @@ int main(int count, char** words) {
       back = true;
     else if (word == "traced")
       work = 400;
+    else if (word == "to")
+      other = words[++i];
     else
       deaths[std::stoi(word)] = colon == std::string::npos ? kFatal : std::stoi(word.substr(colon + 1));
   }

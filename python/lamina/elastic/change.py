@@ -54,7 +54,8 @@ def change(**keys: "Unpack[LayoutKeys]") -> None:
         ConfigError: a layout that the number of ranks does not allow.
         UsageError: what cannot change, as layers that so many ranks cannot share, or not now: inside a step function,
             while a checkpoint is being saved, with gradients that are not used yet. Nothing has changed then.
-        PeerError: a rank was lost. Once all ranks are connected anew, any error ends the job.
+        PeerError: a rank was lost; `lamina.Run` goes on without it. Once all ranks are connected anew, any other error
+            ends the job.
     """
     job = current.outside_step("lamina.change()")
     if job.change is not None:
@@ -84,7 +85,7 @@ def change_now(job: current.Job, keys: dict[str, Any]) -> None:
         proposal = everywhere(job, lambda: _proposal(job, config, trace or Trace()))
     if is_cut:
         held = _lamina.HeldJob(job.session, MovingJob(job))
-    session = job.session.open_after(config)  # until now an error leaves the layout as it is
+    session = (job.open_after or job.session.open_after)(config)  # until now an error leaves the layout as it is
     _go_over(job, session, proposal, None if waits else held)
     job = held = None
     gc.collect()  # the old layout's session has connections and memory

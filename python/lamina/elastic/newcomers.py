@@ -3,7 +3,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lamina import _lamina
 
@@ -26,14 +26,27 @@ class Doorway:
         """The training is over."""
         self._engine.close_door()
 
-    @contextlib.contextmanager
-    def leaving_by_sigterm(self) -> Iterator[None]:
-        """Inside, SIGTERM has this rank leave in order, unless the script has said what that does."""
+    def watch_sigterm(self) -> None:
+        """From now on SIGTERM has this rank leave in order, unless the script has said what that does."""
         self._engine.watch_sigterm()
-        try:
-            yield
-        finally:
-            self._engine.forget_sigterm()
+
+    def forget_sigterm(self) -> None:
+        """It does what it did before."""
+        self._engine.forget_sigterm()
+
+
+@contextlib.contextmanager
+def leaving_by_sigterm(doorway: Callable[[], Doorway]) -> Iterator[None]:
+    """Inside, SIGTERM has this rank leave in order, unless the script has said what that does.
+
+    Args:
+        doorway: gives that of the training, which may be another one later.
+    """
+    doorway().watch_sigterm()
+    try:
+        yield
+    finally:
+        doorway().forget_sigterm()
 
 
 def is_one() -> bool:

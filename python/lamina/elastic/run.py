@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from lamina import _lamina
 from lamina.elastic.kept import KeptSurvivors
-from lamina.elastic.newcomers import EpochOverError
+from lamina.elastic.newcomers import EpochOverError, leaving_by_sigterm
 from lamina.elastic.reading import Reading
 from lamina.elastic.survivors import Survivors, why_not
 from lamina.errors import DesyncError, PeerError, UsageError
@@ -95,7 +96,6 @@ class Run:
         self._state, self._trained = state, (model, optimizer)
         self._with_parts = lambda: KeptSurvivors(model, state, self._training, keep_every, layouts)
         self._survivors = self._with_parts() if why_not(job) else Survivors(model, state, self._training)
-        self._is_on = False  # the training
         self._ends = False  # the epoch, for newcomers wait
         self._in_eval = False  # no module is in training mode while it trains
         state.after_step = self._note
@@ -127,8 +127,9 @@ class Run:
             SystemExit: in a process that was to join, where the job is over; after SIGTERM, with which a rank leaves
                 after an update, and the others go on.
         """
-        self._survivors.begin()
-        with self._survivors.leaving_by_sigterm(), ExitStack() as undo:
+        if self._survivors.begin() is None:
+            self._survivors.keep_first()
+        with leaving_by_sigterm(lambda: self._survivors.doorway), ExitStack() as undo:
             grad_scaler.tell_of_skips(self._state.optimizer, self._note, undo)
             if self._reading is not None:
                 undo.callback(self._reading.end)
@@ -144,12 +145,12 @@ class Run:
 
     def _train(self, train: Callable[[], Result]) -> Result:
         while True:
-            self._is_on, current.job().before_step = True, self._look
+            current.job().before_step, current.job().open_after = self._look, self._open_after
             self._in_eval = not _is_in_training_mode()
             try:
                 result = train()
                 self._survivors.end()
-                self._is_on, current.job().before_step = False, lambda: None
+                current.job().before_step, current.job().open_after = lambda: None, None
                 return result
             except (PeerError, DesyncError) as error:  # of a wait for one that has heard of a loss before
                 lost = error
@@ -165,16 +166,19 @@ class Run:
         self._training.note_update()
         if self._reading is not None:
             self._reading.count()
-        has_parts = isinstance(self._survivors, KeptSurvivors)
-        if not has_parts and why_not(current.job()):  # the script has changed the layout
-            self._survivors.end()
-            self._survivors = self._with_parts()
-            self._survivors.begin()
         self._in_eval = not _is_in_training_mode()
         self._survivors.keep()
         self._ends = self._survivors.doorway.is_called()
-        if self._is_on:
-            current.job().before_step = self._look  # the script may have changed the layout
+
+    def _open_after(self, config: _lamina.Config) -> _lamina.Session:
+        """See `Survivors.open_after`. In a layout with parts copies become ranks that keep these."""
+        if isinstance(self._survivors, KeptSurvivors) or not _lamina.key_of_parts(config):
+            return self._survivors.open_after(config)
+        kept = self._with_parts()
+        session = kept.open_after(config)
+        kept.succeed(self._survivors)
+        self._survivors = kept
+        return session
 
     def _look(self) -> None:
         """Ends the epoch before the next step of the training."""
@@ -214,7 +218,7 @@ class _OwnLoop:
     def word(self) -> None:
         """Nothing is to be told."""
 
-    def moved(self, before: current.Job) -> None:
+    def moved(self, is_held: bool) -> None:
         """Gradients are forgotten, and so is what was found in them."""
         for each in self._stateful:
             if isinstance(each, torch.amp.GradScaler):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a model that outlive ranks: see [Note: ranks that are left] in lamina/session/next_epoch.h."""
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -30,8 +29,8 @@ class Training(Protocol):
     def word(self) -> Any:
         """Gives what this copy tells the others, in plain values."""
 
-    def moved(self, before: current.Job) -> None:
-        """The current job goes on in the place of another one."""
+    def moved(self, is_held: bool) -> None:
+        """The current job goes on in the place of another one. `is_held`: with what was kept."""
 
     def all_leave(self) -> None:
         """Nobody goes on, in order: all are connected still."""
@@ -88,9 +87,15 @@ class Survivors:
         """
         return _together(self._engine.begin)
 
-    def leaving_by_sigterm(self) -> contextlib.AbstractContextManager:
-        """Inside, SIGTERM has this copy leave in order."""
-        return self.doorway.leaving_by_sigterm()
+    def open_after(self, config: _lamina.Config) -> _lamina.Session:
+        """`lamina.change()`: opens the session of another layout. Collective over the world.
+
+        Errors: what ends the change; all go on in the layout that there was, then.
+        """
+        return self._engine.open_after(config)
+
+    def keep_first(self) -> None:
+        """The training begins: keeps what there is, where ranks have parts."""
 
     def look(self) -> bool:
         """A step of the training begins. Returns whether the epoch is to end before it, on all ranks."""
@@ -179,7 +184,7 @@ class Survivors:
             before.session.put_aside(before.partitioned_model.table, before.partitioned_model.sharding)
             shards.forget(self._model.parameters())
         changed = lifetime.go_over(before, session)
-        self._training.moved(before)
+        self._training.moved(is_held)
         self._model.go_on_in(changed)
         self._optimizer.go_on_in(changed)
         return changed

@@ -45,6 +45,8 @@ class Job:
         fixed_by: what relies on its layout, so that this cannot change: a clause for each.
         before_step: called before each step function, and each call of the model in training outside of one; may raise.
         change: what is asked for another layout, by its keys, in the place of `lamina.change()`; None for nothing.
+        open_after: opens the session of another layout, in the place of that of its session; None: nothing does.
+        lasting: what makes the things of `own` that whoever goes on in another layout has, too.
         on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
         closers: what is closed after the session. Each is told whether the process ends, and says whether all that it
             began has ended.
@@ -67,6 +69,8 @@ class Job:
     fixed_by: list[str] = field(default_factory=list)
     before_step: Callable[[], None] = lambda: None
     change: Callable[[dict[str, Any]], None] | None = None
+    open_after: Callable[[_lamina.Config], _lamina.Session] | None = None
+    lasting: list[Callable] = field(default_factory=list)
     on_end: ExitStack = field(default_factory=ExitStack)
     closers: list[Callable[[bool], bool]] = field(default_factory=list)
     _own: dict[Callable, Any] = field(default_factory=dict)
@@ -114,13 +118,16 @@ class Job:
             self._own[make] = make()
         return self._own[make]
 
-    def own_of(self, before: "Job", *makers: Callable) -> None:
-        """Has the same of what `own` has given a job before it."""
-        self._own |= {make: before._own[make] for make in makers if make in before._own}
-
     def own_if_any(self, make: Callable[[], Made]) -> Made | None:
         """Returns what `own` has given; None where nobody has asked for it."""
         return self._own.get(make)
+
+    def hand_on(self, changed: "Job") -> None:
+        """Another job of the same training goes on in the place of this one."""
+        changed.clips_by_default, changed.loss_scale = self.clips_by_default, self.loss_scale
+        changed.before_step, changed.change, changed.open_after = self.before_step, self.change, self.open_after
+        changed.lasting = self.lasting
+        changed._own |= {make: self._own[make] for make in self.lasting if make in self._own}
 
     def close_rest(self, at_exit: bool = False) -> bool:
         """Closes what outlives the session. Returns whether all of it has ended."""

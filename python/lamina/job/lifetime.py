@@ -94,7 +94,7 @@ def go_over(job: current.Job, session: _lamina.Session) -> current.Job:
         _left = not job.close_rest() or _left
         session.take_over()
         changed = current.begin(session)
-        changed.clips_by_default, changed.loss_scale = job.clips_by_default, job.loss_scale
+        job.hand_on(changed)
         excepthook.install(session)
         changed.on_end.callback(excepthook.remove)
         if foreign and session.rank == 0:

@@ -74,6 +74,7 @@ class TrainerJob:
             raise
         self._added = vars(optimizer).keys() - self._plain.keys()
         current.job().own(_Trainers).latest = self
+        current.job().lasting = [_Trainers, Loaders, Ends]
 
     def require(self, what: str, amid_training: bool = True) -> None:
         """UsageError where it has ended, in an event inside of a step, and perhaps in any of a training."""
@@ -112,15 +113,9 @@ class TrainerJob:
 
     def change(self, keys: dict[str, Any]) -> None:
         """Goes over to another layout, with what belongs to the training."""
-        before = current.job()
         self.optimizer.zero_grad(set_to_none=True)
-        change_now(before, keys)
-        self.take_over(before)
-
-    def take_over(self, before: current.Job) -> None:
-        """The current job is the training's from now on, in the place of another one."""
-        current.job().own_of(before, _Trainers, Loaders, Ends)
-        current.job().change, self.has_loaded = before.change, False
+        change_now(current.job(), keys)
+        self.has_loaded = False
 
     def at_end(self, undo: Callable[..., None], *arguments: Any) -> None:
         """Has something called when the job has ended."""

@@ -66,7 +66,7 @@ class Layouts:
         self._change_to(keys)
         self._asked = keys
         if not self._job.is_training:
-            self.change()
+            self._job.outlives(self.change)
 
     def forget(self) -> None:
         """Nothing is asked for: the training has failed."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from lamina import _lamina
 from lamina.elastic import newcomers
 from lamina.elastic.kept import KeptSurvivors
 from lamina.elastic.newcomers import EpochOverError
@@ -82,6 +83,7 @@ class Survival:
             current.session().require_layouts(others, of_copies=True)
             self._begin_surviving()
             loop.when_there, job.outlives = self._keep, self.call
+            current.job().open_after = self._open_after
 
     def _begin_surviving(self) -> None:
         """Copies go on with what one of them has, ranks with parts with what they have kept."""
@@ -93,12 +95,36 @@ class Survival:
             return
         (optimizer,) = job.optimizers
         if has_parts:
-            self._versions = self._new_versions()
-            self._survivors = KeptSurvivors(self._job.model, optimizer, self, 1, self._others)
+            self._go_on_with_parts()
             optimizer.after_step = lambda: None
         else:
             self._survivors = Survivors(self._job.model, optimizer, self)
             optimizer.after_step = self._note_update
+
+    def _open_after(self, config: Any) -> Any:
+        """See `Survivors.open_after`. In a layout with parts copies become ranks that keep these."""
+        before = self._survivors
+        if self._versions is None and not _lamina.key_of_parts(config):
+            return before.open_after(config)
+        is_new = self._versions is None
+        if is_new:
+            self._go_on_with_parts()
+        try:
+            self._keep_version(1)
+            session = self._survivors.open_after(config)
+        except BaseException:
+            if is_new:
+                self._survivors, self._versions = before, None
+            raise
+        if is_new:
+            self._survivors.succeed(before)
+            current.job().optimizers[0].after_step = lambda: None
+        return session
+
+    def _go_on_with_parts(self) -> None:
+        (optimizer,) = current.job().optimizers
+        self._versions = self._new_versions()
+        self._survivors = KeptSurvivors(self._job.model, optimizer, self, 1, self._others)
 
     @property
     def may_leave(self) -> bool:
@@ -111,7 +137,7 @@ class Survival:
         ends = current.job().own(Ends)
         ends.by_sigterm = True
         try:
-            with self._survivors.doorway.leaving_by_sigterm():
+            with newcomers.leaving_by_sigterm(lambda: self._survivors.doorway):
                 yield
         finally:
             ends.by_sigterm = False
@@ -217,9 +243,9 @@ class Survival:
     def _keep(self, place: Place) -> None:
         self._begin_surviving()
         self._survivors.keep()
-        if self._versions is not None:
+        if self._versions is not None and current.job().partitioned_model is not None:
             begins = self._loop.after is Event.FIT_START
-            if place == Place.first() and (begins or self._versions.is_first):
+            if self._versions.is_first or (place == Place.first() and begins):
                 self._keep_whole()
             elif place == Place.first() and self._versions.is_due:
                 self._keep_version(1)
@@ -268,7 +294,7 @@ class Survival:
         words = [word for _, word in told if word is not None]  # but of those who join
         call = max(word["call"] for word in words)
         is_over = rank() < len(words) and self._calls < call
-        if self._versions is not None:
+        if self._versions is not None and self._versions.number:  # else the model was cut nowhere
             self._versions.read_on()
             number = self._state.timestamp.batch.value
             owes = allgather(self._saver is not None and self._saver.owes, WORLD)
@@ -326,9 +352,9 @@ class Survival:
             "batches": self._state.dataloader_len,
         }
 
-    def moved(self, before: current.Job) -> None:
-        """Takes along what belongs to the training."""
-        self._job.take_over(before)
+    def moved(self, is_held: bool) -> None:
+        """Takes note of that: nothing that was kept waits for the first step."""
+        self._job.has_loaded = self._job.has_loaded and not is_held
 
     def given(self) -> Any:
         """Gives what ranks that come to others with parts need: the versions, and the number of the script's call."""
