@@ -27,9 +27,9 @@ namespace lamina {
 //
 // Throws ConfigError for a layout that the number of ranks does not allow. UsageError comes for what cannot change, as
 // layers that so many ranks cannot share, or not now: inside a step function, while a checkpoint is being saved, with
-// gradients that are not used yet. Nothing has changed then. PeerError: a rank was lost; elastic() goes on without
-// it. Once all ranks are connected anew, any other error ends the job. A torch::optim optimizer that no DistributedOptimizer holds is not seen: it goes on
-// with what it has.
+// gradients that are not used yet. Nothing has changed then. PeerError: a rank was lost; elastic() goes on without it.
+// Once all ranks are connected anew, any other error ends the job. A torch::optim optimizer that no
+// DistributedOptimizer holds is not seen: it goes on with what it has.
 void change(Settings settings);
 void change(const std::string& json);  // the same as a JSON object
 

@@ -27,7 +27,6 @@
 #include "lamina/session/epoch_talk.h"
 #include "lamina/session/graph_links.h"
 #include "lamina/session/lanes.h"
-#include "lamina/session/sharding.h"
 #include "lamina/session/witness_line.h"
 #include "lamina/tensor_parallel/team.h"
 #include "lamina/transport/loopback/loopback.h"
@@ -237,6 +236,11 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   if (is_elastic()) learn_seats();
   epochs_ = std::make_unique<EpochTalk>(mailbox(), transport(), least_ranks(), patience(), first_epoch(first));
   learn_devices(mailbox(), members(Group::kWorld), world_, patience());
+}
+
+bool needs_all_microbatches(const Session& session) {
+  const auto& config = session.config();
+  return config.sharded_data_parallel_degree > 1 || (config.tensor_parallel_degree > 1 && !config.prescaled_batch);
 }
 
 void Session::share_out_microbatches() {

@@ -177,4 +177,7 @@ class Session {
   std::shared_ptr<GraphLinks> graphs_;
 };
 
+// True where ranks whose batches differ may have to call the same modules in a step: they have as many microbatches.
+bool needs_all_microbatches(const Session& session);
+
 }  // namespace lamina::session

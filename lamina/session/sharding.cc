@@ -153,11 +153,6 @@ void order_turns(Session& session) {
   session.job().join_team(std::move(team), /*own_batches=*/true);
 }
 
-bool needs_all_microbatches(const Session& session) {
-  const auto& config = session.config();
-  return config.sharded_data_parallel_degree > 1 || (config.tensor_parallel_degree > 1 && !config.prescaled_batch);
-}
-
 std::vector<std::string> units_of(const config::Config& config, const model::ModuleTree& tree, const model::Cut& cut) {
   const auto& nodes = tree.nodes();
   const auto is_here = [&](int node) { return node >= 0 && cut.owners()[node] == cut.here().value; };

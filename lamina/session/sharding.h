@@ -19,9 +19,6 @@ namespace lamina::session {
 // turns in steps in one order, where there are partitions. Collective over these ranks, when a model is made.
 void order_turns(Session& session);
 
-// True where ranks whose batches differ may have to call the same modules in a step: they have as many microbatches.
-bool needs_all_microbatches(const Session& session);
-
 // Names the modules here for whose calls values come and go. Of those that `sdp_units` lists, or that are called, the
 // innermost has a parameter. What is in none of these is had by the outermost one that other ranks call. Throws
 // base::ConfigError for a name that is no module's.

@@ -62,7 +62,7 @@ class Reading:
             )
 
     def count(self) -> None:
-        """What was read until now is over: an update has been made of it."""
+        """Counts what was read until now: an update has been made of it."""
         if self._read > (self.epoch, self.batches):
             self.epoch, self.batches = self._read
 
