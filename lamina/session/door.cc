@@ -47,12 +47,12 @@ int DoorTerms::fitting(int waiting) const {
 
 Door::Door(const DoorPlate& plate, const std::string& host, contact::Secret secret, Facts facts)
     : plate_(plate),
-      facts_(std::move(facts)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       reception_(environment::Address::local_towards(host, 1),
                  {.rank = base::Rank(0), .size = 2, .secret = secret, .generation = "door", .told = {"", ""}},
                  kMostStrangers),
-      address_(reception_.address().text()) {
+      address_(reception_.address().text()),
+      facts_(std::move(facts)) {
   base::close_in_forked_children(wake_.get());
   auto here = plate_.read();
   here.door = address_;
@@ -96,9 +96,24 @@ void Door::count() {
   data_parallel::newcomers().wait = has_waiting_.load();
 }
 
+// Refuses those who differ from the job.
+void Door::compare() {
+  for (auto& guest : waiting_) {
+    const auto why = difference(facts_, guest.facts);
+    if (why.empty()) continue;
+    guest.line.say(DoorWord::kRefused, why);
+    guest.is_gone = true;
+  }
+  std::erase_if(waiting_, [](const Guest& guest) { return guest.is_gone; });
+}
+
 std::vector<int> Door::take(int ranks) {
+  std::optional<Facts> facts;
+  if (has_waiting() && terms_.facts) facts = terms_.facts();  // of whoever calls, as the terms are
   const std::lock_guard lock(mutex_);
   waiting_.splice(waiting_.begin(), taken_);
+  if (facts) facts_ = *std::move(facts);
+  compare();
   auto terms = terms_;
   terms.ranks = ranks;
   const int fitting = terms.fitting(static_cast<int>(present().size()));
@@ -189,22 +204,18 @@ void Door::run() {
 }
 
 void Door::receive(contact::Connection connection) {
-  Guest guest{.line = DoorLine(std::move(connection)), .entrant = {}, .heard = Clock::now()};
-  std::string why;
+  Guest guest{.line = DoorLine(std::move(connection)), .facts = {}, .entrant = {}, .heard = Clock::now()};
   try {
-    auto facts = to_facts(guest.line.told());
-    guest.entrant = take_entrant(facts);
+    guest.facts = to_facts(guest.line.told());
+    guest.entrant = take_entrant(guest.facts);
     guest.entrant.came = guest.heard;
-    why = difference(facts_, facts);
   } catch (const base::FormatError&) {
-    why = "what it tells of itself cannot be read";
-  }
-  if (!why.empty()) {
-    guest.line.say(DoorWord::kRefused, why);
+    guest.line.say(DoorWord::kRefused, "what it tells of itself cannot be read");
     return;
   }
   const std::lock_guard lock(mutex_);
   waiting_.push_back(std::move(guest));
+  compare();
   said_ = {};
 }
 

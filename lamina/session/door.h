@@ -45,6 +45,7 @@ struct DoorTerms {
   // Why the job cannot have so many, a clause; "" where it can.
   std::function<std::string(int)> why_not = [](int) { return ""; };
   base::Clock::duration every{};  // how often those who are started by hand enter
+  std::function<Facts()> facts;   // as they are by now, asked before anybody enters; empty: as at the beginning
 
   // How many of so many that wait.
   int fitting(int waiting) const;
@@ -65,7 +66,7 @@ class Door {
   bool has_waiting() const { return has_waiting_; }  // somebody who may come in
 
   // Takes those who may come in to so many ranks: the machine of each. Who was taken before, and has no place, counts
-  // anew.
+  // anew. Who differs by now is refused.
   std::vector<int> take(int ranks);
   // Tells those who were taken their places. From now on they have to come in.
   void tell(const std::vector<std::string>& places);
@@ -81,6 +82,7 @@ class Door {
  private:
   struct Guest {
     DoorLine line;
+    Facts facts;
     Entrant entrant;
     base::Clock::time_point heard;
     bool is_gone = false;
@@ -90,17 +92,19 @@ class Door {
   void receive(contact::Connection connection);
   void hear(std::list<Guest>& guests);
   void tell_waiting();
-  void count();  // under the lock, as the next one
+  // These are called under the lock.
+  void compare();
+  void count();
   std::vector<Entrant> present() const;
   void wake() const;
 
   const environment::DoorPlate plate_;
-  const Facts facts_;
   base::Fd wake_;
   contact::Reception reception_;  // of the thread, from its start on
   const std::string address_;
 
   std::mutex mutex_;
+  Facts facts_;
   DoorTerms terms_;
   Admission admission_;
   std::list<Guest> waiting_, taken_;

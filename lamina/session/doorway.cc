@@ -96,8 +96,11 @@ void Doorway::begin_epoch(Session& session, std::function<std::string(int)> why_
   }
   if (door_ == nullptr) door_ = open_door(session, facts());
   if (door_ == nullptr) return;
-  door_->set_terms(
-      {.ranks = session.world().size, .most = terms_.most, .why_not = std::move(why_not), .every = terms_.join_every});
+  door_->set_terms({.ranks = session.world().size,
+                    .most = terms_.most,
+                    .why_not = std::move(why_not),
+                    .every = terms_.join_every,
+                    .facts = [this, &session] { return facts_of(session, facts()); }});
   tell_door(session, *door_);
 }
 

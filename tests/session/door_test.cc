@@ -274,6 +274,21 @@ TEST_F(DoorTest, WhoDiesOnTheWayInIsLostAndTheOthersComeAgain) {
   EXPECT_TRUE(eventually([&] { return door_->has_waiting(); }));
 }
 
+TEST_F(DoorTest, WhoDiffersByTheTimeItWouldEnterIsRefused) {
+  auto now = kFacts;
+  now[1].second += "\nc float32 (4,)";
+  door_->set_terms({.ranks = 2, .most = 4, .facts = [now] { return now; }});
+  auto one = come();
+  ASSERT_TRUE(eventually([&] { return door_->has_waiting(); }));
+  EXPECT_TRUE(door_->take(2).empty());
+  std::optional<std::pair<DoorWord, std::string>> last;
+  ASSERT_TRUE(eventually([&] {
+    if (auto heard = one->hear()) last = heard;
+    return last && last->first == DoorWord::kRefused;
+  }));
+  EXPECT_EQ(last->second, "its model is another one: nothing more; the job has c float32 (4,)");
+}
+
 TEST_F(DoorTest, WhoWasTakenAndHasNoPlaceCountsAnew) {
   auto one = come(), two = come();
   ASSERT_TRUE(eventually([&] { return door_->take(2).size() == 2; }));
