@@ -328,8 +328,11 @@ void bind_steps(py::class_<Session, std::shared_ptr<Session>>& kind) {
           "number_microbatches",
           [](Session& session, std::vector<std::int64_t> numbers) { session.job().seeds().number(std::move(numbers)); },
           py::arg("numbers"), "Numbers of this copy's microbatches among those of all: random numbers go by them.")
-      .def_property_readonly(
+      .def_property(
           "all_microbatches", [](Session& session) { return session.job().all_microbatches(); },
+          [](Session& session, std::int64_t all) {
+            session.job().share_out(all, session::needs_all_microbatches(session));
+          },
           "How many all copies of the model share out: the same on all ranks.");
 }
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with a loader of the script's, on ranks of which some die: reading.py RANK:UPDATE..., each killed once, amid
 the batch of that update. KEYS are those of lamina.init, as JSON. OPTIONS are those of lamina.Run. SHUFFLES: the loader
-draws its order, of one copy of the model.
+draws its order, of one copy of the model. SLOW: seconds that an update takes while there are fewer copies than ranks at
+the beginning.
 
 Each rank writes what it has read for each update, with the loss of all copies; at the end the model.
 """
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -20,7 +22,7 @@ import lamina
 import lamina.dist
 
 SAMPLES, ROWS, EPOCHS = 50, 4, 3
-FOLDER = Path(os.environ["OUT"])
+FOLDER, FULL = Path(os.environ["OUT"]), int(os.environ["WORLD_SIZE"])
 
 
 def die(update):
@@ -75,6 +77,7 @@ def main():
             note |= {"copies": lamina.dp_size(), "losses": [each.item() for each in losses.outputs], "rows": rows}
             with (FOLDER / f"read.{os.getpid()}").open("a") as file:
                 file.write(json.dumps(note) + "\n")
+            time.sleep(float(os.environ.get("SLOW", "0")) if lamina.dp_size() < FULL else 0)
 
     assert isinstance(read.batch_sampler, torch.utils.data.BatchSampler)
     state = model.state_dict()

@@ -11,7 +11,7 @@ from torch import nn
 
 from lamina.job import current
 from lamina.job.messages import allgather
-from lamina.job.ranks import WORLD, num_microbatches, rank, set_num_microbatches
+from lamina.job.ranks import WORLD, rank
 from lamina.script_state import generators
 from lamina.trainer.job import take_loaded
 
@@ -25,13 +25,14 @@ class Kept:
         self._model, self._was_cut = model, model.partitioned
         self._modes = [(module, module.training) for module in model.modules()]
         self._buffers = {place: (buffer, buffer.clone()) for place, buffer in _buffers(model).items()}
-        self._microbatches, self._session = num_microbatches(), current.session()
+        self._session = current.session()
+        self._microbatches = self._session.all_microbatches
         self._steps, self._readers, self._generators = self._session.seeded_steps, readers, generators.states(*readers)
 
     def put_back(self, alone: bool = False) -> None:
         """Makes all of it what it was; every rank calls it. One that does so alone leaves buffers that were moved."""
         generators.put_states(self._generators, *self._readers)
-        set_num_microbatches(self._microbatches)
+        self._session.all_microbatches = self._microbatches
         if self._steps is not None:
             self._session.seeded_steps = self._steps
         for module, mode in self._modes:
