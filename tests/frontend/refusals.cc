@@ -306,12 +306,6 @@ void changes_that_differ() {
   rank() == 0 ? change({{"partitions", 2}}) : change({{"schedule", "simple"}});
 }
 
-void a_change_that_cannot_share_out() {
-  init({{"pipeline_parallel_degree", 2}, {"microbatches", 3}, {"ddp", true}});
-  DistributedModel model{Net()};
-  change({{"partitions", 1}});
-}
-
 void a_change_with_gradients() {
   init({{"ddp", true}});
   DistributedModel model{Net()};
@@ -446,7 +440,6 @@ int main() {
       {"a_change_of_another_key", a_change_of_another_key},
       {"a_change_by_both_names", a_change_by_both_names},
       {"changes_that_differ", changes_that_differ},
-      {"a_change_that_cannot_share_out", a_change_that_cannot_share_out},
       {"a_change_with_gradients", a_change_with_gradients},
       {"a_change_with_another_parameter", a_change_with_another_parameter},
       {"a_change_of_lbfgs", a_change_of_lbfgs},

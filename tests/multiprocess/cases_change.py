@@ -237,6 +237,18 @@ def case_microbatches_are_shared_out():
     assert lamina.num_microbatches() == 4
 
 
+def case_copies_share_out_microbatches_one_more_or_less():
+    expected, whole = plain(adamw)
+    start(1)
+    lamina.set_num_microbatches(3)
+    training = Training(adamw)
+    agree(run(training, {2: {"partitions": 2}, 5: {"partitions": 1}}), expected)
+    assert lamina.num_microbatches() == 1, "each of four copies has one at least"
+    lamina.change(partitions=4)
+    assert lamina.num_microbatches() == 3
+    states_agree(training, whole)
+
+
 def refused(match, kind=lamina.UsageError, **keys):
     with pytest.raises(kind, match=match):
         lamina.change(**keys)

@@ -321,12 +321,6 @@ def changes_that_differ():
     lamina.change(**({"schedule": "simple"} if lamina.rank() else {"partitions": 2}))
 
 
-def a_change_that_cannot_share_out():
-    lamina.init(pipeline_parallel_degree=2, microbatches=3, ddp=True)
-    lamina.DistributedModel(Net())
-    lamina.change(partitions=1)
-
-
 def a_change_with_gradients():
     lamina.init(ddp=True)
     model = lamina.DistributedModel(Net())
@@ -421,7 +415,6 @@ CASES = (
     a_change_of_another_key,
     a_change_by_both_names,
     changes_that_differ,
-    a_change_that_cannot_share_out,
     a_change_with_gradients,
     a_change_with_another_parameter,
     a_change_of_lbfgs,

@@ -124,14 +124,24 @@ class DataSpec:
 
 
 def sizes_of(samples: int, size: int | None, pieces: int) -> list[int]:
-    """Gives the sizes of the microbatches of so many samples; see DataSpec.microbatches."""
+    """Gives the sizes of the microbatches of a batch.
+
+    Args:
+        samples: of the batch.
+        size, pieces: see DataSpec.microbatches.
+    """
     if size is None:
         size = -(-samples // max(min(pieces, samples), 1))
     return [min(size, samples - begin) for begin in range(0, samples, size)]
 
 
 def count_of(most: int, size: int | None, pieces: int) -> int:
-    """How many microbatches a copy has at most, of batches of so many samples."""
+    """How many microbatches a copy has.
+
+    Args:
+        most: samples of its largest batch.
+        size, pieces: see DataSpec.microbatches.
+    """
     return max(min(pieces, most) if size is None else -(-most // size), 1)
 
 
