@@ -15,6 +15,7 @@
 #include "lamina/base/fd.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
+#include "lamina/base/whole_number.h"
 
 namespace lamina::contact {
 namespace {
@@ -47,7 +48,7 @@ ssize_t read_some(int fd, Secret& to, std::size_t done) {
 }
 
 Secret read_secret(const std::string& variable) {
-  const base::Fd fd(std::atoi(variable.c_str()));
+  const base::Fd fd(base::whole_number(variable).value_or(-1));
   Secret secret;
   std::size_t done = 0;
   while (done < secret.size()) {

@@ -133,11 +133,12 @@ std::string Address::interface() const {
 
 std::optional<Address> Address::outward() {
   constexpr const char* kElsewhere = "192.0.2.1";  // of no machine: addresses for documentation
+  std::optional<Address> first;
   try {
     if (const Address routed = local_towards(kElsewhere, 9); !routed.loopback()) return routed;
-  } catch (const base::ConfigError&) {  // there is no default route
+  } catch (const base::ConfigError&) {
+    first.reset();  // there is no default route
   }
-  std::optional<Address> first;
   each_own([&](const Address& address, const ifaddrs& its) {
     const bool reaches = (its.ifa_flags & IFF_UP) != 0 && !address.loopback() && address.ipv4();
     if (reaches && !first) first = address;

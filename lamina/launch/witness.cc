@@ -35,10 +35,10 @@ void tell(const std::string& line) { std::cerr << base::printable_line("lamina r
 
 // The kernel ends a connection with a machine that does not answer for half a minute: ranks may say nothing for longer.
 void notice_lost_machines(int socket) {
-  constexpr int kOn = 1, kIdle_s = 10, kEach_s = 5, kTimes = 4;
+  constexpr int kOn = 1, kIdleSeconds = 10, kEachSeconds = 5, kTimes = 4;
   ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &kOn, sizeof kOn);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &kIdle_s, sizeof kIdle_s);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &kEach_s, sizeof kEach_s);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &kIdleSeconds, sizeof kIdleSeconds);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &kEachSeconds, sizeof kEachSeconds);
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &kTimes, sizeof kTimes);
 }
 
